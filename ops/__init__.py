@@ -1,0 +1,1 @@
+"""The operators: numerics and node bodies."""

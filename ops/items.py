@@ -1,0 +1,175 @@
+"""The items that flow between the operators of Decoupled DiLoCo: plain dicts, so that they survive any wire.
+
+Positions count the tokens that one incarnation of a slot has trained. A version is [epoch, count]. Times are integer
+nanoseconds of the clock of the host that wrote them; only differences of one host's times mean something.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+Vector: TypeAlias = npt.NDArray[np.float32]
+"""A fragment's values, one flat float32 vector: the values of its units, each raveled in C order, one after another."""
+
+Version: TypeAlias = list[int]
+Kind: TypeAlias = Literal["initial", "merge", "final"]
+"""What a round is for: the first version of the model, an ordinary merge, the hand-over at the end."""
+
+
+class Round(TypedDict):
+    """pacer -> merge (port `round`) and, the same item, pacer -> inner-step (port `pull`).
+
+    `members` are [slot, incarnation] pairs; `count_min`, `grace` (None: no limit), `required` and `deadline` are what
+    the firing rule of `merge` reads. `totals` is the progress of the whole run as the pacer knows it.
+    """
+
+    round: int
+    fragment: int
+    attempt: int
+    kind: Kind
+    members: list[list[int]]
+    count_min: int
+    grace: int | None
+    required: list[int]
+    deadline: int | None
+    totals: list[list[int]]
+
+
+class Capture(TypedDict):
+    """inner-step -> fragment-send: the fragment at a boundary, beside the anchor that it left from.
+
+    `values` may still be on its way from the device. `base` and `anchor` are None for the first version.
+    """
+
+    fragment: int
+    round: int
+    kind: Kind
+    slot: int
+    incarnation: int
+    base: Version | None
+    begin: int
+    end: int
+    steps: int
+    values: Any
+    anchor: Vector | None
+
+
+class Answer(TypedDict):
+    """fragment-send -> merge: an outer gradient (or, of kind 'initial', the values themselves) and its account.
+
+    Tokens (begin, end] were trained since the adoption of version `base`, in `steps` inner steps. `norms` has the
+    gradient's Euclidean norm per unit, float32.
+    """
+
+    fragment: int
+    round: int
+    kind: Kind
+    slot: int
+    incarnation: int
+    base: Version | None
+    begin: int
+    end: int
+    steps: int
+    gradient: Vector
+    norms: Vector
+
+
+class Merging(TypedDict):
+    """What is told of one merge to everybody who wants to know: who contributed and why it closed when it did.
+
+    `merged_tokens` counts, per [slot, incarnation, tokens], everything of this fragment merged so far.
+    """
+
+    round: int
+    fragment: int
+    kind: Kind
+    version: Version | None
+    voters: list[int]
+    weights: list[float]
+    left_out: list[int]
+    refused: list[list[Any]]
+    reason: str
+    opened_at: int
+    quorum_at: int
+    closed_at: int
+    published_at: int
+    merged_tokens: list[list[int]]
+    norm: float
+
+
+class Gradient(TypedDict):
+    """merge -> outer-step. `direction` None: nothing to merge; for kind 'initial' it holds the values themselves."""
+
+    fragment: int
+    round: int
+    kind: Kind
+    version: Version | None
+    direction: Vector | None
+    scale: Vector | None
+    clock: list[list[int]]
+    totals: list[list[int]]
+    merging: Merging
+
+
+class Update(TypedDict):
+    """outer-step -> inner-step, evaluator: the published values of a fragment.
+
+    `clock` is [slot, incarnation, position]: up to which token each slot's work is in it; `totals` the run's progress.
+    """
+
+    fragment: int
+    version: Version
+    kind: Kind
+    values: Vector
+    clock: list[list[int]]
+    totals: list[list[int]]
+
+
+class Progress(TypedDict):
+    """inner-step -> pacers, recorder. `phase` is one of ready, stepping, final.
+
+    `step_time` (nanoseconds) is a moving average, 0 before the second step; `loss` the mean since the last report (nan
+    before the first step); `delay_steps` the inner steps between the last answer and the adoption of what came of it;
+    `accounts` holds, per fragment, [merged, overlapped, refused, lost, pending]; `totals` the progress that this
+    learner knows of, its own included: [slot, incarnation, tokens] triples.
+    """
+
+    slot: int
+    incarnation: int
+    phase: Literal["ready", "stepping", "final"]
+    step: int
+    tokens: int
+    step_time: int
+    loss: float
+    delay_steps: int
+    staleness: int
+    sick: bool
+    accounts: list[list[int]]
+    versions: list[Version]
+    totals: list[list[int]]
+    bytes_sent: int
+    bytes_received: int
+    waited: int
+    device_kind: str
+
+
+class Control(TypedDict):
+    """recorder -> pacer, and, where there is no pacer, recorder -> inner-step (port `progress`)."""
+
+    stop: bool
+    totals: list[list[int]]
+
+
+def merge_totals(known: dict[tuple[int, int], int], heard: list[list[int]]) -> None:
+    """Take the maximum, per (slot, incarnation), of what is known and what was heard: progress only grows."""
+    for slot, incarnation, tokens in heard:
+        key = (slot, incarnation)
+        known[key] = max(known.get(key, 0), tokens)
+
+
+def as_totals(known: dict[tuple[int, int], int]) -> list[list[int]]:
+    """Progress as an item carries it, sorted."""
+    return [[slot, incarnation, tokens] for (slot, incarnation), tokens in sorted(known.items())]

@@ -1,0 +1,1 @@
+"""The programs: one short file per graph that can be trained."""

@@ -1,0 +1,61 @@
+"""The contract between a host and what it runs: bodies, the context they are opened with, and executors.
+
+A body is a function, or an instance that is called with its inputs by name. It returns None (nothing is emitted); a
+function otherwise returns the item for port `result`, an instance a dict port -> item, or a list of (port, item) pairs
+where one port emits several items. After each call the host reads two attributes, where the body has them: `is_idle`
+(call it again when something new is sampled, with None for its required inputs) and `is_finished` (never again).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.ids import Member
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What a host has moved so far: `waited` is the time that a node was kept from firing by a missing item or credit,
+    in waits longer than 1 ms, by node name; bytes are those of items that cross between hosts."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    waited: dict[str, Duration] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a body that has an `open(context)` method is told when its host opens it, in its own thread.
+
+    `connected` names the ports that have an edge; `now` may be called at any time; `stop_requested` says whether
+    somebody asked the run to stop; `publish` gives the host a small dict to show in its status.
+    """
+
+    member: Member
+    node: str
+    seed: int
+    connected: frozenset[str]
+    now: Callable[[], Instant]
+    stop_requested: Callable[[], bool]
+    publish: Callable[[dict[str, Any]], None]
+    traffic: Traffic
+
+
+class Body(Protocol):
+    """An opened body."""
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Fire once."""
+
+
+class Executor(Protocol):
+    """Runs the firings of one host: never two of one node at a time, which the scheduler sees to."""
+
+    def submit(self, node: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Run `work` for a node; call `done(result, error)` on the host's loop afterwards."""
+
+    def close(self) -> None:
+        """Take no more work. Work that has begun ends by itself; its `done` is not called."""

@@ -1,0 +1,81 @@
+"""Errors, and who is to blame for them.
+
+Three are about a request and are raised before anything starts, with every fault that was found (`GraphError`,
+`PlacementError`, `ConfigError`). Three are about a running host: `LocalProtocolError` is our own bug and stops the
+host, `RemoteProtocolError` is a peer's and costs that peer its connection, `InvariantError` means that this machine
+can no longer be trusted. `RunError` says that a run which had started could not be finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import NamedTuple, Self
+
+
+class Fault(NamedTuple):
+    """One thing wrong with a request: what was being done, what was expected, what was found, what to do."""
+
+    doing: str
+    expected: str
+    found: str
+    do: str
+
+    def __str__(self) -> str:
+        return f"{self.doing}: expected {self.expected}, found {self.found}.\n  {self.do}"
+
+
+class RequestError(Exception):
+    """A request that cannot be carried out; `faults` holds everything that is wrong with it, never empty."""
+
+    def __init__(self, doing: str, expected: str, found: str, do: str) -> None:
+        self.faults: tuple[Fault, ...] = (Fault(doing, expected, found, do),)
+        super().__init__(str(self.faults[0]))
+
+    @classmethod
+    def of(cls, faults: Iterable[Fault]) -> Self:
+        """One error that shows all `faults`; ValueError if there are none."""
+        collected = tuple(faults)
+        if not collected:
+            raise ValueError("an error needs at least one fault")
+        error = cls(*collected[0])
+        error.faults = collected
+        error.args = ("\n".join(str(fault) for fault in collected),)
+        return error
+
+
+class GraphError(RequestError):
+    """The graph breaks a rule."""
+
+
+class PlacementError(RequestError):
+    """The graph cannot be placed on the machines that there are."""
+
+
+class ConfigError(RequestError):
+    """An option, a configuration, a reference, data or a task is wrong."""
+
+
+class LocalProtocolError(Exception):
+    """This host did something illegal: a bug of ours or of a body. The host stops."""
+
+
+class RemoteProtocolError(Exception):
+    """A peer sent something illegal. Its connection is dropped, and the host goes on."""
+
+
+class InvariantError(Exception):
+    """Something that must always hold does not. The host stops at once."""
+
+
+class RunError(Exception):
+    """A run that had started could not be finished."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The hint for a mistyped `name`: the nearest of `names`, or all of them."""
+    known = sorted(names)
+    match = get_close_matches(name, known, n=1)
+    if match:
+        return f"Did you mean {match[0]!r}?"
+    return f"There is: {', '.join(known)}." if known else "There is none."

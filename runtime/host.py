@@ -1,0 +1,355 @@
+"""The host: the only driver. It feeds events to the core and performs the commands, nothing else.
+
+Clock, channel and executor are given; the same host runs in a test under the virtual clock and in a process of its own.
+Payloads live here, behind handles: the core says what each handle is used for, and after its last use it is forgotten.
+Every event goes to the core in the order in which it reached the loop, and onto the tape with what the core decided.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from isthmus.runtime import codec
+from isthmus.runtime.body import Context, Executor, Traffic
+from isthmus.runtime.channel import Channel, Parcel
+from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds
+from isthmus.runtime.errors import LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.events import (
+    BodyFailed,
+    CancelTimer,
+    CreditGranted,
+    DropItem,
+    EndNode,
+    Event,
+    FailHost,
+    FiringEnded,
+    GrantCredit,
+    ItemArrived,
+    NodeOpened,
+    Output,
+    ReplicaJoined,
+    RunBody,
+    SendItem,
+    SetTimer,
+    ShareItem,
+    StopRequested,
+    TimerFired,
+)
+from isthmus.runtime.graph import AllOf, Reference
+from isthmus.runtime.ids import Handle, Member
+from isthmus.runtime.lowering import EdgePlan, NodePlan, OutputPlan, Plan
+from isthmus.runtime.scheduler import CONSTANTS_PER_EDGE, Scheduler
+from isthmus.runtime.tape import Tape
+from isthmus.runtime.trace import Span, Trace
+
+WAIT_MIN: Final = milliseconds(1)
+"""Shorter waits are hops of the loop, not stalls."""
+
+
+class Ended(NamedTuple):
+    """What a firing's thread hands back to the loop."""
+
+    begun: Instant
+    ended: Instant
+    emissions: list[tuple[int, Any, int, int]]
+    is_idle: bool
+    is_finished: bool
+
+
+class Payload(NamedTuple):
+    """An item with its digest (0 if none was taken) and its size."""
+
+    item: Any
+    digest: int
+    size_bytes: int
+
+
+class Host:
+    """One runtime host: a plan, run for one member."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        member: Member,
+        *,
+        clock: Clock,
+        channel: Channel,
+        executor: Executor,
+        seed: int,
+        resolve: Callable[[Reference], Any],
+        tape: Tape | None = None,
+        trace: Trace | None = None,
+        on_ended: Callable[[Host, str], None] = lambda host, node: None,
+        on_failed: Callable[[Host, str, str], None] = lambda host, node, error: None,
+    ) -> None:
+        self.plan = plan
+        self.member = member
+        self.scheduler = Scheduler(plan, member)
+        self.traffic = Traffic()
+        self.published: dict[str, dict[str, Any]] = {}
+        self.refused: Counter[str] = Counter()
+        self.stop_requested = False
+        self._clock, self._channel, self._executor = clock, channel, executor
+        self._seed, self._resolve, self._tape, self._trace = seed, resolve, tape, trace
+        self._on_ended, self._on_failed = on_ended, on_failed
+        self._nodes: dict[int, NodePlan] = {node.index: node for node in plan.nodes}
+        self._bodies: dict[int, Callable[..., Any]] = {}
+        self._items: dict[Handle, Payload] = {}
+        self._uses: dict[Handle, int] = {}
+        self._handle_last = 0
+        self._timers: dict[int, Callable[[], None]] = {}
+        self._waiting: dict[int, Instant] = {}
+        self._is_closed = False
+        self._perform: dict[type, Callable[[Any], None]] = {
+            RunBody: self._run_body,
+            SendItem: self._send_item,
+            GrantCredit: self._grant_credit,
+            ShareItem: self._share_item,
+            DropItem: self._drop_item,
+            SetTimer: self._set_timer,
+            CancelTimer: self._cancel_timer,
+            EndNode: self._end_node,
+            FailHost: self._fail_host,
+        }
+
+    # -- from outside --------------------------------------------------------------------------------------------------
+
+    def start(self, roster: Iterable[Member]) -> None:
+        """Open every body, and tell the core who is live (this member must be among them)."""
+        self._channel.open(self)
+        for member in roster:
+            self.handle(ReplicaJoined(member))
+        for node in self.plan.nodes:
+            self._executor.submit(node.index, partial(self._open, node), partial(self._opened, node.index))
+
+    def handle(self, event: Event) -> None:
+        """Feed one event to the core and perform what it says; only on the loop."""
+        if self._is_closed:
+            return
+        now = self._clock.now()
+        try:
+            commands = self.scheduler.handle(event, now)
+        except RemoteProtocolError as error:
+            self.refused[str(error)] += 1
+            return
+        except LocalProtocolError as error:
+            self._on_failed(self, "", str(error))
+            return
+        if self._tape is not None:
+            self._tape.append(now, event, commands)
+        for command in commands:
+            self._perform[type(command)](command)
+
+    def request_stop(self) -> None:
+        """Let the bodies know that somebody asked the run to stop; only on the loop."""
+        self.stop_requested = True
+        self.handle(StopRequested())
+
+    def close(self) -> None:
+        """Stop at once: no firing begins, nothing is sent or taken any more."""
+        self._is_closed = True
+        self._executor.close()
+        self._channel.close()
+        for cancel in self._timers.values():
+            cancel()
+        self._timers.clear()
+
+    def close_bodies(self) -> None:
+        """Let bodies that have a `close` release what they hold; after the executor has ended."""
+        for body in self._bodies.values():
+            close = getattr(body, "close", None)
+            if close is not None:
+                close()
+
+    def item_arrived(self, source: Member, parcel: Parcel) -> None:
+        """An item came over the channel."""
+        handle = self._keep(Payload(parcel.item, parcel.digest, parcel.size_bytes))
+        self.traffic.bytes_received += parcel.size_bytes
+        self.handle(ItemArrived(parcel.edge, source, handle, parcel.fields, parcel.digest))
+
+    def credit_granted(self, target: Member, edge: int, count: int) -> None:
+        """Credit came over the channel."""
+        self.handle(CreditGranted(edge, target, count))
+
+    # -- bodies --------------------------------------------------------------------------------------------------------
+
+    def _open(self, node: NodePlan) -> bool:
+        """Make the body, in its own thread; whether it begins idle."""
+        body = node.body
+        if isinstance(body, type):
+            arguments = [self._resolved(value) for value in node.arguments]
+            body = body(*arguments, **{name: self._resolved(value) for name, value in node.keywords.items()})
+        if hasattr(body, "open"):
+            body.open(
+                Context(
+                    member=self.member,
+                    node=node.name,
+                    seed=self._seed,
+                    connected=frozenset(
+                        [port.name for port in node.inputs if port.edges]
+                        + [port.name for port in node.outputs if port.edges]
+                    ),
+                    now=self._clock.now,
+                    stop_requested=lambda: self.stop_requested,
+                    publish=partial(self.published.__setitem__, node.name),
+                    traffic=self.traffic,
+                )
+            )
+        self._bodies[node.index] = body
+        return bool(getattr(body, "is_idle", False))
+
+    def _resolved(self, value: Any) -> Any:
+        return self._resolve(value) if isinstance(value, Reference) else value
+
+    def _opened(self, node: int, is_idle: bool, error: BaseException | None) -> None:
+        self.handle(BodyFailed(node, _story(error)) if error is not None else NodeOpened(node, is_idle))
+
+    def _run_body(self, command: RunBody) -> None:
+        node = self._nodes[command.node]
+        since = self._waiting.pop(command.node, None)
+        if since is not None and (waited := self._clock.now() - since) > WAIT_MIN:
+            self.traffic.waited[node.name] = Duration(self.traffic.waited.get(node.name, 0) + waited)
+        inputs = self._inputs(node, command)
+        work = partial(self._fire, node, self._bodies[node.index], inputs)
+        self._executor.submit(node.index, work, partial(self._fired, node))
+
+    def _inputs(self, node: NodePlan, command: RunBody) -> dict[str, Any]:
+        """The keywords of a firing: items by port, None for required ports of an idle node."""
+        inputs: dict[str, Any] = {}
+        if isinstance(node.fires, AllOf):
+            inputs = dict.fromkeys(node.fires.ports)
+        for port, entries in command.inputs:
+            plan = node.inputs[port]
+            if plan.is_bare:
+                inputs[plan.name] = self._take(entries[0][2]).item
+            else:
+                inputs[plan.name] = {(replica, key): self._take(handle).item for replica, key, handle in entries}
+        if command.decision is not None and any(port.name == "decision" for port in node.inputs):
+            inputs["decision"] = command.decision
+        return inputs
+
+    def _fire(self, node: NodePlan, body: Callable[..., Any], inputs: dict[str, Any]) -> Ended:
+        """Call a body, in its own thread."""
+        begun = self._clock.now()
+        result = body(**inputs)
+        inputs.clear()
+        emissions = []
+        for name, item in _emissions(body, result):
+            port = next((i for i, output in enumerate(node.outputs) if output.name == name), None)
+            if port is None:
+                known = ", ".join(output.name for output in node.outputs)
+                raise LocalProtocolError(f"node {node.name!r} emitted on port {name!r}; its outputs are: {known}")
+            codec.freeze(item)
+            crosses = any(self.plan.edges[edge].route != "local" for edge in node.outputs[port].edges)
+            digest = codec.digest(item) if crosses and self._tape is not None else 0
+            emissions.append((port, item, digest, codec.size_bytes(item) if crosses else 0))
+        is_idle, is_finished = getattr(body, "is_idle", False), getattr(body, "is_finished", False)
+        return Ended(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
+
+    def _fired(self, node: NodePlan, ended: Ended | None, error: BaseException | None) -> None:
+        if ended is None or error is not None:
+            self.handle(BodyFailed(node.index, _story(error)))
+            return
+        now = self._clock.now()
+        if self._trace is not None:
+            until = ended.ended if ended.ended > ended.begun else now
+            self._trace.add(Span(str(self.member.replica), node.name, ended.begun, until))
+        outputs = []
+        for port, item, digest, size in ended.emissions:
+            fields = _fields(node.outputs[port], item)
+            outputs.append(Output(port, self._keep(Payload(item, digest, size)), fields, digest))
+        if not ended.is_idle and not ended.is_finished:
+            self._waiting[node.index] = now
+        self.handle(FiringEnded(node.index, tuple(outputs), ended.is_idle, ended.is_finished))
+
+    # -- payloads ------------------------------------------------------------------------------------------------------
+
+    def _keep(self, payload: Payload) -> Handle:
+        self._handle_last += 1
+        handle = Handle(self._handle_last)
+        self._items[handle] = payload
+        return handle
+
+    def _take(self, handle: Handle) -> Payload:
+        """Use a payload once."""
+        if handle < 0:
+            edge, index = divmod(-1 - handle, CONSTANTS_PER_EDGE)
+            return Payload(self.plan.edges[edge].initial[index], 0, 0)
+        left = self._uses.get(handle, 1) - 1
+        if left == 0:
+            self._uses.pop(handle, None)
+            return self._items.pop(handle)
+        self._uses[handle] = left
+        return self._items[handle]
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    def _send_item(self, command: SendItem) -> None:
+        edge: EdgePlan = self.plan.edges[command.edge]
+        payload = self._take(command.handle)
+        self.traffic.bytes_sent += payload.size_bytes
+        parcel = Parcel(command.edge, command.key, payload.item, command.fields, payload.digest, payload.size_bytes)
+        self._channel.send(command.target, parcel, replaces=edge.kind == "latest")
+
+    def _grant_credit(self, command: GrantCredit) -> None:
+        self._channel.grant(command.source, command.edge, command.count)
+
+    def _share_item(self, command: ShareItem) -> None:
+        self._uses[command.handle] = command.uses
+
+    def _drop_item(self, command: DropItem) -> None:
+        self._take(command.handle)
+
+    def _set_timer(self, command: SetTimer) -> None:
+        self._cancel_timer(CancelTimer(command.timer))
+        self._timers[command.timer] = self._clock.call_at(command.at, partial(self._timer_came_due, command.timer))
+
+    def _timer_came_due(self, timer: int) -> None:
+        self._timers.pop(timer, None)
+        self.handle(TimerFired(timer))
+
+    def _cancel_timer(self, command: CancelTimer) -> None:
+        cancel = self._timers.pop(command.timer, None)
+        if cancel is not None:
+            cancel()
+
+    def _end_node(self, command: EndNode) -> None:
+        self._on_ended(self, self._nodes[command.node].name)
+
+    def _fail_host(self, command: FailHost) -> None:
+        self._on_failed(self, self._nodes[command.node].name, command.error)
+
+
+def _emissions(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
+    """(port, item) pairs of what a body returned."""
+    if result is None:
+        return ()
+    if not hasattr(type(body), "outputs"):
+        return (("result", result),)
+    if isinstance(result, Mapping):
+        return [(name, item) for name, item in result.items() if item is not None]
+    if isinstance(result, list):
+        return result
+    kind = type(body).__qualname__
+    raise LocalProtocolError(
+        f"{kind} returned {type(result).__name__}; a dict port -> item, pairs, or None was expected"
+    )
+
+
+def _fields(output: OutputPlan, item: Any) -> dict[str, Any] | None:
+    """The fields of an item that cores may see; None where they want none."""
+    if not output.fields and not output.fields_optional:
+        return None
+    if not isinstance(item, Mapping):
+        return {}
+    names = [*output.fields, *(name for name in output.fields_optional if name in item)]
+    return {name: item[name] for name in names if name in item}
+
+
+def _story(error: BaseException | None) -> str:
+    """What went wrong in a body: the error, and where."""
+    return "".join(traceback.format_exception(error)).strip() if error is not None else "unknown"

@@ -1,0 +1,174 @@
+"""The in-process channel: hosts in one process, on one clock.
+
+A transfer takes the edge's delay, which is a function of edge, ends and size given to the network (zero by default).
+Under the virtual clock this is the modelled network of a test; on the real clock it is a hop of the event loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from isthmus.runtime.channel import Parcel, Receiver
+from isthmus.runtime.clock import Clock, Duration, Instant
+from isthmus.runtime.ids import Member
+
+Delay = Callable[[int, Member, Member, int], Duration]
+"""(edge, source, target, size in bytes) -> how long a transfer takes."""
+
+Watch = Callable[[int, Member, Member, int, Instant, Instant], None]
+"""Called with (edge, source, target, size in bytes, begun, arrived) for every transfer."""
+
+WINDOW_BYTES: Final = 64 << 20
+
+
+def no_delay(edge: int, source: Member, target: Member, size_bytes: int) -> Duration:
+    """Every transfer arrives on the next turn of the loop."""
+    return Duration(0)
+
+
+class _Lane:
+    """Everything from one host to one other: who waits in line, and what is under way."""
+
+    __slots__ = ("arrives_last", "held", "line", "tickets", "under_way_bytes")
+
+    def __init__(self) -> None:
+        self.line: OrderedDict[object, Parcel] = OrderedDict()
+        self.tickets = 0
+        self.under_way_bytes = 0
+        self.arrives_last = Instant(0)
+        self.held: deque[Parcel] = deque()
+
+
+class Network:
+    """The hosts of one process; gives each its channel."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        delay: Delay = no_delay,
+        window_bytes: int = WINDOW_BYTES,
+        watch: Watch | None = None,
+    ) -> None:
+        self.clock = clock
+        self.delay = delay
+        self.window_bytes = window_bytes
+        self.watch = watch
+        self.ends: dict[Member, InprocChannel] = {}
+
+    def join(self, member: Member) -> InprocChannel:
+        """The channel of a new member."""
+        if member in self.ends:
+            raise ValueError(f"{member} has joined already")
+        end = InprocChannel(self, member)
+        self.ends[member] = end
+        return end
+
+
+class InprocChannel:
+    """One host's end."""
+
+    def __init__(self, network: Network, member: Member) -> None:
+        self.member = member
+        self._network = network
+        self._receiver: Receiver | None = None
+        self._lanes: dict[Member, _Lane] = {}
+        self._is_paused = False
+        self._counts: Counter[str] = Counter()
+
+    def open(self, receiver: Receiver) -> None:
+        """Start to deliver to `receiver`."""
+        self._receiver = receiver
+        self.resume()
+
+    def send(self, target: Member, parcel: Parcel, *, replaces: bool) -> None:
+        """Hand over an item; `replaces` on Latest edges."""
+        if target not in self._network.ends or self.member not in self._network.ends:
+            self._counts["dropped"] += 1
+            return
+        lane = self._lanes.setdefault(target, _Lane())
+        lane.tickets += 1
+        place: object = (parcel.edge, parcel.key) if replaces else lane.tickets
+        self._counts["superseded"] += place in lane.line
+        lane.line[place] = parcel
+        self._advance(target, lane)
+
+    def grant(self, source: Member, edge: int, count: int) -> None:
+        """Tell the producer of a Queue edge that `count` items were taken."""
+        at = Instant(self._network.clock.now() + self._network.delay(edge, self.member, source, 0))
+
+        def arrive() -> None:
+            peer = self._network.ends.get(source)
+            if peer is not None and peer._receiver is not None and self.member in self._network.ends:
+                peer._receiver.credit_granted(self.member, edge, count)
+
+        self._network.clock.call_at(at, arrive)
+
+    def pause(self) -> None:
+        """Take nothing more from the peers; what is under way waits."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Take again."""
+        self._is_paused = False
+        for source in list(self._network.ends.values()):
+            lane = source._lanes.get(self.member)
+            while lane is not None and lane.held and not self._is_paused:
+                source._deliver(self.member, lane, lane.held.popleft())
+
+    def close(self) -> None:
+        """Leave; items under way are lost."""
+        self._network.ends.pop(self.member, None)
+        self._receiver = None
+        self._lanes.clear()
+        for peer in self._network.ends.values():
+            lane = peer._lanes.pop(self.member, None)
+            if lane is not None:
+                peer._counts["dropped"] += len(lane.line) + len(lane.held)
+
+    def statistics(self) -> dict[str, int]:
+        """Items and bytes sent and received, items superseded and dropped."""
+        names = ("items_sent", "items_received", "bytes_sent", "bytes_received", "superseded", "dropped")
+        return {name: self._counts[name] for name in names}
+
+    def _advance(self, target: Member, lane: _Lane) -> None:
+        """Begin the transfers that the window allows."""
+        network = self._network
+        while lane.line:
+            parcel = next(iter(lane.line.values()))
+            if lane.under_way_bytes and lane.under_way_bytes + parcel.size_bytes > network.window_bytes:
+                return
+            lane.line.popitem(last=False)
+            lane.under_way_bytes += max(parcel.size_bytes, 1)
+            now = network.clock.now()
+            delay = network.delay(parcel.edge, self.member, target, parcel.size_bytes)
+            at = Instant(max(now + delay, lane.arrives_last))
+            lane.arrives_last = at
+            self._counts["items_sent"] += 1
+            self._counts["bytes_sent"] += parcel.size_bytes
+            network.clock.call_at(at, partial(self._arrive, target, lane, parcel, now))
+
+    def _arrive(self, target: Member, lane: _Lane, parcel: Parcel, begun: Instant) -> None:
+        if self._lanes.get(target) is not lane or self.member not in self._network.ends:
+            self._counts["dropped"] += 1
+            return
+        if self._network.watch is not None:
+            now = self._network.clock.now()
+            self._network.watch(parcel.edge, self.member, target, parcel.size_bytes, begun, now)
+        peer = self._network.ends[target]
+        if peer._is_paused or peer._receiver is None or lane.held:
+            lane.held.append(parcel)
+        else:
+            self._deliver(target, lane, parcel)
+
+    def _deliver(self, target: Member, lane: _Lane, parcel: Parcel) -> None:
+        peer = self._network.ends[target]
+        assert peer._receiver is not None
+        lane.under_way_bytes -= max(parcel.size_bytes, 1)
+        peer._counts["items_received"] += 1
+        peer._counts["bytes_received"] += parcel.size_bytes
+        peer._receiver.item_arrived(self.member, parcel)
+        self._advance(target, lane)

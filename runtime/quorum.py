@@ -1,0 +1,547 @@
+"""The quorum core: when a round of votes closes, with which votes, and why.
+
+It decides which votes count, when a round closes or is withdrawn, and which timers that needs. It does not know what a
+vote holds, who is alive (membership says so), how long a grace should be, or who opens rounds.
+
+Theory of operation. A round is a key (an integer; new rounds have growing keys, and no key is used for a second round)
+with the members of its newest attempt. Everything else is a function of the members, the *live* roster and the votes:
+
+- the effective quorum is max(1, min(count_min, live members));
+- without a live member and without a vote the round is withdrawn;
+- with votes and no live member that has not voted, it closes;
+- else it closes when `grace` has passed since the effective quorum was reached, and, as long as a live `required` voter
+  has not voted, not before `opened_at + deadline`. A grace or deadline of None has no end: membership bounds the wait.
+
+`opened_at` is that of the first attempt, so that renewals do not move the deadline. A vote that counted stays, whatever
+becomes of its voter. A vote is *held* while it may be early: its round is not open yet (or withdrawn, and may come back
+with a higher attempt), or is open and its live voter is not a member yet (the renewal is under way on another edge).
+Refused at once it would be missed for good, because nobody votes twice. A held vote is let go when its voter leaves,
+its round closes, or a later round opens before its own: openings arrive in order.
+
+Memory is bounded by the constants below. Of rounds that ended, the newest are remembered exactly; any older key
+counts as late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias, assert_never
+
+import msgspec
+
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.errors import InvariantError, LocalProtocolError
+from isthmus.runtime.events import Record
+from isthmus.runtime.ids import Handle, Member, Replica
+
+ROUNDS_MAX: Final = 256
+"""Open rounds; a syncer shard has a few in flight (two at the published settings), so more is a bug of the opener."""
+MEMBERS_MAX: Final = 4096
+"""Live voters, and members of a round; far above any number of learners that anybody has published."""
+EARLY_MAX: Final = 64
+"""Keys that are not open and have held votes, and how far above the newest key they may lie: a voter is early by the
+delay of one edge, in which at most the rounds in flight can open."""
+ENDED_MAX: Final = 1024
+"""Ended rounds that are remembered: four times ROUNDS_MAX, so that every voter's last rounds are told exactly."""
+NAMES_MAX: Final = 8
+"""Replicas that a sentence names before it only counts them."""
+
+Refusal: TypeAlias = Literal["duplicate", "late", "not a member", "not live", "unknown round"]
+REFUSALS: Final[tuple[Refusal, ...]] = ("duplicate", "late", "not a member", "not live", "unknown round")
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Why a round closed when it did: a sentence, its instants, who voted, which live members had not (both sorted)."""
+
+    key: int
+    reason: str
+    opened_at: Instant
+    quorum_at: Instant
+    closed_at: Instant
+    voters: tuple[Replica, ...]
+    left_out: tuple[Replica, ...]
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+class RoundOpened(Record, frozen=True):
+    """A round, or with a higher attempt its renewal. Only `members` that are live count, from when they are. The live
+    ones of `required` are waited for until `deadline` after the opening; `grace` and `deadline` None have no end."""
+
+    key: int
+    attempt: int
+    members: tuple[Member, ...]
+    count_min: int
+    grace: Duration | None
+    required: tuple[Replica, ...]
+    deadline: Duration | None
+    handle: Handle
+
+
+class VoteArrived(Record, frozen=True):
+    """A vote of one life of a replica."""
+
+    key: int
+    voter: Replica
+    incarnation: int
+    handle: Handle
+
+
+class MemberJoined(Record, frozen=True):
+    """A possible voter is live."""
+
+    member: Member
+
+
+class MemberLeft(Record, frozen=True):
+    """A possible voter is gone for good."""
+
+    member: Member
+
+
+class QuorumTimerFired(Record, frozen=True):
+    """A timer came due. One that was cancelled meanwhile is ignored; an early one is set again."""
+
+    key: int
+    timer: int
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+class CloseRound(Record, frozen=True):
+    """Fire with these votes, sorted by replica: the order of arrival is not in them."""
+
+    key: int
+    opening: Handle
+    votes: tuple[tuple[Replica, Handle], ...]
+    decision: Decision
+
+
+class WithdrawRound(Record, frozen=True):
+    """Nobody can vote any more: let go of the opening and of `handles` (votes; by the rules above there are none)."""
+
+    key: int
+    opening: Handle
+    handles: tuple[Handle, ...]
+    reason: str
+
+
+class RefuseVote(Record, frozen=True):
+    """Let go of a vote that does not count."""
+
+    handle: Handle
+    voter: Replica
+    reason: Refusal
+    key: int
+
+
+class ReplaceOpening(Record, frozen=True):
+    """A renewal was taken: let go of `dropped`, the opening of the attempt before; `opening` is held from now on."""
+
+    key: int
+    dropped: Handle
+    opening: Handle
+
+
+class RefuseOpening(Record, frozen=True):
+    """Let go of an opening that came after its round had closed (a renewal that was under way)."""
+
+    key: int
+    opening: Handle
+    reason: str
+
+
+class SetQuorumTimer(Record, frozen=True):
+    """Send QuorumTimerFired at `at`. A round has at most one timer; numbers are never used again."""
+
+    key: int
+    timer: int
+    at: Instant
+
+
+class CancelQuorumTimer(Record, frozen=True):
+    """Forget a timer."""
+
+    key: int
+    timer: int
+
+
+QuorumEvent: TypeAlias = RoundOpened | VoteArrived | MemberJoined | MemberLeft | QuorumTimerFired
+QuorumCommand: TypeAlias = (
+    CloseRound | WithdrawRound | RefuseVote | ReplaceOpening | RefuseOpening | SetQuorumTimer | CancelQuorumTimer
+)
+
+
+# -- the core ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Round:
+    """An open round; `opened` is its newest attempt, `members` slot -> incarnation of that, sorted."""
+
+    opened: RoundOpened
+    members: dict[Replica, int]
+    opened_at: Instant
+    votes: dict[Replica, Handle] = field(default_factory=dict)
+    quorum_at: Instant | None = None
+    timer: int = 0
+    timer_at: Instant | None = None
+
+    def census(self, live: Mapping[Replica, int]) -> tuple[tuple[Replica, ...], tuple[Replica, ...]]:
+        """The members that are live, and those of them that have not voted; both sorted."""
+        present = tuple(slot for slot, incarnation in self.members.items() if live.get(slot) == incarnation)
+        return present, tuple(slot for slot in present if slot not in self.votes)
+
+    def has_quorum(self, live_count: int) -> bool:
+        """Whether there are as many votes as the effective quorum."""
+        return len(self.votes) >= max(1, min(self.opened.count_min, live_count))
+
+    def end(self, missing: tuple[Replica, ...]) -> Instant | None:
+        """When the round closes if nothing else happens; None if time alone does not close it."""
+        end = self.end_of_grace() if missing else self.quorum_at
+        if end is None or not self._awaits(missing):
+            return end
+        return None if self.opened.deadline is None else max(end, Instant(self.opened_at + self.opened.deadline))
+
+    def end_of_grace(self) -> Instant | None:
+        """When the grace ends; None before the quorum, and where it has no limit."""
+        grace = self.opened.grace
+        return None if self.quorum_at is None or grace is None else Instant(self.quorum_at + grace)
+
+    def reason(self, live_count: int, missing: tuple[Replica, ...]) -> str:
+        """Why the round closes, where it does."""
+        opened, votes, members = self.opened, len(self.votes), len(self.members)
+        if live_count == 0:
+            return f"no member is live any more; votes cast before: {votes}"
+        if not missing and live_count == members == votes:
+            return f"all {members} members voted" if members > 1 else "the only member voted"
+        if not missing:
+            return f"all live members voted, {live_count} of {members}; votes in all: {votes}"
+        what = f"grace of {(opened.grace or 0) / 1e6:.1f} ms"
+        if self._awaits(missing) and self.end(missing) != self.end_of_grace():
+            what = f"deadline of {(opened.deadline or 0) / 1e6:.1f} ms for required voters"
+        more = f" and {len(missing) - NAMES_MAX} more" if len(missing) > NAMES_MAX else ""
+        names = ", ".join(map(str, missing[:NAMES_MAX])) + more
+        settled = "; no required voter is awaited" if opened.required and not self._awaits(missing) else ""
+        return f"{what} ended with {votes} of {votes + len(missing)}; {names} left out{settled}"
+
+    def _awaits(self, missing: tuple[Replica, ...]) -> bool:
+        return any(slot in self.opened.required for slot in missing)
+
+
+class QuorumCore:
+    """The rounds of one Quorum node. `count_min` and `grace` are the node's defaults, for whoever makes RoundOpened
+    from an opening item that carries none; LocalProtocolError if they are out of range."""
+
+    def __init__(self, count_min: int, grace: Duration | None) -> None:
+        _check_limits("the defaults of a quorum", count_min, grace, None)
+        self.count_min: Final = count_min
+        self.grace: Final = grace
+        self._now = Instant(0)
+        self._live: dict[Replica, int] = {}
+        self._rounds: dict[int, _Round] = {}
+        self._held: dict[int, dict[Replica, Handle]] = {}
+        self._ended: dict[int, tuple[int, bool]] = {}  # Attempt, and whether the round closed.
+        self._newest: int | None = None  # The highest key that was ever opened.
+        self._forgotten: int | None = None  # The highest key that was dropped from _ended.
+        self._timers = 0
+        names = ("rounds opened", "rounds renewed", "rounds closed", "rounds withdrawn", "openings refused")
+        more = ("votes counted", "votes held", "timers stale", "handles taken", "handles released")
+        self._counts = dict.fromkeys((*names, *more, *(f"votes refused: {reason}" for reason in REFUSALS)), 0)
+
+    def handle(self, event: QuorumEvent, now: Instant) -> list[QuorumCommand]:
+        """What `event` at `now` leads to, in order.
+
+        Raises LocalProtocolError, with the state as it was, for time that runs backwards, a round that is not new, too
+        many rounds or members, values out of range, a member that joins twice or leaves without being there, and a
+        timer that was never set. A vote never raises: it comes from a peer.
+        """
+        if now < self._now:
+            raise _illegal("handling an event", f"an instant from {self._now} ns on", f"{now} ns", "Fix the clock.")
+        match event:
+            case VoteArrived():
+                commands = self._vote(event, now)
+            case RoundOpened():
+                commands = self._open(event, now)
+            case MemberJoined():
+                commands = self._join(event.member, now)
+            case MemberLeft():
+                commands = self._leave(event.member, now)
+            case QuorumTimerFired():
+                commands = self._fire(event, now)
+            case _:
+                assert_never(event)
+        self._now = now
+        self._counts["handles taken"] += isinstance(event, RoundOpened | VoteArrived)
+        self._counts["handles released"] += sum(map(_released_count, commands))
+        return commands
+
+    def statistics(self) -> dict[str, int]:
+        """Counts since the start, and the present number of open rounds, held votes and live voters."""
+        held = sum(len(votes) for votes in self._held.values())
+        now = {"rounds open": len(self._rounds), "votes waiting": held, "voters live": len(self._live)}
+        return self._counts | now
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _open(self, event: RoundOpened, now: Instant) -> list[QuorumCommand]:
+        key = event.key
+        if self._is_over(event):
+            self._counts["openings refused"] += 1
+            reason = f"round {key} had closed, or was forgotten, before its attempt {event.attempt} arrived"
+            return [RefuseOpening(key, event.handle, reason)]
+        commands: list[QuorumCommand] = []
+        members = {member.replica: member.incarnation for member in sorted(event.members)}
+        found = self._rounds.get(key)
+        if found is not None:
+            self._counts["rounds renewed"] += 1
+            commands.append(ReplaceOpening(key, found.opened.handle, event.handle))
+            found.opened, found.members = event, members
+        else:
+            self._counts["rounds opened"] += 1
+            self._ended.pop(key, None)
+            self._rounds[key] = found = _Round(event, members, now)
+            if self._newest is None or key > self._newest:
+                self._newest = key
+                commands += self._refuse_overtaken()
+        for voter in sorted(self._held.get(key, ())):
+            if members.get(voter) == self._live[voter]:
+                found.votes[voter] = self._take_held(key, voter)
+                self._counts["votes counted"] += 1
+        return commands + self._settle(key, now)
+
+    def _vote(self, event: VoteArrived, now: Instant) -> list[QuorumCommand]:
+        refusal = self._refusal(event)
+        if refusal is not None:
+            return [self._refuse(event.key, event.voter, event.handle, refusal)]
+        found = self._rounds.get(event.key)
+        if found is None or found.members.get(event.voter) != event.incarnation:
+            self._counts["votes held"] += 1
+            self._held.setdefault(event.key, {})[event.voter] = event.handle
+            return []
+        self._counts["votes counted"] += 1
+        found.votes[event.voter] = event.handle
+        return self._settle(event.key, now)
+
+    def _join(self, member: Member, now: Instant) -> list[QuorumCommand]:
+        known = self._live.get(member.replica)
+        if known is not None:
+            raise _illegal(f"{member} joining", "a replica that is not live", f"incarnation {known}", "Let it leave.")
+        if len(self._live) >= MEMBERS_MAX:
+            raise _illegal(f"{member} joining", f"at most {MEMBERS_MAX} voters", "one more", "Lower slots_max.")
+        self._live[member.replica] = member.incarnation
+        return self._settle_rounds_of(member, now)
+
+    def _leave(self, member: Member, now: Instant) -> list[QuorumCommand]:
+        replica = member.replica
+        known = self._live.get(replica)
+        if known != member.incarnation:
+            raise _illegal(f"{member} leaving", "a live member", f"incarnation {known}", "Report each end once.")
+        del self._live[replica]
+        commands: list[QuorumCommand] = [
+            self._refuse(key, replica, self._take_held(key, replica), "not live")
+            for key in sorted(self._held)
+            if replica in self._held[key]
+        ]
+        return commands + self._settle_rounds_of(member, now)
+
+    def _fire(self, event: QuorumTimerFired, now: Instant) -> list[QuorumCommand]:
+        if not 0 < event.timer <= self._timers:
+            raise _illegal(f"timer {event.timer} firing", f"one of 1 to {self._timers}", "another", "Fix the host.")
+        found = self._rounds.get(event.key)
+        if found is None or found.timer != event.timer:
+            self._counts["timers stale"] += 1
+            return []
+        found.timer, found.timer_at = 0, None
+        return self._settle(event.key, now)
+
+    # -- which openings and votes count --------------------------------------------------------------------------------
+
+    def _is_over(self, event: RoundOpened) -> bool:
+        """Whether the round of an opening has closed; raises LocalProtocolError if the opening is illegal."""
+        key, doing = event.key, f"opening round {event.key}, attempt {event.attempt}"
+        _check_limits(doing, event.count_min, event.grace, event.deadline)
+        slots = {member.replica for member in event.members}
+        if len(slots) != len(event.members) or len(slots) > MEMBERS_MAX:
+            listed = f"{len(event.members)} members, {len(slots)} replicas"
+            raise _illegal(doing, f"each replica once, at most {MEMBERS_MAX}", listed, "Fix the opener.")
+        if key in self._rounds or key in self._ended:
+            attempt, has_closed = self._ended.get(key) or (self._rounds[key].opened.attempt, False)
+            if event.attempt <= attempt:
+                raise _illegal(doing, f"an attempt above {attempt}", str(event.attempt), "Count attempts up.")
+            if has_closed:
+                return True
+        elif self._forgotten is not None and key <= self._forgotten:
+            return True
+        elif self._newest is not None and key <= self._newest:
+            raise _illegal(doing, f"a key above {self._newest}", str(key), "Open rounds with growing keys.")
+        if key not in self._rounds and len(self._rounds) >= ROUNDS_MAX:
+            raise _illegal(doing, f"at most {ROUNDS_MAX} open rounds", "one more", "Let rounds close first.")
+        return False
+
+    def _refusal(self, event: VoteArrived) -> Refusal | None:
+        """Why a vote does not count, or None if it counts or may be early."""
+        found = self._rounds.get(event.key)
+        if found is None and (reason := self._closure(event.key)) is not None:
+            return reason
+        if self._live.get(event.voter) != event.incarnation:
+            return "not live"
+        has_voted = found is not None and event.voter in found.votes
+        return "duplicate" if has_voted or event.voter in self._held.get(event.key, ()) else None
+
+    def _closure(self, key: int) -> Refusal | None:
+        """Why votes for a key that is not open are refused; None if it may open yet and there is room to hold them."""
+        if key in self._ended:
+            return "late" if self._ended[key][1] or not self._has_room(key) else None
+        if self._forgotten is not None and key <= self._forgotten:
+            return "late"
+        is_near = self._newest is None or self._newest < key <= self._newest + EARLY_MAX
+        return None if is_near and self._has_room(key) else "unknown round"
+
+    def _has_room(self, key: int) -> bool:
+        """Whether votes can be held for a key that is not open."""
+        return sum(other not in self._rounds for other in self._held if other != key) < EARLY_MAX
+
+    def _refuse(self, key: int, voter: Replica, handle: Handle, reason: Refusal) -> RefuseVote:
+        self._counts[f"votes refused: {reason}"] += 1
+        return RefuseVote(handle, voter, reason, key)
+
+    def _refuse_held(self, key: int, reason: Refusal) -> list[QuorumCommand]:
+        return [self._refuse(key, voter, handle, reason) for voter, handle in sorted(self._held.pop(key, {}).items())]
+
+    def _refuse_overtaken(self) -> list[QuorumCommand]:
+        """Refuse the held votes that a new newest key has overtaken or, if it is the first, left out of reach."""
+        commands: list[QuorumCommand] = []
+        for key in sorted(self._held):
+            if key not in self._rounds:
+                reason = "late" if key in self._ended else self._closure(key)
+                commands += self._refuse_held(key, reason) if reason is not None else []
+        return commands
+
+    def _take_held(self, key: int, voter: Replica) -> Handle:
+        handle = self._held[key].pop(voter)
+        if not self._held[key]:
+            del self._held[key]
+        return handle
+
+    # -- the end of a round --------------------------------------------------------------------------------------------
+
+    def _settle_rounds_of(self, member: Member, now: Instant) -> list[QuorumCommand]:
+        """Look again at every round of a member that joined or left."""
+        commands: list[QuorumCommand] = []
+        for key in sorted(self._rounds):
+            if self._rounds[key].members.get(member.replica) == member.incarnation:
+                commands += self._settle(key, now)
+        return commands
+
+    def _settle(self, key: int, now: Instant) -> list[QuorumCommand]:
+        """Close or withdraw a round if its rules say so; else see to its timer."""
+        found = self._rounds[key]
+        live, missing = found.census(self._live)
+        if not live and not found.votes:
+            self._counts["rounds withdrawn"] += 1
+            listed = f"{len(found.members)} listed in attempt {found.opened.attempt}"
+            reason = f"no member is live and nobody has voted ({listed})"
+            withdraw = WithdrawRound(key, found.opened.handle, (), reason)
+            return [*self._move_timer(found, None), withdraw, *self._end(key, has_closed=False)]
+        if not found.has_quorum(len(live)):
+            found.quorum_at = None
+        elif found.quorum_at is None:
+            found.quorum_at = now
+        end = found.end(missing)
+        if found.quorum_at is None or end is None or now < end:
+            return self._move_timer(found, end)
+        self._counts["rounds closed"] += 1
+        votes = tuple(sorted(found.votes.items()))
+        voters = tuple(replica for replica, _ in votes)
+        reason = found.reason(len(live), missing)
+        decision = Decision(key, reason, found.opened_at, found.quorum_at, now, voters, missing)
+        close = CloseRound(key, found.opened.handle, votes, decision)
+        return [*self._move_timer(found, None), close, *self._end(key, has_closed=True)]
+
+    def _move_timer(self, found: _Round, at: Instant | None) -> list[QuorumCommand]:
+        """Let the timer of a round be the one at `at`, or none."""
+        if found.timer_at == at:
+            return []
+        key = found.opened.key
+        commands: list[QuorumCommand] = [CancelQuorumTimer(key, found.timer)] if found.timer else []
+        found.timer, found.timer_at = 0, at
+        if at is not None:
+            self._timers += 1
+            found.timer = self._timers
+            commands.append(SetQuorumTimer(key, found.timer, at))
+        return commands
+
+    def _end(self, key: int, *, has_closed: bool) -> list[QuorumCommand]:
+        """Forget an open round but for its attempt, and the first of those remembered if there are too many."""
+        self._ended[key] = self._rounds.pop(key).opened.attempt, has_closed
+        commands: list[QuorumCommand] = []
+        if has_closed:
+            commands = self._refuse_held(key, "not a member")
+        elif not self._has_room(key):
+            commands = self._refuse_held(key, "late")
+        if len(self._ended) > ENDED_MAX:
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            self._forgotten = oldest if self._forgotten is None else max(oldest, self._forgotten)
+            commands += self._refuse_held(oldest, "late")
+        return commands
+
+    # -- invariants ----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise InvariantError unless every bound holds, every handle is accounted for, and no round is overdue."""
+        held = sum(len(votes) for votes in self._held.values())
+        inside = held + sum(1 + len(found.votes) for found in self._rounds.values())
+        counted = self._counts["handles taken"] - self._counts["handles released"]
+        _demand(counted == inside, f"{counted} handles are held by the count, {inside} by the state")
+        _demand(len(self._rounds) <= ROUNDS_MAX, f"{len(self._rounds)} rounds are open, {ROUNDS_MAX} may be")
+        _demand(len(self._ended) <= ENDED_MAX, f"{len(self._ended)} rounds are remembered, {ENDED_MAX} may be")
+        _demand(len(self._live) <= MEMBERS_MAX, f"{len(self._live)} voters are live, {MEMBERS_MAX} may be")
+        early = [key for key in self._held if key not in self._rounds]
+        _demand(len(early) <= EARLY_MAX, f"{len(early)} keys hold early votes, {EARLY_MAX} may")
+        for key, votes in self._held.items():
+            _demand(not self._ended.get(key, (0, False))[1], f"votes are held for round {key}, which closed")
+            _demand(bool(votes) and votes.keys() <= self._live.keys(), f"round {key} holds votes of {list(votes)}")
+        for key, found in self._rounds.items():
+            live, missing = found.census(self._live)
+            end = found.end(missing)
+            _demand(key not in self._ended, f"round {key} is open and ended")
+            _demand(self._newest is not None and key <= self._newest, f"round {key} is above the newest")
+            _demand(bool(missing), f"round {key} is open with nobody to wait for")
+            _demand((found.quorum_at is not None) == found.has_quorum(len(live)), f"round {key} has a wrong quorum_at")
+            _demand(found.timer_at == end, f"round {key} waits until {end}, its timer is at {found.timer_at}")
+            _demand((found.timer > 0) == (end is not None), f"round {key} has timer {found.timer} for {end}")
+            twice = [voter for voter in self._held.get(key, ()) if voter in found.votes]
+            _demand(not twice, f"round {key} both counts and holds votes of {twice}")
+
+
+def _released_count(command: QuorumCommand) -> int:
+    """How many handles leave the core with a command."""
+    match command:
+        case CloseRound():
+            return 1 + len(command.votes)
+        case WithdrawRound():
+            return 1 + len(command.handles)
+        case RefuseVote() | RefuseOpening() | ReplaceOpening():
+            return 1
+        case _:
+            return 0
+
+
+def _check_limits(doing: str, count_min: int, grace: Duration | None, deadline: Duration | None) -> None:
+    for name, value, least in (("count_min", count_min, 1), ("grace", grace, 0), ("deadline", deadline, 0)):
+        if value is not None and value < least:
+            raise _illegal(doing, f"{name} of at least {least}", str(value), "Fix the opening item or the graph.")
+
+
+def _illegal(doing: str, expected: str, found: str, do: str) -> LocalProtocolError:
+    return LocalProtocolError(f"{doing}: expected {expected}, found {found}. {do}")
+
+
+def _demand(holds: bool, broken: str) -> None:
+    if not holds:
+        raise InvariantError(f"quorum: {broken}")

@@ -1,0 +1,213 @@
+"""The rounds of one Quorum node, between the scheduler and the quorum core.
+
+Translates what a scheduler has (ports, links, fields of items) into the quorum core's events, and its commands into
+what a scheduler does (refuse handles, set timers, fire). A round that is withdrawn because nobody can vote any more
+fires too, without votes: the body is the one that must know. Decides nothing by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.events import CancelTimer, Command, Entry, Fields, SetTimer
+from isthmus.runtime.graph import Quorum
+from isthmus.runtime.ids import Handle, Member, Replica
+from isthmus.runtime.lowering import NodePlan
+from isthmus.runtime.ports import Link
+from isthmus.runtime.quorum import (
+    CancelQuorumTimer,
+    CloseRound,
+    MemberJoined,
+    MemberLeft,
+    QuorumCommand,
+    QuorumCore,
+    QuorumEvent,
+    QuorumTimerFired,
+    RefuseOpening,
+    RefuseVote,
+    ReplaceOpening,
+    RoundOpened,
+    SetQuorumTimer,
+    VoteArrived,
+    WithdrawRound,
+)
+
+
+class Closed(NamedTuple):
+    """A round that is to be fired: every handle it uses, the inputs by port, and the decision as a plain dict."""
+
+    handles: tuple[Handle, ...]
+    inputs: tuple[tuple[int, tuple[Entry, ...]], ...]
+    decision: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Settled:
+    """What the scheduler is to do: drop `refused` with their reasons, carry out `timers`, fire if a round closed."""
+
+    refused: list[tuple[Handle, str]] = field(default_factory=list)
+    timers: list[Command] = field(default_factory=list)
+    has_closed: bool = False
+
+
+class Rounds:
+    """Rounds of a Quorum node. `live` gives the live members of a role, `voters` are the roles that vote."""
+
+    def __init__(self, plan: NodePlan, live: Callable[[str], tuple[Member, ...]], voters: list[str]) -> None:
+        assert isinstance(plan.fires, Quorum)
+        names = [port.name for port in plan.inputs]
+        self._fires = plan.fires
+        self._vote_port = names.index(plan.fires.port)
+        self._opening_port = names.index(plan.fires.opened_by)
+        self._live = live
+        self._voters = tuple(dict.fromkeys(voters))
+        self._core = QuorumCore(plan.fires.count_min, plan.fires.grace)
+        self._closed: deque[Closed] = deque()
+        self._links: dict[Handle, tuple[Link, Replica]] = {}
+        self._timer_base = (plan.index + 1) << 32
+        self._timer_keys: dict[int, int] = {}
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether there is a round to fire."""
+        return bool(self._closed)
+
+    def owns(self, timer: int) -> bool:
+        """Whether `timer` was set by these rounds."""
+        return timer & ~0xFFFFFFFF == self._timer_base
+
+    def take(self) -> Closed:
+        """The oldest round that is to be fired."""
+        return self._closed.popleft()
+
+    def forget(self, handle: Handle) -> Link | None:
+        """The link by which a vote or an opening came, when it is used up; None if that is known no more."""
+        found = self._links.pop(handle, None)
+        return None if found is None else found[0]
+
+    def arrived(self, port: int, link: Link, source: Member, handle: Handle, fields: Fields, now: Instant) -> Settled:
+        """A vote or an opening came. Fields that do not hold what Quorum says raise LocalProtocolError."""
+        self._links[handle] = (link, source.replica)
+        try:
+            if port == self._vote_port:
+                key = _integer(fields, self._fires.key)
+                return self._settle(VoteArrived(key, source.replica, source.incarnation, handle), now)
+            return self._settle(self._opening(handle, fields or {}), now)
+        except LocalProtocolError:
+            self._links.pop(handle, None)
+            raise
+
+    def timer_fired(self, timer: int, now: Instant) -> Settled:
+        """A timer came due."""
+        number = timer - self._timer_base
+        key = self._timer_keys.pop(number, None)
+        return Settled() if key is None else self._settle(QuorumTimerFired(key, number), now)
+
+    def joined(self, member: Member, now: Instant) -> Settled:
+        """A replica is live."""
+        return self._settle(MemberJoined(member), now) if member.replica.role in self._voters else Settled()
+
+    def left(self, member: Member, now: Instant) -> Settled:
+        """A replica is gone."""
+        return self._settle(MemberLeft(member), now) if member.replica.role in self._voters else Settled()
+
+    def check(self) -> None:
+        """The invariants of the core."""
+        self._core.check()
+
+    def statistics(self) -> dict[str, int]:
+        """Counts of the core."""
+        return self._core.statistics()
+
+    def _opening(self, handle: Handle, fields: dict[str, Any]) -> RoundOpened:
+        key = _integer(fields, self._fires.key)
+        live = {member.replica: member for role in self._voters for member in self._live(role)}
+        if fields.get("members") is None:
+            members = tuple(live.values())
+        else:
+            pairs = _pairs(fields["members"])
+            members = tuple(Member(Replica(role, slot), life) for role in self._voters[:1] for slot, life in pairs)
+        required = tuple(Replica(self._voters[0], slot) for slot in _integers(fields.get("required") or []))
+        grace = fields.get("grace", self._fires.grace)
+        deadline = fields.get("deadline")
+        return RoundOpened(
+            key,
+            _integer(fields, "attempt", 1),
+            members,
+            _integer(fields, "count_min", self._fires.count_min),
+            None if grace is None else Duration(_integer({"grace": grace}, "grace")),
+            required,
+            None if deadline is None else Duration(_integer(fields, "deadline")),
+            handle,
+        )
+
+    def _settle(self, event: QuorumEvent, now: Instant) -> Settled:
+        settled = Settled()
+        for command in self._core.handle(event, now):
+            self._carry_out(command, settled)
+        return settled
+
+    def _carry_out(self, command: QuorumCommand, settled: Settled) -> None:
+        match command:
+            case CloseRound():
+                decision = {
+                    "reason": command.decision.reason,
+                    "opened_at": command.decision.opened_at,
+                    "quorum_at": command.decision.quorum_at,
+                    "closed_at": command.decision.closed_at,
+                    "left_out": [replica.slot for replica in command.decision.left_out],
+                }
+                self._close(command.key, command.opening, command.votes, decision)
+                settled.has_closed = True
+            case WithdrawRound():
+                self._close(command.key, command.opening, (), {"reason": command.reason, "left_out": []})
+                settled.refused.extend((handle, "withdrawn") for handle in command.handles)
+                settled.has_closed = True
+            case RefuseVote():
+                settled.refused.append((command.handle, f"vote refused: {command.reason}"))
+            case ReplaceOpening():
+                settled.refused.append((command.dropped, "opening renewed"))
+            case RefuseOpening():
+                settled.refused.append((command.opening, "opening refused"))
+            case SetQuorumTimer():
+                self._timer_keys[command.timer] = command.key
+                settled.timers.append(SetTimer(self._timer_base + command.timer, command.at))
+            case CancelQuorumTimer():
+                self._timer_keys.pop(command.timer, None)
+                settled.timers.append(CancelTimer(self._timer_base + command.timer))
+
+    def _close(
+        self, key: int, opening: Handle, votes: tuple[tuple[Replica, Handle], ...], decision: dict[str, Any]
+    ) -> None:
+        entries: tuple[Entry, ...] = tuple((replica, key, handle) for replica, handle in votes)
+        opener = self._links[opening][1]
+        inputs = ((self._opening_port, ((opener, None, opening),)), (self._vote_port, entries))
+        self._closed.append(Closed((opening, *(handle for _, handle in votes)), inputs, decision))
+
+
+def _integer(fields: Fields, name: str, default: int | None = None) -> int:
+    value = (fields or {}).get(name, default)
+    if not isinstance(value, int):
+        raise LocalProtocolError(
+            f"a round: expected an integer in field {name!r}, found {value!r}. Fix the opening body."
+        )
+    return value
+
+
+def _integers(values: Any) -> list[int]:
+    if not isinstance(values, list | tuple) or not all(isinstance(value, int) for value in values):
+        raise LocalProtocolError(f"a round: expected a list of slots, found {values!r}. Fix the opening body.")
+    return list(values)
+
+
+def _pairs(values: Any) -> list[tuple[int, int]]:
+    if not isinstance(values, list | tuple) or not all(len(_integers(pair)) == 2 for pair in values):
+        raise LocalProtocolError(
+            f"a round: expected [slot, incarnation] pairs, found {values!r}. Fix the opening body."
+        )
+    return [(pair[0], pair[1]) for pair in values]

@@ -1,0 +1,65 @@
+"""What happened when, for people: every firing and every transfer of a process, in memory and bounded.
+
+`as_perfetto` gives the Trace Event Format that Perfetto and chrome://tracing open: a process per host, a thread per
+node, and the transfers as slices of a thread per edge of the sending host.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from isthmus.runtime.clock import Instant
+
+SPANS_MAX: Final = 400_000
+"""About 100 MB of memory and 60 MB of JSON; a run of 4.1M tokens with four learners has about 100,000."""
+
+
+class Span(NamedTuple):
+    """A firing of node `name` (`peer` is empty) or a transfer on edge `name` to `peer`."""
+
+    host: str
+    name: str
+    begun: Instant
+    ended: Instant
+    peer: str = ""
+    size_bytes: int = 0
+
+
+class Trace:
+    """Collects spans; the oldest are dropped beyond SPANS_MAX, and counted."""
+
+    def __init__(self, spans_max: int = SPANS_MAX) -> None:
+        self.spans: deque[Span] = deque(maxlen=spans_max)
+        self.dropped = 0
+
+    def add(self, span: Span) -> None:
+        """Add one span; from any thread."""
+        self.dropped += len(self.spans) == self.spans.maxlen
+        self.spans.append(span)
+
+
+def as_perfetto(spans: list[Span]) -> Iterator[dict[str, Any]]:
+    """Trace events, times in microseconds."""
+    hosts = sorted({span.host for span in spans})
+    tracks = sorted({(span.host, bool(span.peer), span.name) for span in spans})
+    process = {host: number for number, host in enumerate(hosts, 1)}
+    thread = {track: number for number, track in enumerate(tracks, 1)}
+    for host in hosts:
+        yield {"ph": "M", "name": "process_name", "pid": process[host], "args": {"name": host}}
+    for track in tracks:
+        meta = {"ph": "M", "name": "thread_name", "pid": process[track[0]], "tid": thread[track]}
+        yield meta | {"args": {"name": ("transfer " if track[1] else "") + track[2]}}
+    for span in spans:
+        event: dict[str, Any] = {
+            "ph": "X",
+            "name": span.name,
+            "pid": process[span.host],
+            "tid": thread[(span.host, bool(span.peer), span.name)],
+            "ts": span.begun / 1e3,
+            "dur": (span.ended - span.begun) / 1e3,
+        }
+        if span.peer:
+            event["args"] = {"to": span.peer, "bytes": span.size_bytes}
+        yield event
