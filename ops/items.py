@@ -80,9 +80,12 @@ class Answer(TypedDict):
 class Merging(TypedDict):
     """What is told of one merge to everybody who wants to know: who contributed and why it closed when it did.
 
-    `merged_tokens` counts, per [slot, incarnation, tokens], everything of this fragment merged so far.
+    `version` is None where nothing was merged. `merged_tokens` counts, as [slot, tokens], everything of this fragment
+    that was merged so far; `merges` and `votes` count this shard's merges of kind 'merge' and their contributors.
+    Times are those of the shard's clock.
     """
 
+    shard: int
     round: int
     fragment: int
     kind: Kind
@@ -97,7 +100,8 @@ class Merging(TypedDict):
     closed_at: int
     published_at: int
     merged_tokens: list[list[int]]
-    norm: float
+    merges: int
+    votes: int
 
 
 class Gradient(TypedDict):
@@ -128,11 +132,20 @@ class Update(TypedDict):
     totals: list[list[int]]
 
 
+class Final(TypedDict):
+    """outer-step -> recorder, once per fragment: the trained model, by names of units ('head', 'embedding[0:64]')."""
+
+    fragment: int
+    version: Version
+    tensors: dict[str, npt.NDArray[np.float32]]
+
+
 class Progress(TypedDict):
     """inner-step -> pacers, recorder. `phase` is one of ready, stepping, final.
 
-    `step_time` (nanoseconds) is a moving average, 0 before the second step; `loss` the mean since the last report (nan
-    before the first step); `delay_steps` the inner steps between the last answer and the adoption of what came of it;
+    `stepping` is the time since its first step began, `waited` the time in which it was kept from stepping, `step_time`
+    a moving average, 0 before the second step, all in nanoseconds; `loss` is the mean since the last report (nan before
+    the first step); `delay_steps` the inner steps between the last answer and the adoption of what came of it;
     `accounts` holds, per fragment, [merged, overlapped, refused, lost, pending]; `totals` the progress that this
     learner knows of, its own included: [slot, incarnation, tokens] triples.
     """
@@ -142,6 +155,7 @@ class Progress(TypedDict):
     phase: Literal["ready", "stepping", "final"]
     step: int
     tokens: int
+    stepping: int
     step_time: int
     loss: float
     delay_steps: int
@@ -157,9 +171,13 @@ class Progress(TypedDict):
 
 
 class Control(TypedDict):
-    """recorder -> pacer, and, where there is no pacer, recorder -> inner-step (port `progress`)."""
+    """recorder -> pacer, and, where there is no pacer, recorder -> inner-step (port `progress`).
+
+    `tokens` is the budget of the run.
+    """
 
     stop: bool
+    tokens: int
     totals: list[list[int]]
 
 

@@ -2,8 +2,11 @@
 
 A body is a function, or an instance that is called with its inputs by name. It returns None (nothing is emitted); a
 function otherwise returns the item for port `result`, an instance a dict port -> item, or a list of (port, item) pairs
-where one port emits several items. After each call the host reads two attributes, where the body has them: `is_idle`
-(call it again when something new is sampled, with None for its required inputs) and `is_finished` (never again).
+where one port emits several items. A call that is a generator yields such lists: what it yields leaves at once, while
+the firing goes on, and what it returns leaves at its end.
+
+After each call the host reads two attributes, where the body has them: `is_idle` (call it again when something new is
+sampled, with None for its required inputs) and `is_finished` (never again).
 """
 
 from __future__ import annotations

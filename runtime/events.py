@@ -42,6 +42,13 @@ class NodeOpened(Record, frozen=True):
     is_idle: bool = False
 
 
+class ItemsEmitted(Record, frozen=True):
+    """A firing that goes on emitted these."""
+
+    node: int
+    outputs: tuple[Output, ...]
+
+
 class FiringEnded(Record, frozen=True):
     """The firing of a node ended. `is_idle`: it wants no required inputs until something new is sampled;
     `is_finished`: it never wants to fire again."""
@@ -101,6 +108,7 @@ class StopRequested(Record, frozen=True):
 
 Event: TypeAlias = (
     NodeOpened
+    | ItemsEmitted
     | FiringEnded
     | BodyFailed
     | ItemArrived

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +29,7 @@ from isthmus.runtime.events import (
     FiringEnded,
     GrantCredit,
     ItemArrived,
+    ItemsEmitted,
     NodeOpened,
     Output,
     ReplicaJoined,
@@ -50,12 +51,21 @@ WAIT_MIN: Final = milliseconds(1)
 """Shorter waits are hops of the loop, not stalls."""
 
 
+class Emission(NamedTuple):
+    """An item that a body emitted on output port number `port`, with its digest and size where it leaves the host."""
+
+    port: int
+    item: Any
+    digest: int
+    size_bytes: int
+
+
 class Ended(NamedTuple):
     """What a firing's thread hands back to the loop."""
 
     begun: Instant
     ended: Instant
-    emissions: list[tuple[int, Any, int, int]]
+    emissions: list[Emission]
     is_idle: bool
     is_finished: bool
 
@@ -237,8 +247,27 @@ class Host:
         begun = self._clock.now()
         result = body(**inputs)
         inputs.clear()
+        if isinstance(result, Generator):
+            result = self._go_on(node, body, result)
+        emissions = self._emissions(node, body, result)
+        is_idle, is_finished = getattr(body, "is_idle", False), getattr(body, "is_finished", False)
+        return Ended(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
+
+    def _go_on(self, node: NodePlan, body: Callable[..., Any], firing: Generator[Any, None, Any]) -> Any:
+        """Emit what a firing yields; the result is what it returns."""
+        while True:
+            try:
+                result = next(firing)
+            except StopIteration as end:
+                return end.value
+            emissions = self._emissions(node, body, result)
+            if emissions:
+                self._clock.post(partial(self._emitted, node, emissions))
+
+    def _emissions(self, node: NodePlan, body: Callable[..., Any], result: Any) -> list[Emission]:
+        """What a body returned or yielded, by number of output port; only here are items frozen and measured."""
         emissions = []
-        for name, item in _emissions(body, result):
+        for name, item in _pairs(body, result):
             port = next((i for i, output in enumerate(node.outputs) if output.name == name), None)
             if port is None:
                 known = ", ".join(output.name for output in node.outputs)
@@ -246,9 +275,24 @@ class Host:
             codec.freeze(item)
             crosses = any(self.plan.edges[edge].route != "local" for edge in node.outputs[port].edges)
             digest = codec.digest(item) if crosses and self._tape is not None else 0
-            emissions.append((port, item, digest, codec.size_bytes(item) if crosses else 0))
-        is_idle, is_finished = getattr(body, "is_idle", False), getattr(body, "is_finished", False)
-        return Ended(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
+            emissions.append(Emission(port, item, digest, codec.size_bytes(item) if crosses else 0))
+        return emissions
+
+    def _emitted(self, node: NodePlan, emissions: list[Emission]) -> None:
+        if not self._is_closed:
+            self.handle(ItemsEmitted(node.index, self._outputs(node, emissions)))
+
+    def _outputs(self, node: NodePlan, emissions: list[Emission]) -> tuple[Output, ...]:
+        """Emissions as the core sees them; their payloads are kept."""
+        return tuple(
+            Output(
+                emission.port,
+                self._keep(Payload(emission.item, emission.digest, emission.size_bytes)),
+                _fields(node.outputs[emission.port], emission.item),
+                emission.digest,
+            )
+            for emission in emissions
+        )
 
     def _fired(self, node: NodePlan, ended: Ended | None, error: BaseException | None) -> None:
         if ended is None or error is not None:
@@ -258,13 +302,10 @@ class Host:
         if self._trace is not None:
             until = ended.ended if ended.ended > ended.begun else now
             self._trace.add(Span(str(self.member.replica), node.name, ended.begun, until))
-        outputs = []
-        for port, item, digest, size in ended.emissions:
-            fields = _fields(node.outputs[port], item)
-            outputs.append(Output(port, self._keep(Payload(item, digest, size)), fields, digest))
         if not ended.is_idle and not ended.is_finished:
             self._waiting[node.index] = now
-        self.handle(FiringEnded(node.index, tuple(outputs), ended.is_idle, ended.is_finished))
+        outputs = self._outputs(node, ended.emissions)
+        self.handle(FiringEnded(node.index, outputs, ended.is_idle, ended.is_finished))
 
     # -- payloads ------------------------------------------------------------------------------------------------------
 
@@ -324,7 +365,7 @@ class Host:
         self._on_failed(self, self._nodes[command.node].name, command.error)
 
 
-def _emissions(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
+def _pairs(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
     """(port, item) pairs of what a body returned."""
     if result is None:
         return ()

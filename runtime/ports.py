@@ -142,6 +142,10 @@ class Outlet:
         """End a link."""
         self.starved -= self.credits.pop(link) == 0
 
+    def least(self) -> int:
+        """The credit at the consumer that has the least; without consumers, the capacity."""
+        return min(self.credits.values(), default=self.capacity)
+
     def spend(self, link: Link) -> None:
         """Use one credit; LocalProtocolError if there is none."""
         left = self.credits[link] - 1

@@ -33,6 +33,7 @@ from isthmus.runtime.events import (
     FiringEnded,
     GrantCredit,
     ItemArrived,
+    ItemsEmitted,
     NodeOpened,
     Output,
     ReplicaJoined,
@@ -64,13 +65,14 @@ class _Node:
 
     __slots__ = (
         "firings", "inlets", "is_due", "is_finished", "is_idle", "is_nudged", "is_open", "is_running", "outlets",
-        "plan", "required", "rounds", "routes", "rule",
+        "plan", "required", "rounds", "routes", "rule", "sampled",
     )  # fmt: skip
 
     def __init__(self, plan: NodePlan) -> None:
         self.plan = plan
         self.inlets: list[Inlet | None] = [_inlet(port.kind) for port in plan.inputs]
         self.required = tuple(i for i, port in enumerate(plan.inputs) if port.is_required)
+        self.sampled = tuple(i for i, port in enumerate(plan.inputs) if not port.is_required)
         self.routes: list[list[_Route]] = [[] for _ in plan.outputs]
         self.outlets: list[Outlet] = []
         self.rounds: Rounds | None = None
@@ -120,6 +122,11 @@ def _any_of(node: _Node) -> bool:
     return any(inlet is not None and inlet.is_new() for inlet in map(node.inlets.__getitem__, node.required))
 
 
+def _has_sampled(node: _Node) -> bool:
+    """Whether a sampled port has something new: what an idle node fires for."""
+    return any(inlet is not None and inlet.is_new() for inlet in map(node.inlets.__getitem__, node.sampled))
+
+
 _RULES: Final[dict[type, Callable[[_Node], bool]]] = {
     AllOf: _all_of,
     AnyOf: _any_of,
@@ -147,6 +154,7 @@ class Scheduler:
         self._connect()
         self._handlers: dict[type, Callable[[Any], None]] = {
             FiringEnded: self._firing_ended,
+            ItemsEmitted: self._items_emitted,
             ItemArrived: self._item_arrived,
             CreditGranted: self._credit_granted,
             NodeOpened: self._node_opened,
@@ -180,10 +188,14 @@ class Scheduler:
 
     # -- events --------------------------------------------------------------------------------------------------------
 
+    def _items_emitted(self, event: ItemsEmitted) -> None:
+        node = self._running(event.node)
+        self._check_outputs(node, event.outputs)
+        for output in event.outputs:
+            self._emit(node, output)
+
     def _firing_ended(self, event: FiringEnded) -> None:
-        node = self._nodes.get(event.node)
-        if node is None or not node.is_running:
-            raise LocalProtocolError(f"a firing of node {event.node} ended that had not begun")
+        node = self._running(event.node)
         self._check_outputs(node, event.outputs)
         node.is_running = False
         node.is_idle = event.is_idle
@@ -276,6 +288,12 @@ class Scheduler:
             node.is_nudged = True
             self._woken.append(node)
 
+    def _running(self, index: int) -> _Node:
+        node = self._nodes.get(index)
+        if node is None or not node.is_running:
+            raise LocalProtocolError(f"a firing of node {index} emitted or ended that had not begun")
+        return node
+
     # -- firing --------------------------------------------------------------------------------------------------------
 
     def _is_ready(self, node: _Node) -> bool:
@@ -284,7 +302,7 @@ class Scheduler:
         for outlet in node.outlets:
             if outlet.starved:
                 return False
-        return node.is_nudged if node.is_idle else node.rule(node)
+        return node.is_nudged or _has_sampled(node) if node.is_idle else node.rule(node)
 
     def _start(self, node: _Node) -> None:
         """Fire a ready node: take its inputs, give credit back."""
@@ -334,16 +352,19 @@ class Scheduler:
 
     def _check_outputs(self, node: _Node, outputs: tuple[Output, ...]) -> None:
         """Raise LocalProtocolError for outputs that no body may emit."""
-        emitted = set()
+        emitted: Counter[int] = Counter()
         for output in outputs:
             if not 0 <= output.port < len(node.routes):
                 raise LocalProtocolError(
                     f"node {node.plan.name!r} emitted on port {output.port}, which it does not have"
                 )
-            if output.port in emitted and any(route.outlet is not None for route in node.routes[output.port]):
-                name = node.plan.outputs[output.port].name
-                raise LocalProtocolError(f"node {node.plan.name!r} emitted two items on {name!r}, which feeds a Queue")
-            emitted.add(output.port)
+            emitted[output.port] += 1
+            credit = min((route.outlet.least() for route in node.routes[output.port] if route.outlet), default=1 << 30)
+            if emitted[output.port] > credit:
+                what = f"node {node.plan.name!r} emitted {emitted[output.port]} items at once on"
+                raise LocalProtocolError(
+                    f"{what} {node.plan.outputs[output.port].name!r}, which has credit for {credit}"
+                )
             for name in node.plan.outputs[output.port].fields:
                 if not isinstance((output.fields or {}).get(name), int | str):
                     where = f"node {node.plan.name!r} emitted on {node.plan.outputs[output.port].name!r} an item"
@@ -399,8 +420,6 @@ class Scheduler:
         superseded = inlet.put(link, handle, key)
         if superseded is not None:
             self._drop(superseded, "superseded")
-        if node.is_idle and port not in node.required:
-            node.is_nudged = True
         if not node.is_running:
             self._woken.append(node)
 

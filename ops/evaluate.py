@@ -1,0 +1,125 @@
+"""The evaluation nodes: the loss of the global model on held-out data, while it trains, at most so many times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, TypedDict
+
+from isthmus.ops.fragment import Fragment
+from isthmus.ops.items import Progress, Update, Vector, merge_totals
+from isthmus.ops.tree import named_leaves, tree_mean
+
+TIMES_DEFAULT: Final = 20
+
+
+class Evaluated(TypedDict):
+    """evaluator -> recorder: the loss of the global model, in the task's own unit, after `tokens` in all."""
+
+    kind: Literal["initial", "during", "final"]
+    loss: float
+    tokens: int
+
+
+class Schedule:
+    """When to evaluate: at the first version, at the end, and in between at even shares of the token budget."""
+
+    def __init__(self, tokens: int, times: int) -> None:
+        self._tokens, self._times = tokens, times
+        self._share_last = -1
+
+    def due(self, trained: int, *, is_final: bool) -> Literal["initial", "during", "final"] | None:
+        """What kind of evaluation is due now, if any."""
+        if is_final:
+            return "final"
+        share = min(self._times - 2, trained * (self._times - 1) // max(self._tokens, 1))
+        if share <= self._share_last:
+            return None
+        is_first, self._share_last = self._share_last < 0, share
+        return "initial" if is_first else "during"
+
+
+class Evaluate:
+    """Updates in, Evaluated out, of a program whose model is published in fragments."""
+
+    outputs = ("evaluation",)
+
+    def __init__(self, task: Any, fragments: Sequence[Fragment], *, tokens: int, times: int = TIMES_DEFAULT) -> None:
+        self._task, self._fragments = task, fragments
+        self._schedule = Schedule(tokens, times)
+        self._values: dict[int, Vector] = {}
+        self._final: set[int] = set()
+        self._totals: dict[tuple[int, int], int] = {}
+        self.is_finished = False
+
+    def open(self, context: Any) -> None:
+        """Make the evaluation batches."""
+        from isthmus.ops.training import Evaluation
+
+        self._evaluation = Evaluation(self._task, context.seed)
+
+    def __call__(self, update: Mapping[Any, Update] | None = None) -> dict[str, Evaluated] | None:
+        """Take in what was published; evaluate if that is due."""
+        for item in (update or {}).values():
+            self._values[item["fragment"]] = item["values"]
+            merge_totals(self._totals, item["totals"])
+            if item["kind"] == "final":
+                self._final.add(item["fragment"])
+        if len(self._values) < len(self._fragments):
+            return None
+        trained = sum(self._totals.values())
+        kind = self._schedule.due(trained, is_final=len(self._final) == len(self._fragments))
+        if kind is None:
+            return None
+        self.is_finished = kind == "final"
+        loss = self._evaluation.loss(self._evaluation.assemble(self._fragments, self._values))
+        return {"evaluation": Evaluated(kind=kind, loss=loss, tokens=trained)}
+
+
+class EvaluateMean:
+    """The learners' parameters in, Evaluated out, of a program without a global model: that of their token-weighted
+    mean. At the end the mean is emitted on `final`.
+
+    Fires by timer. Parameters and progress travel on edges of their own, so the end is taken one firing after every
+    learner has said that it is final.
+    """
+
+    outputs = ("evaluation", "final")
+
+    def __init__(self, task: Any, *, tokens: int, times: int = TIMES_DEFAULT) -> None:
+        self._task = task
+        self._schedule = Schedule(tokens, times)
+        self._parameters: dict[int, Any] = {}
+        self._reports: dict[int, Progress] = {}
+        self._was_final = False
+        self.is_finished = False
+
+    def open(self, context: Any) -> None:
+        """Make the evaluation batches."""
+        from isthmus.ops.training import Evaluation
+
+        self._evaluation = Evaluation(self._task, context.seed)
+
+    def __call__(
+        self, parameters: Mapping[Any, Any] | None = None, progress: Mapping[Any, Progress] | None = None
+    ) -> dict[str, Any] | None:
+        """Take in what came; evaluate the mean if that is due."""
+        self._parameters.update({replica.slot: tree for (replica, _), tree in (parameters or {}).items()})
+        self._reports.update({report["slot"]: report for report in (progress or {}).values()})
+        was_final, self._was_final = self._was_final, self._are_final()
+        is_final = was_final and self._was_final
+        trained = sum(report["tokens"] for report in self._reports.values())
+        kind = self._schedule.due(trained, is_final=is_final) if len(self._parameters) == len(self._reports) else None
+        if kind is None or not self._parameters:
+            return None
+        slots = sorted(self._parameters)
+        weights = [float(self._reports[slot]["tokens"]) for slot in slots]
+        mean = tree_mean(*(self._parameters[slot] for slot in slots), weights=weights)
+        evaluated = Evaluated(kind=kind, loss=self._evaluation.loss(mean), tokens=trained)
+        if not is_final:
+            return {"evaluation": evaluated}
+        self.is_finished = True
+        tensors = dict(named_leaves(mean))
+        return {"evaluation": evaluated, "final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}
+
+    def _are_final(self) -> bool:
+        return bool(self._reports) and all(report["phase"] == "final" for report in self._reports.values())

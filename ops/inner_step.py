@@ -1,0 +1,286 @@
+"""The inner-step node: a learner's boundaries, one firing each.
+
+At each boundary, in this order: adopt the updates that have come, answer the pulls that have come, then dispatch one
+step and wait for the loss of the step before, so that one step is computed while the next is prepared. The answers leave
+before the step begins. The order matters: a pull answered before the updates would carry a stale base.
+
+Phases. *ready*: with fragments, a learner waits (idle) until it has adopted all of them; without, it begins with first
+parameters of its own. *stepping*. *final*: told so by a pull of kind 'final' (or by `stop`, where there is no syncer),
+it steps no more, and stays idle to answer and to adopt. A learner whose loss is not finite says that it is sick, and
+starts its optimizer anew once it has adopted every fragment again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from isthmus.ops.accounts import FragmentLedger, clock_of
+from isthmus.ops.fragment import Fragment
+from isthmus.ops.items import Capture, Progress, Round, Update, Vector, as_totals, merge_totals
+
+if TYPE_CHECKING:
+    from isthmus.ops.training import Learner
+
+REPORT_NS: Final = 100_000_000
+STEP_TIME_DECAY: Final = 0.9
+
+
+class InnerStep:
+    """Batches in; captured fragments, progress and, every `emit_every` steps, all parameters out.
+
+    `fragments` are those of the program, none for programs that exchange whole trees; `report_every` the steps between
+    two reports of progress, which come at least every 100 ms; `tokens` the budget that the learning rate follows, where
+    nobody sends it; `alpha` how much of a learner's own fragment survives an adoption.
+    """
+
+    outputs = ("parameters", "fragment", "progress")
+
+    def __init__(
+        self,
+        task: Any,
+        *,
+        fragments: Sequence[Fragment] = (),
+        emit_every: int | None = None,
+        report_every: int = 3,
+        tokens: int = 0,
+        alpha: float = 0.0,
+    ) -> None:
+        self._task = task
+        self._fragments = tuple(fragments)
+        self._emit_every = emit_every
+        self._report_every = report_every
+        self._budget = tokens
+        self._alpha = alpha
+        self.is_idle = bool(fragments)
+        self.is_finished = False
+        self._phase: Literal["ready", "stepping", "final"] = "ready" if fragments else "stepping"
+        self._ledgers: dict[int, FragmentLedger] = {}
+        self._anchors: dict[int, Vector] = {}
+        self._answered: dict[int, tuple[int, int]] = {}
+        self._totals: dict[tuple[int, int], int] = {}
+        self._losses: list[float] = []
+        self._pending: Any = None
+        self._captured: Any = None
+        self._step = self._tokens = self._step_time = self._delay_steps = 0
+        self._reported_step = -1
+        self._reported_at = self._began_at = self._first_at = self._stepping = 0
+        self._sick = False
+        self._unhealed: set[int] = set()
+
+    def open(self, context: Any) -> None:
+        """Make the first parameters and compile every function."""
+        from isthmus.ops.data import At
+        from isthmus.ops.training import Learner
+
+        self._context = context
+        self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
+        self._learner: Learner = Learner(self._task, self._fragments, seed=context.seed, alpha=self._alpha)
+        self._learner.compile(self._task.batch(At(context.seed, self._slot, 0)))
+
+    def __call__(
+        self,
+        batch: Any,
+        update: Any = None,
+        pull: Mapping[Any, Round] | None = None,
+        progress: Any = None,
+    ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
+        """One boundary; `batch` is None where this node is idle. Yields the answers, returns everything else."""
+        before = self._phase
+        news = self._adopt_all(update) + self._hear(progress)
+        answers: list[tuple[str, Any]] = []
+        for request in sorted((pull or {}).values(), key=lambda asked: asked["round"]):
+            news += 1
+            merge_totals(self._totals, request["totals"])
+            answers.extend(self._answer(request))
+        yield answers
+        if self._phase == "stepping" and batch is not None:
+            self._train(batch)
+        if self._phase == "final":
+            self._settle_loss(None)
+        emitted = self._parameters()
+        self.is_idle = self._phase != "stepping"
+        self.is_finished = self._phase == "final" and not self._fragments
+        if self._is_report_due(has_news=news > 0 or before != self._phase):
+            emitted.append(("progress", self._report()))
+        return emitted
+
+    # -- what comes in -------------------------------------------------------------------------------------------------
+
+    def _adopt_all(self, update: Any) -> int:
+        """Adopt what came; how many items that was."""
+        items = _items(update)
+        for item in items:
+            if isinstance(item, Mapping) and "fragment" in item and "version" in item:
+                self._adopt(item)  # type: ignore[arg-type]
+            else:
+                self._learner.adopt_tree(item)
+        return len(items)
+
+    def _adopt(self, update: Update) -> None:
+        p, version = update["fragment"], (update["version"][0], update["version"][1])
+        merge_totals(self._totals, update["totals"])
+        clock = clock_of(update["clock"], self._slot)
+        ledger = self._ledgers.get(p)
+        if ledger is None:
+            self._ledgers[p] = FragmentLedger(self._incarnation, version, begin=self._tokens)
+        elif version < ledger.base:
+            return
+        else:
+            if p in self._answered:
+                self._delay_steps = self._step - self._answered.pop(p)[1]
+            ledger.adopted(version, clock, self._tokens)
+        self._anchors[p] = update["values"]
+        self._learner.adopt(p, update["values"])
+        self._heal(p)
+        if self._phase == "ready" and len(self._ledgers) == len(self._fragments):
+            self._phase = "stepping"
+
+    def _hear(self, control: Any) -> int:
+        """Take in progress and a request to stop, where this program has no syncer."""
+        items = _items(control)
+        for item in items:
+            merge_totals(self._totals, item["totals"])
+            self._budget = item["tokens"]
+            if item["stop"] and not self._fragments:
+                self._phase = "final"
+        return len(items)
+
+    def _heal(self, adopted: int) -> None:
+        self._unhealed.discard(adopted)
+        if self._sick and not self._unhealed:
+            self._learner.forget_moments()
+            self._sick = False
+
+    # -- what goes out -------------------------------------------------------------------------------------------------
+
+    def _answer(self, request: Round) -> list[tuple[str, Capture]]:
+        """The capture that a pull asks for, if it asks this incarnation and was not answered before."""
+        p, number = request["fragment"], request["round"]
+        if [self._slot, self._incarnation] not in [list(member) for member in request["members"]]:
+            return []
+        if request["kind"] == "initial":
+            return [("fragment", self._capture(request))] if p not in self._ledgers else []
+        ledger = self._ledgers.get(p)
+        if ledger is None or self._answered.get(p, (-1, 0))[0] == number:
+            return []
+        if request["kind"] == "final":
+            self._phase = "final"
+        capture = self._capture(request)
+        ledger.answered(self._tokens)
+        self._answered[p] = (number, self._step)
+        return [("fragment", capture)]
+
+    def _capture(self, request: Round) -> Capture:
+        p = request["fragment"]
+        ledger = self._ledgers.get(p)
+        return Capture(
+            fragment=p,
+            round=request["round"],
+            kind=request["kind"],
+            slot=self._slot,
+            incarnation=self._incarnation,
+            base=None if ledger is None else list(ledger.base),
+            begin=0 if ledger is None else ledger.begin,
+            end=self._tokens,
+            steps=0 if ledger is None else ledger.steps,
+            values=self._learner.extract(p),
+            anchor=self._anchors.get(p),
+        )
+
+    def _parameters(self) -> list[tuple[str, Any]]:
+        """All parameters: the copy taken a boundary ago, which the device has made by now; at the end, the last."""
+        if self._emit_every is None or "parameters" not in self._context.connected:
+            return []
+        captured, self._captured = self._captured, None
+        if self._phase == "final":
+            captured = self._learner.copy()
+        elif self._step and self._step % self._emit_every == 0:
+            self._captured = self._learner.copy()
+        return [] if captured is None else [("parameters", self._learner.tree(captured))]
+
+    # -- the step ------------------------------------------------------------------------------------------------------
+
+    def _train(self, batch: Any) -> None:
+        now = self._context.now()
+        if self._began_at and self._step:
+            took = now - self._began_at
+            self._step_time = (
+                took if not self._step_time else round(STEP_TIME_DECAY * self._step_time + (1 - STEP_TIME_DECAY) * took)
+            )
+        self._began_at = now
+        count = self._task.tokens_per_batch
+        trained = sum(self._totals.values())
+        with self._learner.turn():
+            loss = self._learner.step(batch, min(1.0, trained / self._budget) if self._budget else 0.0)
+        self._step += 1
+        self._tokens += count
+        for ledger in self._ledgers.values():
+            ledger.trained(count)
+        self._totals[(self._slot, self._incarnation)] = self._tokens
+        self._settle_loss(loss)
+
+    def _settle_loss(self, loss: Any) -> None:
+        """Read the loss of the step before, which waits until the device has made it."""
+        pending, self._pending = self._pending, loss
+        if pending is None:
+            return
+        value = float(pending)
+        self._losses.append(value)
+        if not math.isfinite(value) and not self._sick:
+            self._sick = True
+            self._unhealed = set(range(len(self._fragments)))
+
+    # -- reports -------------------------------------------------------------------------------------------------------
+
+    def _is_report_due(self, *, has_news: bool) -> bool:
+        if self._reported_step < 0 or self._phase != "stepping":
+            return self._reported_step < 0 or has_news
+        due = self._step - self._reported_step >= self._report_every
+        return due or has_news or self._context.now() - self._reported_at >= REPORT_NS
+
+    def _report(self) -> Progress:
+        self._reported_step, self._reported_at = self._step, self._context.now()
+        if self._step and self._phase == "stepping":
+            self._stepping = self._reported_at - self._first_at
+        losses, self._losses = self._losses, []
+        ledgers = [self._ledgers.get(p) for p in range(len(self._fragments))]
+        traffic = self._context.traffic
+        return Progress(
+            slot=self._slot,
+            incarnation=self._incarnation,
+            phase=self._phase,
+            step=self._step,
+            tokens=self._tokens,
+            stepping=self._stepping,
+            step_time=self._step_time,
+            loss=float(np.mean(losses)) if losses else math.nan,
+            delay_steps=self._delay_steps,
+            staleness=max((ledger.steps for ledger in ledgers if ledger is not None), default=0),
+            sick=self._sick,
+            accounts=[_account(ledger) for ledger in ledgers],
+            versions=[list(ledger.base) if ledger is not None else [0, 0] for ledger in ledgers],
+            totals=as_totals(self._totals),
+            bytes_sent=traffic.bytes_sent,
+            bytes_received=traffic.bytes_received,
+            waited=traffic.waited.get(self._context.node, 0),
+            device_kind=self._learner.device_kind,
+        )
+
+
+def _items(received: Any) -> list[Any]:
+    """The items of a port: the bare one, or those of a dict (replica, key) -> item, by replica and key."""
+    if received is None:
+        return []
+    if isinstance(received, Mapping) and received and all(isinstance(key, tuple) for key in received):
+        return [item for _, item in sorted(received.items(), key=lambda entry: (entry[0][0], str(entry[0][1])))]
+    return [received]
+
+
+def _account(ledger: FragmentLedger | None) -> list[int]:
+    if ledger is None:
+        return [0, 0, 0, 0, 0]
+    return [ledger.merged, ledger.overlapped, ledger.refused, ledger.lost, ledger.pending]

@@ -1,0 +1,156 @@
+"""The merge node: one firing per closed round, from answers to one outer gradient.
+
+It refuses what the token accounts refuse and what is not finite, weighs the rest by tokens * (tokens / steps), merges
+in slot order, and books what was merged. The quorum decided which answers came into the round; what the merged gradient
+does to the parameters is outer-step's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from isthmus.ops import merging
+from isthmus.ops.accounts import FragmentAccount, weight
+from isthmus.ops.fragment import Fragment
+from isthmus.ops.items import Answer, Gradient, Merging, Round
+
+EPOCH_FIRST = 1
+
+
+class Merge:
+    """A round and its answers in, Gradient out; `method` is 'rda' or 'average', `interval` is H."""
+
+    outputs = ("gradient",)
+
+    def __init__(self, fragments: Sequence[Fragment], *, interval: int, method: Literal["rda", "average"]) -> None:
+        self._fragments = fragments
+        self._interval = interval
+        self._method = method
+        self._accounts: dict[int, FragmentAccount] = {}
+        self._shard = self._merges = self._votes = 0
+
+    def open(self, context: Any) -> None:
+        """Load the kernels before the first round closes."""
+        self._shard = context.member.replica.slot
+        merging.warm()
+
+    def __call__(
+        self, round: Round, answer: Mapping[Any, Answer], decision: Mapping[str, Any] | None = None
+    ) -> dict[str, Gradient]:
+        """The merged outer gradient, or one without direction where nothing could be merged."""
+        answers = sorted(answer.values(), key=lambda vote: vote["slot"])
+        merging_record = self._record(round, decision or {})
+        if round["kind"] == "initial":
+            return {"gradient": self._begin(round, answers, merging_record)}
+        accepted = []
+        for vote in answers:
+            refusal = self._refusal(round, vote)
+            if refusal is None:
+                accepted.append(vote)
+            else:
+                merging_record["refused"].append([vote["slot"], refusal])
+        return {"gradient": self._merge(round, accepted, merging_record)}
+
+    def _begin(self, round: Round, answers: list[Answer], record: Merging) -> Gradient:
+        """The first version: the values of the one learner that was asked, as they are."""
+        p = round["fragment"]
+        sound = [vote for vote in answers if self._shape_refusal(vote) is None and merging.is_finite(vote["gradient"])]
+        if not sound or p in self._accounts:
+            return self._gradient(round, record, None)
+        self._accounts[p] = FragmentAccount((EPOCH_FIRST, 0), self._interval)
+        record["voters"], record["weights"] = [sound[0]["slot"]], [1.0]
+        merged = merging.Merged(sound[0]["gradient"], np.ones(len(self._fragments[p].units), np.float32))
+        return self._gradient(round, record, merged)
+
+    def _merge(self, round: Round, accepted: list[Answer], record: Merging) -> Gradient:
+        weights = [weight(vote["end"] - vote["begin"], vote["steps"]) for vote in accepted]
+        if not any(weights):
+            return self._gradient(round, record, None)
+        account = self._accounts[round["fragment"]]
+        merged = merging.merge(
+            [vote["gradient"] for vote in accepted],
+            weights,
+            [vote["norms"] for vote in accepted],
+            self._fragments[round["fragment"]],
+            self._method,
+        )
+        for vote in accepted:
+            account.merge(vote["slot"], vote["incarnation"], vote["begin"], vote["end"])
+        epoch, count = account.newest
+        account.publish((epoch, count + 1))
+        total = sum(weights)
+        voted = [(vote["slot"], share / total) for vote, share in zip(accepted, weights, strict=True) if share > 0]
+        record["voters"] = [slot for slot, _ in voted]
+        record["weights"] = [share for _, share in voted]
+        if round["kind"] == "merge":
+            self._merges += 1
+            self._votes += len(voted)
+        return self._gradient(round, record, merged)
+
+    def _refusal(self, round: Round, vote: Answer) -> str | None:
+        """Why an answer is not merged."""
+        account = self._accounts.get(round["fragment"])
+        if account is None or vote["base"] is None:
+            return "unknown base"
+        refusal = self._shape_refusal(vote) or account.refusal(
+            vote["slot"],
+            vote["incarnation"],
+            (vote["base"][0], vote["base"][1]),
+            vote["begin"],
+            vote["end"],
+            vote["steps"],
+            vote["end"] - vote["begin"],
+        )
+        if refusal is None and not (merging.is_finite(vote["gradient"]) and merging.is_finite(vote["norms"])):
+            return "not finite"
+        return refusal
+
+    def _shape_refusal(self, vote: Answer) -> str | None:
+        fragment = self._fragments[vote["fragment"]]
+        fits = vote["gradient"].shape == (fragment.size,) and vote["norms"].shape == (len(fragment.units),)
+        return None if fits else "wrong size"
+
+    def _gradient(self, round: Round, record: Merging, merged: merging.Merged | None) -> Gradient:
+        p = round["fragment"]
+        account = self._accounts.get(p)
+        version = None if account is None else list(account.newest)
+        record["version"] = version if merged is not None else None
+        record["merges"], record["votes"] = self._merges, self._votes
+        record["merged_tokens"] = (
+            [] if account is None else [[slot, tokens] for slot, tokens in sorted(account.merged.items())]
+        )
+        return Gradient(
+            fragment=p,
+            round=round["round"],
+            kind=round["kind"],
+            version=version,
+            direction=None if merged is None else merged.direction,
+            scale=None if merged is None else merged.scale,
+            clock=[] if account is None else account.clock(),
+            totals=round["totals"],
+            merging=record,
+        )
+
+    def _record(self, round: Round, decision: Mapping[str, Any]) -> Merging:
+        return Merging(
+            shard=self._shard,
+            round=round["round"],
+            fragment=round["fragment"],
+            kind=round["kind"],
+            version=None,
+            voters=[],
+            weights=[],
+            left_out=list(decision.get("left_out", [])),
+            refused=[],
+            reason=str(decision.get("reason", "")),
+            opened_at=int(decision.get("opened_at", 0)),
+            quorum_at=int(decision.get("quorum_at", 0)),
+            closed_at=int(decision.get("closed_at", 0)),
+            published_at=0,
+            merged_tokens=[],
+            merges=0,
+            votes=0,
+        )

@@ -1,0 +1,299 @@
+"""The pacer of a syncer shard: when a round opens, for which fragment, and with which learners.
+
+Decides, from what learners report and merges tell, which rounds are open at any time. It does not collect votes, wait,
+or touch values: the quorum of the merge node reads `members`, `count_min`, `grace`, `required` and `deadline` of the
+rounds that it opens.
+
+Theory of operation (the rounds of Decoupled DiLoCo, arXiv 2604.21428). Shard s of S has the fragments p with
+p mod S = s. Each is in one of these states, and never has two rounds open:
+
+    unborn --its initial round--> resting <--is due, its merge round--> merging
+                                  resting --stopping and no round open, its final round--> ended
+
+- *initial*: once enough learners are there, the one in the lowest slot sends the first version of all fragments.
+- *merge*: fragments are due on a grid of H steps of the fastest learner (`pacing`), on the terms of `terms`.
+- *final*: once the tokens are spent, or somebody asks for it, all fragments are merged a last time with everybody.
+
+An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life, unless
+all its members are over: it comes back by itself then. A shard hears of deaths only in this way: a member of a closed
+round that neither answered nor was left out alive is gone, and any later report of it brings it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from isthmus.ops.items import Control, Kind, Merging, Progress, Round, as_totals, merge_totals
+from isthmus.ops.pacing import Schedule, StepClock, rounds_in_flight_max
+from isthmus.ops.roster import Learner, Roster
+from isthmus.ops.start import Start
+from isthmus.ops.terms import Conditions, Terms, everybody
+
+
+class PacerContext(Protocol):
+    """What the pacer uses of the context that its host opens it with."""
+
+    @property
+    def member(self) -> Any:
+        """This shard: `member.replica.slot` is its number."""
+
+    def now(self) -> int:
+        """Nanoseconds, of the same clock as the instants in a Merging."""
+
+    def publish(self, statistics: dict[str, Any], /) -> None:
+        """Show these in the host's status."""
+
+
+@dataclass(slots=True)
+class OpenRound:
+    """A round whose merge has not been told yet; `item` is its newest attempt, `first` its first."""
+
+    item: Round
+    first: Round
+
+
+class Pacer:
+    """Opens the rounds of one shard: the same Round item on ports `round` (to merge) and `pull` (to the learners).
+
+    Fires on AnyOf("progress", "merged", "control"). Several rounds may leave in one firing, never two of one fragment.
+    `is_finished` once every own fragment's final round has come back.
+    """
+
+    outputs = ("round", "pull")
+
+    def __init__(
+        self,
+        *,
+        fragments: int,
+        shards: int,
+        interval: int,
+        overlap: int,
+        quorum: int,
+        grace: bool,
+        gamma: float,
+        learners: int,
+        tokens: int,
+    ) -> None:
+        """P, S, H, tau, K of the run; whether there is grace, and its safety margin gamma in [0, 1); how many learners
+        the start waits for; the tokens of the whole run.
+        """
+        self.is_finished = False
+        self._fragments, self._shards = fragments, shards
+        self._tokens = tokens
+        self._start = Start(learners)
+        self._terms = Terms(interval, overlap, quorum, gamma if grace else None)
+        self._roster, self._clock = Roster(), StepClock()
+        self._totals: dict[tuple[int, int], int] = {}
+        self._rounds: dict[int, OpenRound] = {}  # By fragment.
+        self._born: set[int] = set()
+        self._ended: set[int] = set()
+        self._round_last = 0
+        self._is_stopping = False
+
+    def open(self, context: PacerContext) -> None:
+        """Learn which shard this is."""
+        self._context = context
+        self._own = list(range(context.member.replica.slot, self._fragments, self._shards))
+        self._schedule = Schedule(self._own, self._fragments, self.interval)
+
+    @property
+    def interval(self) -> int:
+        """H as it is now, in inner steps."""
+        return self._terms.adaptation.interval
+
+    @property
+    def overlap(self) -> int:
+        """tau as it is now, in inner steps."""
+        return self._terms.adaptation.overlap
+
+    def __call__(
+        self,
+        progress: Mapping[Any, Progress] | None = None,
+        merged: Mapping[Any, Merging] | None = None,
+        control: Control | None = None,
+    ) -> list[tuple[str, Round]] | None:
+        """Take what is new, and open or renew the rounds that follow from it."""
+        for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
+            self._hear(report)
+        if control is not None:
+            merge_totals(self._totals, control["totals"])
+            self._is_stopping |= control["stop"]
+        self._is_stopping |= sum(self._totals.values()) >= self._tokens
+        for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
+            self._end(merging)
+        opened = [*self._renewals(), *self._openings()]
+        self.is_finished = self._is_stopping and len(self._ended) == len(self._own)
+        if opened or merged:
+            self._context.publish(self.statistics())
+        return [(port, item) for item in opened for port in self.outputs] or None
+
+    def statistics(self) -> dict[str, Any]:
+        """What the status shows: counts, inner steps, and durations in nanoseconds."""
+        return {
+            "rounds_opened": self._round_last,
+            "rounds_in_flight": len(self._rounds),
+            "rounds_in_flight_max": self._in_flight_max(),
+            "fragments_ended": len(self._ended),
+            "is_stopping": self._is_stopping,
+            **self._terms.statistics(self._roster.stepping()),
+        }
+
+    # -- what is heard -------------------------------------------------------------------------------------------------
+
+    def _hear(self, report: Progress) -> None:
+        """Take a learner's report. The totals of a former life still count; nothing else of it does."""
+        slot, incarnation = report["slot"], report["incarnation"]
+        merge_totals(self._totals, [*report["totals"], [slot, incarnation, report["tokens"]]])
+        known = self._roster.incarnation(slot)
+        if incarnation < known:
+            return
+        if incarnation > known:
+            self._clock.forget(slot)
+            self._terms.forget(slot)
+        self._roster.hear(report)
+        if report["phase"] == "stepping":
+            self._clock.report(slot, report["step"], self._lag_max())
+        self._is_stopping |= report["phase"] == "final"
+
+    def _report_steps(self) -> int:
+        """Learners report at least so often, in steps of their own: every ceil(H / P)."""
+        return -(-self.interval // self._fragments)
+
+    def _lag_max(self) -> int:
+        """Two learners' last reports are stale by one period each; half an interval leaves room for their ways."""
+        return max(self.interval // 2, 2 * self._report_steps())
+
+    def _end(self, merging: Merging) -> None:
+        """A merge is told: its round is over. One of a round that is not open any more is left aside."""
+        fragment = merging["fragment"]
+        found = self._rounds.get(fragment)
+        if found is None or found.item["round"] != merging["round"]:
+            return
+        del self._rounds[fragment]
+        answered = sorted({*merging["voters"], *(refused[0] for refused in merging["refused"])})
+        self._lose_members(found, {*answered, *merging["left_out"]})
+        match found.item["kind"]:
+            case "initial" if merging["version"] is None:
+                self._start.failed(fragment, found.item["members"][0], merging["reason"])
+            case "initial":
+                self._born.add(fragment)
+            case "merge":
+                self._end_merge(found, merging, answered)
+            case "final":
+                self._ended.add(fragment)
+
+    def _lose_members(self, found: OpenRound, accounted: set[int]) -> None:
+        """Note who is gone. Only members of the first attempt: a renewal may have come after the round had closed."""
+        for slot, incarnation in found.first["members"]:
+            is_listed = [slot, incarnation] in found.item["members"]
+            if is_listed and slot not in accounted and self._roster.lose(slot, incarnation):
+                self._clock.forget(slot)
+
+    def _end_merge(self, found: OpenRound, merging: Merging, answered: list[int]) -> None:
+        if not answered:
+            return
+        self._terms.observe(
+            merging,
+            answered,
+            found.item["required"],
+            self._roster.stepping(),
+            is_usual=found.first["grace"] is not None,
+            is_late=self._is_late(),
+            sweep=len(self._own),
+        )
+        if self.interval != self._schedule.interval:
+            self._schedule.stretch(self.interval, self._clock.count)
+
+    def _is_late(self) -> bool:
+        """Whether a fragment waits for room in flight for longer than the shard has between two of its fragments, and
+        than a report may be late."""
+        waiting = [fragment for fragment in self._own if fragment not in self._rounds]
+        late = max(self._schedule.late_steps(fragment, self._clock.count) for fragment in waiting)
+        return late > self.interval * self._shards / self._fragments + self._report_steps()
+
+    # -- what follows --------------------------------------------------------------------------------------------------
+
+    def _openings(self) -> list[Round]:
+        if len(self._born) < len(self._own):
+            return self._open_initial()
+        return self._open_final() if self._is_stopping else self._open_merges()
+
+    def _open_initial(self) -> list[Round]:
+        """The first version of all fragments that have none."""
+        giver = self._start.giver(_members(self._roster.live()), self._context.now())
+        if giver is None:
+            return []
+        unborn = [fragment for fragment in self._own if fragment not in self._born]
+        return [self._open_round(each, "initial", [giver]) for each in unborn if each not in self._rounds]
+
+    def _open_merges(self) -> list[Round]:
+        """What is due, the longest overdue first, as far as there is room in flight."""
+        members = _members(self._roster.stepping())
+        due = [fragment for fragment in self._schedule.due(self._clock.count) if fragment not in self._rounds]
+        room = max(0, self._in_flight_max() - len(self._rounds))
+        opened = []
+        for fragment in due[:room] if members else ():
+            self._schedule.serve(fragment, self._clock.count)
+            opened.append(self._open_round(fragment, "merge", members))
+        return opened
+
+    def _in_flight_max(self) -> int:
+        return rounds_in_flight_max(self.overlap, self._fragments, self.interval, self._shards)
+
+    def _open_final(self) -> list[Round]:
+        """All final rounds at once, when nothing else is open and somebody has adopted the model."""
+        members = _members(self._roster.finishing())
+        if self._rounds or not members:
+            return []
+        return [self._open_round(each, "final", members) for each in self._own if each not in self._ended]
+
+    def _renewals(self) -> list[Round]:
+        """New attempts of the open rounds whose members have changed by more than deaths."""
+        renewed = []
+        for _, found in sorted(self._rounds.items()):
+            item = found.item
+            if item["kind"] == "initial":
+                continue  # It has a single member, and comes back without an answer when that is gone.
+            members = _members(self._roster.finishing() if item["kind"] == "final" else self._roster.stepping())
+            over = [member for member in item["members"] if self._roster.incarnation(member[0]) > member[1]]
+            joined = [member for member in members if member not in item["members"]]
+            if members and len(over) < len(item["members"]) and (over or joined):
+                found.item = self._round(item["round"], item["fragment"], item["attempt"] + 1, item["kind"], members)
+                renewed.append(found.item)
+        return renewed
+
+    # -- rounds --------------------------------------------------------------------------------------------------------
+
+    def _open_round(self, fragment: int, kind: Kind, members: list[list[int]]) -> Round:
+        self._round_last += 1
+        item = self._round(self._round_last, fragment, 1, kind, members)
+        self._rounds[fragment] = OpenRound(item, first=item)
+        return item
+
+    def _round(self, number: int, fragment: int, attempt: int, kind: Kind, members: list[list[int]]) -> Round:
+        """The item of one attempt, on the terms of this moment."""
+        match kind:
+            case "initial":
+                conditions = Conditions(1, 0, [], None)
+            case "merge":
+                conditions = self._terms.of(fragment, self._roster.stepping())
+            case "final":
+                conditions = everybody(len(members))
+        return Round(
+            round=number,
+            fragment=fragment,
+            attempt=attempt,
+            kind=kind,
+            members=members,
+            count_min=conditions.count_min,
+            grace=conditions.grace,
+            required=conditions.required,
+            deadline=conditions.deadline,
+            totals=as_totals(self._totals),
+        )
+
+
+def _members(learners: Iterable[Learner]) -> list[list[int]]:
+    return [learner.member for learner in learners]

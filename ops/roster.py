@@ -1,0 +1,75 @@
+"""What a shard knows of the learners: the last report of the newest life of each slot.
+
+Decides who counts as live, stepping or finishing. Does not decide what follows from it, nor hear anything but reports:
+who is gone is said by the caller (`lose`), and unsaid by that learner's next report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from isthmus.ops.items import Progress
+
+Phase: TypeAlias = Literal["ready", "stepping", "final"]
+
+
+@dataclass(slots=True)
+class Learner:
+    """One learner's last report; `step_time` in nanoseconds, `delay_steps` in inner steps, 0 where not known yet."""
+
+    slot: int
+    incarnation: int
+    phase: Phase
+    step_time: int
+    delay_steps: int
+    is_gone: bool = False
+
+    @property
+    def member(self) -> list[int]:
+        """[slot, incarnation], as a round lists it."""
+        return [self.slot, self.incarnation]
+
+
+class Roster:
+    """The learners of a run, by slot."""
+
+    def __init__(self) -> None:
+        self._learners: dict[int, Learner] = {}
+
+    def incarnation(self, slot: int) -> int:
+        """The newest life of a slot; 0 if it was never heard of."""
+        return self._learners[slot].incarnation if slot in self._learners else 0
+
+    def hear(self, report: Progress) -> None:
+        """Take a report; one of a former life changes nothing."""
+        slot, incarnation = report["slot"], report["incarnation"]
+        if incarnation >= self.incarnation(slot):
+            self._learners[slot] = Learner(
+                slot, incarnation, report["phase"], report["step_time"], report["delay_steps"]
+            )
+
+    def lose(self, slot: int, incarnation: int) -> bool:
+        """Note that a life of a slot is gone; whether that is news."""
+        learner = self._learners.get(slot)
+        if learner is None or learner.incarnation != incarnation or learner.is_gone:
+            return False
+        learner.is_gone = True
+        return True
+
+    def live(self) -> list[Learner]:
+        """All that are not gone, by slot."""
+        return self._those(lambda learner: not learner.is_gone)
+
+    def stepping(self) -> list[Learner]:
+        """The live ones in phase 'stepping', by slot: the members of an ordinary round."""
+        return self._those(lambda learner: learner.phase == "stepping" and not learner.is_gone)
+
+    def finishing(self) -> list[Learner]:
+        """All that hold work, by slot: the members of a final round. Those gone are listed too, for the quorum to drop,
+        so that a run whose learners are all gone comes to its end."""
+        return self._those(lambda learner: learner.phase != "ready")
+
+    def _those(self, holds: Callable[[Learner], bool]) -> list[Learner]:
+        return [learner for _, learner in sorted(self._learners.items()) if holds(learner)]

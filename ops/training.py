@@ -1,0 +1,204 @@
+"""The device side of inner-step: the jitted functions, and the state that only they touch.
+
+Buffers. The state is donated to every step, so nothing outside may hold one of its leaves. A fragment leaves through
+its own jitted `extract`, dispatched before the next step by the thread that owns the state; its result is a new array.
+An update enters through `adopt`, which donates the leaves it replaces; the update's own buffer is never written again,
+for JAX may alias it for ever. Compiled functions are shared by all learners of a process that train one task.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from isthmus.ops.fragment import Fragment, Unit
+from isthmus.ops.items import Vector
+from isthmus.ops.tree import named_leaves
+from isthmus.ops.turnstile import CORES
+
+_COMPILING = threading.Lock()
+"""Learners of one process would each compile the same function if they asked at once."""
+
+
+class Functions:
+    """The compiled functions of one (task, fragments, alpha)."""
+
+    def __init__(self, task: Any, fragments: tuple[Fragment, ...], alpha: float) -> None:
+        shapes = jax.eval_shape(task.init, jax.random.key(0))
+        names = [name for name, _ in named_leaves(shapes)]
+        leaves, self.treedef = jax.tree.flatten(shapes)
+        self._dtypes = [leaf.dtype for leaf in leaves]
+        self.optimizer = optax.with_extra_args_support(task.optimizer)
+        self.step: Callable[..., Any] = jax.jit(partial(self._step, task.loss), donate_argnums=0)
+        self.copy: Callable[..., Any] = jax.jit(lambda leaves: [jnp.copy(leaf) for leaf in leaves])
+        index = {name: i for i, name in enumerate(names)}
+        self.touched = [sorted({index[unit.tensor] for unit in fragment.units}) for fragment in fragments]
+        self.extract: list[Callable[..., Any]] = []
+        self.adopt: list[Callable[..., Any]] = []
+        for fragment, touched in zip(fragments, self.touched, strict=True):
+            places = {names[i]: place for place, i in enumerate(touched)}
+            self.extract.append(jax.jit(partial(_extract, fragment, places)))
+            self.adopt.append(jax.jit(partial(_adopt, fragment, places, alpha), donate_argnums=0))
+
+    def _step(self, loss_of: Callable[..., Any], state: tuple[Any, Any], batch: Any, progress: Any) -> Any:
+        """One inner step: (leaves, optimizer state) -> the same, and the loss before the step."""
+        leaves, moments = state
+        parameters = jax.tree.unflatten(self.treedef, leaves)
+        loss, gradients = jax.value_and_grad(loss_of)(parameters, batch)
+        updates, moments = self.optimizer.update(gradients, moments, parameters, progress=progress)
+        return (jax.tree.leaves(optax.apply_updates(parameters, updates)), moments), loss
+
+
+@lru_cache(maxsize=8)
+def functions_of(task: Any, fragments: tuple[Fragment, ...], alpha: float) -> Functions:
+    """The functions of a task, the same object for the same arguments."""
+    return Functions(task, fragments, alpha)
+
+
+class Learner:
+    """The state of one learner: parameters and optimizer moments, on the device."""
+
+    def __init__(self, task: Any, fragments: Sequence[Fragment], *, seed: int, alpha: float = 0.0) -> None:
+        with _COMPILING:
+            self._functions = functions_of(task, tuple(fragments), alpha)
+        parameters = task.init(jax.random.key(seed))
+        # A copy, because a task may return arrays that it keeps, and these are about to be donated.
+        self._leaves = [jnp.array(leaf) for leaf in jax.tree.leaves(parameters)]
+        self._moments = self._functions.optimizer.init(parameters)
+        self._shares_cores = jax.default_backend() == "cpu"
+        self._dispatched: jax.Array | None = None
+
+    def compile(self, batch: Any) -> None:
+        """Compile everything that this learner will call, on a copy of its state."""
+        with _COMPILING:
+            functions = self._functions
+            state = (functions.copy(self._leaves), jax.tree.map(jnp.copy, self._moments))
+            (leaves, _), loss = functions.step(state, batch, np.float32(0.0))
+            for p, touched in enumerate(functions.touched):
+                values = functions.extract[p]([leaves[i] for i in touched])
+                for i, leaf in zip(
+                    touched, functions.adopt[p]([leaves[i] for i in touched], np.asarray(values)), strict=True
+                ):
+                    leaves[i] = leaf
+            for leaf in [*leaves, loss]:
+                leaf.block_until_ready()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Where learners share the cores of a process, a turn at them, until what was dispatched in it is computed."""
+        if self._shares_cores:
+            with CORES:
+                yield
+                if self._dispatched is not None:
+                    self._dispatched.block_until_ready()
+        else:
+            yield
+
+    def step(self, batch: Any, progress: float) -> jax.Array:
+        """Dispatch one inner step; the result is its loss, which may still be on its way."""
+        state = (self._leaves, self._moments)
+        (self._leaves, self._moments), loss = self._functions.step(state, batch, np.float32(progress))
+        self._dispatched = loss
+        return loss  # type: ignore[no-any-return]
+
+    def extract(self, fragment: int) -> jax.Array:
+        """The values of a fragment after the steps dispatched so far, float32[n], on its way to the host."""
+        touched = self._functions.touched[fragment]
+        values = self._functions.extract[fragment]([self._leaves[i] for i in touched])
+        values.copy_to_host_async()
+        return values  # type: ignore[no-any-return]
+
+    def adopt(self, fragment: int, values: Vector) -> None:
+        """Replace a fragment by alpha times itself and 1 - alpha times `values`, float32[n]."""
+        touched = self._functions.touched[fragment]
+        adopted = self._functions.adopt[fragment]([self._leaves[i] for i in touched], values)
+        for i, leaf in zip(touched, adopted, strict=True):
+            self._leaves[i] = leaf
+
+    def adopt_tree(self, parameters: Any) -> None:
+        """Replace all parameters by a tree of the same structure."""
+        self._leaves = [jnp.array(leaf) for leaf in jax.tree.leaves(parameters)]
+
+    def copy(self) -> list[jax.Array]:
+        """A copy of all parameters after the steps dispatched so far, as leaves."""
+        return self._functions.copy(self._leaves)  # type: ignore[no-any-return]
+
+    def tree(self, leaves: Sequence[Any]) -> Any:
+        """Leaves as the task's tree, in NumPy arrays of their own."""
+        return jax.tree.unflatten(self._functions.treedef, [np.array(leaf) for leaf in leaves])
+
+    def forget_moments(self) -> None:
+        """Start the optimizer anew at the present parameters."""
+        parameters = jax.tree.unflatten(self._functions.treedef, self._leaves)
+        self._moments = self._functions.optimizer.init(parameters)
+
+    @property
+    def device_kind(self) -> str:
+        """What the accelerator calls itself."""
+        return str(jax.local_devices()[0].device_kind)
+
+
+def _extract(fragment: Fragment, places: dict[str, int], leaves: list[Any]) -> jax.Array:
+    """The flat float32 payload of a fragment."""
+    return jnp.concatenate([jnp.ravel(_rows(unit, leaves[places[unit.tensor]])) for unit in fragment.units]).astype(
+        jnp.float32
+    )
+
+
+def _adopt(fragment: Fragment, places: dict[str, int], alpha: float, leaves: list[Any], values: Any) -> list[Any]:
+    """The touched leaves with a fragment's payload written into them."""
+    result = list(leaves)
+    for unit, begin, end in zip(fragment.units, fragment.offsets, fragment.offsets[1:], strict=False):
+        place = places[unit.tensor]
+        leaf = result[place]
+        new = values[begin:end].reshape(unit.values_shape).astype(leaf.dtype)
+        if alpha:
+            new = alpha * _rows(unit, leaf) + (1.0 - alpha) * new
+        result[place] = leaf.at[unit.start : unit.stop].set(new) if unit.is_split else new
+    return result
+
+
+def _rows(unit: Unit, leaf: Any) -> Any:
+    return leaf[unit.start : unit.stop] if unit.is_split else leaf
+
+
+class Evaluation:
+    """The mean loss of a task over its evaluation batches."""
+
+    def __init__(self, task: Any, seed: int) -> None:
+        self._batches = list(task.evaluation_batches(seed))
+        self._loss = jax.jit(task.loss)
+        self._shapes = jax.eval_shape(task.init, jax.random.key(0))
+
+    def loss(self, parameters: Any) -> float:
+        """Of a tree of parameters, in the task's own unit."""
+        return float(np.mean([self._loss_of(parameters, batch) for batch in self._batches]))
+
+    def _loss_of(self, parameters: Any, batch: Any) -> float:
+        with CORES:
+            return float(self._loss(parameters, batch))
+
+    def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Any:
+        """The parameter tree that the fragments make up, in NumPy arrays."""
+        tensors = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in named_leaves(self._shapes)}
+        for fragment in fragments:
+            write(fragment, values[fragment.index], tensors)
+        return jax.tree.unflatten(jax.tree.structure(self._shapes), list(tensors.values()))
+
+
+def write(fragment: Fragment, values: Vector, tensors: dict[str, Any]) -> None:
+    """Write a fragment's payload into NumPy tensors by name."""
+    for unit, begin, end in zip(fragment.units, fragment.offsets, fragment.offsets[1:], strict=False):
+        tensor = tensors[unit.tensor]
+        if unit.is_split:
+            tensor[unit.start : unit.stop] = values[begin:end].reshape(unit.values_shape)
+        else:
+            tensor[...] = values[begin:end].reshape(unit.values_shape)

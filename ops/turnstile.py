@@ -1,0 +1,51 @@
+"""Turns at the cores, for learners that share one process.
+
+XLA's CPU runtime runs every computation of a process on one pool of threads, which takes the newest work first: of four
+learners on two cores two starve for hundreds of milliseconds while the other two run. So whoever computes on the CPU
+takes a turn, in order of arrival, of which there are as many as cores. Learners with a process of their own, or an
+accelerator, take no turns.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from types import TracebackType
+
+
+class Turnstile:
+    """A semaphore that serves in order of arrival; a context manager."""
+
+    def __init__(self, turns: int) -> None:
+        """ValueError for fewer than one turn."""
+        if turns < 1:
+            raise ValueError(f"a turnstile: expected at least 1 turn, found {turns}")
+        self._free = turns
+        self._lock = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        """Wait for a turn."""
+        with self._lock:
+            if self._free and not self._waiting:
+                self._free -= 1
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self._waiting.append(mine)
+        mine.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hand the turn to whoever has waited longest."""
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._free += 1
+
+
+CORES = Turnstile(len(os.sched_getaffinity(0)))
+"""The turns of this process."""

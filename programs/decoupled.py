@@ -1,0 +1,149 @@
+"""Decoupled DiLoCo (arXiv 2604.21428): learners that never wait, and a syncer that merges what has arrived.
+
+    learner role:  data --Queue--> inner-step --Latest(fragment)--> fragment-send
+    syncer role:   pacer --Queue--> merge [Quorum] --Queue--> outer-step
+    between:       pacer ==pull==> inner-step        fragment-send ==answer==> merge
+                   outer-step ==update==> inner-step, evaluator        inner-step ==progress==> every pacer
+
+Everything that crosses between hosts is Latest, and inner-step requires only its own data: `verify` proves that it is
+free-running. A syncer shard s owns the fragments p with p mod S = s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+from isthmus.ops.batches import Batches
+from isthmus.ops.evaluate import Evaluate
+from isthmus.ops.fragment import count_default, partition, units_max
+from isthmus.ops.fragment_send import FragmentSend
+from isthmus.ops.inner_step import InnerStep
+from isthmus.ops.merge import Merge
+from isthmus.ops.nesterov import settings_for
+from isthmus.ops.outer_step import OuterStep
+from isthmus.ops.pacer import Pacer
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph import AnyOf, Graph, Job, Latest, Queue, Quorum
+
+Rule = Literal["rda", "average"]
+LEARNERS_MAX = 64
+
+
+def build(
+    job: Job,
+    *,
+    fragments: int | None = None,
+    interval: int = 24,
+    overlap: int = 2,
+    quorum: int = 1,
+    grace: bool = True,
+    gamma: float = 0.8,
+    shards: int = 1,
+    merge: Rule = "rda",
+    alpha: float = 0.0,
+    outer_lr: float | None = None,
+    outer_momentum: float | None = None,
+) -> Graph:
+    """The graph. ConfigError, with every fault, for settings out of range.
+
+    - `fragments`: P, min(8, units) if absent. `interval`: H, inner steps between two merges of one fragment.
+    - `overlap`: tau, the inner steps that a round may take. `quorum`: K, the answers that a round needs.
+    - `grace`: whether the syncer waits for more answers while that costs nothing; `gamma`: its safety margin, below 1.
+    - `shards`: S, syncers. `merge`: 'rda' or 'average'. `alpha`: how much of a learner's own fragment survives.
+    - `outer_lr`, `outer_momentum`: eta and mu; by the number of sweeps of the run if absent.
+    """
+    settings = dict(locals())
+    settings.pop("job")
+    faults = list(_faults(job, settings))
+    if faults:
+        raise ConfigError.of(faults)
+    parts = partition(job.layout, fragments if fragments is not None else count_default(job.layout))
+    sweeps = job.tokens / (job.learners * interval * job.tokens_per_batch)
+    lr, momentum = settings_for(sweeps)
+    graph = Graph("decoupled-diloco")
+    learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
+    syncer = graph.role("syncer", replicas=(shards, shards))
+    evaluator = graph.role("evaluator", replicas=(1, 1))
+
+    data = learner.node("data", Batches, job.task)
+    step = learner.node(
+        "inner-step",
+        InnerStep,
+        job.task,
+        fragments=parts,
+        report_every=math.ceil(interval / len(parts)),
+        tokens=job.tokens,
+        alpha=alpha,
+        free_running=True,
+    )
+    send = learner.node("fragment-send", FragmentSend, parts)
+    pacer = syncer.node(
+        "pacer",
+        Pacer,
+        fragments=len(parts),
+        shards=shards,
+        interval=interval,
+        overlap=overlap,
+        quorum=quorum,
+        grace=grace,
+        gamma=gamma,
+        learners=job.learners,
+        tokens=job.tokens,
+        fires=AnyOf("progress", "merged", "control"),
+    )
+    votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
+    merging = syncer.node("merge", Merge, parts, interval=interval, method=merge, fires=votes)
+    outer = syncer.node(
+        "outer-step",
+        OuterStep,
+        parts,
+        lr=lr if outer_lr is None else outer_lr,
+        momentum=momentum if outer_momentum is None else outer_momentum,
+    )
+    evaluate = evaluator.node("evaluate", Evaluate, job.task, parts, tokens=job.tokens, fires=AnyOf("update"))
+
+    rounds_max = 2 * len(parts) + 2
+    graph.edge(data["batch"], step["batch"], Queue(capacity=2))
+    graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
+    graph.edge(send["answer"], merging["answer"], Latest("fragment"), to=syncer.at("fragment"))
+    graph.edge(pacer["round"], merging["round"], Queue(capacity=rounds_max))
+    graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=rounds_max))
+    graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
+    graph.edge(pacer["pull"], step["pull"], Latest("fragment"))
+    graph.edge(outer["update"], step["update"], Latest("fragment"))
+    graph.edge(outer["update"], evaluate["update"], Latest("fragment"))
+    graph.edge(step["progress"], pacer["progress"], Latest())
+    return graph
+
+
+def _faults(job: Job, settings: dict[str, Any]) -> Iterator[Fault]:
+    """Everything that is out of range."""
+
+    def fault(name: str, expected: str, do: str) -> Fault:
+        return Fault(f"setting program.{name} of decoupled-diloco", expected, repr(settings[name]), do)
+
+    fragments, units = settings["fragments"], units_max(job.layout)
+    if fragments is not None and not 1 <= fragments <= units:
+        yield fault("fragments", f"1 to {units}, the units of this model", "Choose one of these, or leave it out.")
+    if settings["interval"] < 1:
+        yield fault("interval", "at least 1 inner step", "The published interval is 24.")
+    if not 0 <= settings["overlap"] <= settings["interval"]:
+        expected = f"0 to interval = {settings['interval']} inner steps"
+        yield fault("overlap", expected, "Lower the overlap, or raise the interval.")
+    if not 1 <= settings["quorum"] <= job.learners:
+        yield fault("quorum", f"1 to the number of learners, {job.learners}", "Lower the quorum, or add learners.")
+    if not 0 < settings["gamma"] < 1:
+        yield fault("gamma", "a safety margin above 0 and below 1", "The default is 0.8.")
+    shards_max = fragments if fragments is not None and 1 <= fragments <= units else min(8, units)
+    if not 1 <= settings["shards"] <= shards_max:
+        yield fault("shards", f"1 to the number of fragments, {shards_max}", "A shard needs a fragment to serve.")
+    if settings["merge"] not in get_args(Rule):
+        yield fault("merge", "'rda' or 'average'", "Choose one of them.")
+    if not 0 <= settings["alpha"] < 1:
+        yield fault("alpha", "at least 0 and below 1", "0 lets every update replace the learner's fragment.")
+    if settings["outer_lr"] is not None and not settings["outer_lr"] > 0:
+        yield fault("outer_lr", "a number above 0", "Leave it out for the default.")
+    if settings["outer_momentum"] is not None and not 0 <= settings["outer_momentum"] < 1:
+        yield fault("outer_momentum", "at least 0 and below 1", "Leave it out for the default.")

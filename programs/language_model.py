@@ -1,0 +1,120 @@
+"""The shipped task: a small transformer that learns to predict text, byte by byte.
+
+By default it is nano (131,904 parameters) on the sources of Python's standard library; the keywords of `task` are the
+settings of section `task.`, and make it larger, or train it on other text or on tokens. Importing this module imports
+no jax, so that a wrong setting is found in no time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+from isthmus.ops.corpus import Corpus, load
+from isthmus.ops.data import Windows
+from isthmus.ops.sources import DataError, Source, find
+from isthmus.programs.task import Task
+from isthmus.runtime.errors import ConfigError, Fault
+
+
+def task(
+    *,
+    layers: int = 2,
+    width: int = 64,
+    heads: int = 4,
+    context: int = 64,
+    tied: bool = False,
+    dtype: str = "float32",
+    batch: int = 8,
+    lr: float = 0.006,
+    warmup: float = 0.05,
+    weight_decay: float = 0.1,
+    clip: float = 1.0,
+    data: tuple[str, ...] = (),
+    vocabulary: int | None = None,
+    token_dtype: str = "uint16",
+) -> Task:
+    """The language model as a Task. ConfigError, with every fault, for a setting out of range and for wrong data.
+
+    - `layers`, `width`, `heads`, `context` (tokens), `tied` (the output head is the token embedding), `dtype`
+      ("float32" or "bfloat16", of the computation: parameters are float32): the model.
+    - `batch`: sequences a batch. `lr`: the peak of the learning rate; `warmup`: the share of the run in which it rises
+      to there; `weight_decay` of matrices; `clip`: the largest global norm of a gradient.
+    - `data`: files and folders, read as bytes, or `.npy` and `.bin` files of token ids with their `vocabulary` size;
+      `token_dtype`: "uint16" or "uint32", of `.bin` files. Nothing is the standard library.
+
+    The evaluation is 256 windows of held-out text (or the next multiple of `batch`), the same in every run.
+    """
+    faults = list(_faults(dict(locals())))
+    if faults:
+        raise ConfigError.of(faults)
+    try:
+        corpus = _load(find(data), vocabulary, token_dtype)
+        windows = Windows(corpus, sequences=batch, length=context + 1)
+    except DataError as error:
+        raise ConfigError(error.doing, error.expected, error.found, error.do) from error
+
+    from isthmus.ops import model, optimizer
+
+    config = model.ModelConfig(corpus.vocabulary, layers, width, heads, context, tied=tied, dtype=dtype)
+    return Task(
+        partial(model.init, config),
+        partial(model.loss, config),
+        windows.batch,
+        tokens_per_batch=batch * context,
+        optimizer=optimizer.adamw(peak=lr, warmup=warmup, weight_decay=weight_decay, clip=clip),
+        evaluation=windows.evaluation_batches,
+        embeddings=("embedding",) if tied else ("embedding", "head"),
+    )
+
+
+class _Rule(NamedTuple):
+    """What a setting has to be: its types, a predicate, and both in words."""
+
+    types: tuple[type, ...]
+    holds: Callable[[Any], bool]
+    expected: str
+
+
+_COUNT = _Rule((int,), lambda value: value >= 1, "an integer of at least 1")
+_NUMBER = (int, float)
+_DTYPES, _TOKEN_DTYPES = ("float32", "bfloat16"), ("uint16", "uint32")
+_RULES: Mapping[str, _Rule] = {
+    "layers": _COUNT,
+    "width": _COUNT,
+    "heads": _COUNT,
+    "context": _COUNT,
+    "tied": _Rule((bool,), lambda _: True, "true or false"),
+    "dtype": _Rule((str,), _DTYPES.__contains__, " or ".join(_DTYPES)),
+    "batch": _COUNT,
+    "lr": _Rule(_NUMBER, lambda value: 0 < value < math.inf, "a number above 0"),
+    "warmup": _Rule(_NUMBER, lambda value: 0 <= value < 1, "a number from 0 to below 1, a share of the run"),
+    "weight_decay": _Rule(_NUMBER, lambda value: 0 <= value < math.inf, "a number of at least 0"),
+    "clip": _Rule(_NUMBER, lambda value: 0 < value < math.inf, "a number above 0"),
+    "data": _Rule((tuple, list), lambda paths: all(isinstance(path, str) for path in paths), "a tuple of paths"),
+    "vocabulary": _Rule((int, type(None)), lambda value: value is None or 2 <= value < 1 << 31, "from 2 to 2^31 - 1"),
+    "token_dtype": _Rule((str,), _TOKEN_DTYPES.__contains__, " or ".join(_TOKEN_DTYPES)),
+}
+
+
+def _faults(settings: Mapping[str, Any]) -> Iterator[Fault]:
+    wrong = set()
+    for name, rule in _RULES.items():
+        value = settings[name]
+        is_bool = isinstance(value, bool) and bool not in rule.types
+        if is_bool or not isinstance(value, rule.types) or not rule.holds(value):
+            wrong.add(name)
+            yield Fault(f"Setting task.{name}", rule.expected, repr(value), f"Change task.{name}, or leave it out.")
+    width, heads = settings["width"], settings["heads"]
+    if not wrong & {"width", "heads"} and (width % heads or width // heads % 2):
+        do = f"Set task.width to a multiple of {2 * heads}, or change task.heads."
+        expected = "a width that divides into heads of even size"
+        yield Fault("Setting task.width and task.heads", expected, f"width {width} and {heads} heads", do)
+
+
+@lru_cache(maxsize=2)
+def _load(sources: tuple[Source, ...], vocabulary: int | None, token_dtype: str) -> Corpus:
+    """The corpus, read once for all learners of a process; a file that has changed is another Source."""
+    return load(sources, vocabulary=vocabulary, token_dtype=token_dtype)

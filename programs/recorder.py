@@ -1,0 +1,201 @@
+"""The recorder: keeps what a run leaves behind, and is where somebody who watches looks.
+
+It writes metrics, evaluations, merges and the final model into the run folder as they come, publishes a status twice a
+second, passes on a request to stop, and knows when a run is over: everything final has arrived. Where a program has no
+syncer it also keeps the token budget. It decides nothing about training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from isthmus.ops.evaluate import Evaluated
+from isthmus.ops.items import Control, Merging, Progress, as_totals, merge_totals
+from isthmus.ops.items import Final as FinalItem
+from isthmus.runtime.store import Lines, write_tensors
+
+METRIC_NS: Final = 200_000_000
+"""A learner's lines in metrics.jsonl are at least this far apart: a day of them is some tens of megabytes."""
+STATUS_NS: Final = 500_000_000
+SETTLE_NS: Final = 5_000_000_000
+"""How long after the last final fragment the learners' last reports are waited for."""
+
+
+class Recorder:
+    """Fires by timer and samples everything. `has_syncer`: the model comes in `final` fragments, and shards keep the
+    budget; `has_evaluator`: a final evaluation comes. `controls`: whether somebody listens to `control`."""
+
+    outputs = ("control",)
+
+    def __init__(self, folder: Path, *, tokens: int, has_syncer: bool, has_evaluator: bool) -> None:
+        self._folder = folder
+        self._budget = tokens
+        self._has_syncer, self._has_evaluator = has_syncer, has_evaluator
+        self._totals: dict[tuple[int, int], int] = {}
+        self._reports: dict[int, Progress] = {}
+        self._reported_at: dict[int, int] = {}
+        self._merging: dict[int, Merging] = {}
+        self._evaluations: list[Evaluated] = []
+        self._final: set[int] = set()
+        self._final_at: int | None = None
+        self._zero: int | None = None
+        self._published_at = -STATUS_NS
+        self._early: list[tuple[Lines, dict[str, Any]]] = []
+        self._is_stopping = False
+        self.is_finished = False
+
+    def open(self, context: Any) -> None:
+        """Open the files."""
+        self._context = context
+        self._began_at = context.now()
+        self._metrics = Lines(self._folder / "metrics.jsonl")
+        self._merges = Lines(self._folder / "merges.jsonl")
+        self._losses = Lines(self._folder / "evaluations.jsonl")
+
+    def close(self) -> None:
+        """Close the files."""
+        self._flush_early()
+        for lines in (self._metrics, self._merges, self._losses):
+            lines.close()
+
+    def __call__(
+        self,
+        progress: Mapping[Any, Progress] | None = None,
+        merged: Mapping[Any, Merging] | None = None,
+        evaluation: Any = None,
+        final: Any = None,
+    ) -> dict[str, Control] | None:
+        """Write down what is new; say stop where somebody asked, or where the budget is this recorder's to keep."""
+        now = self._context.now()
+        for report in sorted((progress or {}).values(), key=lambda item: item["slot"]):
+            self._hear(report, now)
+        for merging in sorted((merged or {}).values(), key=lambda item: (item["published_at"], item["fragment"])):
+            self._write_merge(merging)
+        for evaluated in _items(evaluation):
+            self._evaluations.append(evaluated)
+            line = {"tokens": evaluated["tokens"], "eval_loss": evaluated["loss"], "kind": evaluated["kind"]}
+            self._write(self._losses, now, line)
+        for item in _items(final):
+            self._write_final(item, now)
+        self.is_finished = self._is_over(now)
+        if self.is_finished or now - self._published_at >= STATUS_NS:
+            self._published_at = now
+            self._context.publish(self._status(now))
+        return self._control()
+
+    # -- what came -----------------------------------------------------------------------------------------------------
+
+    def _hear(self, report: Progress, now: int) -> None:
+        slot = report["slot"]
+        merge_totals(self._totals, report["totals"])
+        if self._zero is None and report["step"]:
+            self._zero = now - report["stepping"]
+            self._flush_early()
+        known = self._reports.get(slot)
+        self._reports[slot] = report
+        is_new_phase = known is None or known["phase"] != report["phase"]
+        if not is_new_phase and now - self._reported_at.get(slot, -METRIC_NS) < METRIC_NS:
+            return
+        self._reported_at[slot] = now
+        line = {name: report[name] for name in ("incarnation", "phase", "step", "tokens")}
+        loss = report["loss"] if math.isfinite(report["loss"]) else None
+        more = {name: report[name] for name in ("staleness", "bytes_sent", "bytes_received", "sick")}
+        self._write(self._metrics, now, {"learner": slot, **line, "loss": loss, **more})
+
+    def _write_merge(self, merging: Merging) -> None:
+        self._merging[merging["fragment"]] = merging
+        names = ("fragment", "round", "kind", "version", "voters", "weights", "left_out", "refused", "reason")
+        line: dict[str, Any] = {name: merging[name] for name in names}
+        line["quorum_ms"] = (merging["quorum_at"] - merging["opened_at"]) / 1e6
+        line["grace_ms_used"] = (merging["closed_at"] - merging["quorum_at"]) / 1e6
+        self._write(self._merges, merging["published_at"], line)
+
+    def _write_final(self, item: FinalItem, now: int) -> None:
+        path = self._folder / "snapshots" / "final" / f"fragment-{item['fragment']}.safetensors"
+        write_tensors(path, item["tensors"])
+        self._final.add(item["fragment"])
+        self._final_at = now
+
+    def _write(self, lines: Lines, at: int, line: dict[str, Any]) -> None:
+        """Add a line; times count from the first inner step of any learner, so early lines wait for it."""
+        line = {"time": at, **line}
+        self._early.append((lines, line))
+        if self._zero is not None:
+            self._flush_early()
+
+    def _flush_early(self) -> None:
+        zero = self._zero if self._zero is not None else self._began_at
+        for lines, line in self._early:
+            lines.append({**line, "time": round((line["time"] - zero) / 1e9, 6)})
+        self._early.clear()
+
+    # -- what goes out -------------------------------------------------------------------------------------------------
+
+    def _control(self) -> dict[str, Control] | None:
+        """What learners or pacers are told: only what they cannot know themselves."""
+        is_spent = not self._has_syncer and sum(self._totals.values()) >= self._budget
+        stop = self._context.stop_requested() or is_spent
+        if self._has_syncer and (not stop or self._is_stopping):
+            return None
+        self._is_stopping = stop
+        return {"control": Control(stop=stop, tokens=self._budget, totals=as_totals(self._totals))}
+
+    def _is_over(self, now: int) -> bool:
+        fragments = max((len(report["accounts"]) for report in self._reports.values()), default=0)
+        if not self._reports or self._final_at is None or len(self._final) < max(fragments, 1):
+            return False
+        if self._has_evaluator and (not self._evaluations or self._evaluations[-1]["kind"] != "final"):
+            return False
+        settled = all(
+            report["phase"] == "final" and not any(account[4] for account in report["accounts"])
+            for report in self._reports.values()
+        )
+        return settled or now - self._final_at >= SETTLE_NS
+
+    def _status(self, now: int) -> dict[str, Any]:
+        """Everything that somebody who watches wants to know, and all that the summary is made of."""
+        stepping = [report for report in self._reports.values() if report["phase"] == "stepping"]
+        phase = "done" if self.is_finished else "final" if self._final or self._is_stopping else "training"
+        merges, votes = self._merge_counts()
+        return {
+            "phase": phase if self._zero is not None or not stepping else "starting",
+            "zero": self._zero,
+            "time": (now - self._zero) / 1e9 if self._zero is not None else 0.0,
+            "tokens": sum(self._totals.values()),
+            "tokens_budget": self._budget,
+            "outer_steps": merges,
+            "contributors_mean": votes / merges if merges else 0.0,
+            "eval_loss": self._evaluations[-1]["loss"] if self._evaluations else None,
+            "eval_loss_initial": self._evaluations[0]["loss"] if self._evaluations else None,
+            "evaluations": len(self._evaluations),
+            "learners": {slot: _learner(report) for slot, report in sorted(self._reports.items())},
+            "merged_tokens": {
+                p: dict(tuple(pair) for pair in m["merged_tokens"]) for p, m in sorted(self._merging.items())
+            },
+        }
+
+    def _merge_counts(self) -> tuple[int, int]:
+        """Merges and votes of all shards: each shard's newest count stands for it."""
+        newest: dict[int, tuple[int, int]] = {}
+        for merging in self._merging.values():
+            shard = merging["shard"]
+            newest[shard] = max(newest.get(shard, (0, 0)), (merging["merges"], merging["votes"]))
+        return sum(count for count, _ in newest.values()), sum(votes for _, votes in newest.values())
+
+
+def _learner(report: Progress) -> dict[str, Any]:
+    names = ("incarnation", "phase", "step", "tokens", "loss", "staleness", "sick", "accounts", "stepping", "waited")
+    known: dict[str, Any] = {name: report[name] for name in names}
+    more = {name: report[name] for name in ("bytes_sent", "bytes_received", "device_kind")}
+    return {**known, **more, "step_ms": report["step_time"] / 1e6}
+
+
+def _items(received: Any) -> list[Any]:
+    if received is None:
+        return []
+    if isinstance(received, Mapping) and all(isinstance(key, tuple) for key in received):
+        return list(received.values())
+    return [received]

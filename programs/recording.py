@@ -1,0 +1,62 @@
+"""Adds to every graph what a run needs besides training: a recorder, and evaluation where a program has none.
+
+The recorder listens, by Latest edges, to every body that reports `progress`, `merged` or `final`, and to evaluations.
+It is a host of its own that nobody waits for.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isthmus.ops.evaluate import EvaluateMean
+from isthmus.programs.recorder import Recorder
+from isthmus.runtime.clock import Duration, milliseconds
+from isthmus.runtime.graph import Every, Graph, Job, Latest, Node, Queue, Reference
+
+RUN_FOLDER: Final = Reference("isthmus:run-folder")
+"""Resolved by whoever runs the recorder to the path of the run folder; not part of what a program is."""
+PERIOD: Final = milliseconds(50)
+
+
+def with_recorder(graph: Graph, job: Job) -> None:
+    """Add the roles `recorder` and, where nothing evaluates, `evaluator` to a program's graph."""
+    authored = list(graph.nodes)
+    has_syncer = bool(_emitting(authored, "final"))
+    if not _emitting(authored, "evaluation") and _emitting(authored, "parameters"):
+        _add_evaluator(graph, job, authored)
+    evaluators = _emitting(graph.nodes, "evaluation")
+    role = graph.role("recorder", replicas=(1, 1))
+    record = role.node(
+        "record",
+        Recorder,
+        RUN_FOLDER,
+        tokens=job.tokens,
+        has_syncer=has_syncer,
+        has_evaluator=bool(evaluators),
+        fires=Every(PERIOD),
+    )
+    for node in _emitting(authored, "progress"):
+        graph.edge(node["progress"], record["progress"], Latest())
+    for node in _emitting(authored, "merged"):
+        graph.edge(node["merged"], record["merged"], Latest("fragment"))
+    for node in evaluators:
+        graph.edge(node["evaluation"], record["evaluation"], Queue(capacity=32))
+    for node in _emitting(graph.nodes, "final"):
+        graph.edge(node["final"], record["final"], Latest("fragment"))
+    for node in authored:
+        port = "control" if has_syncer else "progress"
+        if node.input(port) is not None and not graph.edges_into(node, port):
+            graph.edge(record["control"], node[port], Latest())
+
+
+def _add_evaluator(graph: Graph, job: Job, authored: list[Node]) -> None:
+    """Evaluation of the token-weighted mean of the learners' parameters, for programs without a global model."""
+    role = graph.role("evaluator", replicas=(1, 1))
+    evaluate = role.node("evaluate", EvaluateMean, job.task, tokens=job.tokens, fires=Every(Duration(4 * PERIOD)))
+    for node in _emitting(authored, "parameters"):
+        graph.edge(node["parameters"], evaluate["parameters"], Latest())
+        graph.edge(node["progress"], evaluate["progress"], Latest())
+
+
+def _emitting(nodes: list[Node], port: str) -> list[Node]:
+    return [node for node in nodes if port in node.outputs and node.name != "record"]

@@ -1,0 +1,216 @@
+"""How a request becomes a job that is verified: the one way to a run, for the command line, Python and tests.
+
+`prepare` imports what the request names, reads its settings, runs the task on shapes, builds the graph, proves it sound
+and compiles it into plans. Nothing is started or written. What is wrong is found in three steps, and each step shows
+all of its faults together: what can be known of settings, references, data and the run folder; then what the task
+shows when it is run on shapes; then the graph. The first step needs no jax, unless a file of the user's imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, final
+
+from isthmus.programs import language_model, reference, run_folder
+from isthmus.programs.environment import prepare_environment
+from isthmus.programs.fingerprint import fingerprint
+from isthmus.programs.program import DEFAULT, Program
+from isthmus.programs.recording import with_recorder
+from isthmus.programs.settings import Schema, collecting
+from isthmus.programs.task import Task
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph import Graph, Job, Reference
+from isthmus.runtime.lowering import Plan, lower
+from isthmus.runtime.proof import Proof
+from isthmus.runtime.verify import verify
+
+SHIPPED_TASK: Final = "isthmus.programs.language_model:task"
+NAMELESS_TASK: Final = "a Task object that no module names"
+SLOTS_MAX_DEFAULT: Final = 16
+_SEED_MAX: Final = (1 << 63) - 1
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A run that may start: everything about it is known and verified, and nothing has been done yet.
+
+    `config` has the sections run, program and task of config.toml, defaults filled in.
+    """
+
+    program: Program
+    task_reference: Reference
+    task: Task
+    job: Job
+    graph: Graph
+    proof: Proof
+    plans: Mapping[str, Plan]
+    fingerprint: str
+    run_dir: Path
+    config: Mapping[str, Mapping[str, Any]]
+
+
+def prepare(
+    program: Program | str = DEFAULT,
+    task: Task | str | None = None,
+    *,
+    run: Mapping[str, Any] = _NOTHING,
+    task_settings: Mapping[str, Any] = _NOTHING,
+    run_dir: str | Path | None = None,
+    found: Iterable[Fault] = (),
+) -> Request:
+    """The request to train `task` (None: the shipped one, with `task_settings`) by `program`.
+
+    `run` has keys of section `run.`: tokens, seed, learners, slots_max; `found` are faults that are known already. The
+    environment of this process is made ready for the learners. ConfigError for everything that is wrong with the
+    request, GraphError for a graph that breaks a rule.
+    """
+    program = Program(program) if isinstance(program, str) else program
+    parts = _gather(program, task, run, task_settings, run_dir, list(found))
+    job = _job(program, parts)
+    reference.bind(job.task, parts.subject.task)
+    graph = program.build(job)
+    with_recorder(graph, job)
+    proof = verify(graph)
+    _check_learners(graph, job)
+    section = {"program": program.reference, **parts.run}
+    if task is not None:
+        section["task"] = job.task.text
+    return Request(
+        program=program,
+        task_reference=job.task,
+        task=parts.subject.task,
+        job=job,
+        graph=graph,
+        proof=proof,
+        plans=lower(graph),
+        fingerprint=fingerprint(graph, job, program.builder()),
+        run_dir=parts.run_dir,
+        config={"run": section, "program": parts.settings, "task": parts.subject.settings},
+    )
+
+
+class _Subject(NamedTuple):
+    """The task of a request, with the settings that it was made with."""
+
+    reference: Reference
+    task: Task
+    settings: Mapping[str, Any]
+
+
+class _Parts(NamedTuple):
+    """What is known once the first step has found no fault."""
+
+    run: Mapping[str, int]
+    settings: Mapping[str, Any]
+    subject: _Subject
+    run_dir: Path
+
+
+def _gather(
+    program: Program,
+    task: Task | str | None,
+    run: Mapping[str, Any],
+    task_settings: Mapping[str, Any],
+    run_dir: str | Path | None,
+    faults: list[Fault],
+) -> _Parts:
+    """The first step: each part for itself, and one ConfigError with what is wrong in any of them."""
+    budget: Mapping[str, int] = {}
+    with collecting(faults):
+        budget = _run(**Schema.of("run", _run).read(run))
+        prepare_environment(budget["learners"])
+    settings: Mapping[str, Any] = {}
+    with collecting(faults):
+        settings = program.schema().read(program.settings)
+    subject = None
+    with collecting(faults):
+        subject = _find_task(task, task_settings)
+    path = None
+    with collecting(faults):
+        path = run_folder.choose(run_dir, _short_name(program), datetime.now())
+    if subject is None or path is None or faults:
+        raise ConfigError.of(faults)
+    return _Parts(budget, settings, subject, path)
+
+
+def _short_name(program: Program) -> str:
+    try:
+        return program.name
+    except ConfigError:  # It has been told already, by the builder that could not be found.
+        return "run"
+
+
+def _run(
+    *, tokens: int = 4_100_000, seed: int = 0, learners: int = 4, slots_max: int = SLOTS_MAX_DEFAULT
+) -> Mapping[str, int]:
+    """Section `run.`; ConfigError for values out of range."""
+    rules = (
+        ("tokens", tokens, 1, None, "Say how many tokens to train on in all."),
+        ("seed", seed, 0, _SEED_MAX, "Choose another seed."),
+        ("slots_max", slots_max, 1, None, f"Leave run.slots_max out for {SLOTS_MAX_DEFAULT}."),
+        ("learners", learners, 1, max(slots_max, 1), "Change run.learners; run.slots_max is the most there can be."),
+    )
+    faults = []
+    for name, value, least, most, do in rules:
+        if value < least or (most is not None and value > most):
+            expected = f"at least {least}" if most is None else f"from {least} to {most}"
+            faults.append(Fault(f"Reading run.{name}", expected, str(value), do))
+    if faults:
+        raise ConfigError.of(faults)
+    return {"tokens": tokens, "seed": seed, "learners": learners, "slots_max": slots_max}
+
+
+def _find_task(task: Task | str | None, settings: Mapping[str, Any]) -> _Subject:
+    """The task that was given or named, or the shipped one."""
+    if task is None:
+        schema = Schema.of("task", language_model.task)
+        known = schema.read(settings)
+        return _Subject(Reference(reference.called(SHIPPED_TASK, known)), language_model.task(**known), known)
+    if settings:
+        given = ", ".join(f"task.{name}" for name in settings)
+        do = "Leave these out, or leave --task out: they belong to the shipped task."
+        raise ConfigError("Reading section [task]", "no settings beside a task of your own", given, do)
+    if isinstance(task, Task):
+        return _Subject(_name_of(task), task, {})
+    text = reference.absolute(task)
+    doing = f"Loading the task {text!r}"
+    found = reference.load(text, doing)
+    if not isinstance(found, Task):
+        do = "Name a Task, made with isthmus.programs.Task(init, loss, batch, ...)."
+        raise ConfigError(doing, "a Task", reference.kind(found), do)
+    return _Subject(Reference(text), found, {})
+
+
+def _name_of(task: Task) -> Reference:
+    """How other processes could find a task that is given as an object: the file and the name it is bound to."""
+    text = reference.name_of(task, near=(task.init, task.loss, task.batch))
+    return Reference(text if text is not None else NAMELESS_TASK)
+
+
+def _job(program: Program, parts: _Parts) -> Job:
+    from isthmus.programs.layout import layout
+
+    task = parts.subject.task
+    return Job(
+        program=program.reference,
+        task=parts.subject.reference,
+        layout=layout(task, parts.run["seed"]),
+        tokens_per_batch=task.tokens_per_batch,
+        settings=MappingProxyType(dict(parts.settings)),
+        **parts.run,
+    )
+
+
+def _check_learners(graph: Graph, job: Job) -> None:
+    """ConfigError if the graph's role of learners cannot have as many replicas as there are learners."""
+    for role in graph.roles:
+        if role.name == "learner" and not role.replicas_min <= job.learners <= role.replicas_max:
+            expected = f"from {role.replicas_min} to {role.replicas_max} learners, the replicas of role 'learner'"
+            do = f"Change run.learners, or the role in {job.program!r}."
+            raise ConfigError("Reading run.learners", expected, str(job.learners), do)

@@ -1,0 +1,123 @@
+"""Training from Python: `train` prepares a request, runs it in this process, and returns what came of it.
+
+The command line does the same by the same two functions, `prepare` and `start`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+from isthmus.programs import reference
+from isthmus.programs.program import Program
+from isthmus.programs.request import Request, prepare
+from isthmus.programs.task import Task
+from isthmus.runtime.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from isthmus.programs.run import Outcome, Watch
+
+TRANSPORT: Final = "inproc"
+FINAL: Final = Path("snapshots", "final")
+_ROWS: Final = re.compile(r"(?P<name>.*)\[(?P<start>\d+):\d+\]")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run gave: the final evaluation loss in the task's own unit, the figures of summary.json, and the model.
+
+    `parameters` is a pytree like the one of the task's `init`, of float32 arrays.
+    """
+
+    eval_loss: float
+    summary: Mapping[str, Any]
+    parameters: Any
+    run_dir: Path
+
+
+def train(
+    program: Program | str,
+    task: Task | str | None = None,
+    *,
+    learners: int = 4,
+    tokens: int = 4_100_000,
+    seed: int = 0,
+    run_dir: str | Path | None = None,
+    transport: str | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Train `task` (a Task, 'file.py:name', or None for the shipped one) by `program` on `tokens` tokens in all.
+
+    Progress is shown unless `quiet`. Ctrl-C ends the run early, with what has been trained. ConfigError or GraphError
+    if the request is wrong, before anything is started; RunError if the run fails.
+    """
+    check_transport(transport)
+    if (module := reference.loading()) is not None:
+        do = 'Put the call under: if __name__ == "__main__":'
+        raise ConfigError(f"Importing {module}", "a module that can be imported", "a call of train()", do)
+    run = {"learners": learners, "tokens": tokens, "seed": seed}
+    request = prepare(program, task, run=run, run_dir=run_dir)
+
+    from isthmus.programs.command.live import watching
+
+    with watching(request, quiet=quiet) as watch:
+        outcome = start(request, watch)
+    summary = outcome.summary
+    return Result(summary["eval_loss_final"], summary, read_final(request), request.run_dir)
+
+
+def check_transport(transport: str | None) -> None:
+    """ConfigError unless this version has the transport; None is the default."""
+    if transport not in (None, TRANSPORT):
+        do = f"Leave it out: this version runs in one process, which is transport {TRANSPORT!r}."
+        raise ConfigError("Choosing the transport", repr(TRANSPORT), repr(transport), do)
+
+
+def start(request: Request, watch: Watch | None) -> Outcome:
+    """Run the request in this process; RunError, which names the run folder, if the run fails."""
+    from isthmus.programs.run import run_inproc
+
+    try:
+        return run_inproc(request, watch=watch)
+    except RunError as error:
+        if str(request.run_dir) in str(error):
+            raise
+        raise RunError(f"{error}\n  What was written until then is in {request.run_dir}") from error
+
+
+def read_final(request: Request) -> Any:
+    """The final model from the run folder, a pytree like the one of the task's `init`; RunError if it is not whole."""
+    import jax
+    import jax.numpy as jnp
+
+    tensors = _read_tensors(request.run_dir / FINAL)
+    missing = [tensor.name for tensor in request.job.layout if tensor.name not in tensors]
+    if missing:
+        raise RunError(f"the final model in {request.run_dir / FINAL} has no {', '.join(missing)}")
+    tree = jax.tree.structure(jax.eval_shape(request.task.init, jax.random.key(request.job.seed)))
+    leaves = [jnp.asarray(tensors[tensor.name].reshape(tensor.shape)) for tensor in request.job.layout]
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _read_tensors(folder: Path) -> dict[str, npt.NDArray[np.float32]]:
+    """Every tensor in the folder's files; the row ranges of one that is split are put together."""
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    pieces: dict[str, dict[int, npt.NDArray[np.float32]]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        for name, array in load_file(path).items():
+            rows = _ROWS.fullmatch(name)
+            whole, begin = (rows["name"], int(rows["start"])) if rows else (name, 0)
+            pieces.setdefault(whole, {})[begin] = array
+    return {
+        name: parts[0] if len(parts) == 1 and 0 in parts else np.concatenate([parts[begin] for begin in sorted(parts)])
+        for name, parts in pieces.items()
+    }

@@ -1,0 +1,170 @@
+"""Merge with RDA and outer step, against reading the same bytes: `python tests/bench/bench_merge.py [--json]`.
+
+Eight learners, 64 MiB each, norms sent along. The cases take turns within each repeat, so that all see the same
+machine, and the figure is the ratio of medians: seconds to read the eight gradients once (a numba sum, as many threads)
+over seconds to merge them and make the outer step. Each outer step's results replace the state, as a shard does it.
+The first repeat warms memory and is not counted. `naive` is the same arithmetic in plain NumPy, done fewer times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from isthmus.ops import merging, nesterov
+from isthmus.ops.buffers import Float32, empty
+from isthmus.ops.fragment import Fragment, Unit
+from isthmus.ops.stripes import Int64, Stripes, kernel, kernel_input, share, stripes
+
+BAR = 0.4
+LR, MOMENTUM = 0.4, 0.7
+# Each tensor's share of the values: like a transformer block and its norms, the rest in one more tensor.
+SHARES = (0.08, 0.08, 0.08, 0.08, 0.0001, 0.2, 0.2, 0.0001, 0.2)
+LANES = 64
+
+
+@dataclass
+class Shard:
+    """What a shard holds when a round closes: its state, and the gradients that came."""
+
+    fragment: Fragment
+    theta: Float32
+    momentum: Float32
+    gradients: list[Float32]
+    norms: list[Float32]
+    weights: list[float]
+
+
+def shard(learners: int, size: int) -> Shard:
+    """A shard with one fragment of `size` values of ten tensors, and random gradients of so many learners."""
+    sizes = [int(part * size) for part in SHARES]
+    sizes.append(size - sum(sizes))
+    parts = [Unit(f"t{i}", 0, n, (n,), averaged=False) for i, n in enumerate(sizes)]
+    fragment = Fragment(0, tuple(parts))
+    gradients = []
+    for m in range(learners):
+        gradient = empty(size)
+        np.random.default_rng(m).standard_normal(size, dtype=np.float32, out=gradient)
+        gradients.append(gradient)
+    theta, momentum = empty(size), empty(size)
+    theta.fill(1.0)
+    momentum.fill(0.0)
+    lengths = [merging.norms(gradient, fragment) for gradient in gradients]
+    return Shard(fragment, theta, momentum, gradients, lengths, [float(1 + m % 3) for m in range(learners)])
+
+
+def merge(held: Shard, method: merging.Method, threads: int) -> None:
+    """Merge and outer step."""
+    merged = merging.merge(held.gradients, held.weights, held.norms, held.fragment, method, threads)
+    held.theta, held.momentum = nesterov.outer_step(
+        held.theta, held.momentum, merged.direction, merged.scale, held.fragment, LR, MOMENTUM, threads
+    )
+
+
+def naive(held: Shard) -> None:
+    """The same in plain NumPy, one thread."""
+    w = np.array(held.weights) / sum(held.weights)
+    lr, decay = np.float32(LR), np.float32(MOMENTUM)
+    gradient: Float32 = np.empty_like(held.theta)
+    for start, stop in zip(held.fragment.offsets, held.fragment.offsets[1:], strict=False):
+        rows = [each[start:stop] for each in held.gradients]
+        lengths = [float(np.linalg.norm(row)) for row in rows]
+        direction = sum(np.float32(wm / n) * row for wm, n, row in zip(w, lengths, rows, strict=True))
+        gradient[start:stop] = np.float32(w @ lengths / np.linalg.norm(direction)) * direction
+    held.momentum = decay * held.momentum + gradient
+    held.theta = np.asarray(held.theta - lr * (gradient + decay * held.momentum), np.float32)
+
+
+def read(gradients: Sequence[Float32], over: Stripes, threads: int) -> None:
+    """Sum the gradients: each thread its share of every one of them."""
+    sums = np.zeros(len(over), np.float32)
+    inputs = [kernel_input(gradient) for gradient in gradients]
+
+    def task(first: int, last: int) -> None:
+        for values in inputs:
+            _sum(values, over.begins, over.ends, sums, first, last)
+
+    share(task, over, threads)
+
+
+@kernel
+def _sum(values: Float32, begins: Int64, ends: Int64, sums: Float32, first: int, last: int) -> None:
+    lanes = np.zeros(LANES, np.float32)
+    for s in range(first, last):
+        stripe = values[begins[s] : ends[s]]
+        for begin in range(0, len(stripe) - LANES + 1, LANES):
+            row = stripe[begin : begin + LANES]
+            for lane in range(LANES):
+                lanes[lane] += row[lane]
+        sums[s] = lanes[0]
+
+
+def measure(cases: dict[str, Callable[[], None]], repeats: dict[str, int]) -> dict[str, list[float]]:
+    """Seconds of each case, taken in turns; `repeats` of each after one that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(max(repeats.values()) + 1):
+        for name, case in cases.items():
+            if turn <= repeats[name]:
+                begun = time.perf_counter()
+                case()
+                seconds[name].append(time.perf_counter() - begun)
+    return {name: each[1:] for name, each in seconds.items()}
+
+
+def main() -> None:
+    """Measure, print, and say whether the bar is met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print figures instead of a table")
+    parser.add_argument("--learners", type=int, default=8)
+    parser.add_argument("--mib", type=int, default=64, help="MiB of each learner's gradient")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=11)
+    options = parser.parse_args()
+
+    held = shard(options.learners, options.mib * 2**18)
+    over = stripes((0, held.fragment.size))
+    cases: dict[str, Callable[[], None]] = {
+        "read": partial(read, held.gradients, over, options.threads),
+        "rda": partial(merge, held, "rda", options.threads),
+        "average": partial(merge, held, "average", options.threads),
+        "naive": partial(naive, held),
+    }
+    seconds = measure(cases, {name: 2 if name == "naive" else options.repeats for name in cases})
+
+    size_gb = options.learners * options.mib * 2**20 / 1e9
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
+    figures = {
+        name: {
+            "ms_median": 1e3 * medians[name],
+            "ms_min": 1e3 * min(each),
+            "ms_max": 1e3 * max(each),
+            "gb_per_second": size_gb / medians[name],
+            "ratio": medians["read"] / medians[name],
+        }
+        for name, each in seconds.items()
+    }
+    is_bar_case = (options.learners, options.mib) == (8, 64)
+    is_met = figures["rda"]["ratio"] >= BAR
+    if options.json:
+        report = {"bench": "merge", "threads": options.threads, "bar": BAR, "is_met": is_met, "cases": figures}
+        print(json.dumps(report))
+        return
+    print(f"{options.learners} learners x {options.mib} MiB, {options.threads} threads, {options.repeats} repeats")
+    print(f"{'case':<10}{'median ms':>10}{'min':>8}{'max':>8}{'GB/s in':>9}{'ratio to read':>15}")
+    for name, f in figures.items():
+        times = f"{f['ms_median']:>10.1f}{f['ms_min']:>8.1f}{f['ms_max']:>8.1f}"
+        print(f"{name:<10}{times}{f['gb_per_second']:>9.1f}{f['ratio']:>15.2f}")
+    if is_bar_case:
+        verdict = "met" if is_met else "MISSED"
+        print(f"merge with RDA and outer step / read: {figures['rda']['ratio']:.2f}, bar {BAR}: {verdict}")
+
+
+if __name__ == "__main__":
+    main()

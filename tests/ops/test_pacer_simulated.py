@@ -1,0 +1,404 @@
+"""The pacer in a small world: learners of unlike speeds, links with delays, a naive quorum, in virtual time.
+
+One step of the fastest learner is STEP nanoseconds, and its progress is the measure of all that is asserted.
+"""
+
+import heapq
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from isthmus.ops.pacer import Pacer
+
+STEP = 1_000_000
+SPEEDS = (1.0, 1.0, 0.8, 0.6)
+
+
+class Learner:
+    """Steps without pause, adopts and answers at its boundaries, reports every `report_steps`."""
+
+    def __init__(self, world, slot, incarnation, speed):
+        self.world, self.slot, self.incarnation = world, slot, incarnation
+        self.step_time = round(STEP / speed)
+        self.step, self.delay_steps, self.phase, self.is_alive = 0, 0, "ready", True
+        self.adopted, self.updates, self.pulls, self.answered = set(), set(), {}, {}
+
+    def member(self):
+        return [self.slot, self.incarnation]
+
+    def pulled(self, item):
+        if not self.is_alive or self.member() not in item["members"]:
+            return
+        if item["kind"] == "initial":
+            self.world.after(self.world.link, self.world.voted, self, item["round"])
+        elif self.phase == "stepping":
+            self.pulls[item["fragment"]] = item
+
+    def updated(self, fragment):
+        self.updates.add(fragment)
+        if self.phase == "ready":
+            self.adopted |= self.updates
+            if len(self.adopted) == self.world.settings["fragments"]:
+                self.phase = "stepping"
+                self.report()
+                self.world.after(self.step_time, self.boundary)
+
+    def boundary(self):
+        if not self.is_alive:
+            return
+        self.step += 1
+        self.world.trained += 1
+        for fragment in sorted(self.updates & self.answered.keys()):
+            self.delay_steps = self.step - self.answered.pop(fragment)
+        self.updates.clear()
+        for fragment, item in sorted(self.pulls.items()):
+            self.answered[fragment] = self.step
+            self.world.after(self.world.link, self.world.voted, self, item["round"])
+        self.pulls.clear()
+        if self.step % self.world.report_steps == 0:
+            self.report()
+        self.world.after(self.step_time, self.boundary)
+
+    def report(self):
+        progress = {
+            "slot": self.slot,
+            "incarnation": self.incarnation,
+            "phase": self.phase,
+            "step": self.step,
+            "tokens": self.step,
+            "step_time": self.step_time if self.step > 1 else 0,
+            "delay_steps": self.delay_steps,
+            "totals": [],
+        }
+        self.world.after(self.world.link, self.world.fire, {"progress": {(self.slot, None): progress}})
+
+
+class World:
+    """One or more shards and their learners. `link` is the delay of every edge between machines, one way."""
+
+    def __init__(self, *, speeds=SPEEDS, link_steps=0.25, merge_steps=0.1, **settings):
+        defaults = {"fragments": 8, "shards": 1, "interval": 24, "overlap": 2, "quorum": 1, "grace": True, "gamma": 0.8}
+        self.settings = {**defaults, "learners": len(speeds), "tokens": 10**9} | settings
+        self.report_steps = -(-self.settings["interval"] // self.settings["fragments"])
+        self.link, self.merging = round(link_steps * STEP), round(merge_steps * STEP)
+        self.now, self.trained, self.events, self.sequence = 0, 0, [], 0
+        self.rounds, self.log, self.mergings, self.closed = {}, [], [], set()
+        self.pacers = [self._pacer(shard) for shard in range(self.settings["shards"])]
+        self.learners = {}
+        for slot, speed in enumerate(speeds):
+            self.join(slot, speed)
+
+    def _pacer(self, shard):
+        pacer = Pacer(**self.settings)
+        replica = SimpleNamespace(slot=shard)
+        context = SimpleNamespace(
+            member=SimpleNamespace(replica=replica), now=lambda: self.now, publish=lambda statistics: None
+        )
+        pacer.open(context)
+        return pacer
+
+    # -- time and people -----------------------------------------------------------------------------------------------
+
+    def after(self, delay, do, *arguments):
+        self.sequence += 1
+        heapq.heappush(self.events, (self.now + delay, self.sequence, do, arguments))
+
+    def run(self, steps):
+        until = self.now + round(steps * STEP)
+        while self.events and self.events[0][0] <= until:
+            self.now, _, do, arguments = heapq.heappop(self.events)
+            do(*arguments)
+        self.now = until
+        return self
+
+    def join(self, slot, speed=1.0):
+        incarnation = self.learners[slot].incarnation + 1 if slot in self.learners else 1
+        self.learners[slot] = learner = Learner(self, slot, incarnation, speed)
+        learner.report()
+        for fragment in {item["fragment"] for item in self.closed_initials()}:
+            self.after(2 * self.link, learner.updated, fragment)
+
+    def kill(self, slot):
+        self.learners[slot].is_alive = False
+        for key in sorted(self.rounds):
+            self.settle(key)
+
+    def closed_initials(self):
+        return [merging for merging in self.mergings if merging["kind"] == "initial" and merging["version"]]
+
+    # -- the shard -----------------------------------------------------------------------------------------------------
+
+    def fire(self, inputs, shards=None):
+        for shard in range(len(self.pacers)) if shards is None else shards:
+            emitted = self.pacers[shard](**inputs) or []
+            assert [port for port, _ in emitted] == ["round", "pull"] * (len(emitted) // 2)
+            assert all(emitted[i][1] is emitted[i + 1][1] for i in range(0, len(emitted), 2))
+            for port, item in emitted:
+                if port == "round":
+                    self.opened(shard, item)
+
+    def opened(self, shard, item):
+        key = (shard, item["round"])
+        assert item["fragment"] % self.settings["shards"] == shard
+        self.log.append((self.now, shard, item))
+        if key in self.rounds:
+            assert item["attempt"] == self.rounds[key].item["attempt"] + 1
+            self.rounds[key].item = item
+        elif item["attempt"] == 1:
+            mine = [other for (of, _), other in self.rounds.items() if of == shard]
+            assert item["fragment"] not in [other.item["fragment"] for other in mine], "two rounds of one fragment"
+            if item["kind"] == "merge":
+                assert len(mine) < self.pacers[shard].statistics()["rounds_in_flight_max"]
+            self.rounds[key] = SimpleNamespace(item=item, opened_at=self.now, votes={}, quorum_at=None)
+        for learner in self.learners.values():
+            self.after(self.link, learner.pulled, item)
+        self.settle(key)
+
+    def voted(self, learner, number):
+        for key in [key for key in self.rounds if key[1] == number]:
+            found = self.rounds[key]
+            if learner.is_alive and learner.member() in found.item["members"]:
+                found.votes.setdefault(learner.slot, learner.incarnation)
+                self.settle(key)
+
+    def settle(self, key):
+        if key not in self.rounds:
+            return
+        found = self.rounds[key]
+        lives = {slot: learner.incarnation for slot, learner in self.learners.items() if learner.is_alive}
+        live = [slot for slot, incarnation in found.item["members"] if lives.get(slot) == incarnation]
+        missing = [slot for slot in live if slot not in found.votes]
+        if found.quorum_at is None and len(found.votes) >= max(1, min(found.item["count_min"], len(live))):
+            found.quorum_at = self.now
+        if missing:
+            if found.quorum_at is None or found.item["grace"] is None:
+                return
+            end = found.quorum_at + found.item["grace"]
+            if any(slot in missing for slot in found.item["required"]):
+                end = max(end, found.opened_at + found.item["deadline"])
+            if self.now < end:
+                self.after(end - self.now, self.settle, key)
+                return
+        del self.rounds[key]
+        merging = {
+            "round": found.item["round"],
+            "fragment": found.item["fragment"],
+            "kind": found.item["kind"],
+            "version": [1, found.item["round"]] if found.votes else None,
+            "voters": sorted(found.votes),
+            "left_out": missing,
+            "refused": [],
+            "reason": "",
+            "opened_at": found.opened_at,
+            "quorum_at": found.quorum_at or self.now,
+            "closed_at": self.now,
+            "published_at": self.now + self.merging,
+            "opening": found.item,
+        }
+        self.after(self.merging, self.published, key[0], merging)
+
+    def published(self, shard, merging):
+        self.mergings.append(merging)
+        if merging["version"] is not None:
+            for learner in self.learners.values():
+                self.after(self.link, learner.updated, merging["fragment"])
+        self.fire({"merged": {("shard", merging["fragment"]): merging}}, [shard])
+
+    # -- what was seen -------------------------------------------------------------------------------------------------
+
+    def openings(self, kind="merge", fragment=None, since=0.0):
+        """(fastest learner's steps, item) of first attempts."""
+        return [
+            (now / STEP, item)
+            for now, _, item in self.log
+            if item["kind"] == kind and item["attempt"] == 1 and now >= since * STEP
+            if fragment in (None, item["fragment"])
+        ]
+
+    def intervals(self, since):
+        """The mean interval between the rounds of each fragment."""
+        found = []
+        for fragment in range(self.settings["fragments"]):
+            times = [time for time, _ in self.openings(fragment=fragment, since=since)]
+            found.append((times[-1] - times[0]) / (len(times) - 1))
+        return found
+
+    def merges(self, since):
+        """What came of the merge rounds that opened since."""
+        return [each for each in self.mergings if each["kind"] == "merge" and each["opened_at"] >= since * STEP]
+
+    def contributors_mean(self, since):
+        voters = [len(merging["voters"]) for merging in self.merges(since)]
+        return sum(voters) / len(voters)
+
+
+UNEVEN = (1.0, 0.993, 0.81, 0.607)
+"""Like SPEEDS, but such that boundaries fall against each other in every way."""
+
+
+@pytest.mark.parametrize("speeds", [SPEEDS, UNEVEN, (1.0,) * 4, (1.0,), (0.9, 0.3, 1.0, 0.35, 0.95, 0.7)])
+@pytest.mark.parametrize("link_steps", [0.0, 0.4, 1.0, 1.4])
+@pytest.mark.parametrize(("fragments", "interval"), [(8, 24), (7, 24), (24, 24), (4, 30)])
+def test_the_mean_interval_is_h_whatever_the_latency(speeds, link_steps, fragments, interval):
+    world = World(speeds=speeds, link_steps=link_steps, fragments=fragments, interval=interval).run(80 * interval)
+    assert world.pacers[0].interval == interval
+    assert world.intervals(since=20 * interval) == pytest.approx([interval] * fragments, rel=0.02)
+
+
+@pytest.mark.parametrize("speeds", [SPEEDS, UNEVEN])
+def test_fragments_are_staggered(speeds):
+    """Each fragment opens in its own P-th of the interval, late by reports and links but never before."""
+    world = World(speeds=speeds).run(80 * 24)
+    first = world.openings()[0][0]
+    for time, item in world.openings(since=20 * 24):
+        late = (time - first - item["fragment"] * 24 / 8) % 24
+        assert min(late, 24 - late) <= 4, (time, item)
+
+
+def test_without_limits_of_latency_everybody_contributes_and_without_grace_few_do():
+    assert World(speeds=UNEVEN).run(80 * 24).contributors_mean(since=480) >= 3.5
+    assert World(speeds=UNEVEN, grace=False).run(80 * 24).contributors_mean(since=480) <= 2.5
+
+
+def test_updates_come_within_tau_slowest_steps():
+    """From opening to publication with the way to the learners: what the grace is measured by."""
+    world = World(speeds=UNEVEN, link_steps=0.4).run(80 * 24)
+    budget = world.pacers[0].overlap * STEP / min(UNEVEN)
+    took = [merging["published_at"] + world.link - merging["opened_at"] for merging in world.merges(480)]
+    assert max(took) <= budget * 1.1
+    assert sum(took) / len(took) <= budget
+
+
+def test_rounds_in_flight_are_used_where_rounds_are_long():
+    """(Never more than allowed, never two of one fragment: the world asserts that at each opening.)"""
+    world = World(fragments=24, interval=24, link_steps=1.2).run(40 * 24)
+    ends = [(merging["published_at"], -1) for merging in world.merges(480)]
+    begins = [(merging["opened_at"], 1) for merging in world.merges(480)]
+    running = peak = 0
+    for _, change in sorted(ends + begins):
+        running += change
+        peak = max(peak, running)
+    assert 2 <= peak <= world.pacers[0].statistics()["rounds_in_flight_max"]
+
+
+def test_tau_is_raised_where_there_is_no_slack_and_not_where_there_is():
+    assert World(speeds=UNEVEN, link_steps=0.1).run(40 * 24).pacers[0].overlap == 2
+    slow = World(speeds=UNEVEN, link_steps=1.2).run(40 * 24).pacers[0]
+    assert 2 < slow.overlap <= 6
+    assert slow.statistics()["slack"] >= slow.statistics()["xi_step"]
+    assert slow.interval == 24
+
+
+@pytest.mark.parametrize("link_steps", [3.0, 8.0])
+def test_the_interval_is_lengthened_until_the_round_trip_fits_and_comes_back(link_steps):
+    world = World(speeds=UNEVEN, link_steps=link_steps).run(80 * 24)
+    pacer = world.pacers[0]
+    assert 4 * pacer.statistics()["round_trip_steps"] <= pacer.interval <= 24 * link_steps
+    assert world.intervals(since=60 * 24) == pytest.approx([pacer.interval] * 8, rel=0.02)
+    assert world.contributors_mean(since=60 * 24) >= 3.5
+    world.link = round(0.2 * STEP)
+    assert world.run(300 * 24).pacers[0].interval == 24
+
+
+@pytest.mark.parametrize("interval", [24, 96])
+def test_a_very_slow_learner_is_heard_every_fifth_round_of_each_fragment(interval):
+    """At an eighth of the speed it is beyond twice the median, hence beyond every grace."""
+    world = World(speeds=(1.0, 1.0, 0.9, 0.125), interval=interval).run(300 * 24)
+    for fragment in range(8):
+        heard = [3 in merging["voters"] for merging in world.merges(960) if merging["fragment"] == fragment]
+        gaps = "".join("x" if each else "." for each in heard)
+        assert "." * 6 not in gaps, gaps
+        assert 0.15 < gaps.count("x") / len(gaps) < 0.9, gaps
+
+
+def test_a_stuck_learner_costs_a_deadline_in_five_rounds():
+    world = World(speeds=UNEVEN).run(480)
+    world.learners[3].boundary = lambda: None  # Alive for the quorum, but never at a boundary again.
+    world.run(480)
+    world.run(80 * 24)
+    requiring = [item for _, item in world.openings(since=960) if item["required"]]
+    assert all(item["required"] == [3] for item in requiring)
+    assert 0.1 < len(requiring) / len(world.openings(since=960)) < 0.25
+
+
+def test_two_shards_open_their_own_fragments_only_and_keep_the_interval():
+    world = World(speeds=UNEVEN, shards=2, link_steps=0.4).run(80 * 24)  # The world asserts whose each opening is.
+    assert Counter(item["fragment"] for _, item in world.openings("initial")) == dict.fromkeys(range(8), 1)
+    assert world.intervals(since=480) == pytest.approx([24] * 8, rel=0.02)
+
+
+def test_the_run_goes_on_when_learners_die_and_return():
+    world = World(speeds=UNEVEN).run(400)
+    world.kill(0)
+    world.run(400)
+    world.kill(1)
+    world.run(24)
+    alive = [merging for merging in world.merges(824)]
+    assert all(merging["voters"] == [2, 3] for merging in alive)
+    assert all(set(map(tuple, item["members"])) == {(2, 1), (3, 1)} for _, item in world.openings(since=860))
+    world.join(0)
+    world.run(24)
+    assert any([0, 2] in item["members"] for _, item in world.openings(since=840))
+    world.run(80 * 24)
+    assert world.intervals(since=1000) == pytest.approx([24] * 8, rel=0.02)
+    assert world.contributors_mean(since=1000) >= 2.7
+
+
+def test_the_pace_is_that_of_the_fastest_who_is_left():
+    world = World(speeds=(1.0, 0.5)).run(400)
+    world.kill(0)
+    world.run(60 * 24)
+    assert world.intervals(since=500) == pytest.approx([48] * 8, rel=0.02)
+
+
+def test_the_initial_rounds_move_on_when_their_learner_dies():
+    world = World(speeds=(1.0, 1.0, 1.0), link_steps=1.0, shards=2).run(1.5)
+    assert [item["members"] for _, item in world.openings("initial")] == [[[0, 1]]] * 8
+    world.kill(0)
+    world.run(40)
+    assert [item["members"] for _, item in world.openings("initial")[8:]] == [[[1, 1]]] * 8
+    assert world.openings("merge")
+
+
+def test_nobody_left_means_nothing_opens():
+    world = World(speeds=(1.0, 1.0)).run(200)
+    world.kill(0)
+    world.kill(1)
+    world.run(10)
+    opened = len(world.log)
+    world.run(1000)
+    assert len(world.log) == opened
+    assert not world.rounds
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_a_run_ends_with_one_final_round_of_each_fragment(shards):
+    world = World(speeds=UNEVEN, shards=shards, tokens=2000, link_steps=0.7)
+    world.run(5000)
+    assert all(pacer.is_finished for pacer in world.pacers)
+    finals = [merging for merging in world.mergings if merging["kind"] == "final"]
+    assert Counter(merging["fragment"] for merging in finals) == dict.fromkeys(range(8), 1)
+    assert all(merging["voters"] == [0, 1, 2, 3] for merging in finals)
+    first = min(merging["opened_at"] for merging in finals)
+    for shard in range(shards):
+        own = [merging for merging in world.mergings if merging["fragment"] % shards == shard]
+        assert len({merging["opened_at"] for merging in own if merging["kind"] == "final"}) == 1, "all at once"
+        begin = next(merging["opened_at"] for merging in own if merging["kind"] == "final")
+        assert all(merging["published_at"] <= begin for merging in own if merging["kind"] != "final")
+    assert sum(learner.step for learner in world.learners.values()) >= 2000
+    assert first <= (2000 / sum(UNEVEN) + 24) * STEP
+
+
+def test_a_learner_that_dies_in_the_final_round_does_not_hold_it_up():
+    world = World(speeds=(1.0, 1.0, 0.01), tokens=1000)
+    while not world.openings("final"):
+        world.run(1)
+    world.kill(2)
+    world.run(10)
+    assert world.pacers[0].is_finished
+    assert all(each["voters"] == [0, 1] for each in world.mergings if each["kind"] == "final")
+
+
+def test_the_same_world_twice_opens_the_same_rounds():
+    logs = [World(speeds=UNEVEN, shards=2).run(40 * 24).log for _ in range(2)]
+    assert logs[0] == logs[1]

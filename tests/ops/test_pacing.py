@@ -1,0 +1,363 @@
+"""The arithmetic of pacing: the clock of the fastest learner, the due grid, H and tau, slack, grace and fairness."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isthmus.ops.grace import Average, Delays, Fairness, Spread, grace, slack, slowest_step
+from isthmus.ops.pacing import PATIENCE, Adaptation, Schedule, StepClock, rounds_in_flight_max
+from isthmus.ops.start import START_WAIT, TRIES_MAX, Start
+
+# -- rounds in flight --------------------------------------------------------------------------------------------------
+
+
+def test_the_published_settings_have_two_rounds_in_flight():
+    assert rounds_in_flight_max(overlap=2, fragments=24, interval=24, shards=1) == 2
+
+
+@given(st.integers(1, 50), st.integers(1, 64), st.integers(1, 500), st.integers(1, 8))
+def test_rounds_in_flight_are_the_ceiling_of_the_fraction(overlap, fragments, interval, shards):
+    found = rounds_in_flight_max(overlap, fragments, interval, shards)
+    assert (found - 1) * interval * shards < overlap * fragments <= found * interval * shards
+
+
+# -- the clock of the fastest learner ----------------------------------------------------------------------------------
+
+
+def test_the_clock_counts_from_the_first_reported_step():
+    clock = StepClock()
+    clock.report(0, 700, 6)
+    assert clock.count == 0
+    clock.report(0, 703, 6)
+    assert clock.count == 3
+
+
+def test_learners_of_one_speed_are_not_counted_twice():
+    clock = StepClock()
+    for step in range(0, 300, 3):
+        for slot in range(4):
+            clock.report(slot, step, 6)
+    assert clock.count == 297
+
+
+@given(
+    st.lists(st.integers(50, 100), min_size=1, max_size=5),
+    st.integers(1, 6),
+    st.lists(st.floats(0, 1), min_size=5, max_size=5),
+)
+def test_the_clock_runs_with_the_fastest_however_reports_fall(percents, period, phases):
+    """Learner m has made percents[m] % of t steps at time t, and reports whenever it has made `period` more."""
+    clock = StepClock()
+    speeds = [percent / 100 for percent in percents]
+    reports = sorted(
+        ((number + phases[slot]) * period / speed, slot, number * period)
+        for slot, speed in enumerate(speeds)
+        for number in range(int(400 * speed / period))
+    )
+    for _, slot, step in reports:
+        clock.report(slot, step, 2 * period)
+    furthest = max(step for _, _, step in reports)
+    assert furthest - 2 * period <= clock.count <= furthest + period
+
+
+def test_a_slow_learner_takes_over_where_the_fast_one_falls_silent():
+    clock = StepClock()
+    for step in range(0, 121, 3):
+        clock.report(0, step, 12)
+        clock.report(1, step // 3, 12)
+    assert clock.count == 120
+    clock.report(1, 51, 12)  # It was 12 steps behind at most before its 40th.
+    assert clock.count == 120
+    clock.report(1, 60, 12)
+    assert clock.count == 129
+
+
+def test_a_forgotten_leader_is_followed_by_the_next_at_once():
+    clock = StepClock()
+    for slot, step in ((0, 0), (1, 0), (2, 0), (1, 3), (0, 9)):
+        clock.report(slot, step, 24)
+    clock.forget(0)
+    clock.report(2, 2, 24)
+    assert clock.count == 9
+    clock.report(1, 5, 24)
+    assert clock.count == 11
+    clock.report(0, 4000, 24)  # A new life starts level, whatever it calls its steps.
+    assert clock.count == 11
+
+
+def test_the_clock_outlives_its_learners():
+    clock = StepClock()
+    clock.report(0, 0, 6)
+    clock.report(0, 5, 6)
+    clock.forget(0)
+    clock.forget(0)
+    clock.report(0, 0, 6)
+    clock.report(0, 2, 6)
+    assert clock.count == 7
+
+
+# -- when fragments are due --------------------------------------------------------------------------------------------
+
+
+def test_fragments_are_first_due_at_p_h_over_p():
+    schedule = Schedule(range(8), 8, 24)
+    assert [schedule.due(count) for count in (0, 2, 3, 6)] == [[0], [0], [0, 1], [0, 1, 2]]
+    assert Schedule([1, 3], 4, 10).due(7) == [1]  # 2.5 and 7.5: global numbers, not those of the shard.
+
+
+def test_the_longest_overdue_comes_first():
+    schedule = Schedule(range(3), 3, 9)
+    schedule.serve(0, 0)
+    assert schedule.due(9) == [1, 2, 0]
+    schedule.serve(1, 9)
+    assert schedule.due(9) == [2, 0]
+
+
+def test_excess_is_carried_so_that_the_interval_is_h():
+    schedule = Schedule([0], 1, 10)
+    opened, count = [], 0
+    while len(opened) < 100:
+        if schedule.due(count):
+            schedule.serve(0, count)
+            opened.append(count)
+        count += 7  # Every opening is up to 7 steps late.
+    assert (opened[-1] - opened[0]) / 99 == pytest.approx(10, abs=7 / 99)
+
+
+@given(st.integers(1, 50), st.integers(0, 10_000))
+def test_no_burst_after_a_long_silence(interval, silence):
+    schedule = Schedule([0], 1, interval)
+    assert schedule.due(silence)
+    schedule.serve(0, silence)
+    ahead = -schedule.late_steps(0, silence)
+    assert (silence + ahead) % interval == pytest.approx(0), "it left its own grid"
+    if silence > interval:
+        assert interval / 2 <= ahead < interval * 3 / 2
+    else:
+        assert ahead == interval - silence
+
+
+def test_a_longer_interval_keeps_the_stagger():
+    schedule = Schedule(range(4), 4, 8)
+    for fragment in range(4):
+        schedule.serve(fragment, 2 * fragment)
+    schedule.stretch(16, 6)  # 2, 4, 6 and 8 steps were left.
+    assert [-schedule.late_steps(fragment, 6) for fragment in range(4)] == [4, 8, 12, 16]
+    schedule.serve(0, 10)
+    assert -schedule.late_steps(0, 10) == 16
+
+
+# -- H and tau ---------------------------------------------------------------------------------------------------------
+
+
+def observe(adaptation, count, round_trip=0.0, is_tight=False, sweep=8):
+    for _ in range(count):
+        adaptation.observe(round_trip, is_tight, sweep)
+    return adaptation.interval, adaptation.overlap
+
+
+def test_the_interval_grows_to_four_round_trips_and_a_step_after_patience():
+    adaptation = Adaptation(24, 2)
+    assert observe(adaptation, PATIENCE - 1, 6.1) == (24, 2)
+    assert observe(adaptation, 1, 5.9) == (24, 2), "one round that fits starts the count anew"
+    assert observe(adaptation, PATIENCE, 10.2) == (48, 2)
+    assert observe(adaptation, 100, 10.2) == (48, 2), "it fits now, and hysteresis keeps it"
+
+
+def test_a_round_trip_of_a_quarter_fits():
+    assert observe(Adaptation(24, 2), 100, 6.0) == (24, 2)
+
+
+def test_the_interval_comes_back_slowly_and_not_below_what_was_asked():
+    adaptation = Adaptation(24, 2)
+    observe(adaptation, PATIENCE, 24.0)
+    assert adaptation.interval == 100
+    assert observe(adaptation, 8, 18.76)[0] == 100, "above three quarters nothing shrinks"
+    assert observe(adaptation, 8, 2.0)[0] == 87
+    assert observe(adaptation, 15, 2.0, sweep=20)[0] == 87, "a whole sweep must fit"
+    assert observe(adaptation, 400, 2.0)[0] == 24
+
+
+def test_the_overlap_grows_by_one_to_a_quarter_of_the_interval():
+    adaptation = Adaptation(24, 2)
+    assert observe(adaptation, PATIENCE - 1, is_tight=True) == (24, 2)
+    assert observe(adaptation, 1) == (24, 2)
+    assert observe(adaptation, PATIENCE, is_tight=True) == (24, 3)
+    assert observe(adaptation, 50 * PATIENCE, is_tight=True) == (24, 6)
+    assert observe(adaptation, 50 * PATIENCE) == (24, 6)
+
+
+def test_an_overlap_above_a_quarter_stays_as_asked():
+    assert observe(Adaptation(8, 5), 50, is_tight=True) == (8, 5)
+
+
+def test_the_overlap_comes_back_with_the_interval():
+    adaptation = Adaptation(24, 2)
+    observe(adaptation, PATIENCE, 19.0)
+    assert observe(adaptation, 100 * PATIENCE, 19.0, is_tight=True) == (80, 20)
+    assert observe(adaptation, 100 * PATIENCE, 1.0) == (24, 6)
+
+
+# -- averages, slack and grace -----------------------------------------------------------------------------------------
+
+
+def test_an_average_forgets_by_eighths():
+    average = Average()
+    average.observe(80)
+    average.observe(0)
+    average.observe(16)
+    assert average.value == 80 * 7 / 8 + (16 - 80 * 7 / 8) / 8
+
+
+def test_a_spread_follows_rfc_6298():
+    spread = Spread.of(100)
+    assert (spread.mean, spread.deviation, spread.deadline()) == (100, 50, 300)
+    spread.observe(180)
+    assert (spread.mean, spread.deviation) == (100 * 7 / 8 + 180 / 8, 50 * 3 / 4 + 80 / 4)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([], 0),
+        ([0, 0], 0),
+        ([10], 10),
+        ([10, 10, 12, 17], 17),
+        ([10, 10, 10, 21], 10),  # More than twice the median of 10.
+        ([10, 10, 10, 20], 20),
+        ([0, 10, 30], 30),  # The unknown one does not count: the median is 20.
+    ],
+)
+def test_the_slowest_step_is_within_twice_the_median(times, expected):
+    assert slowest_step(times) == expected
+
+
+def test_slack_and_grace_in_closed_form():
+    assert slack(2, 1_000_000, 300_000, 200_000) == 1_500_000
+    assert grace(0.8, 1_500_000.0) == 1_200_000
+    assert grace(0.8, -1.0) == 0
+
+
+@given(st.floats(0, 0.99), st.floats(-1e12, 1e12))
+def test_grace_is_never_negative_nor_above_gamma_slack(gamma, room):
+    found = grace(gamma, room)
+    assert isinstance(found, int)
+    assert 0 <= found <= max(0.0, gamma * room)
+    assert found > gamma * room - 1
+
+
+def test_sync_is_publication_and_half_the_transfer():
+    """Quorum after 30, closed 20 later, published 6 after that; learners see 4 steps of 16: 56 without the rounding.
+
+    The median learner's answer waits 10 of the 20; 56 - 10 - 6 = 40 are the two ways.
+    """
+    delays = Delays()
+    delays.observe(1000, 1030, 1050, 1056, is_usual=True)
+    assert delays.sync == 6
+    delays.observe_answered([(4, 16), (0, 16), (9, 0)])
+    assert delays.transfer == 40
+    assert delays.sync == 6 + 20
+    assert delays.round_trip == 30 + 26
+    delays.observe_answered([(100, 16)])
+    assert delays.round_trip == delays.answered.value - 10, "what learners see counts where it is longer"
+
+
+def test_a_delay_shorter_than_its_parts_is_no_negative_transfer():
+    delays = Delays()
+    delays.observe(0, 30, 50, 56, is_usual=True)
+    delays.observe_answered([(1, 2)])
+    assert (delays.transfer, delays.sync) == (0, 6)
+
+
+def test_a_round_that_waited_for_everybody_says_nothing_about_the_quorum():
+    delays = Delays()
+    delays.observe(0, 9_000_000, 9_000_000, 9_000_004, is_usual=False)
+    assert delays.quorum.value == 0
+    delays.observe(0, 30, 30, 34, is_usual=True)
+    assert (delays.quorum.value, delays.sync) == (30, 4)
+
+
+# -- fairness ----------------------------------------------------------------------------------------------------------
+
+
+def test_left_out_four_times_in_a_row_of_one_fragment():
+    fairness = Fairness()
+    for _ in range(3):
+        fairness.observe(0, [0], [1], [], 10)
+        fairness.observe(5, [0], [1], [], 10)
+    assert fairness.required(0, [0, 1]) == []
+    fairness.observe(0, [0], [1], [], 10)
+    assert fairness.required(0, [0, 1]) == [1]
+    assert fairness.required(5, [0, 1]) == []
+    assert fairness.required(0, [0]) == [], "not a member"
+    fairness.observe(0, [0, 1], [], [1], 40)
+    assert fairness.required(0, [0, 1]) == []
+
+
+def test_an_answer_in_between_starts_the_count_anew():
+    fairness = Fairness()
+    for answered, left_out in (([], [1]), ([], [1]), ([], [1]), ([1], []), ([], [1])):
+        fairness.observe(0, answered, left_out, [], 10)
+    assert fairness.required(0, [1]) == []
+
+
+def test_one_that_misses_its_deadline_is_required_again_after_four_more():
+    fairness = Fairness()
+    for _ in range(4):
+        fairness.observe(0, [0], [1], [], 10)
+    fairness.observe(0, [0], [1], [1], 80)
+    assert fairness.required(0, [1]) == []
+    assert fairness.deadline([1], 1000, 2, 24) == 160 + 4 * 80, "booked as twice the wait"
+    for _ in range(4):
+        fairness.observe(0, [0], [1], [], 10)
+    assert fairness.required(0, [1]) == [1]
+
+
+def test_a_new_life_owes_nothing():
+    fairness = Fairness()
+    for _ in range(4):
+        fairness.observe(0, [1], [2], [], 10)
+    fairness.forget(2)
+    assert fairness.required(0, [1, 2]) == []
+    assert fairness.deadline([1], 1000, 2, 24) == math.floor(10 + 4 * 5 * (3 / 4) ** 3)
+    fairness.forget(1)
+    assert fairness.deadline([1], 1000, 2, 24) == 4 * 2 * 1000
+
+
+def test_deadlines_learned_unknown_and_bounded():
+    fairness = Fairness()
+    fairness.observe(0, [1], [], [], 100)
+    assert fairness.deadline([], 50, 2, 24) is None
+    assert fairness.deadline([1], 50, 2, 24) == 300
+    assert fairness.deadline([1, 2], 50, 2, 24) == 400, "the latest of 300 and 4 tau steps"
+    assert fairness.deadline([2], 50, 8, 24) == 1200, "at most one interval of the slowest"
+
+
+# -- the start ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_start_waits_for_all_or_a_minute():
+    start = Start(learners=3)
+    assert start.giver([], 5) is None
+    assert start.giver([[1, 1]], 10) is None
+    assert start.giver([[0, 1], [1, 1]], 10 + START_WAIT - 1) is None
+    assert start.giver([[0, 1], [1, 1]], 10 + START_WAIT) == [0, 1]
+    assert Start(learners=2).giver([[0, 1], [3, 1]], 0) == [0, 1]
+
+
+def test_a_start_that_has_begun_does_not_wait_again():
+    start = Start(learners=2)
+    assert start.giver([[0, 1], [1, 1]], 0) == [0, 1]
+    assert start.giver([[1, 1]], 1) == [1, 1]
+
+
+def test_the_next_lowest_is_asked_then_all_over_again_and_at_last_the_run_fails():
+    start = Start(learners=1)
+    live = [[0, 1], [2, 1]]
+    asked = []
+    with pytest.raises(RuntimeError, match=f"starting fragment 3.*in {TRIES_MAX} rounds.*not finite"):
+        while True:
+            asked.append(start.giver(live, 0))
+            start.failed(3, asked[-1], "not finite")
+    assert asked == live * (TRIES_MAX // 2)
