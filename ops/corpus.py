@@ -5,9 +5,9 @@ takes by `data`. A file is bytes, whose vocabulary is 256, or token ids, whose v
 axis, any integer dtype) and `.bin` (raw little-endian uint16 or uint32).
 
 The split depends on the files' contents only, never on learners or slots. With at least 20 distinct files whole files
-are held out: in the order of a hash of their contents, each that still fits into one twentieth of all tokens. So copies
-of one file fall on one side, and something is always held out, because the smallest of n >= 20 files is no larger than
-a twentieth. With fewer, it is the last twentieth of each file. Each side is one sequence: its files in order, joined
+are held out: one in twenty, the first in the order of a hash of their contents. So copies of one file fall on one side.
+A file of more than a twentieth of all tokens is never held out; the smallest of n >= 20 files is no larger than that, so
+something always is. With fewer files, it is the last twentieth of each. Each side is one sequence: its files in order, joined
 without a separator.
 """
 
@@ -152,13 +152,9 @@ def _split(files: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
         cuts = [len(ids) - len(ids) // HELD_OUT_DIVISOR for ids in files]
         pairs = list(zip(files, cuts, strict=True))
         return [ids[:cut] for ids, cut in pairs], [ids[cut:] for ids, cut in pairs]
-    room = sum(map(len, files)) // HELD_OUT_DIVISOR
-    held_out: set[int] = set()
-    for _, group in sorted(groups.items()):
-        size = sum(len(files[index]) for index in group)
-        if size <= room:
-            room -= size
-            held_out.update(group)
+    size_max = sum(map(len, files)) // HELD_OUT_DIVISOR
+    small = [group for _, group in sorted(groups.items()) if sum(len(files[index]) for index in group) <= size_max]
+    held_out = {index for group in small[: len(groups) // HELD_OUT_DIVISOR] for index in group}
     train = [ids for index, ids in enumerate(files) if index not in held_out]
     return train, [files[index] for index in sorted(held_out)]
 

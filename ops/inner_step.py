@@ -206,11 +206,12 @@ class InnerStep:
 
     def _train(self, batch: Any) -> None:
         now = self._context.now()
-        if self._began_at and self._step:
+        if self._step == 0:
+            self._first_at = now
+        else:
             took = now - self._began_at
-            self._step_time = (
-                took if not self._step_time else round(STEP_TIME_DECAY * self._step_time + (1 - STEP_TIME_DECAY) * took)
-            )
+            average = self._step_time or took
+            self._step_time = round(STEP_TIME_DECAY * average + (1 - STEP_TIME_DECAY) * took)
         self._began_at = now
         count = self._task.tokens_per_batch
         trained = sum(self._totals.values())

@@ -104,9 +104,9 @@ class Schedule:
 class Adaptation:
     """H and tau as they are now, never below what was asked for.
 
-    H: where a round trip takes more than H / 4 steps, it becomes four times the whole steps of a round trip and one more,
-    so that a tau of H / 4 leaves a step of slack; it comes back by eighths, once a whole sweep has shown that a shorter
-    one fits. tau: raised by one at a time, at most to H / 4.
+    H: where a round trip takes more than H / 4 steps, H becomes four times its whole steps and one more, so that a tau
+    of H / 4 leaves a step of slack; it comes back by eighths, once a whole sweep has shown that a shorter one fits.
+    tau: raised by one at a time, at most to H / 4.
     """
 
     def __init__(self, interval: int, overlap: int) -> None:

@@ -26,13 +26,17 @@ import numpy as np
 
 from isthmus import ops
 from isthmus.programs import reference
+from isthmus.runtime.errors import GraphError
 from isthmus.runtime.graph import Edge, Graph, Job, Node, Reference
 
 _DIGITS: Final = 32
 
 
 def fingerprint(graph: Graph, job: Job, builder: Callable[..., Any]) -> str:
-    """32 hexadecimal digits; equal where graph, job and sources are, in any process, at any time."""
+    """32 hexadecimal digits; equal where graph, job and sources are, in any process, at any time.
+
+    GraphError if the arguments of a body are no data, because they hold themselves.
+    """
     content = {
         "job": {field.name: _canonical(getattr(job, field.name)) for field in fields(job) if field.name != "program"},
         "graph": graph.name,
@@ -69,11 +73,16 @@ def _source(function: Any) -> Path | None:
 
 
 def _node(node: Node) -> list[Any]:
+    try:
+        arguments = _canonical([node.arguments, dict(node.keywords)])
+    except RecursionError:
+        do = "Give the body plain data, and let it make the rest when it is opened."
+        raise GraphError(f"node {node.name!r}", "arguments that are data", "some that hold themselves", do) from None
     return [
         node.role,
         node.name,
         node.body_name,
-        _canonical([node.arguments, dict(node.keywords)]),
+        arguments,
         [[port.name, port.has_default] for port in node.inputs],
         list(node.outputs),
         _canonical(node.fires),

@@ -100,15 +100,17 @@ class Recorder:
         if not is_new_phase and now - self._reported_at.get(slot, -METRIC_NS) < METRIC_NS:
             return
         self._reported_at[slot] = now
-        line = {name: report[name] for name in ("incarnation", "phase", "step", "tokens")}
+        fields: Mapping[str, Any] = {**report}
+        line = {name: fields[name] for name in ("incarnation", "phase", "step", "tokens")}
         loss = report["loss"] if math.isfinite(report["loss"]) else None
-        more = {name: report[name] for name in ("staleness", "bytes_sent", "bytes_received", "sick")}
+        more = {name: fields[name] for name in ("staleness", "bytes_sent", "bytes_received", "sick")}
         self._write(self._metrics, now, {"learner": slot, **line, "loss": loss, **more})
 
     def _write_merge(self, merging: Merging) -> None:
         self._merging[merging["fragment"]] = merging
         names = ("fragment", "round", "kind", "version", "voters", "weights", "left_out", "refused", "reason")
-        line: dict[str, Any] = {name: merging[name] for name in names}
+        fields: Mapping[str, Any] = {**merging}
+        line: dict[str, Any] = {name: fields[name] for name in names}
         line["quorum_ms"] = (merging["quorum_at"] - merging["opened_at"]) / 1e6
         line["grace_ms_used"] = (merging["closed_at"] - merging["quorum_at"]) / 1e6
         self._write(self._merges, merging["published_at"], line)
@@ -173,7 +175,7 @@ class Recorder:
             "evaluations": len(self._evaluations),
             "learners": {slot: _learner(report) for slot, report in sorted(self._reports.items())},
             "merged_tokens": {
-                p: dict(tuple(pair) for pair in m["merged_tokens"]) for p, m in sorted(self._merging.items())
+                p: {pair[0]: pair[1] for pair in m["merged_tokens"]} for p, m in sorted(self._merging.items())
             },
         }
 
@@ -187,10 +189,12 @@ class Recorder:
 
 
 def _learner(report: Progress) -> dict[str, Any]:
-    names = ("incarnation", "phase", "step", "tokens", "loss", "staleness", "sick", "accounts", "stepping", "waited")
-    known: dict[str, Any] = {name: report[name] for name in names}
-    more = {name: report[name] for name in ("bytes_sent", "bytes_received", "device_kind")}
-    return {**known, **more, "step_ms": report["step_time"] / 1e6}
+    names = (
+        *("incarnation", "phase", "step", "tokens", "loss", "staleness", "sick", "accounts", "stepping", "waited"),
+        *("bytes_sent", "bytes_received", "device_kind"),
+    )
+    fields: Mapping[str, Any] = {**report}
+    return {**{name: fields[name] for name in names}, "step_ms": report["step_time"] / 1e6}
 
 
 def _items(received: Any) -> list[Any]:

@@ -192,28 +192,27 @@ def file_of(function: Any) -> str | None:
 
 def _import(target: Target, doing: str) -> ModuleType:
     """The module, also one in the current folder."""
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.append(folder)
-    importlib.invalidate_caches()
     expected = f"a module {target.where!r}"
+    if not all(target.where.split(".")):
+        raise ConfigError(doing, expected, "a name with an empty part", "Write package.module:NAME.")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    importlib.invalidate_caches()
     with _marked(target.where), explained(doing, expected):
         try:
             return importlib.import_module(target.where)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{target.where}.".startswith(f"{error.name}."):
                 raise
-            do = f"Check the name, or name its file: {target.where.replace('.', '/')}.py:{target.name}."
-            missing = ConfigError(doing, expected, f"no module {error.name!r}", do)
-        except ValueError:  # What import_module says to a name such as '.a' or 'a..b'.
-            missing = ConfigError(doing, expected, repr(target.where), "Write package.module:NAME.")
-    raise missing
+            missing = error.name
+    do = f"Check the name, or name its file: {target.where.replace('.', '/')}.py:{target.name}."
+    raise ConfigError(doing, expected, f"no module {missing!r}", do)
 
 
 def _import_file(path: Path, doing: str) -> ModuleType:
     """The module in a file, under its stem; read again if the file has changed."""
     if not path.is_file() or path.suffix != ".py":
-        beside = [other.name for other in path.parent.glob("*.py")]
+        beside = [other.name for other in path.parent.glob("*.py") if other.is_file()]
         match = get_close_matches(path.name, beside, n=1)
         do = f"Did you mean {match[0]!r}?" if match else "Name an existing file; paths start in the current folder."
         found = "a folder" if path.is_dir() else "another file" if path.exists() else "nothing there"

@@ -8,6 +8,7 @@ shows when it is run on shapes; then the graph. The first step needs no jax, unl
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -171,6 +172,7 @@ def _find_task(task: Task | str | None, settings: Mapping[str, Any]) -> _Subject
     if task is None:
         schema = Schema.of("task", language_model.task)
         known = schema.read(settings)
+        known["data"] = tuple(os.path.abspath(path) for path in known["data"])
         return _Subject(Reference(reference.called(SHIPPED_TASK, known)), language_model.task(**known), known)
     if settings:
         given = ", ".join(f"task.{name}" for name in settings)

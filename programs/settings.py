@@ -173,4 +173,4 @@ def describe(annotation: Any) -> str:
     if origin in (list, tuple):
         elements = {describe(item) for item in arguments if item is not Ellipsis}
         return f"a list, each of it {elements.pop()}" if len(elements) == 1 else "a list"
-    return str(getattr(annotation, "__name__", annotation))
+    return _NAMES.get(origin) or str(getattr(annotation, "__name__", annotation))

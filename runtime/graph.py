@@ -292,8 +292,11 @@ class Graph:
 
     def role(self, name: str, *, replicas: tuple[int, int]) -> Role:
         """Add a role with between replicas[0] and replicas[1] replicas; GraphError if the name is taken."""
+        where = f"role {name!r}"
         if any(role.name == name for role in self.roles):
-            raise GraphError(f"role {name!r}", "a name that no other role has", repr(name), "Choose another name.")
+            raise GraphError(where, "a name that no other role has", repr(name), "Choose another name.")
+        if not isinstance(replicas, tuple) or len(replicas) != 2:
+            raise GraphError(where, "a pair (smallest, largest)", f"replicas={replicas!r}", "Write replicas=(1, 64).")
         role = Role(self, name, *replicas)
         self.roles.append(role)
         return role
@@ -304,6 +307,14 @@ class Graph:
         Without `to`, items stay in the replica where both nodes are in one role, and go to every live replica of the
         target's role where they are not. Raises GraphError for a port of the wrong direction or another graph.
         """
+        for port in (source, target):
+            if not isinstance(port, Port):
+                raise GraphError(
+                    f"an edge of graph {self.name!r}",
+                    "ports at both ends",
+                    f"a {type(port).__name__}",
+                    "Name them, as in graph.edge(data['batch'], step['batch'], Queue(capacity=2)).",
+                )
         where = f"edge {source.node.name}.{source.name} -> {target.node.name}.{target.name}"
         for port in (source, target):
             if port.node.graph is not self:
@@ -369,9 +380,14 @@ def takes_one(graph: Graph, node: Node, port: str) -> bool:
 def _ports_of(where: str, body: Callable[..., Any]) -> tuple[tuple[Input, ...], tuple[str, ...]]:
     """Input and output ports of a body, from its signature."""
     is_class = inspect.isclass(body)
-    outputs: tuple[str, ...] = tuple(getattr(body, "outputs", ())) if is_class else ("result",)
+    outputs: Any = getattr(body, "outputs", ()) if is_class else ("result",)
+    if isinstance(outputs, str):
+        raise GraphError(where, "a tuple of names in `outputs`", repr(outputs), f"Write outputs = ({outputs!r},).")
     try:
-        call: Any = inspect.getattr_static(body, "__call__") if is_class else body
+        _ = body.__qualname__  # What has no name, as an instance or a partial, cannot be shown or named by reference.
+        call: Any = body
+        if inspect.isclass(body):  # Not getattr: every class has the __call__ of `type`.
+            call = next((vars(base)["__call__"] for base in body.__mro__ if "__call__" in vars(base)), None)
         parameters = list(inspect.signature(call).parameters.values())[1 if is_class else 0 :]
     except (TypeError, ValueError, AttributeError):
         raise GraphError(
@@ -388,7 +404,7 @@ def _ports_of(where: str, body: Callable[..., Any]) -> tuple[tuple[Input, ...], 
                 f"parameter {parameter}",
                 "Name every input port as a parameter of its own.",
             )
-    return tuple(Input(item.name, item.default is not item.empty) for item in parameters), outputs
+    return tuple(Input(item.name, item.default is not item.empty) for item in parameters), tuple(outputs)
 
 
 def _check_arguments(

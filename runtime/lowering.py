@@ -50,11 +50,15 @@ class InputPlan:
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """An output port: its edges, the fields that every item must have and those that it may have."""
+    """An output port: its edges, the fields that every item must have and those that it may have.
+
+    Fields are integers or texts; those of `fields_integer`, by which items are routed or rounds named, are integers.
+    """
 
     name: str
     edges: tuple[int, ...]
     fields: tuple[str, ...]
+    fields_integer: tuple[str, ...]
     fields_optional: tuple[str, ...]
 
 
@@ -136,24 +140,27 @@ def _node(graph: Graph, node: Node, indices: Mapping[int, int], edges: Mapping[i
     outputs = []
     for name in node.outputs:
         leaving = [edge for edge in edges.values() if edge.source == index and edge.source_port == name]
-        fields, optional = _fields(graph, leaving)
-        outputs.append(OutputPlan(name, tuple(edge.index for edge in leaving), fields, optional))
+        outputs.append(OutputPlan(name, tuple(edge.index for edge in leaving), *_fields(graph, leaving)))
     return NodePlan(
         index, node.name, node.body, node.arguments, node.keywords, node.fires, tuple(inputs), tuple(outputs)
     )
 
 
-def _fields(graph: Graph, leaving: list[EdgePlan]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields of an item that cores need to see, on any of the edges that leave one port."""
+def _fields(
+    graph: Graph, leaving: list[EdgePlan]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The fields of an item that cores need to see on any of the edges that leave one port: all, integers, optional."""
     fields: dict[str, None] = {}
+    integers: dict[str, None] = {}
     optional: dict[str, None] = {}
     for edge in leaving:
-        for name in (edge.key, edge.route_key):
-            if name is not None:
-                fields[name] = None
+        if edge.key is not None:
+            fields[edge.key] = None
+        if edge.route_key is not None:
+            fields[edge.route_key] = integers[edge.route_key] = None
         fires = graph.nodes[edge.target].fires
         if isinstance(fires, Quorum) and edge.target_port in (fires.port, fires.opened_by):
-            fields[fires.key] = None
+            fields[fires.key] = integers[fires.key] = None
             if edge.target_port == fires.opened_by:
                 optional.update(dict.fromkeys(OPENING_FIELDS))
-    return tuple(fields), tuple(name for name in optional if name not in fields)
+    return tuple(fields), tuple(integers), tuple(name for name in optional if name not in fields)

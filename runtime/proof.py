@@ -146,8 +146,11 @@ class Net:
 
     def tell(self, wait: Wait, viewer: Instance) -> str:
         """`wait` as a sentence without its full stop."""
-        what = "credit" if wait.is_for_credit else "an item"
         waiter, on = self.place(wait.waiter, viewer), self.place(wait.on, viewer)
+        condition = next(condition for condition in self.conditions[wait.waiter] if wait in condition)
+        what = "credit" if wait.is_for_credit else "an item"
+        if any(other.edge is not wait.edge for other in condition):
+            what = "any item, such as one"
         return f"{waiter} waits for {what} from {on} on {describe(wait.edge)}"
 
 
@@ -223,7 +226,8 @@ def stuck_at_start(
     replicas, without grace, and need `count_min` votes or those of all voters, if they are fewer. Items that are routed
     by key are taken to reach every replica. `assumed` are edges that are not to blame.
 
-    With `frozen` instances, which never fire, rounds need every vote: who opens them may ask for that.
+    `frozen` instances never fire, and are not in the result; with them, rounds need every vote, because the item that
+    opens a round may ask for that.
     """
     fired: set[Instance] = set()
     unmet: dict[Instance, tuple[Condition, ...]] = {}
@@ -301,7 +305,7 @@ def _is_met(condition: Condition, edge: Edge) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A node that can hold up another one, as it is called there (`place`), and the chain of waits as text.
+    """A node that can hold up another one, as it is called there (`place`), and the sentences of the chain of waits.
 
     `is_elsewhere`: it is on another host (else it is on the same one, and may block); `is_near`: no other node of
     another host comes before it in the chain.
@@ -311,7 +315,12 @@ class Hold:
     place: str
     is_elsewhere: bool
     is_near: bool
-    chain: str
+    waits: tuple[str, ...]
+
+    @property
+    def chain(self) -> str:
+        """The waits in one line, down to what makes the last one last."""
+        return "; ".join(self.waits if self.is_elsewhere else (*self.waits, f"{self.node} is declared may_block"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,12 +382,9 @@ def _holds(net: Net, start: Instance, host: set[Instance], stopped: set[Instance
     holds: dict[tuple[str, bool], Hold] = {}
     for instance, waits in net.chains(start, stopped).items():
         is_elsewhere = instance not in host
-        told = [net.tell(wait, start) for wait in waits]
-        if not is_elsewhere:
-            if not net.nodes[instance.node].may_block:
-                continue
-            told.append(f"{instance.node} is declared may_block")
-        is_near = all(wait.waiter in host for wait in waits)
-        hold = Hold(instance.node, net.place(instance, start), is_elsewhere, is_near, "; ".join(told))
-        holds.setdefault((instance.node, is_elsewhere), hold)
+        if is_elsewhere or net.nodes[instance.node].may_block:
+            is_near = all(wait.waiter in host for wait in waits)
+            told = tuple(net.tell(wait, start) for wait in waits)
+            hold = Hold(instance.node, net.place(instance, start), is_elsewhere, is_near, told)
+            holds.setdefault((instance.node, is_elsewhere), hold)
     return tuple(holds.values())

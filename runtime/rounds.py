@@ -8,7 +8,6 @@ fires too, without votes: the body is the one that must know. Decides nothing by
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -56,19 +55,19 @@ class Settled:
 
 
 class Rounds:
-    """Rounds of a Quorum node. `live` gives the live members of a role, `voters` are the roles that vote."""
+    """Rounds of a Quorum node. `role` is that of the voters whom an opening lists in `members` and `required`."""
 
-    def __init__(self, plan: NodePlan, live: Callable[[str], tuple[Member, ...]], voters: list[str]) -> None:
+    def __init__(self, plan: NodePlan, role: str) -> None:
         assert isinstance(plan.fires, Quorum)
         names = [port.name for port in plan.inputs]
         self._fires = plan.fires
         self._vote_port = names.index(plan.fires.port)
         self._opening_port = names.index(plan.fires.opened_by)
-        self._live = live
-        self._voters = tuple(dict.fromkeys(voters))
+        self._role = role
+        self._voters: dict[Replica, Member] = {}
         self._core = QuorumCore(plan.fires.count_min, plan.fires.grace)
         self._closed: deque[Closed] = deque()
-        self._links: dict[Handle, tuple[Link, Replica]] = {}
+        self._links: dict[Handle, Link] = {}
         self._timer_base = (plan.index + 1) << 32
         self._timer_keys: dict[int, int] = {}
 
@@ -85,22 +84,29 @@ class Rounds:
         """The oldest round that is to be fired."""
         return self._closed.popleft()
 
-    def forget(self, handle: Handle) -> Link | None:
-        """The link by which a vote or an opening came, when it is used up; None if that is known no more."""
-        found = self._links.pop(handle, None)
-        return None if found is None else found[0]
+    def forget(self, handle: Handle) -> Link:
+        """The link by which a vote or an opening came, which is used up."""
+        return self._links.pop(handle)
 
-    def arrived(self, port: int, link: Link, source: Member, handle: Handle, fields: Fields, now: Instant) -> Settled:
-        """A vote or an opening came. Fields that do not hold what Quorum says raise LocalProtocolError."""
-        self._links[handle] = (link, source.replica)
-        try:
-            if port == self._vote_port:
-                key = _integer(fields, self._fires.key)
-                return self._settle(VoteArrived(key, source.replica, source.incarnation, handle), now)
-            return self._settle(self._opening(handle, fields or {}), now)
-        except LocalProtocolError:
-            self._links.pop(handle, None)
-            raise
+    def clear(self) -> Settled:
+        """Let go of everything: the node has finished."""
+        settled = Settled([(handle, "node finished") for handle in self._links])
+        settled.timers.extend(CancelTimer(self._timer_base + number) for number in self._timer_keys)
+        self._closed.clear()
+        self._timer_keys.clear()
+        return settled
+
+    def arrived(self, port: int, link: Link, handle: Handle, fields: Fields, now: Instant) -> Settled:
+        """A vote or an opening came. LocalProtocolError, with the state as it was, if Quorum does not allow it."""
+        event: QuorumEvent
+        if port == self._vote_port:
+            source = link.member
+            event = VoteArrived(_integer(fields, self._fires.key), source.replica, source.incarnation, handle)
+        else:
+            event = self._opening(handle, fields or {})
+        commands = self._core.handle(event, now)
+        self._links[handle] = link
+        return self._settled(commands)
 
     def timer_fired(self, timer: int, now: Instant) -> Settled:
         """A timer came due."""
@@ -108,13 +114,15 @@ class Rounds:
         key = self._timer_keys.pop(number, None)
         return Settled() if key is None else self._settle(QuorumTimerFired(key, number), now)
 
-    def joined(self, member: Member, now: Instant) -> Settled:
-        """A replica is live."""
-        return self._settle(MemberJoined(member), now) if member.replica.role in self._voters else Settled()
+    def joined(self, voter: Member, now: Instant) -> Settled:
+        """A member can vote from now on."""
+        self._voters[voter.replica] = voter
+        return self._settle(MemberJoined(voter), now)
 
-    def left(self, member: Member, now: Instant) -> Settled:
-        """A replica is gone."""
-        return self._settle(MemberLeft(member), now) if member.replica.role in self._voters else Settled()
+    def left(self, voter: Member, now: Instant) -> Settled:
+        """A member can vote no more."""
+        del self._voters[voter.replica]
+        return self._settle(MemberLeft(voter), now)
 
     def check(self) -> None:
         """The invariants of the core."""
@@ -126,13 +134,12 @@ class Rounds:
 
     def _opening(self, handle: Handle, fields: dict[str, Any]) -> RoundOpened:
         key = _integer(fields, self._fires.key)
-        live = {member.replica: member for role in self._voters for member in self._live(role)}
-        if fields.get("members") is None:
-            members = tuple(live.values())
+        listed = fields.get("members")
+        if listed is None:
+            members = tuple(self._voters.values())
         else:
-            pairs = _pairs(fields["members"])
-            members = tuple(Member(Replica(role, slot), life) for role in self._voters[:1] for slot, life in pairs)
-        required = tuple(Replica(self._voters[0], slot) for slot in _integers(fields.get("required") or []))
+            members = tuple(Member(Replica(self._role, slot), life) for slot, life in _pairs(listed))
+        required = tuple(Replica(self._role, slot) for slot in _integers(fields.get("required") or []))
         grace = fields.get("grace", self._fires.grace)
         deadline = fields.get("deadline")
         return RoundOpened(
@@ -147,8 +154,11 @@ class Rounds:
         )
 
     def _settle(self, event: QuorumEvent, now: Instant) -> Settled:
+        return self._settled(self._core.handle(event, now))
+
+    def _settled(self, commands: list[QuorumCommand]) -> Settled:
         settled = Settled()
-        for command in self._core.handle(event, now):
+        for command in commands:
             self._carry_out(command, settled)
         return settled
 
@@ -185,7 +195,7 @@ class Rounds:
         self, key: int, opening: Handle, votes: tuple[tuple[Replica, Handle], ...], decision: dict[str, Any]
     ) -> None:
         entries: tuple[Entry, ...] = tuple((replica, key, handle) for replica, handle in votes)
-        opener = self._links[opening][1]
+        opener = self._links[opening].member.replica
         inputs = ((self._opening_port, ((opener, None, opening),)), (self._vote_port, entries))
         self._closed.append(Closed((opening, *(handle for _, handle in votes)), inputs, decision))
 

@@ -24,6 +24,13 @@ PERIOD_MAX: Final = seconds(3600)
 DECISION: Final = "decision"
 """The input port of a Quorum node that the runtime fills, with the voters of the round and why it closed."""
 
+_WAITING: Final = {
+    "AllOf": "name the port in AllOf, too",
+    "AnyOf": "leave `fires` out to wait for every port",
+    "Every": "leave `fires` out to wait for every port",
+    "Quorum": "name the port as `port` or `opened_by`",
+}
+"""How to have a node wait for a port, by its firing rule."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]*")
 
 
@@ -101,7 +108,13 @@ def _firing_rule(node: Node) -> Iterator[Fault]:
     if isinstance(node.fires, Every):
         period: Any = node.fires.period
         if not _is_int(period) or not PERIOD_MIN <= period <= PERIOD_MAX:
-            found = f"{period / 1e6:g} ms" if _is_int(period) else repr(period)
+            found = (
+                repr(period)
+                if not _is_int(period)
+                else f"{period / 1e9:g} s"
+                if period > 1e9
+                else f"{period / 1e6:g} ms"
+            )
             yield Fault(
                 f"{where}, which fires by Every",
                 "a period from 1 ms to 1 h, in whole nanoseconds",
@@ -147,12 +160,13 @@ def _sampled_ports(node: Node) -> Iterator[Fault]:
     for item in node.inputs:
         if not item.has_default and item.name not in always:
             named = item.name in node.required
-            rule = f"{'one of several in' if named else 'not named by'} {type(node.fires).__name__}"
+            kind = type(node.fires).__name__
+            rule = f"{'one of several in' if named else 'not named by'} {kind}"
             yield Fault(
                 f"port {item.name!r} of node {node.name!r}",
                 f"a default, because the port is {rule} and a firing may find nothing there",
                 "none",
-                f"Write {item.name}=None in the body, or name the port in fires=AllOf(...).",
+                f"Write {item.name}=None in the body, or {_WAITING[kind]}.",
             )
 
 
@@ -160,9 +174,6 @@ def _quorum(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
     where = f"node {node.name!r}, which fires by Quorum"
     if not isinstance(fires.key, str) or not fires.key:
         yield Fault(where, "the name of the field that names a round", f"key={fires.key!r}", "Write key='round'.")
-    if fires.port == fires.opened_by:
-        found = f"{fires.port!r} for both"
-        yield Fault(where, "two ports, one of votes and one that opens rounds", found, "Give the body a port for each.")
     if fires.grace is not None and not (_is_int(fires.grace) and fires.grace >= 0):
         found = f"grace={fires.grace!r}"
         yield Fault(
@@ -178,6 +189,10 @@ def _quorum(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
             "one",
             "Give the port another name.",
         )
+    if fires.port == fires.opened_by:
+        found = f"{fires.port!r} for both"
+        yield Fault(where, "two ports, one of votes and one that opens rounds", found, "Give the body a port for each.")
+        return
     yield from _openers(graph, node, fires)
     yield from _voters(graph, node, fires)
 
@@ -279,7 +294,10 @@ def _policy(edge: Edge) -> Iterator[Fault]:
 def is_well_formed(policy: Policy) -> bool:
     """Whether the figures of a policy make sense."""
     return isinstance(policy, Latest) or (
-        _is_int(policy.capacity) and isinstance(policy.initial, tuple) and len(policy.initial) <= policy.capacity
+        _is_int(policy.capacity)
+        and 1 <= policy.capacity <= CAPACITY_MAX
+        and isinstance(policy.initial, tuple)
+        and len(policy.initial) <= policy.capacity
     )
 
 
@@ -298,8 +316,8 @@ def _route(edge: Edge) -> Iterator[Fault]:
     elif route.kind == "next" and source != target:
         yield Fault(
             where,
-            f"both ends in one role for `{target}.next`: from replica i to i + 1",
-            f"it begins in role {source!r}",
+            f"both ends in one role, because `{target}.next` leads from replica i to i + 1",
+            f"a source in role {source!r}",
             f"Use {target}.at(key), or leave `to` out to reach every {target}.",
         )
     elif route.kind == "at" and (not isinstance(route.key, str) or not route.key):

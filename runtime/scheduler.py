@@ -51,6 +51,9 @@ from isthmus.runtime.lowering import EdgePlan, NodePlan, Plan
 from isthmus.runtime.ports import Inlet, Link, Mailbox, Outlet, QueueInlet
 from isthmus.runtime.rounds import Rounds, Settled
 
+KEY_TYPES: Final = (int, str)
+"""What names a mailbox, a replica or a round. Exactly these: of bool, float or NumPy's types the tape makes others."""
+
 CONSTANTS_PER_EDGE: Final = 1 << 16
 """More than the largest capacity of a Queue, so that constants of different edges have different handles."""
 
@@ -61,48 +64,70 @@ def constant(edge: int, index: int) -> Handle:
 
 
 class _Node:
-    """A node while it runs."""
+    """A node while it runs. The ports of its Quorum have no inlet: what comes there goes to its rounds."""
 
     __slots__ = (
-        "firings", "inlets", "is_due", "is_finished", "is_idle", "is_nudged", "is_open", "is_running", "outlets",
-        "plan", "required", "rounds", "routes", "rule", "sampled",
+        "exits", "firings", "index", "inlets", "is_due", "is_finished", "is_idle", "is_nudged", "is_open", "is_running",
+        "link_newest", "outlets", "plan", "required", "rounds", "rule", "sampled",
     )  # fmt: skip
 
     def __init__(self, plan: NodePlan) -> None:
         self.plan = plan
-        self.inlets: list[Inlet | None] = [_inlet(port.kind) for port in plan.inputs]
-        self.required = tuple(i for i, port in enumerate(plan.inputs) if port.is_required)
-        self.sampled = tuple(i for i, port in enumerate(plan.inputs) if not port.is_required)
-        self.routes: list[list[_Route]] = [[] for _ in plan.outputs]
+        self.index = plan.index
+        voting = (plan.fires.opened_by, plan.fires.port) if isinstance(plan.fires, Quorum) else ()
+        inlets = [None if port.name in voting else _inlet(port.kind) for port in plan.inputs]
+        self.required = tuple(inlet for inlet, port in zip(inlets, plan.inputs, strict=True) if port.is_required)
+        self.inlets = tuple(
+            (number, inlet, port.is_required)
+            for number, (inlet, port) in enumerate(zip(inlets, plan.inputs, strict=True))
+            if inlet is not None
+        )
+        self.sampled = tuple(inlet for _, inlet, is_required in self.inlets if not is_required)
+        self.exits = tuple(_Exit(output) for output in plan.outputs)
         self.outlets: list[Outlet] = []
         self.rounds: Rounds | None = None
         self.rule: Callable[[_Node], bool] = _RULES[type(plan.fires)]
-        self.firings = 0
+        self.firings = self.link_newest = 0
         self.is_open = self.is_running = self.is_idle = self.is_nudged = self.is_due = self.is_finished = False
+
+    def inlet(self, port: int) -> Inlet | None:
+        """The inlet of input port number `port`."""
+        return next((inlet for number, inlet, _ in self.inlets if number == port), None)
+
+
+class _Exit:
+    """An output port with the edges that leave it."""
+
+    __slots__ = ("outlets", "plan", "routes")
+
+    def __init__(self, plan: OutputPlan) -> None:
+        self.plan = plan
+        self.routes: list[_Route] = []
+        self.outlets: list[Outlet] = []
 
 
 class _Route:
-    """One edge that leaves a node, with its live links."""
+    """An edge that leaves a node here, with its live links by consumer; `arrival` is its end where that is here too."""
 
-    __slots__ = ("consumer", "edge", "links", "outlet", "port")
+    __slots__ = ("arrival", "edge", "links", "outlet")
 
-    def __init__(self, edge: EdgePlan, outlet: Outlet | None, consumer: _Node | None, port: int) -> None:
+    def __init__(self, edge: EdgePlan, outlet: Outlet | None, arrival: _Arrival | None) -> None:
         self.edge = edge
         self.outlet = outlet
-        self.consumer = consumer
-        self.port = port
+        self.arrival = arrival
         self.links: dict[Member, Link] = {}
 
 
 class _Arrival:
-    """One edge that enters this host's node, with its live links; `route` is set where the producer is here too."""
+    """An edge that enters a node here, with its live links by producer."""
 
-    __slots__ = ("consumer", "edge", "links", "port")
+    __slots__ = ("consumer", "edge", "inlet", "links", "port")
 
     def __init__(self, edge: EdgePlan, consumer: _Node, port: int) -> None:
         self.edge = edge
         self.consumer = consumer
         self.port = port
+        self.inlet = consumer.inlet(port)
         self.links: dict[Member, Link] = {}
 
 
@@ -111,20 +136,19 @@ def _inlet(kind: str) -> Inlet | None:
 
 
 def _all_of(node: _Node) -> bool:
-    for port in node.required:
-        inlet = node.inlets[port]
+    for inlet in node.required:
         if inlet is None or not inlet.is_complete():
             return False
     return True
 
 
 def _any_of(node: _Node) -> bool:
-    return any(inlet is not None and inlet.is_new() for inlet in map(node.inlets.__getitem__, node.required))
+    return any(inlet is not None and inlet.is_new() for inlet in node.required)
 
 
 def _has_sampled(node: _Node) -> bool:
     """Whether a sampled port has something new: what an idle node fires for."""
-    return any(inlet is not None and inlet.is_new() for inlet in map(node.inlets.__getitem__, node.sampled))
+    return any(inlet.is_new() for inlet in node.sampled)
 
 
 _RULES: Final[dict[type, Callable[[_Node], bool]]] = {
@@ -142,11 +166,11 @@ class Scheduler:
         self.plan = plan
         self.member = member
         self.counts: Counter[str] = Counter()
-        self._roster: dict[str, dict[int, Member]] = {role: {} for role in plan.replicas}
+        self._live: dict[str, tuple[Member, ...]] = dict.fromkeys(plan.replicas, ())
+        self._newest: dict[Replica, int] = {}
         self._nodes: dict[int, _Node] = {node.index: _Node(node) for node in plan.nodes}
-        self._routes: list[_Route] = []
+        self._routes: dict[int, _Route] = {}
         self._arrivals: dict[int, _Arrival] = {}
-        self._links: dict[Link, tuple[_Route | None, _Arrival | None, Member]] = {}
         self._link_last = 0
         self._commands: list[Command] = []
         self._woken: deque[_Node] = deque()
@@ -167,6 +191,8 @@ class Scheduler:
 
     def handle(self, event: Event, now: Instant) -> list[Command]:
         """What to do about `event`. Raises LocalProtocolError or RemoteProtocolError for one that is illegal."""
+        if now < self._now:
+            raise LocalProtocolError(f"{event} came at {now} ns, after an event at {self._now} ns. Fix the clock.")
         self._now = now
         self._handlers[type(event)](event)
         woken = self._woken
@@ -180,7 +206,7 @@ class Scheduler:
 
     def live(self, role: str) -> tuple[Member, ...]:
         """The live replicas of a role, by slot."""
-        return tuple(member for _, member in sorted(self._roster[role].items()))
+        return self._live[role]
 
     def statistics(self) -> dict[str, int]:
         """Firings, and dropped items by reason, since the start."""
@@ -210,24 +236,26 @@ class Scheduler:
         arrival = self._arrivals.get(event.edge)
         if arrival is None or arrival.edge.source_role != event.source.replica.role:
             raise RemoteProtocolError(f"{event.source} sent an item on edge {event.edge}, which does not lead here")
-        link = arrival.links.get(event.source)
+        edge, link = arrival.edge, arrival.links.get(event.source)
+        key = None if edge.key is None else (event.fields or {}).get(edge.key)
+        if edge.key is not None and type(key) not in KEY_TYPES:
+            raise RemoteProtocolError(f"{event.source} sent an item on {edge.name} without {edge.key!r}")
         if link is None:
             self._drop(event.handle, "not connected")
             return
-        key = None if arrival.edge.key is None else (event.fields or {}).get(arrival.edge.key)
-        if arrival.edge.key is not None and not isinstance(key, int | str):
-            raise RemoteProtocolError(f"{event.source} sent an item on {arrival.edge.name} without {arrival.edge.key}")
-        self._deliver(arrival.consumer, arrival.port, link, event.handle, key, event.fields)
+        if edge.kind == "queue" and link.credit == 0:
+            raise RemoteProtocolError(f"{event.source} sent an item on {edge.name} without credit")
+        self._deliver(arrival, link, event.handle, key, event.fields)
+        link.credit -= edge.kind == "queue"  # After what may have raised.
 
     def _credit_granted(self, event: CreditGranted) -> None:
-        for route in self._routes:
-            if route.edge.index == event.edge and route.outlet is not None:
-                link = route.links.get(event.target)
-                if link is not None:
-                    route.outlet.grant(link, event.count)
-                    self._woken.append(self._nodes[route.edge.source])
-                return
-        raise RemoteProtocolError(f"{event.target} granted credit on edge {event.edge}, no Queue that begins here")
+        route = self._routes.get(event.edge)
+        if route is None or route.outlet is None:
+            raise RemoteProtocolError(f"{event.target} granted credit on edge {event.edge}, no Queue that begins here")
+        link = route.links.get(event.target)
+        if link is not None:
+            route.outlet.grant(link, event.count)
+            self._woken.append(self._nodes[route.outlet.producer])
 
     def _node_opened(self, event: NodeOpened) -> None:
         node = self._nodes.get(event.node)
@@ -236,11 +264,13 @@ class Scheduler:
         node.is_open = True
         node.is_idle = node.is_nudged = event.is_idle
         if isinstance(node.plan.fires, Every):
-            self._commands.append(SetTimer(node.plan.index, Instant(self._now + node.plan.fires.period)))
+            self._commands.append(SetTimer(node.index, Instant(self._now + node.plan.fires.period)))
         self._woken.append(node)
 
     def _body_failed(self, event: BodyFailed) -> None:
-        node = self._nodes[event.node]
+        node = self._nodes.get(event.node)
+        if node is None or (node.is_open and not node.is_running):
+            raise LocalProtocolError(f"node {event.node} failed, which was neither being opened nor running")
         node.is_running = False
         node.is_open = False
         self._commands.append(FailHost(event.node, event.error))
@@ -248,9 +278,10 @@ class Scheduler:
     def _timer_fired(self, event: TimerFired) -> None:
         node = self._nodes.get(event.timer)
         if node is not None and isinstance(node.plan.fires, Every):
-            node.is_due = True
-            self._commands.append(SetTimer(event.timer, Instant(self._now + node.plan.fires.period)))
-            self._woken.append(node)
+            if not node.is_finished:
+                node.is_due = True
+                self._commands.append(SetTimer(event.timer, Instant(self._now + node.plan.fires.period)))
+                self._woken.append(node)
             return
         for other in self._nodes.values():
             if other.rounds is not None and other.rounds.owns(event.timer):
@@ -259,29 +290,23 @@ class Scheduler:
 
     def _replica_joined(self, event: ReplicaJoined) -> None:
         member = event.member
-        role = self._roster.get(member.replica.role)
-        if role is None:
-            raise RemoteProtocolError(f"{member} joined; graph {self.plan.graph!r} has no role {member.replica.role!r}")
-        old = role.get(member.replica.slot)
-        if old is not None and old.incarnation >= member.incarnation:
-            raise RemoteProtocolError(f"{member} joined, but {old} is live")
-        if old is not None:
-            self._replica_left(ReplicaLeft(old))
-        role[member.replica.slot] = member
-        self._reconnect()
-        for node in self._nodes.values():
-            if node.rounds is not None:
-                self._settle(node, node.rounds.joined(member, self._now))
+        role, slot = member.replica.role, member.replica.slot
+        if role not in self._live or not 0 <= slot < self.plan.replicas[role][1]:
+            raise RemoteProtocolError(f"{member} joined; graph {self.plan.graph!r} has no replica {member.replica}")
+        newest = self._newest.get(member.replica, 0)
+        if member.incarnation <= newest:
+            raise RemoteProtocolError(f"{member} joined, but incarnation {newest} has joined before")
+        self._newest[member.replica] = member.incarnation
+        others = [other for other in self._live[role] if other.replica != member.replica]
+        if len(others) < len(self._live[role]):
+            self._have_live(role, others)
+        self._have_live(role, [*others, member])
 
     def _replica_left(self, event: ReplicaLeft) -> None:
-        role = self._roster.get(event.member.replica.role, {})
-        if role.get(event.member.replica.slot) != event.member:
+        role = event.member.replica.role
+        if event.member not in self._live.get(role, ()):
             raise LocalProtocolError(f"{event.member} left, but is not live")
-        del role[event.member.replica.slot]
-        self._reconnect()
-        for node in self._nodes.values():
-            if node.rounds is not None:
-                self._settle(node, node.rounds.left(event.member, self._now))
+        self._have_live(role, [member for member in self._live[role] if member != event.member])
 
     def _stop_requested(self, _: StopRequested) -> None:
         for node in self._nodes.values():
@@ -306,141 +331,169 @@ class Scheduler:
 
     def _start(self, node: _Node) -> None:
         """Fire a ready node: take its inputs, give credit back."""
+        inputs: list[tuple[int, tuple[Entry, ...]]] = []
         decision: dict[str, Any] | None = None
         if node.rounds is not None and not node.is_idle:
-            inputs, decision = self._take_round(node)
-        else:
-            inputs = []
-        for port, inlet in enumerate(node.inlets):
-            if inlet is None or not inlet.is_new() or (node.is_idle and port in node.required):
-                continue
-            entries, links = inlet.take()
-            inputs.append((port, tuple(entries)))
-            for link in links:
-                self._give_back(link)
+            closed = node.rounds.take()
+            for handle in closed.handles:
+                self._return_vote(node.rounds, handle)
+            inputs.extend(closed.inputs)
+            decision = closed.decision
+        for port, inlet, is_required in node.inlets:
+            if inlet.is_new() and not (is_required and node.is_idle):
+                entries, taken = inlet.take()
+                inputs.append((port, entries))
+                for link in taken:
+                    self._give_back(link)
         node.is_running = True
         node.is_due = node.is_nudged = False
+        node.link_newest = self._link_last
         node.firings += 1
-        self._commands.append(RunBody(node.plan.index, node.firings, tuple(inputs), decision))
-
-    def _take_round(self, node: _Node) -> tuple[list[tuple[int, tuple[Entry, ...]]], dict[str, Any]]:
-        """The inputs of the oldest closed round of a Quorum node."""
-        assert node.rounds is not None
-        closed = node.rounds.take()
-        for handle in closed.handles:
-            self._return_vote(node, handle)
-        return list(closed.inputs), closed.decision
+        self._commands.append(RunBody(node.index, node.firings, tuple(inputs), decision))
 
     def _give_back(self, link: Link) -> None:
         """One item of a Queue link was taken: its producer gets a credit."""
-        route, arrival, member = self._links[link]
-        if route is not None:
-            assert route.outlet is not None
-            route.outlet.grant(link, 1)
-            self._woken.append(self._nodes[route.edge.source])
-        elif arrival is not None:
-            self._commands.append(GrantCredit(arrival.edge.index, member, 1))
+        if link.outlet is not None:
+            link.outlet.grant(link, 1)
+            self._woken.append(self._nodes[link.outlet.producer])
+        else:
+            link.credit += 1
+            self._commands.append(GrantCredit(link.edge.index, link.member, 1))
 
     def _finish(self, node: _Node) -> None:
+        """End a node. What waits for it is dropped and its credit kept: nobody needs to send it more."""
         node.is_finished = True
-        for inlet in node.inlets:
-            for handle in inlet.handles() if inlet is not None else ():
+        for _, inlet, _ in node.inlets:
+            for handle in inlet.clear():
                 self._drop(handle, "node finished")
-        self._commands.append(EndNode(node.plan.index))
+        if node.rounds is not None:
+            handles, timers = node.rounds.clear()
+            for handle in handles:
+                self._drop(handle, "node finished")
+            self._commands.extend(timers)
+            node.rounds = None
+        if isinstance(node.plan.fires, Every):
+            self._commands.append(CancelTimer(node.index))
+        self._commands.append(EndNode(node.index))
 
     # -- items ---------------------------------------------------------------------------------------------------------
 
     def _check_outputs(self, node: _Node, outputs: tuple[Output, ...]) -> None:
         """Raise LocalProtocolError for outputs that no body may emit."""
-        emitted: Counter[int] = Counter()
+        is_ample = len(outputs) <= 1
         for output in outputs:
-            if not 0 <= output.port < len(node.routes):
+            if not 0 <= output.port < len(node.exits):
                 raise LocalProtocolError(
                     f"node {node.plan.name!r} emitted on port {output.port}, which it does not have"
                 )
-            emitted[output.port] += 1
-            credit = min((route.outlet.least() for route in node.routes[output.port] if route.outlet), default=1 << 30)
-            if emitted[output.port] > credit:
-                what = f"node {node.plan.name!r} emitted {emitted[output.port]} items at once on"
-                raise LocalProtocolError(
-                    f"{what} {node.plan.outputs[output.port].name!r}, which has credit for {credit}"
-                )
-            for name in node.plan.outputs[output.port].fields:
-                if not isinstance((output.fields or {}).get(name), int | str):
-                    where = f"node {node.plan.name!r} emitted on {node.plan.outputs[output.port].name!r} an item"
-                    raise LocalProtocolError(f"{where} without the field {name!r} (an integer or a text)")
+            exit_ = node.exits[output.port]
+            if exit_.plan.fields:
+                _check_fields(node.plan, exit_.plan, output.fields or {})
+            for outlet in exit_.outlets:
+                is_ample = is_ample and not outlet.starved
+        if not is_ample:
+            self._check_credit(node, outputs)
+
+    def _check_credit(self, node: _Node, outputs: tuple[Output, ...]) -> None:
+        """Raise LocalProtocolError if there are more outputs than some consumer gave credit for."""
+        spent: Counter[Link] = Counter()
+        for output in outputs:
+            for route in node.exits[output.port].routes:
+                for link in self._targets(node, route, output.fields) if route.outlet is not None else ():
+                    spent[link] += 1
+                    if spent[link] > link.credit:
+                        raise LocalProtocolError(
+                            f"node {node.plan.name!r} emitted {spent[link]} items at once on {route.edge.name}, "
+                            f"where {link.member} had given credit for {link.credit}"
+                        )
 
     def _emit(self, node: _Node, output: Output) -> None:
         """Send one item along every edge of its port."""
-        uses = 0
-        at = len(self._commands)
-        for route in node.routes[output.port]:
-            key = None if route.edge.key is None or output.fields is None else output.fields[route.edge.key]
-            for member, link in self._targets(route, output.fields):
+        uses, at = 0, len(self._commands)
+        handle, fields = output.handle, output.fields
+        for route in node.exits[output.port].routes:
+            edge = route.edge
+            key = fields[edge.key] if edge.key is not None and fields is not None else None
+            for link in self._targets(node, route, fields):
                 uses += 1
                 if route.outlet is not None:
                     route.outlet.spend(link)
-                if member == self.member and route.consumer is not None:
-                    self._deliver(route.consumer, route.port, link, output.handle, key, output.fields)
+                if link.is_local:
+                    assert route.arrival is not None
+                    self._deliver(route.arrival, link, handle, key, fields)
                 else:
-                    self._commands.append(SendItem(route.edge.index, member, output.handle, key, output.fields))
+                    self._commands.append(SendItem(edge.index, link.member, handle, key, fields))
         if uses == 0:
-            self._drop(output.handle, "nobody to send to")
+            self._drop(handle, "nobody to send to")
         elif uses > 1:
-            self._commands.insert(at, ShareItem(output.handle, uses))
+            self._commands.insert(at, ShareItem(handle, uses))
 
-    def _targets(self, route: _Route, fields: Fields) -> list[tuple[Member, Link]]:
-        if route.edge.route != "at" or route.edge.route_key is None or fields is None:
-            return list(route.links.items())
-        number = fields[route.edge.route_key]
-        if not isinstance(number, int):
-            raise LocalProtocolError(f"an item on {route.edge.name} has no number in {route.edge.route_key!r}")
-        low, high = self.plan.replicas[route.edge.target_role]
+    def _targets(self, node: _Node, route: _Route, fields: Fields) -> Iterable[Link]:
+        """The links that an item goes along.
+
+        A Queue link counts from the first firing that began after it was opened: it starts with its initial items, and
+        a firing that had begun before must not add to them, nor find that they left it no credit.
+        """
+        links: Iterable[Link] = route.links.values()
+        if route.edge.route_key is not None and fields is not None:
+            links = self._addressed(route, fields[route.edge.route_key])
+        if route.outlet is None or node.link_newest == self._link_last:
+            return links
+        return [link for link in links if link.number <= node.link_newest]
+
+    def _addressed(self, route: _Route, number: int) -> list[Link]:
+        """The link to replica `number` modulo the replicas of the role, if it is live."""
+        role = route.edge.target_role
+        live = self._live[role]
+        low, high = self.plan.replicas[role]
         if low == high:
-            member = self._roster[route.edge.target_role].get(number % high)
-        else:
-            live = self.live(route.edge.target_role)
-            member = live[number % len(live)] if live else None
-        return [] if member is None else [(member, route.links[member])]
+            return [link for member, link in route.links.items() if member.replica.slot == number % high]
+        return [route.links[live[number % len(live)]]] if live else []
 
-    def _deliver(
-        self, node: _Node, port: int, link: Link, handle: Handle, key: int | str | None, fields: Fields
-    ) -> None:
+    def _deliver(self, arrival: _Arrival, link: Link, handle: Handle, key: int | str | None, fields: Fields) -> None:
         """Put an item into the port of a node of this host."""
+        node = arrival.consumer
         if node.is_finished:
             self._drop(handle, "node finished")
+        elif arrival.inlet is None:
+            self._enter_round(arrival, link, handle, fields)
+        else:
+            superseded = arrival.inlet.put(link, handle, key)
+            if superseded is not None:
+                self._drop(superseded, "superseded")
+            if not node.is_running:
+                self._woken.append(node)
+
+    # -- rounds --------------------------------------------------------------------------------------------------------
+
+    def _enter_round(self, arrival: _Arrival, link: Link, handle: Handle, fields: Fields) -> None:
+        """Take a vote or an opening. An illegal one is the fault of the body that emitted it."""
+        rounds = arrival.consumer.rounds
+        assert rounds is not None
+        try:
+            settled = rounds.arrived(arrival.port, link, handle, fields, self._now)
+        except LocalProtocolError as error:
+            if not link.is_local:
+                raise RemoteProtocolError(f"{link.member} sent an item on {arrival.edge.name}: {error}") from None
+            self._drop(handle, "not allowed")
+            self._commands.append(FailHost(arrival.edge.source, str(error)))
             return
-        if node.rounds is not None and port in node.required:
-            arrival = self._links[link][1]
-            assert arrival is not None
-            self._settle(node, node.rounds.arrived(port, link, self._links[link][2], handle, fields, self._now))
-            return
-        inlet = node.inlets[port]
-        assert inlet is not None
-        superseded = inlet.put(link, handle, key)
-        if superseded is not None:
-            self._drop(superseded, "superseded")
-        if not node.is_running:
-            self._woken.append(node)
+        self._settle(arrival.consumer, settled)
 
     def _settle(self, node: _Node, settled: Settled) -> None:
         """Carry out what the rounds of a Quorum node decided."""
         for handle, reason in settled.refused:
-            self._return_vote(node, handle)
+            if node.rounds is not None:
+                self._return_vote(node.rounds, handle)
             self._drop(handle, reason)
         self._commands.extend(settled.timers)
         if settled.has_closed:
             self._woken.append(node)
 
-    def _return_vote(self, node: _Node, handle: Handle) -> None:
+    def _return_vote(self, rounds: Rounds, handle: Handle) -> None:
         """A vote or an opening is used up: where it came by a Queue, its producer gets the credit back."""
-        assert node.rounds is not None
-        link = node.rounds.forget(handle)
-        if link is None or link not in self._links:
-            return
-        route, arrival, _ = self._links[link]
-        edge = route.edge if route is not None else arrival.edge if arrival is not None else None
-        if edge is not None and edge.kind == "queue":
+        link = rounds.forget(handle)
+        if link.is_open and link.edge.kind == "queue":
             self._give_back(link)
 
     def _drop(self, handle: Handle, reason: str) -> None:
@@ -452,97 +505,96 @@ class Scheduler:
     def _connect(self) -> None:
         """Set up routes and arrivals of the plan; links open as replicas join."""
         for edge in self.plan.edges.values():
-            consumer = self._nodes.get(edge.target)
-            port = -1
+            consumer, producer = self._nodes.get(edge.target), self._nodes.get(edge.source)
             if consumer is not None:
-                names = [item.name for item in consumer.plan.inputs]
-                port = names.index(edge.target_port)
+                port = [item.name for item in consumer.plan.inputs].index(edge.target_port)
                 self._arrivals[edge.index] = _Arrival(edge, consumer, port)
-            producer = self._nodes.get(edge.source)
+                fires = consumer.plan.fires
+                if consumer.rounds is None and isinstance(fires, Quorum) and edge.target_port == fires.port:
+                    consumer.rounds = Rounds(consumer.plan, edge.source_role)
             if producer is not None:
-                outlet = Outlet(edge.capacity) if edge.kind == "queue" else None
+                output = producer.exits[[item.name for item in producer.plan.outputs].index(edge.source_port)]
+                outlet = Outlet(producer.index) if edge.kind == "queue" else None
+                route = self._routes[edge.index] = _Route(edge, outlet, self._arrivals.get(edge.index))
+                output.routes.append(route)
                 if outlet is not None:
+                    output.outlets.append(outlet)
                     producer.outlets.append(outlet)
-                route = _Route(edge, outlet, consumer, port)
-                output = [item.name for item in producer.plan.outputs].index(edge.source_port)
-                producer.routes[output].append(route)
-                self._routes.append(route)
-        for node in self._nodes.values():
-            fires = node.plan.fires
-            if isinstance(fires, Quorum):
-                node.rounds = Rounds(node.plan, self.live, [edge.source_role for edge in self._voting(node)])
 
-    def _voting(self, node: _Node) -> list[EdgePlan]:
-        fires = node.plan.fires
-        assert isinstance(fires, Quorum)
-        return [e for e in self.plan.edges.values() if e.target == node.plan.index and e.target_port == fires.port]
-
-    def _reconnect(self) -> None:
-        """Open and close links so that they are what the roster says."""
-        for route in self._routes:
+    def _have_live(self, role: str, members: list[Member]) -> None:
+        """Open and close links so that they are what the roster says, and tell the rounds who may vote."""
+        self._live[role] = tuple(sorted(members))
+        ended, begun = [], []
+        for route in self._routes.values():
             wanted = self._consumers(route.edge)
             for member in [member for member in route.links if member not in wanted]:
-                self._close_link(route, None, member)
+                self._close_outlet(route, member)
             for member in wanted:
                 if member not in route.links:
-                    is_here = member == self.member and route.consumer is not None
-                    arrival = self._arrivals[route.edge.index] if is_here else None
-                    self._open_link(route, arrival, member)
+                    self._open_outlet(route, member)
         for arrival in self._arrivals.values():
             wanted = self._producers(arrival.edge)
             for member in [member for member in arrival.links if member not in wanted]:
-                self._close_link(None, arrival, member)
+                self._close_inlet(arrival, member)
+                ended.append((arrival, member))
             for member in wanted:
                 if member not in arrival.links:
-                    self._open_link(None, arrival, member)
+                    self._open_inlet(arrival, member)
+                    begun.append((arrival, member))
+        for arrival, member in ended:
+            if arrival.consumer.rounds is not None and arrival.consumer.rounds.votes_at(arrival.port):
+                self._settle(arrival.consumer, arrival.consumer.rounds.left(member, self._now))
+        for arrival, member in begun:
+            if arrival.consumer.rounds is not None and arrival.consumer.rounds.votes_at(arrival.port):
+                self._settle(arrival.consumer, arrival.consumer.rounds.joined(member, self._now))
         self._woken.extend(self._nodes.values())
 
-    def _consumers(self, edge: EdgePlan) -> list[Member]:
-        live = self.live(edge.target_role)
+    def _consumers(self, edge: EdgePlan) -> tuple[Member, ...]:
+        live = self._live[edge.target_role]
         if edge.route == "local":
-            return [member for member in live if member == self.member]
+            return tuple(member for member in live if member == self.member)
         if edge.route == "next":
-            return [member for member in live if _next(self.live(edge.source_role), self.member) == member]
-        return list(live)
+            return tuple(member for member in live if _next(live, self.member) == member)
+        return live
 
-    def _producers(self, edge: EdgePlan) -> list[Member]:
-        live = self.live(edge.source_role)
+    def _producers(self, edge: EdgePlan) -> tuple[Member, ...]:
+        live = self._live[edge.source_role]
         if edge.route == "local":
-            return [member for member in live if member == self.member]
+            return tuple(member for member in live if member == self.member)
         if edge.route == "next":
-            return [member for member in live if _next(live, member) == self.member]
-        return list(live)
+            return tuple(member for member in live if _next(live, member) == self.member)
+        return live
 
-    def _open_link(self, route: _Route | None, arrival: _Arrival | None, member: Member) -> None:
+    def _open_outlet(self, route: _Route, member: Member) -> None:
         self._link_last += 1
-        link = self._link_last
-        self._links[link] = (route, arrival, member)
-        if route is not None:
-            route.links[member] = link
-            if route.outlet is not None:
-                route.outlet.open(link, len(route.edge.initial))
-        if arrival is not None:
-            arrival.links[member] = link
-            inlet = arrival.consumer.inlets[arrival.port]
-            assert inlet is not None
-            count = len(arrival.edge.initial)
-            initial = tuple(constant(arrival.edge.index, i) for i in range(count))
-            inlet.open(link, member.replica, arrival.edge.capacity, initial)
+        link = route.links[member] = Link(self._link_last, route.edge, member, route.outlet)
+        link.is_local = route.arrival is not None and member == self.member
+        if route.outlet is not None:
+            route.outlet.open(link)
 
-    def _close_link(self, route: _Route | None, arrival: _Arrival | None, member: Member) -> None:
-        """End a link; one whose two ends are both here ends for both."""
-        link = (route or arrival).links[member]  # type: ignore[union-attr]
-        route, arrival, _ = self._links.pop(link)
-        if route is not None:
-            del route.links[member]
-            if route.outlet is not None:
-                route.outlet.close(link)
-        if arrival is not None:
-            del arrival.links[member]
-            inlet = arrival.consumer.inlets[arrival.port]
-            assert inlet is not None
-            for handle in inlet.close(link):
-                self._drop(handle, "link ended")
+    def _close_outlet(self, route: _Route, member: Member) -> None:
+        link = route.links.pop(member)
+        link.is_open = False
+        if route.outlet is not None:
+            route.outlet.close(link)
+
+    def _open_inlet(self, arrival: _Arrival, member: Member) -> None:
+        route = self._routes.get(arrival.edge.index)
+        if route is not None and member == self.member:
+            link = route.links[member]
+        else:
+            self._link_last += 1
+            link = Link(self._link_last, arrival.edge, member, None)
+        arrival.links[member] = link
+        if arrival.inlet is not None and not arrival.consumer.is_finished:
+            count = len(arrival.edge.initial)
+            arrival.inlet.open(link, tuple(constant(arrival.edge.index, i) for i in range(count)))
+
+    def _close_inlet(self, arrival: _Arrival, member: Member) -> None:
+        link = arrival.links.pop(member)
+        link.is_open = False
+        for handle in arrival.inlet.close(link) if arrival.inlet is not None else ():
+            self._drop(handle, "link ended")
 
     # -- invariants ----------------------------------------------------------------------------------------------------
 

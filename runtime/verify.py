@@ -24,13 +24,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import TypeAlias, TypeVar
 
 from isthmus.runtime.errors import Fault, GraphError
-from isthmus.runtime.graph import Edge, Graph, Queue
+from isthmus.runtime.graph import AllOf, Edge, Graph, Queue, Quorum
 from isthmus.runtime.proof import (
     Net,
     Proof,
     Verdict,
     Wait,
     describe,
+    describe_policy,
     fewest,
     most,
     overflows,
@@ -101,12 +102,17 @@ def _knot(net: Net, knot: list[str], cycle: Sequence[Wait], others: list[Wait]) 
     found = f"that {'each waits for the next' if len(waits) > 1 else 'it waits for itself'}: {_told(net, waits)}"
     if others:
         found += f"; and behind {'them' if len(knot) > 1 else 'it'}, {_told(net, others)}"
+    ways = []
+    if any(not wait.is_for_credit for wait in waits):
+        ways.append("give a Queue between them initial items, or the parameter of a port that waits a default")
+    if any(wait.is_for_credit for wait in waits):
+        ways.append("raise a capacity above the number of its initial items")
+    do = "; or ".join(ways)
     return Fault(
         f"{'node' if len(knot) == 1 else 'nodes'} {', '.join(map(repr, knot))}",
         "that every node can fire once from the start",
         found,
-        "Where an item is waited for, give the Queue initial items, or the port a default; where credit is, raise the "
-        "capacity above the initial items.",
+        f"{do[0].upper()}{do[1:]}.",
     )
 
 
@@ -114,13 +120,18 @@ def _fill_up(graph: Graph) -> Iterator[Fault]:
     net = Net(graph, most(graph))
     for edge, waits in overflows(net).items():
         consumer, port = edge.target.node, edge.target.name
-        cycle = _told(net, waits)
+        fires = edge.target.node.fires
+        if isinstance(fires, Quorum):
+            do = "Let a single replica open the rounds."
+        elif isinstance(fires, AllOf):
+            do = f"Make the edge Latest, or let {consumer.name} wait for it: name {port!r} in AllOf, without a default."
+        else:
+            do = "Make the edge Latest, or leave `fires` out to wait for every port."
         yield Fault(
             f"edge {edge}",
-            f"a Queue from which {consumer.name} takes an item at every firing, because {edge.source.node.name} waits "
-            f"for credit and {consumer.name}, in the end, for {edge.source.node.name}",
-            f"that {consumer.name} may fire while the item for {port!r} is under way; then nobody goes on: {cycle}",
-            f"Make the edge Latest, or have {consumer.name} wait for it: fires=AllOf(({port!r}, ...)).",
+            f"an edge that holds nobody up, because {consumer.name} can fire without an item of it",
+            f"{describe_policy(edge)}: when an item is late it fills up, and then for good: {_told(net, waits)}",
+            do,
         )
 
 
@@ -128,12 +139,14 @@ def _held_up(verdict: Verdict) -> Fault:
     first, *others = sorted(verdict.holds, key=lambda hold: not hold.is_near)
     near = [hold.place for hold in others if hold.is_near]
     more = f" (and others, to {', '.join(near)})" if near else ""
+    do = "Let what comes from elsewhere be sampled, and what goes there be Latest; or drop free_running=True."
+    if not first.is_elsewhere:
+        do = f"Feed {first.node} by Latest edges, and only sample what it sends; or drop free_running=True."
     return Fault(
         f"node {verdict.node!r}, declared free_running=True",
         "that it never waits for another host, nor for a body that may block",
         f"this chain: {first.chain}{more}",
-        "Let what comes from elsewhere be sampled, what goes there be Latest, and what may block be neither waited for "
-        "nor owed credit; or drop free_running=True.",
+        do,
     )
 
 

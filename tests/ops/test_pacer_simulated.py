@@ -8,6 +8,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+
 from isthmus.ops.pacer import Pacer
 
 STEP = 1_000_000
@@ -238,9 +239,15 @@ UNEVEN = (1.0, 0.993, 0.81, 0.607)
 
 @pytest.mark.parametrize("speeds", [SPEEDS, UNEVEN, (1.0,) * 4, (1.0,), (0.9, 0.3, 1.0, 0.35, 0.95, 0.7)])
 @pytest.mark.parametrize("link_steps", [0.0, 0.4, 1.0, 1.4])
-@pytest.mark.parametrize(("fragments", "interval"), [(8, 24), (7, 24), (24, 24), (4, 30)])
-def test_the_mean_interval_is_h_whatever_the_latency(speeds, link_steps, fragments, interval):
-    world = World(speeds=speeds, link_steps=link_steps, fragments=fragments, interval=interval).run(80 * interval)
+def test_the_mean_interval_is_h_whatever_the_latency(speeds, link_steps):
+    world = World(speeds=speeds, link_steps=link_steps).run(60 * 24)
+    assert world.pacers[0].interval == 24
+    assert world.intervals(since=20 * 24) == pytest.approx([24] * 8, rel=0.02)
+
+
+@pytest.mark.parametrize(("fragments", "interval"), [(7, 24), (24, 24), (4, 30), (1, 20), (5, 8)])
+def test_the_mean_interval_is_h_whatever_the_layout(fragments, interval):
+    world = World(speeds=UNEVEN, fragments=fragments, interval=interval).run(60 * interval)
     assert world.pacers[0].interval == interval
     assert world.intervals(since=20 * interval) == pytest.approx([interval] * fragments, rel=0.02)
 
@@ -289,36 +296,42 @@ def test_tau_is_raised_where_there_is_no_slack_and_not_where_there_is():
     assert slow.interval == 24
 
 
+def test_tau_is_raised_where_long_rounds_keep_others_waiting():
+    """All four must answer, and there is no grace that would ask for slack; one round in flight is too few."""
+    world = World(speeds=UNEVEN, link_steps=1.0, grace=False, quorum=4).run(80 * 24)
+    assert world.pacers[0].overlap > 3
+    assert world.intervals(since=40 * 24) == pytest.approx([24] * 8, rel=0.02)
+
+
 @pytest.mark.parametrize("link_steps", [3.0, 8.0])
 def test_the_interval_is_lengthened_until_the_round_trip_fits_and_comes_back(link_steps):
-    world = World(speeds=UNEVEN, link_steps=link_steps).run(80 * 24)
+    world = World(speeds=UNEVEN, link_steps=link_steps).run(240 * 24)
     pacer = world.pacers[0]
     assert 4 * pacer.statistics()["round_trip_steps"] <= pacer.interval <= 24 * link_steps
-    assert world.intervals(since=60 * 24) == pytest.approx([pacer.interval] * 8, rel=0.02)
-    assert world.contributors_mean(since=60 * 24) >= 3.5
+    assert world.intervals(since=120 * 24) == pytest.approx([pacer.interval] * 8, rel=0.02)
+    assert world.contributors_mean(since=120 * 24) >= 3.5
     world.link = round(0.2 * STEP)
     assert world.run(300 * 24).pacers[0].interval == 24
 
 
 @pytest.mark.parametrize("interval", [24, 96])
 def test_a_very_slow_learner_is_heard_every_fifth_round_of_each_fragment(interval):
-    """At an eighth of the speed it is beyond twice the median, hence beyond every grace."""
-    world = World(speeds=(1.0, 1.0, 0.9, 0.125), interval=interval).run(300 * 24)
+    """At an eighth of the speed it is beyond twice the median, hence beyond most graces."""
+    world = World(speeds=(1.0, 1.0, 0.9, 0.129), interval=interval).run(300 * 24)
     for fragment in range(8):
-        heard = [3 in merging["voters"] for merging in world.merges(960) if merging["fragment"] == fragment]
-        gaps = "".join("x" if each else "." for each in heard)
-        assert "." * 6 not in gaps, gaps
-        assert 0.15 < gaps.count("x") / len(gaps) < 0.9, gaps
+        heard = ["x" if 3 in each["voters"] else "." for each in world.merges(960) if each["fragment"] == fragment]
+        assert "." * 5 not in "".join(heard)
+    assert sum(3 in each["left_out"] for each in world.merges(960)) > 0.2 * len(world.merges(960))
 
 
-def test_a_stuck_learner_costs_a_deadline_in_five_rounds():
+def test_a_stuck_learner_is_waited_for_less_and_less():
     world = World(speeds=UNEVEN).run(480)
     world.learners[3].boundary = lambda: None  # Alive for the quorum, but never at a boundary again.
-    world.run(480)
-    world.run(80 * 24)
-    requiring = [item for _, item in world.openings(since=960) if item["required"]]
-    assert all(item["required"] == [3] for item in requiring)
-    assert 0.1 < len(requiring) / len(world.openings(since=960)) < 0.25
+    world.run(300 * 24)
+    requiring = [time for time, item in world.openings(since=480) if item["required"]]
+    opened = len(world.openings(since=480))
+    assert 0 < len(requiring) <= 0.02 * opened
+    assert opened >= 0.8 * 300 * 8
 
 
 def test_two_shards_open_their_own_fragments_only_and_keep_the_interval():
@@ -333,8 +346,7 @@ def test_the_run_goes_on_when_learners_die_and_return():
     world.run(400)
     world.kill(1)
     world.run(24)
-    alive = [merging for merging in world.merges(824)]
-    assert all(merging["voters"] == [2, 3] for merging in alive)
+    assert all(merging["voters"] == [2, 3] for merging in world.merges(824))
     assert all(set(map(tuple, item["members"])) == {(2, 1), (3, 1)} for _, item in world.openings(since=860))
     world.join(0)
     world.run(24)
@@ -349,6 +361,14 @@ def test_the_pace_is_that_of_the_fastest_who_is_left():
     world.kill(0)
     world.run(60 * 24)
     assert world.intervals(since=500) == pytest.approx([48] * 8, rel=0.02)
+
+
+def test_a_fast_learner_that_falls_silent_does_not_stop_the_pace():
+    world = World(speeds=(1.0, 0.5)).run(400)
+    world.learners[0].boundary = lambda: None
+    world.run(60 * 24)
+    assert world.openings(since=400 + 60)[0][0] < 400 + 90
+    assert world.intervals(since=500) == pytest.approx([48] * 8, rel=0.1)
 
 
 def test_the_initial_rounds_move_on_when_their_learner_dies():

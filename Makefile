@@ -1,0 +1,49 @@
+# make train: install, and train a small language model with four learners and a syncer.   make test: the tests.
+# Everything is installed into .venv, once; a second call needs no network.
+
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCES := setup.cfg pyproject.toml
+
+.PHONY: help train test check bench soak clean
+
+help:
+	@grep -E '^# make' Makefile | sed 's/^# //'
+
+# Editable, so that a change of the code needs no new installation.
+.venv/installed: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/installed-test: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+.venv/installed-check: .venv/installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,check]'
+	touch $@
+
+train: .venv/installed
+	$(BIN)/isthmus train
+
+test: .venv/installed-test
+	$(BIN)/python -m pytest
+
+# mypy does not see an editable installation; the links show it the packages under their import name.
+.typing/isthmus: .venv/installed-check
+	mkdir -p $@
+	for part in runtime ops programs; do ln -sfn ../../$$part $@/$$part; done
+	touch $@
+
+check: .typing/isthmus
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p isthmus.runtime -p isthmus.ops -p isthmus.programs
+	$(BIN)/lint-imports
+
+bench: .venv/installed-test
+	for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+
+clean:
+	rm -rf .venv .typing build dist *.egg-info runs

@@ -1,0 +1,17 @@
+from isthmus.ops import Batches, InnerStep, tree_mean
+from isthmus.runtime.graph import Graph, Job, Latest, Queue
+
+def average(mine, neighbour=None):              # required; sampled: the newest, or None
+    return mine if neighbour is None else tree_mean(mine, neighbour)
+
+def build(job: Job, *, interval: int = 24) -> Graph:
+    graph = Graph("gossip")
+    learner = graph.role("learner", replicas=(2, 64))
+    data = learner.node("data", Batches, job.task)
+    step = learner.node("inner-step", InnerStep, job.task, emit_every=interval, free_running=True)
+    mean = learner.node("average", average)
+    graph.edge(data["batch"], step["batch"], Queue(capacity=2))
+    graph.edge(step["parameters"], mean["mine"], Queue(capacity=1))
+    graph.edge(step["parameters"], mean["neighbour"], Latest(), to=learner.next)      # replica i -> i + 1
+    graph.edge(mean["result"], step["update"], Latest())
+    return graph

@@ -1,0 +1,59 @@
+"""A pipeline of two stages on two machines: activations go forth, gradients come back, and so many are under way.
+
+    isthmus graph pipeline.py:build
+
+The stages form a cycle of Queues. Its initial items are the micro-batches that may be under way at once: with one, the
+stages take turns; with more, both are busy. Plain NumPy; the first stage is a linear layer, the second another one.
+"""
+
+import numpy as np
+
+from isthmus.runtime.graph import Graph, Job, Queue
+
+WIDTH = 8
+UNDER_WAY = 3
+
+
+class First:
+    """Takes a gradient for an activation that it sent, learns from it, and sends the next activation."""
+
+    outputs = ("activation",)
+
+    def __init__(self, lr: float) -> None:
+        rng = np.random.default_rng(0)
+        self.rng, self.lr, self.weights = rng, lr, rng.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
+
+    def __call__(self, gradient):
+        """`gradient` holds the input again, so that this stage keeps nothing in between; the first ones are empty."""
+        if gradient:
+            self.weights = self.weights - self.lr * gradient["input"].T @ gradient["activation"]
+        x = self.rng.normal(size=(16, WIDTH))
+        return {"activation": {"input": x, "activation": x @ self.weights}}
+
+
+class Second:
+    """Takes an activation, learns to make it the sum of the inputs, and sends the gradient back."""
+
+    outputs = ("gradient", "loss")
+
+    def __init__(self, lr: float) -> None:
+        self.lr, self.weights = lr, np.ones((WIDTH, 1)) / WIDTH
+
+    def __call__(self, activation):
+        """One micro-batch."""
+        error = activation["activation"] @ self.weights - activation["input"].sum(1, keepdims=True)
+        back = error @ self.weights.T / len(error)
+        self.weights = self.weights - self.lr * activation["activation"].T @ error / len(error)
+        return {"gradient": {"input": activation["input"], "activation": back}, "loss": float(np.mean(error**2))}
+
+
+def build(job: Job, *, lr: float = 0.05) -> Graph:
+    """Two roles, one cycle."""
+    graph = Graph("pipeline")
+    front = graph.role("front", replicas=(1, 1))
+    back = graph.role("back", replicas=(1, 1))
+    first = front.node("first", First, lr)
+    second = back.node("second", Second, lr)
+    graph.edge(first["activation"], second["activation"], Queue(capacity=UNDER_WAY))
+    graph.edge(second["gradient"], first["gradient"], Queue(capacity=UNDER_WAY, initial=({},) * UNDER_WAY))
+    return graph

@@ -1,0 +1,162 @@
+"""The three sections of the configuration, from a TOML file, a preset and options, each above the one before.
+
+Sections are `run.`, `program.` and `task.`; file, `--set` and options speak of the same keys. In a file, and in --set,
+`run.program` and `run.task` are the PROGRAM argument and `--task`, so that a run's own config.toml says everything.
+Types and ranges are not known here: whoever reads a section checks it.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, final
+
+from isthmus.programs import reference
+from isthmus.programs.settings import Text, collecting
+from isthmus.runtime.errors import ConfigError, Fault, nearest
+
+SECTIONS: Final = ("run", "program", "task")
+
+MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "nano": {"layers": 2, "width": 64, "heads": 4, "context": 64, "lr": 0.006},
+    "micro": {"layers": 4, "width": 128, "heads": 4, "context": 128, "lr": 0.003},
+    "mini": {"layers": 6, "width": 256, "heads": 8, "context": 256, "lr": 0.0015},
+    "small": {"layers": 8, "width": 512, "heads": 8, "context": 512, "lr": 0.001},
+}
+"""Sizes of the shipped task: 0.13, 0.86, 4.9 and 26 million parameters. Learning rates fall with the width."""
+
+
+@final
+@dataclass(slots=True)
+class Sections:
+    """What was asked for: sections without defaults, and the program and the task if they were named."""
+
+    run: dict[str, Any] = field(default_factory=dict)
+    program: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=dict)
+    program_reference: str | None = None
+    task_reference: str | None = None
+
+
+@final
+@dataclass(slots=True)
+class _Layer:
+    """Keys of one origin: (section, key) -> value, and where each comes from."""
+
+    values: dict[tuple[str, str], Any] = field(default_factory=dict)
+    origins: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def add(self, section: str, key: str, value: Any, origin: str) -> None:
+        """Set a key; ConfigError if another option says something else about it."""
+        where = (section, key)
+        if where in self.values and self.values[where] != value:
+            found = f"{self.values[where]} from {self.origins[where]} and {value} from {origin}"
+            raise ConfigError(f"Reading {section}.{key}", "one value", found, "Leave one of them out.")
+        self.values[where] = value
+        self.origins[where] = origin
+
+
+def read(
+    file: Path | None, model: str | None, options: Mapping[tuple[str, str], tuple[str, Any]], sets: Iterable[str]
+) -> tuple[Sections, list[Fault]]:
+    """All that was asked for, and what is wrong with the file, the preset and the form of --set.
+
+    `options` are (section, key) -> (name of the option, value); `sets` are those of --set.
+    """
+    faults: list[Fault] = []
+    given = _Layer()
+    for (section, key), (name, value) in options.items():
+        given.add(section, key, value, name)
+    for text in sets:
+        with collecting(faults):
+            given.add(*_assignment(text), "--set")
+    merged: dict[tuple[str, str], Any] = {}
+    if file is not None:
+        with collecting(faults):
+            merged.update(_from_file(file))
+    if model is not None:
+        with collecting(faults):
+            merged.update(_preset(model, has_own_task=("run", "task") in {**merged, **given.values}))
+    return _by_section({**merged, **_absolute(given.values, Path.cwd())}, faults), faults
+
+
+def _preset(model: str, *, has_own_task: bool) -> dict[tuple[str, str], Any]:
+    """The keys that --model stands for."""
+    doing = "Reading --model"
+    if has_own_task:
+        do = "Leave --model out, or --task: sizes are of the shipped task."
+        raise ConfigError(doing, "no size beside a task of your own", repr(model), do)
+    if model not in MODELS:
+        raise ConfigError(doing, "a size of the shipped task", repr(model), nearest(model, MODELS))
+    return {("task", key): value for key, value in MODELS[model].items()}
+
+
+def _assignment(text: str) -> tuple[str, str, Text]:
+    """section, key and value of one --set."""
+    name, equals, value = text.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and key):
+        raise ConfigError(
+            "Reading --set", "section.key=value", repr(text), "Write for example --set program.interval=12."
+        )
+    _check_section(section, f"--set {text}")
+    return section, key, Text(value.strip())
+
+
+def _check_section(section: str, where: str) -> None:
+    if section not in SECTIONS:
+        expected = f"one of the sections {', '.join(SECTIONS)}"
+        raise ConfigError(f"Reading {where}", expected, repr(section), nearest(section, SECTIONS))
+
+
+def _from_file(file: Path) -> dict[tuple[str, str], Any]:
+    """The keys of a TOML file; its relative paths start in the file's own folder."""
+    doing = f"Reading the configuration {file}"
+    do = "Name a file with --config, for example the config.toml of a run."
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(doing, "a file", "nothing there", do) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(doing, "a file that can be read", f"{type(error).__name__}: {error}", do) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(doing, "TOML", str(error), "Correct the file there.") from error
+    faults: list[Fault] = []
+    for section, table in document.items():
+        with collecting(faults):
+            _check_section(section, str(file))
+        if not isinstance(table, dict):
+            faults.append(Fault(doing, f"a table [{section}]", repr(table), f"Write the header [{section}] above it."))
+    if faults:
+        raise ConfigError.of(faults)
+    values = {(section, key): value for section, table in document.items() for key, value in table.items()}
+    return _absolute(values, file.absolute().parent)
+
+
+def _absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[str, str], Any]:
+    """The same with paths made absolute from `folder`: those of the data and of files that are references."""
+    result = dict(values)
+    for where in (("run", "program"), ("run", "task")):
+        if isinstance(result.get(where), str):
+            result[where] = reference.absolute(result[where], folder)
+    data = result.get(("task", "data"))
+    if isinstance(data, list | tuple) and all(isinstance(path, str) for path in data):
+        result["task", "data"] = [os.path.abspath(folder / Path(path).expanduser()) for path in data]
+    return result
+
+
+def _by_section(values: Mapping[tuple[str, str], Any], faults: list[Fault]) -> Sections:
+    """Keys by section, and the two references by themselves; adds a fault if one of these is no text."""
+    sections = Sections()
+    for (section, key), value in values.items():
+        if section != "run" or key not in ("program", "task"):
+            getattr(sections, section)[key] = value
+        elif isinstance(value, str):
+            setattr(sections, f"{key}_reference", str(value))
+        else:
+            do = 'Write for example program = "decoupled-diloco" or task = "mine.py:task".'
+            faults.append(Fault(f"Reading run.{key}", "a reference as text", repr(value), do))
+    return sections

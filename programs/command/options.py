@@ -1,0 +1,154 @@
+"""The options that `isthmus train` and `isthmus graph` share, and the request that they ask for.
+
+Options that stand for a key of the configuration are text here: `--learners 8` is `--set run.learners=8`, and the key's
+own type decides what is right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, final
+
+import typer
+
+if TYPE_CHECKING:
+    from isthmus.programs.request import Request
+
+_WHAT: Final = "What to train"
+_HOW: Final = "How"
+_WHERE: Final = "Where"
+SHOWN: Final = "What is shown"
+
+Program: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROGRAM",
+        help="A shipped program, or package.module:function or FILE.py:function. Default: decoupled-diloco.",
+        show_default=False,
+    ),
+]
+Task: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--task", metavar="FILE.py:NAME", help="Your own task instead of the shipped one.", rich_help_panel=_WHAT
+    ),
+]
+Data: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="A file or folder for the shipped task to learn; may be repeated. Default: Python's library.",
+        rich_help_panel=_WHAT,
+        show_default=False,
+    ),
+]
+Model: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="The size of the shipped task: nano (the default), micro, mini or small.",
+        rich_help_panel=_WHAT,
+    ),
+]
+Learners: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--learners", metavar="N", help="How many learners. Default: 4.", rich_help_panel=_HOW),
+]
+Tokens: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--tokens", metavar="N", help="Tokens in all. Default: 4100000.", rich_help_panel=_HOW),
+]
+Seed: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--seed", metavar="N", help="The seed of everything random. Default: 0.", rich_help_panel=_HOW),
+]
+Sets: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="section.key=value",
+        help="Any key of the configuration: program.interval=12; may be repeated.",
+        rich_help_panel=_HOW,
+        show_default=False,
+    ),
+]
+Config: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE.toml", help="Keys from a file, such as a run's config.toml.", rich_help_panel=_HOW
+    ),
+]
+RunDir: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir", metavar="DIR", help="The run folder. Default: runs/PROGRAM-DATE-TIME.", rich_help_panel=_WHERE
+    ),
+]
+Transport: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--transport", metavar="inproc", help="Everything in this process, the only one yet.", rich_help_panel=_WHERE
+    ),
+]
+Quiet: TypeAlias = Annotated[
+    bool, typer.Option("--quiet", help="Only errors and the last line.", rich_help_panel=_WHERE)
+]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was typed."""
+
+    program: str | None
+    task: str | None
+    data: list[str] | None
+    model: str | None
+    learners: str | None
+    tokens: str | None
+    seed: str | None
+    sets: list[str] | None
+    config: Path | None
+    run_dir: Path | None
+    transport: str | None
+
+    def request(self) -> Request:
+        """The request that was asked for; ConfigError or GraphError, with every fault of the step that found any."""
+        from isthmus.programs.command import config
+        from isthmus.programs.program import DEFAULT, Program
+        from isthmus.programs.request import prepare
+        from isthmus.programs.settings import collecting
+        from isthmus.programs.training import check_transport
+
+        sections, faults = config.read(self.config, self.model, self._keys(), self.sets or ())
+        with collecting(faults):
+            check_transport(self.transport)
+        return prepare(
+            Program(sections.program_reference or DEFAULT, **sections.program),
+            sections.task_reference,
+            run=sections.run,
+            task_settings=sections.task,
+            run_dir=self.run_dir,
+            found=faults,
+        )
+
+    def _keys(self) -> dict[tuple[str, str], tuple[str, Any]]:
+        """The options that stand for keys of the configuration: (section, key) -> (name of the option, value)."""
+        from isthmus.programs.settings import Text
+
+        texts = {
+            "PROGRAM": ("program", self.program),
+            "--task": ("task", self.task),
+            "--learners": ("learners", self.learners),
+            "--tokens": ("tokens", self.tokens),
+            "--seed": ("seed", self.seed),
+        }
+        keys: dict[tuple[str, str], tuple[str, Any]] = {
+            ("run", key): (name, Text(text)) for name, (key, text) in texts.items() if text is not None
+        }
+        if self.data:
+            keys["task", "data"] = ("--data", self.data)
+        return keys

@@ -1,0 +1,126 @@
+"""What tests of bodies share: a small task, its fragments, and a context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from isthmus.ops.data import At
+from isthmus.ops.fragment import Fragment, partition
+from isthmus.ops.tree import named_leaves
+
+
+@dataclass(frozen=True)
+class Spec:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    averaged: bool = False
+
+
+@dataclass(frozen=True)
+class SmallTask:
+    """Least squares; `init`, `loss` and `batch` as a Task has them."""
+
+    tokens_per_batch: int = 8
+    optimizer: Any = field(default_factory=lambda: optax.adam(1e-2))
+    evaluation: int = 2
+    factor: float = 1.0
+
+    def init(self, key: Any) -> Any:
+        return {"w": jax.random.normal(key, (4, 3)), "inner": {"b": jnp.zeros(3), "s": jnp.ones(())}}
+
+    def loss(self, params: Any, batch: Any) -> Any:
+        out = (batch["x"] @ params["w"] + params["inner"]["b"]) * params["inner"]["s"]
+        return self.factor * jnp.mean((out - batch["y"]) ** 2)
+
+    def batch(self, at: At) -> Any:
+        x = at.rng().normal(size=(8, 4)).astype(np.float32)
+        return {"x": x, "y": np.stack([x.sum(1)] * 3, 1)}
+
+    def evaluation_batches(self, seed: int) -> Any:
+        return (self.batch(At(seed, 0, position, "evaluation")) for position in range(self.evaluation))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def fragments_of(task: SmallTask, count: int) -> tuple[Fragment, ...]:
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    return partition([Spec(name, tuple(leaf.shape)) for name, leaf in named_leaves(shapes)], count)
+
+
+@dataclass
+class Replica:
+    role: str
+    slot: int
+
+
+@dataclass
+class Member:
+    replica: Replica
+    incarnation: int = 1
+
+
+@dataclass
+class Traffic:
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    waited: dict[str, int] = field(default_factory=dict)
+
+
+class Context:
+    """A context whose time moves when the test says so."""
+
+    def __init__(self, role: str = "learner", slot: int = 0, *, incarnation: int = 1, seed: int = 0) -> None:
+        self.member = Member(Replica(role, slot), incarnation)
+        self.node, self.seed, self.at = "node", seed, 0
+        self.connected = frozenset({"parameters", "fragment", "progress"})
+        self.traffic = Traffic()
+        self.published: list[Any] = []
+        self.is_stopping = False
+
+    def now(self) -> int:
+        self.at += 1_000_000
+        return self.at
+
+    def stop_requested(self) -> bool:
+        return self.is_stopping
+
+    def publish(self, values: dict[str, Any]) -> None:
+        self.published.append(values)
+
+
+def pull(
+    fragment: int, number: int, *, kind: str = "merge", members: Any = ((0, 1),), attempt: int = 1
+) -> dict[str, Any]:
+    return {
+        "round": number,
+        "fragment": fragment,
+        "attempt": attempt,
+        "kind": kind,
+        "members": [list(member) for member in members],
+        "count_min": 1,
+        "grace": 0,
+        "required": [],
+        "deadline": None,
+        "totals": [],
+    }
+
+
+def update(fragment: Fragment, count: int, values: Any, *, clock: Any = (), kind: str = "merge") -> dict[str, Any]:
+    array = np.asarray(values, np.float32)
+    array = np.full(fragment.size, array, np.float32) if array.ndim == 0 else array
+    return {
+        "fragment": fragment.index,
+        "version": [1, count],
+        "kind": kind,
+        "values": array,
+        "clock": [list(entry) for entry in clock],
+        "totals": [],
+    }

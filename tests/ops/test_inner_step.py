@@ -1,0 +1,227 @@
+"""The inner-step body: order at a boundary, phases, accounts, and the rules for buffers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from isthmus.ops.data import At
+from isthmus.ops.inner_step import InnerStep
+from isthmus.ops.training import Learner
+from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
+
+KEY = ("syncer/0", 0)
+
+
+def drive(body: InnerStep, **inputs: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    """What one firing yields, and what it returns."""
+    firing = body(**{"batch": None, **inputs})
+    yielded = []
+    while True:
+        try:
+            yielded.extend(next(firing))
+        except StopIteration as end:
+            return yielded, end.value
+
+
+def opened(task: SmallTask, count: int = 2, **more: Any) -> tuple[InnerStep, Any, Context]:
+    parts = fragments_of(task, count) if count else ()
+    body, context = InnerStep(task, fragments=parts, report_every=2, tokens=1000, **more), Context()
+    body.open(context)
+    return body, parts, context
+
+
+def stepping(task: SmallTask, count: int = 2) -> tuple[InnerStep, Any, Context]:
+    body, parts, context = opened(task, count)
+    drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})
+    return body, parts, context
+
+
+def batch(task: SmallTask, position: int) -> Any:
+    return task.batch(At(0, 0, position))
+
+
+def reports(emitted: list[tuple[str, Any]]) -> list[Any]:
+    return [item for port, item in emitted if port == "progress"]
+
+
+def test_a_learner_is_idle_until_it_has_adopted_every_fragment() -> None:
+    task = SmallTask()
+    body, parts, _ = opened(task)
+    assert body.is_idle
+    _, emitted = drive(body)
+    assert reports(emitted)[0]["phase"] == "ready"
+    drive(body, update={KEY: update(parts[0], 0, 1.0)})
+    assert body.is_idle
+    _, emitted = drive(body, update={KEY: update(parts[1], 0, 1.0)})
+    assert not body.is_idle
+    assert reports(emitted)[0]["phase"] == "stepping"
+    assert reports(emitted)[0]["versions"] == [[1, 0], [1, 0]]
+
+
+def test_the_first_version_is_this_learners_own_parameters() -> None:
+    task = SmallTask()
+    body, _, _ = opened(task)
+    yielded, _ = drive(body, pull={KEY: pull(0, 1, kind="initial"), ("syncer/0", 1): pull(1, 2, kind="initial")})
+    values = np.concatenate([np.asarray(item["values"]) for _, item in yielded])
+    own = jax.tree.leaves(task.init(jax.random.key(0)))
+    assert sorted(values.tolist()) == sorted(np.concatenate([np.ravel(leaf) for leaf in own]).tolist())
+    assert [item["base"] for _, item in yielded] == [None, None]
+
+
+def test_updates_are_adopted_before_a_pull_is_answered() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    drive(body, batch=batch(task, 0))
+    yielded, _ = drive(body, update={KEY: update(parts[0], 1, 2.0)}, pull={KEY: pull(0, 7)}, batch=batch(task, 1))
+    ((port, capture),) = yielded
+    assert port == "fragment"
+    assert capture["base"] == [1, 1]
+    assert (capture["begin"], capture["end"], capture["steps"]) == (8, 8, 0)
+    np.testing.assert_array_equal(np.asarray(capture["values"]), np.full(parts[0].size, 2.0))
+    np.testing.assert_array_equal(capture["anchor"], np.full(parts[0].size, 2.0))
+
+
+def test_an_answer_holds_what_was_trained_since_adoption() -> None:
+    task = SmallTask()
+    body, _, _ = stepping(task)
+    for position in range(3):
+        drive(body, batch=batch(task, position))
+    yielded, _ = drive(body, pull={KEY: pull(1, 9)})
+    capture = yielded[0][1]
+    assert (capture["begin"], capture["end"], capture["steps"], capture["base"]) == (0, 24, 3, [1, 0])
+    assert not np.array_equal(np.asarray(capture["values"]), capture["anchor"])
+
+
+@pytest.mark.parametrize("members", [[(1, 1)], [(0, 2)], []])
+def test_a_pull_for_others_or_for_another_life_is_not_answered(members: Any) -> None:
+    task = SmallTask()
+    body, _, _ = stepping(task)
+    assert drive(body, batch=batch(task, 0), pull={KEY: pull(0, 5, members=members)})[0] == []
+
+
+def test_a_renewed_attempt_is_answered_once() -> None:
+    task = SmallTask()
+    body, _, _ = stepping(task)
+    assert len(drive(body, batch=batch(task, 0), pull={KEY: pull(0, 5)})[0]) == 1
+    assert drive(body, batch=batch(task, 1), pull={KEY: pull(0, 5, attempt=2)})[0] == []
+    assert len(drive(body, batch=batch(task, 2), pull={KEY: pull(0, 6)})[0]) == 1
+
+
+def test_an_older_version_is_never_adopted() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    drive(body, update={KEY: update(parts[0], 3, 3.0)})
+    _, emitted = drive(body, update={KEY: update(parts[0], 2, 9.0)}, batch=batch(task, 0))
+    assert reports(emitted)[0]["versions"][0] == [1, 3]
+
+
+def test_after_a_final_pull_no_step_is_made_and_the_account_closes() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    drive(body, batch=batch(task, 0))
+    pulls = {("syncer/0", p): pull(p, 20 + p, kind="final") for p in range(2)}
+    yielded, emitted = drive(body, batch=batch(task, 1), pull=pulls)
+    assert [item["end"] for _, item in yielded] == [8, 8]
+    assert body.is_idle
+    assert reports(emitted)[0]["phase"] == "final"
+    finals = {("syncer/0", part.index): update(part, 1, 0.0, clock=[(0, 1, 8)], kind="final") for part in parts}
+    _, emitted = drive(body, update=finals)
+    assert reports(emitted)[0]["accounts"] == [[8, 0, 0, 0, 0], [8, 0, 0, 0, 0]]
+    assert reports(emitted)[0]["tokens"] == 8
+
+
+def test_a_learner_that_diverged_says_so_and_heals_once_all_fragments_are_global_again() -> None:
+    task = SmallTask(factor=math.inf)
+    body, parts, _ = stepping(task)
+    for position in range(2):
+        drive(body, batch=batch(task, position))
+    assert body._sick
+    drive(body, update={KEY: update(parts[0], 1, 0.0)})
+    assert body._sick
+    drive(body, update={KEY: update(parts[1], 1, 0.0)})
+    assert not body._sick
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in body._learner._leaves)
+
+
+def test_whole_trees_are_emitted_and_adopted_where_there_are_no_fragments() -> None:
+    task = SmallTask()
+    body, _, _ = opened(task, count=0, emit_every=2)
+    assert not body.is_idle
+    trees = []
+    for position in range(5):
+        _, emitted = drive(body, batch=batch(task, position))
+        trees += [item for port, item in emitted if port == "parameters"]
+    assert len(trees) == 2
+    assert jax.tree.structure(trees[0]) == jax.tree.structure(task.init(jax.random.key(0)))
+    zeros = jax.tree.map(np.zeros_like, trees[0])
+    drive(body, update=zeros)
+    np.testing.assert_array_equal(np.asarray(body._learner.copy()[-1]), 0.0)
+    stop = {"stop": True, "tokens": 40, "totals": []}
+    _, emitted = drive(body, batch=batch(task, 5), progress=stop)
+    assert body.is_finished
+    assert [port for port, _ in emitted] == ["parameters", "progress"]
+
+
+# -- buffers -----------------------------------------------------------------------------------------------------------
+
+
+def learner(task: SmallTask) -> tuple[Learner, Any]:
+    parts = fragments_of(task, 2)
+    made = Learner(task, parts, seed=0)
+    made.compile(batch(task, 0))
+    return made, parts
+
+
+def test_a_step_is_given_its_state_and_uses_it_up() -> None:
+    task = SmallTask()
+    made, _ = learner(task)
+    before = list(made._leaves)
+    made.step(batch(task, 0), 0.0)
+    assert all(leaf.is_deleted() for leaf in before)
+
+
+def test_a_blending_adoption_uses_up_the_leaves_that_it_blends() -> None:
+    task = SmallTask()
+    parts = fragments_of(task, 2)
+    made = Learner(task, parts, seed=0, alpha=0.5)
+    before = [made._leaves[i] for i in made._functions.touched[0]]
+    values = np.asarray(made.extract(0)).copy()
+    made.adopt(0, np.ones(parts[0].size, np.float32))
+    assert all(leaf.is_deleted() for leaf in before)
+    np.testing.assert_allclose(np.asarray(made.extract(0)), 0.5 * values + 0.5, rtol=1e-6)
+
+
+def test_a_captured_fragment_is_not_touched_by_the_steps_after_it() -> None:
+    task = SmallTask()
+    made, _ = learner(task)
+    captured = made.extract(0)
+    copy = np.array(captured)
+    for position in range(20):
+        made.step(batch(task, position), 0.0)
+    np.testing.assert_array_equal(np.asarray(captured), copy)
+    assert not np.array_equal(np.asarray(made.extract(0)), copy)
+
+
+def test_writing_into_what_was_handed_over_is_refused_and_what_was_captured_stays() -> None:
+    """Rewrites buffers on purpose: those that the host froze refuse, and a copy protects the rest."""
+    from isthmus.runtime import codec
+
+    task = SmallTask()
+    made, parts = learner(task)
+    adopted = np.full(parts[0].size, 3.0, np.float32)
+    codec.freeze({"values": adopted})
+    made.adopt(0, adopted)
+    with pytest.raises(ValueError, match="read-only"):
+        adopted[:] = 99.0
+    captured = np.asarray(made.extract(0))
+    np.testing.assert_array_equal(captured, 3.0)
+    with pytest.raises(ValueError, match="read-only"):
+        captured[:] = 99.0
+    tree = made.tree(made.copy())
+    tree["w"][:] = 99.0
+    assert not (np.asarray(made.copy()[-1]) == 99.0).any()

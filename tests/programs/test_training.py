@@ -1,0 +1,164 @@
+"""`train` runs what it is given, in this process, and gives back the model and the figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from safetensors.numpy import save_file
+
+from isthmus.programs import Task, decoupled_diloco, train
+from isthmus.programs.request import Request
+from isthmus.programs.training import read_final
+from isthmus.runtime.errors import ConfigError, RunError
+from isthmus.runtime.graph import TensorSpec
+
+
+def init(key: Any) -> Any:
+    return {"w": jax.random.normal(key, (16, 1)), "b": [jnp.zeros(1)]}
+
+
+def loss(params: Any, batch: Any) -> Any:
+    return jnp.mean((batch["x"] @ params["w"] + params["b"][0] - batch["y"]) ** 2)
+
+
+def batch(at: Any) -> Any:
+    x = at.rng().normal(size=(32, 16)).astype(np.float32)
+    return {"x": x, "y": x.sum(1, keepdims=True)}
+
+
+def failing(at: Any) -> Any:
+    if at.position > 5:
+        raise ValueError(f"no batch {at.position}")
+    return batch(at)
+
+
+def task(**changed: Any) -> Task:
+    given = {"init": init, "loss": loss, "batch": batch, "tokens_per_batch": 32, "optimizer": optax.adamw(1e-2)}
+    return Task(**{**given, **changed})
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+
+
+def test_training_gives_the_model_and_the_figures(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    program = decoupled_diloco(interval=6, fragments=2)
+    result = train(program, task(), learners=2, tokens=32 * 400, run_dir="here", quiet=True)
+    assert result.run_dir == tmp_path / "here"
+    assert result.summary == json.loads((result.run_dir / "summary.json").read_text())
+    assert result.summary["outcome"] == "done"
+    assert result.summary["tokens_total"] >= 32 * 400
+    assert result.eval_loss == result.summary["eval_loss_final"] < result.summary["eval_loss_initial"]
+    assert jax.tree.structure(result.parameters) == jax.tree.structure(init(jax.random.key(0)))
+    assert result.parameters["w"].shape == (16, 1)
+    losses = [float(loss(result.parameters, made)) for made in task().evaluation_batches(0)]
+    assert np.mean(losses) == pytest.approx(result.eval_loss, rel=1e-4)
+    out = capfd.readouterr().out
+    assert out.splitlines() == [
+        line for line in out.splitlines() if line.startswith("decoupled-diloco done, eval loss")
+    ]
+    assert (tmp_path / "runs" / "latest").resolve() == result.run_dir
+
+
+def test_a_body_that_fails_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no batch 6") as caught:
+        train("decoupled-diloco", task(batch=failing), learners=2, tokens=32 * 400, run_dir="here", quiet=True)
+    assert str(tmp_path / "here") in str(caught.value)
+    assert json.loads((tmp_path / "here" / "summary.json").read_text())["outcome"] == "failed"
+
+
+def test_a_wrong_request_starts_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="one process") as caught:
+        train("decoupled-diloco", task(), transport="zmq", tokens=1000)
+    assert "'inproc'" in str(caught.value)
+    with pytest.raises(ConfigError, match="expected a key of section"):
+        train(decoupled_diloco(intervall=3), task(), tokens=1000, transport="inproc")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_that_trains_when_it_is_imported_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "unguarded.py").write_text(
+        "from isthmus.programs import train\ntrain('decoupled-diloco', tokens=100)\n"
+    )
+    with pytest.raises(ConfigError, match="if __name__ ==") as caught:
+        train("decoupled-diloco", "unguarded.py:task", tokens=1000)
+    assert "unguarded.py:2" in str(caught.value)
+
+
+MINE = """
+import jax.numpy as jnp, numpy as np, optax
+from isthmus.programs import Task, decoupled_diloco, train
+
+def init(key): return {"w": jnp.zeros((4, 1))}
+def loss(params, batch): return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
+def batch(at):
+    x = at.rng().normal(size=(16, 4)).astype(np.float32)
+    return {"x": x, "y": x.sum(1, keepdims=True)}
+
+task = Task(init, loss, batch, tokens_per_batch=16, optimizer=optax.adamw(1e-2))
+if __name__ == "__main__":
+    result = train(decoupled_diloco(interval=6), task, learners=2, tokens=3200)
+    print("result", result.eval_loss < 4, sorted(result.parameters))
+"""
+
+
+def test_a_script_trains_and_its_configuration_starts_it_again(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    script = subprocess.run([sys.executable, "mine.py"], capture_output=True, text=True, check=False)
+    assert script.stderr == ""
+    assert script.stdout.splitlines()[-1] == "result True ['w']"
+    assert "report" in script.stdout
+    first = (tmp_path / "runs" / "latest").resolve()
+    command = [str(Path(sys.executable).parent / "isthmus"), "train", "--config", str(first / "config.toml"), "--quiet"]
+    again = subprocess.run([*command, "--run-dir", "again"], capture_output=True, text=True, check=False)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout.startswith("decoupled-diloco done, eval loss ")
+    assert (tmp_path / "again" / "config.toml").read_text() == (first / "config.toml").read_text()
+    graphs = [json.loads((folder / "graph.json").read_text()) for folder in (first, tmp_path / "again")]
+    assert graphs[0]["fingerprint"] == graphs[1]["fingerprint"]
+
+
+# -- the final model ---------------------------------------------------------------------------------------------------
+
+
+def finished(folder: Path) -> Request:
+    """A request whose run is over, as far as its model is concerned."""
+
+    def tree(key: Any) -> Any:
+        return {"head": jnp.zeros((6, 2)), "scale": jnp.zeros(())}
+
+    layout = (TensorSpec("head", (6, 2), "float32"), TensorSpec("scale", (), "float32"))
+    job = SimpleNamespace(layout=layout, seed=0)
+    return cast(Request, SimpleNamespace(job=job, task=SimpleNamespace(init=tree), run_dir=folder))
+
+
+def test_a_tensor_that_was_split_is_put_together(tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots" / "final"
+    folder.mkdir(parents=True)
+    values = np.arange(12, dtype=np.float32).reshape(6, 2)
+    save_file({"head[4:6]": values[4:], "scale": np.array(3, np.float32)}, folder / "fragment-0.safetensors")
+    save_file({"head[0:4]": values[:4].copy()}, folder / "fragment-1.safetensors")
+    model = read_final(finished(tmp_path))
+    np.testing.assert_array_equal(model["head"], values)
+    assert model["scale"] == 3
+
+
+def test_a_model_with_a_tensor_missing_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots" / "final"
+    folder.mkdir(parents=True)
+    save_file({"scale": np.ones(1, np.float32)}, folder / "fragment-0.safetensors")
+    with pytest.raises(RunError, match="has no head"):
+        read_final(finished(tmp_path))

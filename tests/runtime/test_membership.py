@@ -1,0 +1,467 @@
+"""The membership core: whole command lists for chosen stories, the formula, and a state machine against a replay."""
+
+from __future__ import annotations
+
+import copy
+import math
+from statistics import NormalDist
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from isthmus.runtime.clock import Instant, milliseconds, seconds
+from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.membership import (
+    AdmitMember,
+    ClearSuspicion,
+    HeartbeatArrived,
+    HostAnnounced,
+    HostEnded,
+    MembershipCommand,
+    MembershipCore,
+    MembershipEvent,
+    MembershipOptions,
+    MembershipTimerFired,
+    Phase,
+    RefuseMember,
+    RemoveMember,
+    SetMembershipTimer,
+    SuspectMember,
+    phi,
+    quantile,
+)
+
+MS = milliseconds(1)
+OPTIONS = MembershipOptions(slots_max={"learner": 3, "syncer": 1})
+REGULAR = MembershipOptions(slots_max={"learner": 3}, deviation_first=milliseconds(500))
+"""Newcomers are believed regular: mean 1 s and deviation 0.5 s, suspect after 2545.2 ms and gone after 4517.3 ms."""
+
+
+def life(number: int, incarnation: int = 1, role: str = "learner") -> Member:
+    return Member(Replica(role, number), incarnation)
+
+
+def hello(number: int, incarnation: int = 1, phase: Any = "starting", role: str = "learner") -> HostAnnounced:
+    return HostAnnounced(life(number, incarnation, role), phase)
+
+
+def beat(number: int, incarnation: int = 1, phase: Any = "stepping") -> HeartbeatArrived:
+    return HeartbeatArrived(life(number, incarnation), phase)
+
+
+class Story:
+    """A core that is told events at milliseconds."""
+
+    def __init__(self, options: MembershipOptions = REGULAR) -> None:
+        self.core = MembershipCore(options)
+
+    def at(self, ms: float, *events: MembershipEvent) -> list[MembershipCommand]:
+        commands: list[MembershipCommand] = []
+        for event in events:
+            commands += self.core.handle(event, Instant(round(ms * MS)))
+            self.core.check()
+        return commands
+
+
+# -- admission ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_is_admitted_and_its_deadline_set() -> None:
+    story = Story(OPTIONS)
+    patience = math.ceil(1e9 + quantile(3.0) * 2e9)
+    assert story.at(5, hello(1)) == [AdmitMember(life(1)), SetMembershipTimer(Instant(5 * MS + patience))]
+    assert story.at(6, hello(0, 4, "compiling"), hello(0, 1, "serving", "syncer")) == [
+        AdmitMember(life(0, 4)),
+        AdmitMember(life(0, 1, "syncer")),
+    ]
+    assert story.core.roster() == (
+        (life(0, 4), "compiling", "alive"),
+        (life(1), "starting", "alive"),
+        (life(0, 1, "syncer"), "serving", "alive"),
+    )
+    assert story.core.members("learner") == (life(0, 4), life(1))
+
+
+def test_a_new_incarnation_replaces_the_old_one_which_is_refused_from_then_on() -> None:
+    story = Story()
+    story.at(0, hello(1, 2))
+    assert story.at(1, hello(1, 5)) == [
+        RemoveMember(life(1, 2), "replaced by incarnation 5"),
+        AdmitMember(life(1, 5)),
+    ]
+    old = "incarnation 2 is older than 5, the newest of learner/1"
+    assert story.at(2, beat(1, 2), hello(1, 2)) == [RefuseMember(life(1, 2), old)] * 2
+    ended = "incarnation 5 of learner/1 has ended"
+    assert story.at(3, HostEnded(life(1, 5), "exit status 9"), beat(1, 5), hello(1, 5)) == [
+        RemoveMember(life(1, 5), "exit status 9"),
+        RefuseMember(life(1, 5), ended),
+        RefuseMember(life(1, 5), ended),
+    ]
+    unknown = "incarnation 6 of learner/1 has not announced itself"
+    assert story.at(4, beat(1, 6)) == [RefuseMember(life(1, 6), unknown)]
+    assert story.core.statistics()["members refused"] == 5
+
+
+@pytest.mark.parametrize("stranger", [life(3), life(-1), life(0, role="evaluator")])
+def test_a_replica_without_a_slot_is_refused(stranger: Member) -> None:
+    story = Story()
+    slots = 0 if stranger.replica.role == "evaluator" else 3
+    why = f"role {stranger.replica.role!r} has {slots} slots, numbered from 0"
+    assert story.at(0, HostAnnounced(stranger, "starting")) == [RefuseMember(stranger, why)]
+    assert story.at(0, HostEnded(stranger, "exit status 1")) == []
+    assert story.core.roster() == ()
+
+
+def test_leaving_by_a_last_heartbeat() -> None:
+    story = Story()
+    story.at(0, hello(1))
+    assert story.at(1, beat(1, phase="gone")) == [RemoveMember(life(1), "it said that it ends")]
+    why = "it announced itself in phase 'gone'"
+    assert story.at(1, hello(1, 2, "gone")) == [RefuseMember(life(1, 2), why)]
+
+
+def test_an_end_that_is_known_before_the_host_was_is_remembered() -> None:
+    story = Story()
+    assert story.at(0, HostEnded(life(1, 3), "exit status 1")) == []
+    assert story.at(1, hello(1, 3)) == [RefuseMember(life(1, 3), "incarnation 3 of learner/1 has ended")]
+    story.at(2, hello(1, 4))
+    assert story.at(3, HostEnded(life(1, 3), "exit status 1")) == []
+    assert story.at(4, HostEnded(life(1, 6), "exit status 1")) == [
+        RemoveMember(life(1, 4), "incarnation 6 ended: exit status 1")
+    ]
+    assert story.core.statistics()["ends ignored"] == 2
+
+
+# -- silence -----------------------------------------------------------------------------------------------------------
+
+
+def test_silence_makes_suspect_and_then_removes() -> None:
+    story = Story()
+    first, last = (Instant(10**9 + math.ceil(quantile(threshold) * 5e8)) for threshold in (3.0, 12.0))
+    assert story.at(0, hello(1)) == [AdmitMember(life(1)), SetMembershipTimer(first)]
+    why = "no heartbeat for 2545.1 ms: 1000.0 ms +- 500.0 ms are usual, phi is 3.0"
+    assert story.at(first / MS, MembershipTimerFired()) == [SuspectMember(life(1), why), SetMembershipTimer(last)]
+    assert story.core.roster() == ((life(1), "starting", "suspect"),)
+    why = "no heartbeat for 4517.2 ms: 1000.0 ms +- 500.0 ms are usual, phi is 12.0"
+    assert story.at(last / MS, MembershipTimerFired()) == [RemoveMember(life(1), why)]
+    assert story.core.roster() == ()
+
+
+def test_a_heartbeat_clears_suspicion_and_moves_the_deadline_nearer_again() -> None:
+    story = Story()
+    story.at(0, hello(1))
+    assert story.at(2546, MembershipTimerFired()) != []
+    commands = story.at(3000, beat(1))
+    assert commands[0] == ClearSuspicion(life(1), "heard again after 2999.1 ms")
+    assert story.core.roster() == ((life(1), "stepping", "alive"),)
+    assert story.core.statistics()["suspects"] == 0
+
+
+def test_a_timer_that_heartbeats_have_overtaken_is_set_again() -> None:
+    story = Story()
+    [_, armed] = story.at(0, hello(1))
+    assert isinstance(armed, SetMembershipTimer)
+    assert story.at(1000, beat(1)) == story.at(2000, beat(1)) == []
+    again = Instant(2 * 10**9 + math.ceil(1e9 + quantile(3.0) * 5e8))
+    assert story.at(armed.at / MS, MembershipTimerFired()) == [SetMembershipTimer(again)]
+
+
+def test_a_deadline_that_comes_nearer_moves_the_timer() -> None:
+    story = Story(MembershipOptions(slots_max={"learner": 1}, interval_first=seconds(10)))
+    story.at(0, hello(0))
+    moved = [command for ms in range(10, 500, 10) for command in story.at(ms, beat(0))]
+    assert moved
+    assert all(isinstance(command, SetMembershipTimer) for command in moved)
+
+
+def test_a_second_greeting_counts_as_life_but_teaches_no_interval() -> None:
+    story = Story()
+    story.at(0, hello(1))
+    story.at(2546, MembershipTimerFired())
+    before = story.core.suspicion(Replica("learner", 1), Instant(2546 * MS))
+    assert isinstance(story.at(2600, hello(1, 1, "recovering"))[0], ClearSuspicion)
+    assert story.core.roster() == ((life(1), "recovering", "alive"),)
+    assert story.core.suspicion(Replica("learner", 1), Instant((2600 + 2545) * MS)) == pytest.approx(before, abs=0.01)
+
+
+def test_a_host_that_slept_itself_blames_nobody() -> None:
+    story = Story()
+    [_, armed] = story.at(0, hello(1))
+    assert isinstance(armed, SetMembershipTimer)
+    why = "no heartbeat for 2545.1 ms: 1000.0 ms +- 500.0 ms are usual, phi is 3.0"
+    assert story.at(60_000, MembershipTimerFired())[:1] == [SuspectMember(life(1), why)]
+    assert story.at(60_000, beat(1))[0] == ClearSuspicion(life(1), "heard again after 2545.1 ms")
+
+
+def test_one_long_silence_does_not_excuse_the_next() -> None:
+    options = MembershipOptions(slots_max={"learner": 1}, deviation_first=seconds(60))
+    story = Story(options)
+    assert story.at(0, hello(0))[1] == SetMembershipTimer(Instant(options.silence_max))
+    [removed] = story.at(30_000, MembershipTimerFired())
+    assert isinstance(removed, RemoveMember)
+    assert removed.reason.startswith("no heartbeat for 30000.0 ms: 1000.0 ms +- 60000.0 ms are usual, phi is 0.5, and ")
+    stories = Story(), Story()
+    for each, ms in zip(stories, (30_000, 90_000), strict=True):
+        each.at(0, hello(0))
+        each.at(ms, beat(0))
+    first, second = stories
+    at_five = [Instant((ms + 5000) * MS) for ms in (30_000, 90_000)]
+    assert first.core.suspicion(life(0).replica, at_five[0]) == second.core.suspicion(life(0).replica, at_five[1])
+
+
+@pytest.mark.parametrize(("interval_ms", "floor_ms"), [(200, 500), (1000, 500), (4000, 2000)])
+def test_the_deviation_has_a_floor(interval_ms: int, floor_ms: int) -> None:
+    regular = MembershipOptions(
+        slots_max={"learner": 1}, interval_first=milliseconds(interval_ms), deviation_first=milliseconds(0.001)
+    )
+    patience = math.ceil(interval_ms * MS + quantile(3.0) * floor_ms * MS)
+    assert Story(regular).at(0, hello(0))[1] == SetMembershipTimer(Instant(patience))
+
+
+def test_the_rhythm_is_learned() -> None:
+    fast, slow = Story(), Story()
+    for story, interval in ((fast, 200), (slow, 4000)):
+        story.at(0, hello(0))
+        for number in range(1, 200):
+            story.at(number * interval, beat(0))
+    assert fast.core.suspicion(Replica("learner", 0), Instant(199 * 200 * MS + 4000 * MS)) > 12
+    assert slow.core.suspicion(Replica("learner", 0), Instant(199 * 4000 * MS + 4000 * MS)) < 1
+
+
+# -- the formula -------------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.5, 300))
+def test_the_quantile_solves_phi(threshold: float) -> None:
+    assert phi(5.0 + 2.0 * quantile(threshold), 5.0, 2.0) == pytest.approx(threshold, rel=1e-5)
+    assert quantile(threshold) == pytest.approx(-NormalDist().inv_cdf(10.0**-threshold), abs=1e-4)
+
+
+def test_phi_against_known_tails_of_the_normal() -> None:
+    assert phi(1.0, 1.0, 0.1) == pytest.approx(math.log10(2))
+    assert phi(1.1, 1.0, 0.1) == pytest.approx(-math.log10(0.15865525393145707))
+    assert phi(0.0, 1000.0, 1.0) == 0.0
+    assert phi(1e6, 1.0, 1.0) == pytest.approx(5e11 / math.log(10), rel=1e-4)
+    assert quantile(12.0) == 7.034484
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "ms", "error"),
+    [
+        (beat(1), 1, LocalProtocolError),
+        (beat(1, phase="dreaming"), 5, RemoteProtocolError),
+        (hello(2, phase=None), 5, RemoteProtocolError),
+        (hello(2, 0), 5, RemoteProtocolError),
+    ],
+)
+def test_an_illegal_event_raises_and_leaves_the_state_as_it_was(event: Any, ms: int, error: type[Exception]) -> None:
+    story = Story()
+    story.at(2, hello(1), hello(0), beat(0))
+    before = copy.deepcopy(vars(story.core))
+    with pytest.raises(error, match="expected"):
+        story.at(ms, event)
+    assert vars(story.core) == before
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"phi_suspect": 13.0}, {"phi_gone": 301.0}, {"deviation_min": 0}, {"silence_max": -1}]
+)
+def test_options_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(LocalProtocolError, match="membership options: expected"):
+        MembershipOptions(slots_max={}, **wrong)
+
+
+def test_check_finds_a_member_without_deadline() -> None:
+    story = Story()
+    story.at(2, hello(1))
+    story.core._timer_at = None
+    with pytest.raises(InvariantError, match=r"learner/1#1 is due at .* ns, the timer is at None"):
+        story.core.check()
+
+
+def test_events_and_commands_survive_encoding() -> None:
+    story = Story()
+    events: list[MembershipEvent] = [
+        hello(1),
+        hello(1, 2),
+        beat(1),
+        HostEnded(life(1, 2), "exit status 1"),
+        MembershipTimerFired(),
+    ]
+    records = [*events, *story.at(3, *events), SuspectMember(life(1), "x"), ClearSuspicion(life(1), "x")]
+    decode = msgspec.msgpack.Decoder(list[MembershipEvent | MembershipCommand]).decode
+    assert decode(msgspec.msgpack.encode(records)) == records
+
+
+# -- against a naive replay --------------------------------------------------------------------------------------------
+
+
+ROUNDING = 10
+"""Nanoseconds."""
+
+
+class Replay:
+    """The roster by going through the whole history; a member's rhythm by going through its own signs of life."""
+
+    def __init__(self, options: MembershipOptions, history: list[tuple[MembershipEvent, int, int]]) -> None:
+        self.options = options
+        self.lives: dict[Replica, int] = {}
+        self.signs: dict[Member, list[tuple[str, int]]] = {}
+        self.phases: dict[Member, str] = {}
+        self.suspects: list[Member] = []
+        self.heads: list[tuple[str, Member]] = []
+        for event, now, late in history:
+            self.heads = []
+            self.tell(event, now, late)
+
+    def tell(self, event: MembershipEvent, now: int, late: int) -> None:
+        match event:
+            case HostAnnounced(member, phase):
+                newest = self.lives.get(member.replica, 0)
+                has_slot = member.replica.slot in range(self.options.slots_max.get(member.replica.role, 0))
+                if has_slot and phase != "gone" and member in self.signs:
+                    self.hear(member, phase, "greeting", now)
+                elif has_slot and phase != "gone" and member.incarnation > newest:
+                    for old in [old for old in self.signs if old.replica == member.replica]:
+                        self.remove(old)
+                    self.lives[member.replica] = member.incarnation
+                    self.signs[member], self.phases[member] = [("greeting", now)], phase
+                    self.heads.append(("AdmitMember", member))
+                else:
+                    self.heads.append(("RefuseMember", member))
+            case HeartbeatArrived(member, phase):
+                if member not in self.signs:
+                    self.heads.append(("RefuseMember", member))
+                elif phase == "gone":
+                    self.remove(member)
+                else:
+                    self.hear(member, phase, "beat", now)
+            case HostEnded(member, _):
+                if member.replica.slot in range(self.options.slots_max.get(member.replica.role, 0)):
+                    self.lives[member.replica] = max(member.incarnation, self.lives.get(member.replica, 0))
+                for old in [old for old in self.signs if old.replica == member.replica]:
+                    if old.incarnation <= member.incarnation:
+                        self.remove(old)
+            case MembershipTimerFired():
+                for member in sorted(self.signs):
+                    self.signs[member].append(("late", min(late, now - self.heard(member))))
+                    if now >= self.deadline(member, self.options.z_gone):
+                        self.remove(member)
+                    elif member not in self.suspects and now >= self.deadline(member, self.options.z_suspect):
+                        self.suspects.append(member)
+                        self.heads.append(("SuspectMember", member))
+
+    def hear(self, member: Member, phase: str, kind: str, now: int) -> None:
+        self.signs[member].append((kind, now))
+        self.phases[member] = phase
+        if member in self.suspects:
+            self.suspects.remove(member)
+            self.heads.append(("ClearSuspicion", member))
+
+    def remove(self, member: Member) -> None:
+        del self.signs[member]
+        self.suspects = [suspect for suspect in self.suspects if suspect != member]
+        self.heads.append(("RemoveMember", member))
+
+    def heard(self, member: Member) -> int:
+        return self.rhythm(member)[0]
+
+    def rhythm(self, member: Member) -> tuple[int, float, float]:
+        """When the member was heard, and mean and variance of its intervals as explicitly weighted sums."""
+        heard, intervals = 0, []
+        for kind, value in self.signs[member]:
+            if kind == "beat":
+                intervals.append(min(value - heard, self.options.silence_max))
+            heard = heard + value if kind == "late" else value
+        old = 15 / 16
+        count = len(intervals)
+        weights = [old**count, *(old ** (count - 1 - index) / 16 for index in range(count))]
+        values = [float(self.options.interval_first), *intervals]
+        mean = math.fsum(weight * value for weight, value in zip(weights, values, strict=True))
+        spread = math.fsum(weight * (value - mean) ** 2 for weight, value in zip(weights, values, strict=True))
+        return heard, mean, spread + weights[0] * float(self.options.deviation_first) ** 2
+
+    def deadline(self, member: Member, z: float) -> int:
+        heard, mean, variance = self.rhythm(member)
+        deviation = max(math.sqrt(variance), self.options.deviation_min, mean / 2)
+        # Weighted sums round otherwise than moving averages: a timer that is due exactly must find its deadline over.
+        return heard + min(math.ceil(mean + z * deviation), self.options.silence_max) - ROUNDING
+
+
+MEMBERS: Any = {"number": st.integers(-1, 3), "incarnation": st.integers(1, 4)}
+PHASES: Any = st.sampled_from(["starting", "stepping", "stepping", "final", "gone"])
+
+
+class MembershipMachine(RuleBasedStateMachine):
+    """Every event goes to the core and into a history; commands and roster must agree with the replay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.options = MembershipOptions(slots_max={"learner": 3}, silence_max=seconds(12))
+        self.core = MembershipCore(self.options)
+        self.history: list[tuple[MembershipEvent, int, int]] = []
+        self.replay = Replay(self.options, [])
+        self.now = 0
+        self.timer_at: int | None = None
+
+    def tell(self, event: MembershipEvent, passed_ms: int, late: int = 0) -> None:
+        self.now += passed_ms * MS
+        self.history.append((event, self.now, late))
+        commands = self.core.handle(event, Instant(self.now))
+        self.replay = Replay(self.options, self.history)
+        heads: list[tuple[str, Member]] = []
+        for command in commands:
+            if isinstance(command, SetMembershipTimer):
+                assert command.at > self.now
+                self.timer_at = command.at
+            else:
+                heads.append((type(command).__name__, command.member))
+                assert isinstance(command, AdmitMember) or command.reason
+        assert heads == self.replay.heads
+
+    @rule(passed=st.sampled_from([0, 300, 900, 2500]), phase=PHASES, **MEMBERS)
+    def greet(self, number: int, incarnation: int, phase: Phase, passed: int) -> None:
+        self.tell(hello(number, incarnation, phase), passed)
+
+    @rule(which=st.integers(0, 2), passed=st.sampled_from([0, 300, 900, 1100, 4000]), phase=PHASES)
+    def live_beat(self, which: int, phase: Phase, passed: int) -> None:
+        for member in sorted(self.replay.signs)[which : which + 1]:
+            self.tell(HeartbeatArrived(member, phase), passed)
+
+    @rule(**MEMBERS)
+    def any_beat(self, number: int, incarnation: int) -> None:
+        self.tell(beat(number, incarnation), 100)
+
+    @rule(**MEMBERS)
+    def end(self, number: int, incarnation: int) -> None:
+        self.tell(HostEnded(life(number, incarnation), "exit status 9"), 0)
+
+    @rule(late_ms=st.sampled_from([-400, 0, 0, 0, 1, 900, 20_000]))
+    def fire(self, late_ms: int) -> None:
+        if self.timer_at is not None:
+            due, self.timer_at = self.timer_at, None
+            self.now = max(self.now, due + late_ms * MS)
+            self.tell(MembershipTimerFired(), 0, max(0, self.now - due))
+
+    @invariant()
+    def agrees(self) -> None:
+        self.core.check()
+        assert [member for member, _, _ in self.core.roster()] == sorted(self.replay.signs)
+        for member, phase, state in self.core.roster():
+            assert phase == self.replay.phases[member]
+            assert (state == "suspect") == (member in self.replay.suspects)
+            z = self.options.z_gone if state == "suspect" else self.options.z_suspect
+            assert self.timer_at is not None
+            assert self.timer_at <= self.replay.deadline(member, z) + 2 * ROUNDING
+
+
+TestMembershipMachine = MembershipMachine.TestCase
+TestMembershipMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
