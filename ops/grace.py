@@ -200,6 +200,6 @@ class Fairness:
         """
         if not slots:
             return None
-        unknown = DEADLINE_SLACKS * overlap * step
+        unknown = DEADLINE_SLACKS * max(1, overlap) * step
         own = [self._answers[slot].deadline() if slot in self._answers else unknown for slot in slots]
         return min(int(max(own)), interval * step)

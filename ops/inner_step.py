@@ -1,8 +1,8 @@
 """The inner-step node: a learner's boundaries, one firing each.
 
 At each boundary, in this order: adopt the updates that have come, answer the pulls that have come, then dispatch one
-step and wait for the loss of the step before, so that one step is computed while the next is prepared. The answers leave
-before the step begins. The order matters: a pull answered before the updates would carry a stale base.
+step and wait for the loss of the step before, so that one step is computed while the next is prepared. The answers
+leave before the step begins. The order matters: a pull answered before the updates would carry a stale base.
 
 Phases. *ready*: with fragments, a learner waits (idle) until it has adopted all of them; without, it begins with first
 parameters of its own. *stepping*. *final*: told so by a pull of kind 'final' (or by `stop`, where there is no syncer),

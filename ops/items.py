@@ -23,7 +23,7 @@ class Round(TypedDict):
     """pacer -> merge (port `round`) and, the same item, pacer -> inner-step (port `pull`).
 
     `members` are [slot, incarnation] pairs; `count_min`, `grace` (None: no limit), `required` and `deadline` are what
-    the firing rule of `merge` reads. `totals` is the progress of the whole run as the pacer knows it.
+    the firing rule of `merge` reads. `interval` is H as the pacer has it now, `totals` the progress of the whole run.
     """
 
     round: int
@@ -35,6 +35,7 @@ class Round(TypedDict):
     grace: int | None
     required: list[int]
     deadline: int | None
+    interval: int
     totals: list[list[int]]
 
 

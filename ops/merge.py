@@ -21,13 +21,12 @@ EPOCH_FIRST = 1
 
 
 class Merge:
-    """A round and its answers in, Gradient out; `method` is 'rda' or 'average', `interval` is H."""
+    """A round and its answers in, Gradient out; `method` is 'rda' or 'average'."""
 
     outputs = ("gradient",)
 
-    def __init__(self, fragments: Sequence[Fragment], *, interval: int, method: Literal["rda", "average"]) -> None:
+    def __init__(self, fragments: Sequence[Fragment], *, method: Literal["rda", "average"]) -> None:
         self._fragments = fragments
-        self._interval = interval
         self._method = method
         self._accounts: dict[int, FragmentAccount] = {}
         self._shard = self._merges = self._votes = 0
@@ -60,7 +59,7 @@ class Merge:
         sound = [vote for vote in answers if self._shape_refusal(vote) is None and merging.is_finite(vote["gradient"])]
         if not sound or p in self._accounts:
             return self._gradient(round, record, None)
-        self._accounts[p] = FragmentAccount((EPOCH_FIRST, 0), self._interval)
+        self._accounts[p] = FragmentAccount((EPOCH_FIRST, 0), round["interval"])
         record["voters"], record["weights"] = [sound[0]["slot"]], [1.0]
         merged = merging.Merged(sound[0]["gradient"], np.ones(len(self._fragments[p].units), np.float32))
         return self._gradient(round, record, merged)
@@ -95,6 +94,7 @@ class Merge:
         account = self._accounts.get(round["fragment"])
         if account is None or vote["base"] is None:
             return "unknown base"
+        account.interval = round["interval"]
         refusal = self._shape_refusal(vote) or account.refusal(
             vote["slot"],
             vote["incarnation"],

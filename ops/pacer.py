@@ -15,8 +15,8 @@ p mod S = s. Each is in one of these states, and never has two rounds open:
 - *final*: once the tokens are spent, or somebody asks for it, all fragments are merged a last time with everybody.
 
 An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life, unless
-all its members are over: it comes back by itself then. A shard hears of deaths only in this way: a member of a closed
-round that neither answered nor was left out alive is gone, and any later report of it brings it back.
+all its members are over: it comes back by itself then. A shard is not told of deaths. A member that neither answered
+nor was left out alive, in two closed rounds in a row, is taken to be gone; any later report of it brings it back.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ class Pacer:
         """Take what is new, and open or renew the rounds that follow from it."""
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
             self._hear(report)
+        self._clock.close_up(self._lag_max())
         if control is not None:
             merge_totals(self._totals, control["totals"])
             self._is_stopping |= control["stop"]
@@ -154,7 +155,7 @@ class Pacer:
             self._terms.forget(slot)
         self._roster.hear(report)
         if report["phase"] == "stepping":
-            self._clock.report(slot, report["step"], self._lag_max())
+            self._clock.report(slot, report["step"])
         self._is_stopping |= report["phase"] == "final"
 
     def _report_steps(self) -> int:
@@ -173,7 +174,7 @@ class Pacer:
             return
         del self._rounds[fragment]
         answered = sorted({*merging["voters"], *(refused[0] for refused in merging["refused"])})
-        self._lose_members(found, {*answered, *merging["left_out"]})
+        self._note_missing(found, {*answered, *merging["left_out"]})
         match found.item["kind"]:
             case "initial" if merging["version"] is None:
                 self._start.failed(fragment, found.item["members"][0], merging["reason"])
@@ -184,11 +185,11 @@ class Pacer:
             case "final":
                 self._ended.add(fragment)
 
-    def _lose_members(self, found: OpenRound, accounted: set[int]) -> None:
-        """Note who is gone. Only members of the first attempt: a renewal may have come after the round had closed."""
+    def _note_missing(self, found: OpenRound, accounted: set[int]) -> None:
+        """Note who left no trace. Only of the first attempt: a renewal may have come after the round had closed."""
         for slot, incarnation in found.first["members"]:
             is_listed = [slot, incarnation] in found.item["members"]
-            if is_listed and slot not in accounted and self._roster.lose(slot, incarnation):
+            if is_listed and slot not in accounted and self._roster.miss(slot, incarnation):
                 self._clock.forget(slot)
 
     def _end_merge(self, found: OpenRound, merging: Merging, answered: list[int]) -> None:
@@ -291,6 +292,7 @@ class Pacer:
             grace=conditions.grace,
             required=conditions.required,
             deadline=conditions.deadline,
+            interval=self.interval,
             totals=as_totals(self._totals),
         )
 

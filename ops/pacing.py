@@ -29,32 +29,37 @@ ROUNDING_STEPS: Final = 1e-6
 
 
 def rounds_in_flight_max(overlap: int, fragments: int, interval: int, shards: int) -> int:
-    """How many rounds one shard may have open: ceil(tau P / (H S)).
+    """How many rounds one shard may have open: ceil(tau P / (H S)), and one where tau is 0.
 
     With P = H = 24, tau = 2 and one shard these are the two fragments in flight of arXiv 2604.21428.
     """
-    return -(-overlap * fragments // (interval * shards))
+    return max(1, -(-overlap * fragments // (interval * shards)))
 
 
 class StepClock:
     """The steps of the fastest learner since the first report, as one count that only grows.
 
     Every learner has a position on the count: `count` at its first report, then moved by its own steps. The count is
-    the foremost position. Reports are up to `lag_max` steps stale in all; a learner is never taken to be further behind
-    than that, so that where the fastest one slows down or falls silent, the next is in front after `lag_max` steps of
-    its own. A slower learner can never push the count as long as `lag_max` covers the staleness of two reports.
+    the foremost position. What is known of a learner is stale by up to a period of its reports and their way, so none
+    is taken to be further behind than a `lag_max` of twice that. Where the fastest one slows down or falls silent, the
+    next is in front after so many steps of its own; and a slower one never pushes the count.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self._positions: dict[int, tuple[int, int]] = {}  # Slot -> its own last step, its position.
 
-    def report(self, slot: int, step: int, lag_max: int) -> None:
+    def report(self, slot: int, step: int) -> None:
         """Take a learner's own count of steps, which only grows within one of its lives."""
         last, position = self._positions.get(slot, (step, self.count))
-        position = max(position, self.count - lag_max) + max(0, step - last)
+        position += max(0, step - last)
         self._positions[slot] = max(step, last), position
         self.count = max(self.count, position)
+
+    def close_up(self, lag_max: int) -> None:
+        """Move up whoever is further behind than `lag_max`, once all reports of one moment are taken, in any order."""
+        floor = self.count - lag_max
+        self._positions = {slot: (step, max(position, floor)) for slot, (step, position) in self._positions.items()}
 
     def forget(self, slot: int) -> None:
         """Let go of a learner's life; the foremost of the others is in front at once."""

@@ -1,16 +1,20 @@
 """What a shard knows of the learners: the last report of the newest life of each slot.
 
 Decides who counts as live, stepping or finishing. Does not decide what follows from it, nor hear anything but reports:
-who is gone is said by the caller (`lose`), and unsaid by that learner's next report.
+who left no trace in a round is said by the caller (`miss`), and unsaid by that learner's next report.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from isthmus.ops.items import Progress
+
+MISSES_MAX: Final = 2
+"""Rounds in a row that close without a trace of a member, and without a report of it between, before it is taken to be
+gone. An answer without a single step leaves no trace either, but two of them in a row always have a report between."""
 
 Phase: TypeAlias = Literal["ready", "stepping", "final"]
 
@@ -24,7 +28,12 @@ class Learner:
     phase: Phase
     step_time: int
     delay_steps: int
-    is_gone: bool = False
+    misses: int = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is taken to be dead; its next report shows that it is not."""
+        return self.misses >= MISSES_MAX
 
     @property
     def member(self) -> list[int]:
@@ -50,13 +59,13 @@ class Roster:
                 slot, incarnation, report["phase"], report["step_time"], report["delay_steps"]
             )
 
-    def lose(self, slot: int, incarnation: int) -> bool:
-        """Note that a life of a slot is gone; whether that is news."""
+    def miss(self, slot: int, incarnation: int) -> bool:
+        """Note that a round closed without a trace of a life; whether that life has just become one that is gone."""
         learner = self._learners.get(slot)
         if learner is None or learner.incarnation != incarnation or learner.is_gone:
             return False
-        learner.is_gone = True
-        return True
+        learner.misses += 1
+        return learner.is_gone
 
     def live(self) -> list[Learner]:
         """All that are not gone, by slot."""

@@ -94,7 +94,7 @@ def build(
         fires=AnyOf("progress", "merged", "control"),
     )
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
-    merging = syncer.node("merge", Merge, parts, interval=interval, method=merge, fires=votes)
+    merging = syncer.node("merge", Merge, parts, method=merge, fires=votes)
     outer = syncer.node(
         "outer-step",
         OuterStep,

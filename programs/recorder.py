@@ -20,6 +20,8 @@ from isthmus.runtime.store import Lines, write_tensors
 METRIC_NS: Final = 200_000_000
 """A learner's lines in metrics.jsonl are at least this far apart: a day of them is some tens of megabytes."""
 STATUS_NS: Final = 500_000_000
+CONTROL_NS: Final = 1_000_000_000
+"""Pacers fire on what they hear; this lets them notice, too, that time has passed."""
 SETTLE_NS: Final = 5_000_000_000
 """How long after the last final fragment the learners' last reports are waited for."""
 
@@ -43,6 +45,7 @@ class Recorder:
         self._final_at: int | None = None
         self._zero: int | None = None
         self._published_at = -STATUS_NS
+        self._controlled_at = -CONTROL_NS
         self._early: list[tuple[Lines, dict[str, Any]]] = []
         self._is_stopping = False
         self.is_finished = False
@@ -84,7 +87,7 @@ class Recorder:
         if self.is_finished or now - self._published_at >= STATUS_NS:
             self._published_at = now
             self._context.publish(self._status(now))
-        return self._control()
+        return self._control(now)
 
     # -- what came -----------------------------------------------------------------------------------------------------
 
@@ -136,13 +139,14 @@ class Recorder:
 
     # -- what goes out -------------------------------------------------------------------------------------------------
 
-    def _control(self) -> dict[str, Control] | None:
+    def _control(self, now: int) -> dict[str, Control] | None:
         """What learners or pacers are told: only what they cannot know themselves."""
         is_spent = not self._has_syncer and sum(self._totals.values()) >= self._budget
         stop = self._context.stop_requested() or is_spent
-        if self._has_syncer and (not stop or self._is_stopping):
+        is_news = stop != self._is_stopping or now - self._controlled_at >= CONTROL_NS
+        if self._has_syncer and not is_news:
             return None
-        self._is_stopping = stop
+        self._is_stopping, self._controlled_at = stop, now
         return {"control": Control(stop=stop, tokens=self._budget, totals=as_totals(self._totals))}
 
     def _is_over(self, now: int) -> bool:

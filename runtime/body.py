@@ -11,12 +11,17 @@ sampled, with None for its required inputs) and `is_finished` (never again).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.ids import Member
+
+STORY_SIZE_MAX: Final = 1 << 16
+"""Characters of a body's error; one that is longer shows an array, and would not fit on the tape."""
 
 
 @dataclass(slots=True)
@@ -62,3 +67,27 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Take no more work. Work that has begun ends by itself; its `done` is not called."""
+
+
+def pairs(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
+    """(port, item) pairs of what a body returned or yielded; LocalProtocolError if it is nothing that a body may."""
+    if result is None:
+        return ()
+    if not hasattr(type(body), "outputs"):
+        return (("result", result),)
+    if isinstance(result, Mapping):
+        return [(name, item) for name, item in result.items() if item is not None]
+    if isinstance(result, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in result):
+        return result
+    kind, found = type(body).__qualname__, type(result).__name__
+    raise LocalProtocolError(
+        f"{kind} returned a {found}: expected a dict port -> item, a list of (port, item) pairs, or None"
+    )
+
+
+def story(error: BaseException | None) -> str:
+    """What went wrong in a body: the error, and where; of a long one, both ends."""
+    told = "".join(traceback.format_exception(error)).strip() if error is not None else "unknown"
+    told = told.encode(errors="backslashreplace").decode()
+    half = STORY_SIZE_MAX // 2
+    return told if len(told) <= STORY_SIZE_MAX else f"{told[:half]} ... {told[-half:]}"

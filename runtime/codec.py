@@ -5,11 +5,13 @@ An array is anything with `shape`, `dtype` and `nbytes`; bodies give NumPy array
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeGuard
 
 import numpy as np
 import xxhash
+
+from isthmus.runtime.errors import LocalProtocolError
 
 DEPTH_MAX: Final = 32
 """Deeper than any parameter tree seen in practice; bounds recursion."""
@@ -59,13 +61,50 @@ def freeze(item: Any) -> None:
 
 
 def digest(item: Any) -> int:
-    """xxh3-64 of an item's arrays (shape, dtype, bytes) and scalars, in order of its leaves."""
+    """xxh3-64 of an item: its arrays (dtype, shape, bytes), its scalars, and how they are nested and named."""
     state = xxhash.xxh3_64()
-    for leaf in leaves(item):
-        if is_array(leaf):
-            array = np.ascontiguousarray(leaf)
-            state.update(f"{array.dtype}{array.shape}".encode())
-            state.update(array.reshape(-1).view(np.uint8).data)
-        else:
-            state.update(repr(leaf).encode())
+    _update(state, item, 0)
     return state.intdigest()
+
+
+def _update(state: xxhash.xxh3_64, item: Any, depth: int) -> None:
+    if depth > DEPTH_MAX:
+        raise ValueError(f"an item is nested deeper than {DEPTH_MAX} levels")
+    if isinstance(item, Mapping):
+        state.update(f"{{{len(item)};".encode())
+        for name, value in item.items():
+            state.update(f"{name!r};".encode())
+            _update(state, value, depth + 1)
+    elif isinstance(item, list | tuple):
+        state.update(f"[{len(item)};".encode())
+        for value in item:
+            _update(state, value, depth + 1)
+    elif is_array(item):
+        array = np.ascontiguousarray(item)
+        state.update(f"{array.dtype}{item.shape};".encode())
+        state.update(array.reshape(-1).view(np.uint8).data)
+    else:
+        state.update(f"{item!r};".encode())
+
+
+def fields(item: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The fields `names` of an item that is a dict and has them; {} for any other item.
+
+    LocalProtocolError for a value that would not come back from tape or wire as it was.
+    """
+    if not isinstance(item, Mapping):
+        return {}
+    found = {name: item[name] for name in names if name in item}
+    for name, value in found.items():
+        if not _is_plain(value):
+            raise LocalProtocolError(
+                f"an item's field {name!r}, which cores read: expected integers, texts, lists of them or None, "
+                f"found {value!r}. Convert NumPy's integers with int()."
+            )
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(entry) for entry in value)
+    return value is None or type(value) is str or (type(value) is int and -(1 << 63) <= value < 1 << 63)

@@ -7,17 +7,16 @@ Every event goes to the core in the order in which it reached the loop, and onto
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from isthmus.runtime import codec
-from isthmus.runtime.body import Context, Executor, Traffic
+from isthmus.runtime.body import Context, Executor, Traffic, pairs, story
 from isthmus.runtime.channel import Channel, Parcel
 from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds
-from isthmus.runtime.errors import LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
 from isthmus.runtime.events import (
     BodyFailed,
     CancelTimer,
@@ -26,6 +25,7 @@ from isthmus.runtime.events import (
     EndNode,
     Event,
     FailHost,
+    Fields,
     FiringEnded,
     GrantCredit,
     ItemArrived,
@@ -40,9 +40,9 @@ from isthmus.runtime.events import (
     StopRequested,
     TimerFired,
 )
-from isthmus.runtime.graph import AllOf, Reference
+from isthmus.runtime.graph import AllOf, AnyOf, Every, Firing, Quorum, Reference
 from isthmus.runtime.ids import Handle, Member
-from isthmus.runtime.lowering import EdgePlan, NodePlan, OutputPlan, Plan
+from isthmus.runtime.lowering import EdgePlan, NodePlan, Plan
 from isthmus.runtime.scheduler import CONSTANTS_PER_EDGE, Scheduler
 from isthmus.runtime.tape import Tape
 from isthmus.runtime.trace import Span, Trace
@@ -52,10 +52,12 @@ WAIT_MIN: Final = milliseconds(1)
 
 
 class Emission(NamedTuple):
-    """An item that a body emitted on output port number `port`, with its digest and size where it leaves the host."""
+    """An item that a body emitted on output port number `port`, with what cores may see of it, and its digest and size
+    where it leaves the host."""
 
     port: int
     item: Any
+    fields: Fields
     digest: int
     size_bytes: int
 
@@ -107,6 +109,7 @@ class Host:
         self._seed, self._resolve, self._tape, self._trace = seed, resolve, tape, trace
         self._on_ended, self._on_failed = on_ended, on_failed
         self._nodes: dict[int, NodePlan] = {node.index: node for node in plan.nodes}
+        self._exits = {node.index: {output.name: i for i, output in enumerate(node.outputs)} for node in plan.nodes}
         self._bodies: dict[int, Callable[..., Any]] = {}
         self._items: dict[Handle, Payload] = {}
         self._uses: dict[Handle, int] = {}
@@ -125,28 +128,33 @@ class Host:
             EndNode: self._end_node,
             FailHost: self._fail_host,
         }
+        for edge in plan.edges.values():
+            codec.freeze(edge.initial)
 
     # -- from outside --------------------------------------------------------------------------------------------------
 
     def start(self, roster: Iterable[Member]) -> None:
         """Open every body, and tell the core who is live (this member must be among them)."""
-        self._channel.open(self)
         for member in roster:
             self.handle(ReplicaJoined(member))
+        self._channel.open(self)
         for node in self.plan.nodes:
             self._executor.submit(node.index, partial(self._open, node), partial(self._opened, node.index))
 
     def handle(self, event: Event) -> None:
         """Feed one event to the core and perform what it says; only on the loop."""
         if self._is_closed:
+            self._forget(event)
             return
         now = self._clock.now()
         try:
             commands = self.scheduler.handle(event, now)
         except RemoteProtocolError as error:
             self.refused[str(error)] += 1
+            self._forget(event)
             return
-        except LocalProtocolError as error:
+        except (LocalProtocolError, InvariantError) as error:
+            self._forget(event)
             self._on_failed(self, "", str(error))
             return
         if self._tape is not None:
@@ -169,11 +177,18 @@ class Host:
         self._timers.clear()
 
     def close_bodies(self) -> None:
-        """Let bodies that have a `close` release what they hold; after the executor has ended."""
+        """Let bodies that have a `close` release what they hold; after the executor has ended.
+
+        Raises ExceptionGroup, after all have been called, of what they raise.
+        """
+        errors: list[Exception] = []
         for body in self._bodies.values():
-            close = getattr(body, "close", None)
-            if close is not None:
-                close()
+            try:
+                getattr(body, "close", bool)()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup(f"closing the bodies of {self.member}", errors)
 
     def item_arrived(self, source: Member, parcel: Parcel) -> None:
         """An item came over the channel."""
@@ -205,18 +220,21 @@ class Host:
                     ),
                     now=self._clock.now,
                     stop_requested=lambda: self.stop_requested,
-                    publish=partial(self.published.__setitem__, node.name),
+                    publish=partial(self._publish, node.name),
                     traffic=self.traffic,
                 )
             )
         self._bodies[node.index] = body
         return bool(getattr(body, "is_idle", False))
 
+    def _publish(self, node: str, values: Mapping[str, Any]) -> None:
+        self.published[node] = dict(values)
+
     def _resolved(self, value: Any) -> Any:
         return self._resolve(value) if isinstance(value, Reference) else value
 
     def _opened(self, node: int, is_idle: bool, error: BaseException | None) -> None:
-        self.handle(BodyFailed(node, _story(error)) if error is not None else NodeOpened(node, is_idle))
+        self.handle(BodyFailed(node, story(error)) if error is not None else NodeOpened(node, is_idle))
 
     def _run_body(self, command: RunBody) -> None:
         node = self._nodes[command.node]
@@ -229,16 +247,14 @@ class Host:
 
     def _inputs(self, node: NodePlan, command: RunBody) -> dict[str, Any]:
         """The keywords of a firing: items by port, None for required ports of an idle node."""
-        inputs: dict[str, Any] = {}
-        if isinstance(node.fires, AllOf):
-            inputs = dict.fromkeys(node.fires.ports)
+        inputs: dict[str, Any] = dict.fromkeys(_never_default(node.fires))
         for port, entries in command.inputs:
             plan = node.inputs[port]
             if plan.is_bare:
                 inputs[plan.name] = self._take(entries[0][2]).item
             else:
                 inputs[plan.name] = {(replica, key): self._take(handle).item for replica, key, handle in entries}
-        if command.decision is not None and any(port.name == "decision" for port in node.inputs):
+        if isinstance(node.fires, Quorum) and any(port.name == "decision" for port in node.inputs):
             inputs["decision"] = command.decision
         return inputs
 
@@ -267,28 +283,33 @@ class Host:
     def _emissions(self, node: NodePlan, body: Callable[..., Any], result: Any) -> list[Emission]:
         """What a body returned or yielded, by number of output port; only here are items frozen and measured."""
         emissions = []
-        for name, item in _pairs(body, result):
-            port = next((i for i, output in enumerate(node.outputs) if output.name == name), None)
+        for name, item in pairs(body, result):
+            port = self._exits[node.index].get(name)
             if port is None:
-                known = ", ".join(output.name for output in node.outputs)
+                known = ", ".join(self._exits[node.index]) or "none"
                 raise LocalProtocolError(f"node {node.name!r} emitted on port {name!r}; its outputs are: {known}")
+            output = node.outputs[port]
             codec.freeze(item)
-            crosses = any(self.plan.edges[edge].route != "local" for edge in node.outputs[port].edges)
+            crosses = any(self.plan.edges[edge].route != "local" for edge in output.edges)
             digest = codec.digest(item) if crosses and self._tape is not None else 0
-            emissions.append(Emission(port, item, digest, codec.size_bytes(item) if crosses else 0))
+            size_bytes = codec.size_bytes(item) if crosses else 0
+            fields = None
+            if output.fields or output.fields_optional:
+                fields = codec.fields(item, (*output.fields, *output.fields_optional))
+            emissions.append(Emission(port, item, fields, digest, size_bytes))
         return emissions
 
     def _emitted(self, node: NodePlan, emissions: list[Emission]) -> None:
         if not self._is_closed:
-            self.handle(ItemsEmitted(node.index, self._outputs(node, emissions)))
+            self.handle(ItemsEmitted(node.index, self._outputs(emissions)))
 
-    def _outputs(self, node: NodePlan, emissions: list[Emission]) -> tuple[Output, ...]:
+    def _outputs(self, emissions: list[Emission]) -> tuple[Output, ...]:
         """Emissions as the core sees them; their payloads are kept."""
         return tuple(
             Output(
                 emission.port,
                 self._keep(Payload(emission.item, emission.digest, emission.size_bytes)),
-                _fields(node.outputs[emission.port], emission.item),
+                emission.fields,
                 emission.digest,
             )
             for emission in emissions
@@ -296,15 +317,15 @@ class Host:
 
     def _fired(self, node: NodePlan, ended: Ended | None, error: BaseException | None) -> None:
         if ended is None or error is not None:
-            self.handle(BodyFailed(node.index, _story(error)))
+            self.handle(BodyFailed(node.index, story(error)))
             return
         now = self._clock.now()
         if self._trace is not None:
             until = ended.ended if ended.ended > ended.begun else now
             self._trace.add(Span(str(self.member.replica), node.name, ended.begun, until))
-        if not ended.is_idle and not ended.is_finished:
+        if not ended.is_idle and not ended.is_finished and not isinstance(node.fires, Every):
             self._waiting[node.index] = now
-        outputs = self._outputs(node, ended.emissions)
+        outputs = self._outputs(ended.emissions)
         self.handle(FiringEnded(node.index, outputs, ended.is_idle, ended.is_finished))
 
     # -- payloads ------------------------------------------------------------------------------------------------------
@@ -326,6 +347,14 @@ class Host:
             return self._items.pop(handle)
         self._uses[handle] = left
         return self._items[handle]
+
+    def _forget(self, event: Event) -> None:
+        """Let go of the payloads of an event that the core did not take."""
+        if isinstance(event, ItemArrived):
+            self._items.pop(event.handle, None)
+        elif isinstance(event, ItemsEmitted | FiringEnded):
+            for output in event.outputs:
+                self._items.pop(output.handle, None)
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
@@ -365,32 +394,10 @@ class Host:
         self._on_failed(self, self._nodes[command.node].name, command.error)
 
 
-def _pairs(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
-    """(port, item) pairs of what a body returned."""
-    if result is None:
-        return ()
-    if not hasattr(type(body), "outputs"):
-        return (("result", result),)
-    if isinstance(result, Mapping):
-        return [(name, item) for name, item in result.items() if item is not None]
-    if isinstance(result, list):
-        return result
-    kind = type(body).__qualname__
-    raise LocalProtocolError(
-        f"{kind} returned {type(result).__name__}; a dict port -> item, pairs, or None was expected"
-    )
-
-
-def _fields(output: OutputPlan, item: Any) -> dict[str, Any] | None:
-    """The fields of an item that cores may see; None where they want none."""
-    if not output.fields and not output.fields_optional:
-        return None
-    if not isinstance(item, Mapping):
-        return {}
-    names = [*output.fields, *(name for name in output.fields_optional if name in item)]
-    return {name: item[name] for name in names if name in item}
-
-
-def _story(error: BaseException | None) -> str:
-    """What went wrong in a body: the error, and where."""
-    return "".join(traceback.format_exception(error)).strip() if error is not None else "unknown"
+def _never_default(fires: Firing) -> tuple[str, ...]:
+    """The ports that a body may leave without a default, because only an idle firing finds nothing there."""
+    if isinstance(fires, Quorum):
+        return (fires.opened_by, fires.port)
+    if isinstance(fires, AllOf) or (isinstance(fires, AnyOf) and len(fires.ports) == 1):
+        return fires.ports
+    return ()

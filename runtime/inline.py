@@ -18,14 +18,26 @@ Durations = Callable[[int], Duration]
 """Node index -> how long its next firing takes."""
 
 
+class _Call:
+    """A call that is to be made, unless it was cancelled."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Do not call."""
+        self.callback = None
+
+
 class VirtualClock:
     """Time that passes only from call to call."""
 
     def __init__(self) -> None:
         self._now = Instant(0)
         self._order = itertools.count()
-        self._calls: list[tuple[Instant, int, Callable[[], None] | None]] = []
-        self._cancelled: set[int] = set()
+        self._calls: list[tuple[Instant, int, _Call]] = []
 
     def now(self) -> Instant:
         """The instant of the present call."""
@@ -33,9 +45,9 @@ class VirtualClock:
 
     def call_at(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` at `at`, or now if that is past; the result cancels the call."""
-        order = next(self._order)
-        heapq.heappush(self._calls, (Instant(max(at, self._now)), order, callback))
-        return lambda: self._cancelled.add(order)
+        call = _Call(callback)
+        heapq.heappush(self._calls, (Instant(max(at, self._now)), next(self._order), call))
+        return call.cancel
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call `callback` at this instant, after what is due already."""
@@ -45,26 +57,30 @@ class VirtualClock:
         """There is only one thread: the same as `call_soon`."""
         self.call_at(self._now, callback)
 
+    def due(self) -> Instant | None:
+        """The instant of the next call; None if there is none."""
+        while self._calls and self._calls[0][2].callback is None:
+            heapq.heappop(self._calls)
+        return self._calls[0][0] if self._calls else None
+
     def step(self) -> bool:
         """Make the next call; False if there is none."""
-        while self._calls:
-            at, order, callback = heapq.heappop(self._calls)
-            if order in self._cancelled:
-                self._cancelled.discard(order)
-                continue
-            self._now = at
-            assert callback is not None
-            callback()
-            return True
-        return False
+        if self.due() is None:
+            return False
+        self._now, _, call = heapq.heappop(self._calls)
+        assert call.callback is not None
+        call.callback()
+        return True
 
     def run(self, until: Callable[[], bool], instant_max: Instant) -> None:
-        """Make calls until `until()` holds; TimeoutError if nothing is left to do or `instant_max` is passed first."""
+        """Make calls until `until()` holds; TimeoutError if nothing is left to do up to `instant_max`."""
         while not until():
-            if self._now > instant_max:
-                raise TimeoutError(f"not over after {self._now / 1e9:.3f} virtual seconds")
-            if not self.step():
+            due = self.due()
+            if due is None:
                 raise TimeoutError(f"nothing is left to do at {self._now / 1e9:.3f} virtual seconds")
+            if due > instant_max:
+                raise TimeoutError(f"not over after {instant_max / 1e9:.3f} virtual seconds")
+            self.step()
 
 
 class InlineExecutor:
@@ -76,11 +92,13 @@ class InlineExecutor:
         self._is_closed = False
 
     def submit(self, node: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` at this instant; call `done` after the node's duration."""
+        """Run `work` at this instant; call `done` after the node's duration. Nothing once the executor is closed."""
+        if self._is_closed:
+            return
         result, error = None, None
         try:
             result = work()
-        except Exception as caught:
+        except (Exception, SystemExit) as caught:
             error = caught
 
         def finish() -> None:

@@ -30,16 +30,25 @@ def no_delay(edge: int, source: Member, target: Member, size_bytes: int) -> Dura
 
 
 class _Lane:
-    """Everything from one host to one other: who waits in line, and what is under way."""
+    """Everything from one host to one other: who waits in line, what is under way (and since when), and what has
+    arrived at a receiver that takes nothing now. All three count in the window but the line."""
 
-    __slots__ = ("arrives_last", "held", "line", "tickets", "under_way_bytes")
+    __slots__ = ("arrives_last", "held", "line", "tickets", "under_way", "window_used")
 
     def __init__(self) -> None:
         self.line: OrderedDict[object, Parcel] = OrderedDict()
         self.tickets = 0
-        self.under_way_bytes = 0
+        self.under_way: deque[tuple[Parcel, Instant]] = deque()
         self.arrives_last = Instant(0)
         self.held: deque[Parcel] = deque()
+        self.window_used = 0
+
+    def clear(self) -> int:
+        """Lose everything; the result is how many items that were."""
+        lost = len(self.line) + len(self.under_way) + len(self.held)
+        for part in (self.line, self.under_way, self.held):
+            part.clear()
+        return lost
 
 
 class Network:
@@ -86,7 +95,7 @@ class InprocChannel:
 
     def send(self, target: Member, parcel: Parcel, *, replaces: bool) -> None:
         """Hand over an item; `replaces` on Latest edges."""
-        if target not in self._network.ends or self.member not in self._network.ends:
+        if target not in self._network.ends or self._network.ends.get(self.member) is not self:
             self._counts["dropped"] += 1
             return
         lane = self._lanes.setdefault(target, _Lane())
@@ -102,7 +111,7 @@ class InprocChannel:
 
         def arrive() -> None:
             peer = self._network.ends.get(source)
-            if peer is not None and peer._receiver is not None and self.member in self._network.ends:
+            if peer is not None and peer._receiver is not None and self._network.ends.get(self.member) is self:
                 peer._receiver.credit_granted(self.member, edge, count)
 
         self._network.clock.call_at(at, arrive)
@@ -116,59 +125,68 @@ class InprocChannel:
         self._is_paused = False
         for source in list(self._network.ends.values()):
             lane = source._lanes.get(self.member)
-            while lane is not None and lane.held and not self._is_paused:
-                source._deliver(self.member, lane, lane.held.popleft())
+            while lane is not None and lane.held and self._is_taking():
+                source._deliver(self, lane, lane.held.popleft())
 
     def close(self) -> None:
         """Leave; items under way are lost."""
-        self._network.ends.pop(self.member, None)
+        if self._network.ends.get(self.member) is self:
+            del self._network.ends[self.member]
         self._receiver = None
+        self._counts["dropped"] += sum(lane.clear() for lane in self._lanes.values())
         self._lanes.clear()
         for peer in self._network.ends.values():
             lane = peer._lanes.pop(self.member, None)
             if lane is not None:
-                peer._counts["dropped"] += len(lane.line) + len(lane.held)
+                peer._counts["dropped"] += lane.clear()
 
     def statistics(self) -> dict[str, int]:
-        """Items and bytes sent and received, items superseded and dropped."""
+        """Items and bytes sent and received, items superseded and dropped.
+
+        What was handed to `send` is in the end received by a peer, superseded or dropped; `items_sent` counts the
+        transfers that began.
+        """
         names = ("items_sent", "items_received", "bytes_sent", "bytes_received", "superseded", "dropped")
         return {name: self._counts[name] for name in names}
+
+    def _is_taking(self) -> bool:
+        return self._receiver is not None and not self._is_paused
 
     def _advance(self, target: Member, lane: _Lane) -> None:
         """Begin the transfers that the window allows."""
         network = self._network
         while lane.line:
             parcel = next(iter(lane.line.values()))
-            if lane.under_way_bytes and lane.under_way_bytes + parcel.size_bytes > network.window_bytes:
+            if lane.window_used and lane.window_used + parcel.size_bytes > network.window_bytes:
                 return
             lane.line.popitem(last=False)
-            lane.under_way_bytes += max(parcel.size_bytes, 1)
+            lane.window_used += max(parcel.size_bytes, 1)
             now = network.clock.now()
             delay = network.delay(parcel.edge, self.member, target, parcel.size_bytes)
-            at = Instant(max(now + delay, lane.arrives_last))
-            lane.arrives_last = at
+            lane.arrives_last = Instant(max(now + delay, lane.arrives_last))
+            lane.under_way.append((parcel, now))
             self._counts["items_sent"] += 1
             self._counts["bytes_sent"] += parcel.size_bytes
-            network.clock.call_at(at, partial(self._arrive, target, lane, parcel, now))
+            network.clock.call_at(lane.arrives_last, partial(self._arrive, target, lane))
 
-    def _arrive(self, target: Member, lane: _Lane, parcel: Parcel, begun: Instant) -> None:
-        if self._lanes.get(target) is not lane or self.member not in self._network.ends:
-            self._counts["dropped"] += 1
-            return
-        if self._network.watch is not None:
-            now = self._network.clock.now()
-            self._network.watch(parcel.edge, self.member, target, parcel.size_bytes, begun, now)
-        peer = self._network.ends[target]
-        if peer._is_paused or peer._receiver is None or lane.held:
+    def _arrive(self, target: Member, lane: _Lane) -> None:
+        """The transfer that began first is over; whichever call of the clock says so, the order is kept."""
+        if not lane.under_way:
+            return  # One of the two ends has left.
+        parcel, begun = lane.under_way.popleft()
+        network = self._network
+        if network.watch is not None:
+            network.watch(parcel.edge, self.member, target, parcel.size_bytes, begun, network.clock.now())
+        peer = network.ends[target]
+        if lane.held or not peer._is_taking():
             lane.held.append(parcel)
         else:
-            self._deliver(target, lane, parcel)
+            self._deliver(peer, lane, parcel)
 
-    def _deliver(self, target: Member, lane: _Lane, parcel: Parcel) -> None:
-        peer = self._network.ends[target]
+    def _deliver(self, peer: InprocChannel, lane: _Lane, parcel: Parcel) -> None:
         assert peer._receiver is not None
-        lane.under_way_bytes -= max(parcel.size_bytes, 1)
+        lane.window_used -= max(parcel.size_bytes, 1)
         peer._counts["items_received"] += 1
         peer._counts["bytes_received"] += parcel.size_bytes
         peer._receiver.item_arrived(self.member, parcel)
-        self._advance(target, lane)
+        self._advance(peer.member, lane)

@@ -8,6 +8,7 @@ all hosts share one process.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -46,6 +47,7 @@ class LocalRun:
     ) -> None:
         self.error: str | None = None
         self.loop = uvloop.new_event_loop()
+        self.loop.set_exception_handler(lambda loop, context: self._broken(context))
         self.clock = LoopClock(self.loop)
         self.trace = trace
         self._edges = {index: edge for plan in plans.values() for index, edge in plan.edges.items()}
@@ -146,6 +148,14 @@ class LocalRun:
     def _failed(self, host: Host, node: str, error: str) -> None:
         if self.error is None:
             self.error = f"{host.member.replica}, node {node!r}: {error}" if node else f"{host.member.replica}: {error}"
+        self._over.set()
+
+    def _broken(self, context: dict[str, Any]) -> None:
+        """A callback of the loop raised: a bug of ours, and the end of the run."""
+        error = context.get("exception")
+        story = "".join(traceback.format_exception(error)).strip() if error is not None else str(context.get("message"))
+        if self.error is None:
+            self.error = f"the runtime itself failed: {story}"
         self._over.set()
 
     def _watch(

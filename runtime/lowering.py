@@ -146,9 +146,7 @@ def _node(graph: Graph, node: Node, indices: Mapping[int, int], edges: Mapping[i
     )
 
 
-def _fields(
-    graph: Graph, leaving: list[EdgePlan]
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+def _fields(graph: Graph, leaving: list[EdgePlan]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """The fields of an item that cores need to see on any of the edges that leave one port: all, integers, optional."""
     fields: dict[str, None] = {}
     integers: dict[str, None] = {}

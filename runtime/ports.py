@@ -1,28 +1,34 @@
 """The ports of a host's nodes while it runs: what waits at an input, and what credit an output has.
 
 A *link* is an edge and the member at its other end; a new incarnation is a new link. An input port fed by Queue edges
-takes from one FIFO per link; one fed by Latest edges is a mailbox with the newest item per (link, key). Ports hold
-handles and know nothing of firing rules.
+takes from one FIFO per link; one fed by Latest edges is a mailbox with the newest item per (link, key). An output port
+is an exit of routes, one per edge. Ports hold handles and know nothing of firing rules.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
 
-from isthmus.runtime.errors import RemoteProtocolError
-from isthmus.runtime.events import Entry
+from isthmus.runtime.errors import LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.events import Entry, Fields
 from isthmus.runtime.ids import Handle, Member
-from isthmus.runtime.lowering import EdgePlan
+from isthmus.runtime.lowering import EdgePlan, OutputPlan
+
+KEY_TYPES: Final = (int, str)
+"""What may name a mailbox, a replica or a round: exactly these, because a bool or a NumPy integer is another thing once
+it has been on the tape or the wire."""
 
 
 class Link:
     """An edge and the member at its other end, while both are live. Links are numbered in the order of opening.
 
     `credit` is how many items more the producer may send on a Queue edge, and is kept at both ends in the same way;
-    `outlet` is set at the producer's end. `items` wait at the consumer's end.
+    `outlet` is set at the producer's end. `items` wait at the consumer's end. `is_local`: both ends are here.
     """
 
-    __slots__ = ("credit", "edge", "is_open", "items", "member", "number", "outlet")
+    __slots__ = ("credit", "edge", "is_local", "is_open", "items", "member", "number", "outlet")
 
     def __init__(self, number: int, edge: EdgePlan, member: Member, outlet: Outlet | None) -> None:
         self.number = number
@@ -32,6 +38,7 @@ class Link:
         self.credit = edge.capacity - len(edge.initial)
         self.items: deque[Handle] = deque()
         self.is_open = True
+        self.is_local = False
 
     def clear(self) -> list[Handle]:
         """Let go of everything that waits here."""
@@ -137,6 +144,23 @@ class Mailbox:
 Inlet = QueueInlet | Mailbox
 
 
+class Arrival:
+    """An edge that enters port number `port` of node `consumer`, with its live links by producer.
+
+    The ports of a Quorum have no inlet: what comes there goes to its rounds, as a vote if the edge `is_voting`.
+    """
+
+    __slots__ = ("consumer", "edge", "inlet", "is_voting", "links", "port")
+
+    def __init__(self, edge: EdgePlan, port: int, inlet: Inlet | None, *, is_voting: bool) -> None:
+        self.consumer = edge.target
+        self.edge = edge
+        self.inlet = inlet
+        self.is_voting = is_voting
+        self.links: dict[Member, Link] = {}
+        self.port = port
+
+
 class Outlet:
     """The producer's end of a Queue edge; `starved` counts its live links without credit."""
 
@@ -172,3 +196,61 @@ class Outlet:
             )
         self.starved -= link.credit == 0
         link.credit += count
+
+
+class Route:
+    """An edge that leaves a node here, with its live links by consumer; `arrival` is its end where that is here too."""
+
+    __slots__ = ("arrival", "edge", "links", "outlet")
+
+    def __init__(self, edge: EdgePlan, arrival: Arrival | None) -> None:
+        self.arrival = arrival
+        self.edge = edge
+        self.links: dict[Member, Link] = {}
+        self.outlet = Outlet(edge.source) if edge.kind == "queue" else None
+
+
+class Exit:
+    """An output port with the edges that leave it."""
+
+    __slots__ = ("outlets", "plan", "routes")
+
+    def __init__(self, plan: OutputPlan) -> None:
+        self.outlets: list[Outlet] = []
+        self.plan = plan
+        self.routes: list[Route] = []
+
+    def add(self, route: Route) -> None:
+        """Let an edge leave here."""
+        self.routes.append(route)
+        if route.outlet is not None:
+            self.outlets.append(route.outlet)
+
+    def check_fields(self, node: str, fields: Fields) -> None:
+        """Raise LocalProtocolError unless an item has the fields that its edges need."""
+        for name in self.plan.fields:
+            value: Any = (fields or {}).get(name)
+            is_integer = name in self.plan.fields_integer
+            if type(value) not in KEY_TYPES or (is_integer and type(value) is not int):
+                expected = "an integer" if is_integer else "an integer or a text"
+                raise LocalProtocolError(
+                    f"node {node!r} emitted an item on {self.plan.name!r}: expected {expected} in field {name!r}, "
+                    f"found {value!r}"
+                )
+
+
+def consumers(edge: EdgePlan, producer: Member, live: Mapping[str, tuple[Member, ...]]) -> tuple[Member, ...]:
+    """The live replicas that an edge leads to from a live producer; `live` gives those of each role, by slot."""
+    producers = live[edge.source_role]
+    if producer not in producers:
+        return ()
+    if edge.route == "local":
+        return (producer,)
+    if edge.route == "next":
+        return (producers[(producers.index(producer) + 1) % len(producers)],)
+    return live[edge.target_role]
+
+
+def producers(edge: EdgePlan, consumer: Member, live: Mapping[str, tuple[Member, ...]]) -> tuple[Member, ...]:
+    """The live replicas from which an edge leads to a live consumer."""
+    return tuple(member for member in live[edge.source_role] if consumer in consumers(edge, member, live))

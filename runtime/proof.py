@@ -274,8 +274,8 @@ def overflows(net: Net, given: Set[Instance] = frozenset()) -> dict[Edge, tuple[
 
     A firing gives a credit back wherever an item is a condition of its own. Where it is not (a sampled port, one of
     several producers of AnyOf or of a round's openings), a consumer may fire while that item is under way, and use up
-    what its producer will wait for: the Queue is full, nobody on the cycle can fire, and nobody ever will. (It can
-    always come to that: withhold the edge's items until producer and consumer have stopped, then deliver them.)
+    what its producer will wait for: the Queue is full, nobody on the cycle can fire, and nobody ever will. (The rule is
+    safe, not exact: where producers of one port limit each other it may not come to that.)
     """
     found: dict[Edge, tuple[Wait, ...]] = {}
     for edge in (edge for edge in net.graph.edges if isinstance(edge.policy, Queue)):

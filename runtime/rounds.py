@@ -88,13 +88,9 @@ class Rounds:
         """The link by which a vote or an opening came, which is used up."""
         return self._links.pop(handle)
 
-    def clear(self) -> Settled:
-        """Let go of everything: the node has finished."""
-        settled = Settled([(handle, "node finished") for handle in self._links])
-        settled.timers.extend(CancelTimer(self._timer_base + number) for number in self._timer_keys)
-        self._closed.clear()
-        self._timer_keys.clear()
-        return settled
+    def clear(self) -> tuple[list[Handle], list[Command]]:
+        """Everything that is still held, and what ends the timers: the node has finished."""
+        return list(self._links), [CancelTimer(self._timer_base + number) for number in self._timer_keys]
 
     def arrived(self, port: int, link: Link, handle: Handle, fields: Fields, now: Instant) -> Settled:
         """A vote or an opening came. LocalProtocolError, with the state as it was, if Quorum does not allow it."""

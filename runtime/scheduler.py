@@ -15,13 +15,14 @@ SendItem or DropItem. An illegal event raises and leaves the state as it was.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
 from isthmus.runtime.events import (
     BodyFailed,
+    CancelTimer,
     Command,
     CreditGranted,
     DropItem,
@@ -46,13 +47,22 @@ from isthmus.runtime.events import (
     TimerFired,
 )
 from isthmus.runtime.graph import AllOf, AnyOf, Every, Quorum
-from isthmus.runtime.ids import Handle, Member
+from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.lowering import EdgePlan, NodePlan, Plan
-from isthmus.runtime.ports import Inlet, Link, Mailbox, Outlet, QueueInlet
+from isthmus.runtime.ports import (
+    KEY_TYPES,
+    Arrival,
+    Exit,
+    Inlet,
+    Link,
+    Mailbox,
+    Outlet,
+    QueueInlet,
+    Route,
+    consumers,
+    producers,
+)
 from isthmus.runtime.rounds import Rounds, Settled
-
-KEY_TYPES: Final = (int, str)
-"""What names a mailbox, a replica or a round. Exactly these: of bool, float or NumPy's types the tape makes others."""
 
 CONSTANTS_PER_EDGE: Final = 1 << 16
 """More than the largest capacity of a Queue, so that constants of different edges have different handles."""
@@ -83,7 +93,7 @@ class _Node:
             if inlet is not None
         )
         self.sampled = tuple(inlet for _, inlet, is_required in self.inlets if not is_required)
-        self.exits = tuple(_Exit(output) for output in plan.outputs)
+        self.exits = tuple(Exit(output) for output in plan.outputs)
         self.outlets: list[Outlet] = []
         self.rounds: Rounds | None = None
         self.rule: Callable[[_Node], bool] = _RULES[type(plan.fires)]
@@ -95,48 +105,12 @@ class _Node:
         return next((inlet for number, inlet, _ in self.inlets if number == port), None)
 
 
-class _Exit:
-    """An output port with the edges that leave it."""
-
-    __slots__ = ("outlets", "plan", "routes")
-
-    def __init__(self, plan: OutputPlan) -> None:
-        self.plan = plan
-        self.routes: list[_Route] = []
-        self.outlets: list[Outlet] = []
-
-
-class _Route:
-    """An edge that leaves a node here, with its live links by consumer; `arrival` is its end where that is here too."""
-
-    __slots__ = ("arrival", "edge", "links", "outlet")
-
-    def __init__(self, edge: EdgePlan, outlet: Outlet | None, arrival: _Arrival | None) -> None:
-        self.edge = edge
-        self.outlet = outlet
-        self.arrival = arrival
-        self.links: dict[Member, Link] = {}
-
-
-class _Arrival:
-    """An edge that enters a node here, with its live links by producer."""
-
-    __slots__ = ("consumer", "edge", "inlet", "links", "port")
-
-    def __init__(self, edge: EdgePlan, consumer: _Node, port: int) -> None:
-        self.edge = edge
-        self.consumer = consumer
-        self.port = port
-        self.inlet = consumer.inlet(port)
-        self.links: dict[Member, Link] = {}
-
-
 def _inlet(kind: str) -> Inlet | None:
     return QueueInlet() if kind == "queue" else Mailbox() if kind == "latest" else None
 
 
 def _all_of(node: _Node) -> bool:
-    for inlet in node.required:
+    for inlet in node.required:  # noqa: SIM110 -- all(...) takes three times as long, and every firing comes here.
         if inlet is None or not inlet.is_complete():
             return False
     return True
@@ -169,8 +143,8 @@ class Scheduler:
         self._live: dict[str, tuple[Member, ...]] = dict.fromkeys(plan.replicas, ())
         self._newest: dict[Replica, int] = {}
         self._nodes: dict[int, _Node] = {node.index: _Node(node) for node in plan.nodes}
-        self._routes: dict[int, _Route] = {}
-        self._arrivals: dict[int, _Arrival] = {}
+        self._routes: dict[int, Route] = {}
+        self._arrivals: dict[int, Arrival] = {}
         self._link_last = 0
         self._commands: list[Command] = []
         self._woken: deque[_Node] = deque()
@@ -354,8 +328,9 @@ class Scheduler:
     def _give_back(self, link: Link) -> None:
         """One item of a Queue link was taken: its producer gets a credit."""
         if link.outlet is not None:
+            if link.credit == 0:  # Else the producer waits for something else.
+                self._woken.append(self._nodes[link.outlet.producer])
             link.outlet.grant(link, 1)
-            self._woken.append(self._nodes[link.outlet.producer])
         else:
             link.credit += 1
             self._commands.append(GrantCredit(link.edge.index, link.member, 1))
@@ -388,7 +363,7 @@ class Scheduler:
                 )
             exit_ = node.exits[output.port]
             if exit_.plan.fields:
-                _check_fields(node.plan, exit_.plan, output.fields or {})
+                exit_.check_fields(node.plan.name, output.fields)
             for outlet in exit_.outlets:
                 is_ample = is_ample and not outlet.starved
         if not is_ample:
@@ -428,7 +403,7 @@ class Scheduler:
         elif uses > 1:
             self._commands.insert(at, ShareItem(handle, uses))
 
-    def _targets(self, node: _Node, route: _Route, fields: Fields) -> Iterable[Link]:
+    def _targets(self, node: _Node, route: Route, fields: Fields) -> Iterable[Link]:
         """The links that an item goes along.
 
         A Queue link counts from the first firing that began after it was opened: it starts with its initial items, and
@@ -441,7 +416,7 @@ class Scheduler:
             return links
         return [link for link in links if link.number <= node.link_newest]
 
-    def _addressed(self, route: _Route, number: int) -> list[Link]:
+    def _addressed(self, route: Route, number: int) -> list[Link]:
         """The link to replica `number` modulo the replicas of the role, if it is live."""
         role = route.edge.target_role
         live = self._live[role]
@@ -450,13 +425,13 @@ class Scheduler:
             return [link for member, link in route.links.items() if member.replica.slot == number % high]
         return [route.links[live[number % len(live)]]] if live else []
 
-    def _deliver(self, arrival: _Arrival, link: Link, handle: Handle, key: int | str | None, fields: Fields) -> None:
+    def _deliver(self, arrival: Arrival, link: Link, handle: Handle, key: int | str | None, fields: Fields) -> None:
         """Put an item into the port of a node of this host."""
-        node = arrival.consumer
+        node = self._nodes[arrival.consumer]
         if node.is_finished:
             self._drop(handle, "node finished")
         elif arrival.inlet is None:
-            self._enter_round(arrival, link, handle, fields)
+            self._enter_round(node, arrival, link, handle, fields)
         else:
             superseded = arrival.inlet.put(link, handle, key)
             if superseded is not None:
@@ -466,25 +441,26 @@ class Scheduler:
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
-    def _enter_round(self, arrival: _Arrival, link: Link, handle: Handle, fields: Fields) -> None:
-        """Take a vote or an opening. An illegal one is the fault of the body that emitted it."""
-        rounds = arrival.consumer.rounds
-        assert rounds is not None
+    def _enter_round(self, node: _Node, arrival: Arrival, link: Link, handle: Handle, fields: Fields) -> None:
+        """Take a vote or an opening. One that is not allowed is the fault of the body that emitted it."""
+        assert node.rounds is not None
         try:
-            settled = rounds.arrived(arrival.port, link, handle, fields, self._now)
+            settled = node.rounds.arrived(arrival.port, link, handle, fields, self._now)
         except LocalProtocolError as error:
             if not link.is_local:
                 raise RemoteProtocolError(f"{link.member} sent an item on {arrival.edge.name}: {error}") from None
             self._drop(handle, "not allowed")
+            if link.outlet is not None:
+                self._give_back(link)
             self._commands.append(FailHost(arrival.edge.source, str(error)))
             return
-        self._settle(arrival.consumer, settled)
+        self._settle(node, settled)
 
     def _settle(self, node: _Node, settled: Settled) -> None:
         """Carry out what the rounds of a Quorum node decided."""
+        assert node.rounds is not None
         for handle, reason in settled.refused:
-            if node.rounds is not None:
-                self._return_vote(node.rounds, handle)
+            self._return_vote(node.rounds, handle)
             self._drop(handle, reason)
         self._commands.extend(settled.timers)
         if settled.has_closed:
@@ -507,78 +483,70 @@ class Scheduler:
         for edge in self.plan.edges.values():
             consumer, producer = self._nodes.get(edge.target), self._nodes.get(edge.source)
             if consumer is not None:
-                port = [item.name for item in consumer.plan.inputs].index(edge.target_port)
-                self._arrivals[edge.index] = _Arrival(edge, consumer, port)
-                fires = consumer.plan.fires
-                if consumer.rounds is None and isinstance(fires, Quorum) and edge.target_port == fires.port:
-                    consumer.rounds = Rounds(consumer.plan, edge.source_role)
+                self._arrivals[edge.index] = self._arrival(edge, consumer)
             if producer is not None:
-                output = producer.exits[[item.name for item in producer.plan.outputs].index(edge.source_port)]
-                outlet = Outlet(producer.index) if edge.kind == "queue" else None
-                route = self._routes[edge.index] = _Route(edge, outlet, self._arrivals.get(edge.index))
-                output.routes.append(route)
-                if outlet is not None:
-                    output.outlets.append(outlet)
-                    producer.outlets.append(outlet)
+                route = self._routes[edge.index] = Route(edge, self._arrivals.get(edge.index))
+                producer.exits[[item.name for item in producer.plan.outputs].index(edge.source_port)].add(route)
+        for node in self._nodes.values():
+            node.outlets = [outlet for exit_ in node.exits for outlet in exit_.outlets]
+
+    def _arrival(self, edge: EdgePlan, consumer: _Node) -> Arrival:
+        fires = consumer.plan.fires
+        is_voting = isinstance(fires, Quorum) and edge.target_port == fires.port
+        if is_voting and consumer.rounds is None:
+            consumer.rounds = Rounds(consumer.plan, edge.source_role)
+        port = [item.name for item in consumer.plan.inputs].index(edge.target_port)
+        return Arrival(edge, port, consumer.inlet(port), is_voting=is_voting)
 
     def _have_live(self, role: str, members: list[Member]) -> None:
         """Open and close links so that they are what the roster says, and tell the rounds who may vote."""
         self._live[role] = tuple(sorted(members))
-        ended, begun = [], []
+        left: list[tuple[Arrival, Member]] = []
+        joined: list[tuple[Arrival, Member]] = []
         for route in self._routes.values():
-            wanted = self._consumers(route.edge)
+            wanted = consumers(route.edge, self.member, self._live)
             for member in [member for member in route.links if member not in wanted]:
                 self._close_outlet(route, member)
             for member in wanted:
                 if member not in route.links:
                     self._open_outlet(route, member)
         for arrival in self._arrivals.values():
-            wanted = self._producers(arrival.edge)
+            wanted = producers(arrival.edge, self.member, self._live)
             for member in [member for member in arrival.links if member not in wanted]:
                 self._close_inlet(arrival, member)
-                ended.append((arrival, member))
+                left.append((arrival, member))
             for member in wanted:
                 if member not in arrival.links:
                     self._open_inlet(arrival, member)
-                    begun.append((arrival, member))
-        for arrival, member in ended:
-            if arrival.consumer.rounds is not None and arrival.consumer.rounds.votes_at(arrival.port):
-                self._settle(arrival.consumer, arrival.consumer.rounds.left(member, self._now))
-        for arrival, member in begun:
-            if arrival.consumer.rounds is not None and arrival.consumer.rounds.votes_at(arrival.port):
-                self._settle(arrival.consumer, arrival.consumer.rounds.joined(member, self._now))
+                    joined.append((arrival, member))
+        self._change_voters(left, joined)
         self._woken.extend(self._nodes.values())
 
-    def _consumers(self, edge: EdgePlan) -> tuple[Member, ...]:
-        live = self._live[edge.target_role]
-        if edge.route == "local":
-            return tuple(member for member in live if member == self.member)
-        if edge.route == "next":
-            return tuple(member for member in live if _next(live, self.member) == member)
-        return live
+    def _change_voters(self, left: list[tuple[Arrival, Member]], joined: list[tuple[Arrival, Member]]) -> None:
+        """Tell the rounds who votes no more and who may vote; only when every link is as it will be."""
+        for arrival, member in left:
+            node = self._nodes[arrival.consumer]
+            if arrival.is_voting and node.rounds is not None:
+                self._settle(node, node.rounds.left(member, self._now))
+        for arrival, member in joined:
+            node = self._nodes[arrival.consumer]
+            if arrival.is_voting and node.rounds is not None:
+                self._settle(node, node.rounds.joined(member, self._now))
 
-    def _producers(self, edge: EdgePlan) -> tuple[Member, ...]:
-        live = self._live[edge.source_role]
-        if edge.route == "local":
-            return tuple(member for member in live if member == self.member)
-        if edge.route == "next":
-            return tuple(member for member in live if _next(live, member) == self.member)
-        return live
-
-    def _open_outlet(self, route: _Route, member: Member) -> None:
+    def _open_outlet(self, route: Route, member: Member) -> None:
         self._link_last += 1
         link = route.links[member] = Link(self._link_last, route.edge, member, route.outlet)
         link.is_local = route.arrival is not None and member == self.member
         if route.outlet is not None:
             route.outlet.open(link)
 
-    def _close_outlet(self, route: _Route, member: Member) -> None:
+    def _close_outlet(self, route: Route, member: Member) -> None:
         link = route.links.pop(member)
         link.is_open = False
         if route.outlet is not None:
             route.outlet.close(link)
 
-    def _open_inlet(self, arrival: _Arrival, member: Member) -> None:
+    def _open_inlet(self, arrival: Arrival, member: Member) -> None:
         route = self._routes.get(arrival.edge.index)
         if route is not None and member == self.member:
             link = route.links[member]
@@ -586,11 +554,11 @@ class Scheduler:
             self._link_last += 1
             link = Link(self._link_last, arrival.edge, member, None)
         arrival.links[member] = link
-        if arrival.inlet is not None and not arrival.consumer.is_finished:
-            count = len(arrival.edge.initial)
+        if arrival.inlet is not None:
+            count = 0 if self._nodes[arrival.consumer].is_finished else len(arrival.edge.initial)
             arrival.inlet.open(link, tuple(constant(arrival.edge.index, i) for i in range(count)))
 
-    def _close_inlet(self, arrival: _Arrival, member: Member) -> None:
+    def _close_inlet(self, arrival: Arrival, member: Member) -> None:
         link = arrival.links.pop(member)
         link.is_open = False
         for handle in arrival.inlet.close(link) if arrival.inlet is not None else ():
@@ -602,28 +570,28 @@ class Scheduler:
         """Raise InvariantError unless counters and contents agree and no ready node was left waiting."""
         for node in self._nodes.values():
             name = node.plan.name
-            for inlet in node.inlets:
-                if isinstance(inlet, QueueInlet):
-                    _demand(inlet.filled == sum(bool(queue) for queue in inlet.queues.values()), f"{name}: filled")
-                    full = [link for link, queue in inlet.queues.items() if len(queue) > inlet.capacities[link]]
-                    _demand(not full, f"{name}: a queue holds more than its capacity")
             for outlet in node.outlets:
-                starved = sum(credit == 0 for credit in outlet.credits.values())
-                _demand(outlet.starved == starved, f"{name}: starved")
-                bounded = all(0 <= credit <= outlet.capacity for credit in outlet.credits.values())
-                _demand(bounded, f"{name}: credit out of range")
+                _demand(outlet.starved == sum(not link.credit for link in outlet.links), f"{name}: starved")
+            for _, inlet, _ in node.inlets:
+                if isinstance(inlet, QueueInlet):
+                    _demand(inlet.filled == sum(bool(link.items) for link in inlet.links), f"{name}: filled")
             if node.rounds is not None:
                 node.rounds.check()
             _demand(not self._is_ready(node), f"{name}: ready, but not started")
+        for route in self._routes.values():
+            _demand(
+                set(route.links) == set(consumers(route.edge, self.member, self._live)), f"{route.edge.name}: links"
+            )
+            for link in route.links.values():
+                _demand(0 <= link.credit <= route.edge.capacity, f"{route.edge.name}: credit out of range")
+        for arrival in self._arrivals.values():
+            edge, node = arrival.edge, self._nodes[arrival.consumer]
+            _demand(set(arrival.links) == set(producers(edge, self.member, self._live)), f"{edge.name}: links")
+            if edge.kind == "queue" and arrival.inlet is not None and not node.is_finished:
+                kept = [len(link.items) + link.credit == edge.capacity for link in arrival.links.values()]
+                _demand(all(kept), f"{edge.name}: credit and items are not its capacity")
 
 
 def _demand(holds: bool, what: str) -> None:
     if not holds:
         raise InvariantError(what)
-
-
-def _next(live: tuple[Member, ...], member: Member) -> Member | None:
-    """The live replica after `member`, cyclic; `member` itself where it is alone, None where it is not live."""
-    if member not in live:
-        return None
-    return live[(live.index(member) + 1) % len(live)]

@@ -7,6 +7,7 @@ is what `replayed` checks. Files and rotation belong to `store`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -30,11 +31,11 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Tape:
-    """Collects records; `take` hands over what has been encoded since the last call."""
+    """Collects records; `take` hands over what has been encoded since the last call, also in another thread."""
 
     def __init__(self) -> None:
         self._encode = msgspec.msgpack.Encoder().encode
-        self._records: list[bytes] = []
+        self._records: deque[bytes] = deque()
         self._digest = xxhash.xxh3_128()
 
     def append(self, at: Instant, event: Event, commands: list[Command]) -> None:
@@ -43,8 +44,12 @@ class Tape:
 
     def take(self) -> bytes:
         """The encoded records since the last call."""
-        records, self._records = self._records, []
-        data = b"".join(part for record in records for part in (len(record).to_bytes(4, "big"), record))
+        parts: list[bytes] = []
+        for _ in range(len(self._records)):
+            record = self._records.popleft()
+            parts.append(len(record).to_bytes(4, "big"))
+            parts.append(record)
+        data = b"".join(parts)
         self._digest.update(data)
         return data
 

@@ -8,15 +8,18 @@ then free for the next firing while the device computes. Nothing here is determi
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from isthmus.runtime.clock import Clock, Instant
 
-Work = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
+Done = Callable[[Any, BaseException | None], None]
+Work = tuple[Callable[[], Any], Done]
 
 
 class LoopClock:
@@ -25,17 +28,16 @@ class LoopClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._zero = time.monotonic_ns()
-        self._loop_zero = loop.time()
 
     def now(self) -> Instant:
         """Nanoseconds since this clock was made; from any thread."""
         return Instant(time.monotonic_ns() - self._zero)
 
     def call_at(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once at `at`; the result cancels the call."""
-        delay = (at - self.now()) / 1e9
-        handle = self._loop.call_soon(callback) if delay <= 0 else self._loop.call_later(delay, callback)
-        return handle.cancel
+        """Call `callback` once at `at` or up to 2 ms later; the result cancels the call."""
+        call = _Call(self, self._loop, at, callback)
+        call.arm()
+        return call.cancel
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call `callback` from the loop, after what is queued already."""
@@ -50,6 +52,36 @@ class LoopClock:
                 raise
 
 
+class _Call:
+    """A call at an instant. Loops round to their own ticks (uvloop to milliseconds) and may be early: then it is armed
+    again, because a timer that comes before its time is one that a core sets again, and again."""
+
+    __slots__ = ("_at", "_callback", "_clock", "_handle", "_loop")
+
+    def __init__(
+        self, clock: LoopClock, loop: asyncio.AbstractEventLoop, at: Instant, callback: Callable[[], None]
+    ) -> None:
+        self._clock, self._loop, self._at, self._callback = clock, loop, at, callback
+        self._handle: asyncio.Handle | None = None
+
+    def arm(self) -> None:
+        """Come back when it is due, in whole milliseconds."""
+        delay_ms = math.ceil((self._at - self._clock.now()) / 1e6)
+        due = self._due if delay_ms > 0 else self._callback
+        self._handle = self._loop.call_later(delay_ms / 1e3, due) if delay_ms > 0 else self._loop.call_soon(due)
+
+    def cancel(self) -> None:
+        """Do not call."""
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _due(self) -> None:
+        if self._clock.now() < self._at:
+            self.arm()
+        else:
+            self._callback()
+
+
 class ThreadExecutor:
     """A thread per node. Threads are daemonic: a body that never returns cannot keep the process alive."""
 
@@ -60,8 +92,10 @@ class ThreadExecutor:
         self._threads: list[threading.Thread] = []
         self._is_closed = False
 
-    def submit(self, node: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` in the node's thread, then `done` on the loop."""
+    def submit(self, node: int, work: Callable[[], Any], done: Done) -> None:
+        """Run `work` in the node's thread, then `done` on the loop; nothing once the executor is closed."""
+        if self._is_closed:
+            return
         works = self._works.get(node)
         if works is None:
             works = self._works[node] = queue.SimpleQueue()
@@ -84,13 +118,16 @@ class ThreadExecutor:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _serve(self, works: queue.SimpleQueue[Work | None]) -> None:
-        while (entry := works.get()) is not None:
+        while (entry := works.get()) is not None and not self._is_closed:
             work, done = entry
             result, error = None, None
             try:
                 result = work()
-            except Exception as caught:
+            except BaseException as caught:  # SystemExit too: it would end this thread, and the node would hang.
                 error = caught
-            if not self._is_closed:
-                self._clock.post(lambda done=done, result=result, error=error: done(result, error))  # type: ignore[misc]
+            self._clock.post(partial(self._done, done, result, error))
             del entry, work, done, result, error
+
+    def _done(self, done: Done, result: Any, error: BaseException | None) -> None:
+        if not self._is_closed:
+            done(result, error)

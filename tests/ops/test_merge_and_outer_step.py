@@ -38,7 +38,7 @@ class Syncer:
     """Merge and outer-step, opened, with the first version published."""
 
     def __init__(self, method: Any = "rda", lr: float = 0.5, momentum: float = 0.5) -> None:
-        self.merge = Merge(PARTS, interval=24, method=method)
+        self.merge = Merge(PARTS, method=method)
         self.outer = OuterStep(PARTS, lr=lr, momentum=momentum)
         self.merge.open(Context("syncer"))
         self.outer.open(Context("syncer"))

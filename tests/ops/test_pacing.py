@@ -14,6 +14,10 @@ def test_the_published_settings_have_two_rounds_in_flight():
     assert rounds_in_flight_max(overlap=2, fragments=24, interval=24, shards=1) == 2
 
 
+def test_without_overlap_there_is_still_one_round():
+    assert rounds_in_flight_max(overlap=0, fragments=8, interval=24, shards=1) == 1
+
+
 @given(st.integers(1, 50), st.integers(1, 64), st.integers(1, 500), st.integers(1, 8))
 def test_rounds_in_flight_are_the_ceiling_of_the_fraction(overlap, fragments, interval, shards):
     found = rounds_in_flight_max(overlap, fragments, interval, shards)
@@ -23,20 +27,25 @@ def test_rounds_in_flight_are_the_ceiling_of_the_fraction(overlap, fragments, in
 # -- the clock of the fastest learner ----------------------------------------------------------------------------------
 
 
+def hear(clock, lag_max, *reports):
+    """One moment's reports, as (slot, step); the count after it."""
+    for slot, step in reports:
+        clock.report(slot, step)
+    clock.close_up(lag_max)
+    return clock.count
+
+
 def test_the_clock_counts_from_the_first_reported_step():
     clock = StepClock()
-    clock.report(0, 700, 6)
-    assert clock.count == 0
-    clock.report(0, 703, 6)
-    assert clock.count == 3
+    assert hear(clock, 6, (0, 700)) == 0
+    assert hear(clock, 6, (0, 703)) == 3
 
 
 def test_learners_of_one_speed_are_not_counted_twice():
     clock = StepClock()
     for step in range(0, 300, 3):
         for slot in range(4):
-            clock.report(slot, step, 6)
-    assert clock.count == 297
+            assert hear(clock, 6, (slot, step)) == step
 
 
 @given(
@@ -54,45 +63,51 @@ def test_the_clock_runs_with_the_fastest_however_reports_fall(percents, period, 
         for number in range(int(400 * speed / period))
     )
     for _, slot, step in reports:
-        clock.report(slot, step, 2 * period)
+        hear(clock, 2 * period, (slot, step))
     furthest = max(step for _, _, step in reports)
     assert furthest - 2 * period <= clock.count <= furthest + period
+
+
+@given(st.permutations(range(3)), st.lists(st.integers(0, 90), min_size=9, max_size=9))
+def test_the_order_of_reports_that_come_together_does_not_matter(order, steps):
+    """They may be many steps late, if the host had something else to do."""
+    expected, found = StepClock(), StepClock()
+    for moment in range(4):
+        reports = [(slot, sum(steps[slot : 3 * moment : 3])) for slot in range(3)]
+        assert hear(expected, 12, *reports) == hear(found, 12, *(reports[slot] for slot in order))
+
+
+def test_reports_that_come_late_together_count_once():
+    clock = StepClock()
+    hear(clock, 6, (0, 0), (1, 0), (2, 0))
+    assert hear(clock, 6, (0, 200), (1, 199), (2, 120)) == 200
 
 
 def test_a_slow_learner_takes_over_where_the_fast_one_falls_silent():
     clock = StepClock()
     for step in range(0, 121, 3):
-        clock.report(0, step, 12)
-        clock.report(1, step // 3, 12)
+        hear(clock, 12, (0, step), (1, step // 3))
     assert clock.count == 120
-    clock.report(1, 51, 12)  # It was 12 steps behind at most before its 40th.
-    assert clock.count == 120
-    clock.report(1, 60, 12)
-    assert clock.count == 129
+    assert hear(clock, 12, (1, 52)) == 120
+    assert hear(clock, 12, (1, 60)) == 128
 
 
 def test_a_forgotten_leader_is_followed_by_the_next_at_once():
     clock = StepClock()
     for slot, step in ((0, 0), (1, 0), (2, 0), (1, 3), (0, 9)):
-        clock.report(slot, step, 24)
+        hear(clock, 24, (slot, step))
     clock.forget(0)
-    clock.report(2, 2, 24)
-    assert clock.count == 9
-    clock.report(1, 5, 24)
-    assert clock.count == 11
-    clock.report(0, 4000, 24)  # A new life starts level, whatever it calls its steps.
-    assert clock.count == 11
+    assert hear(clock, 24, (2, 2)) == 9
+    assert hear(clock, 24, (1, 5)) == 11
+    assert hear(clock, 24, (0, 4000)) == 11, "a new life starts level, whatever it calls its steps"
 
 
 def test_the_clock_outlives_its_learners():
     clock = StepClock()
-    clock.report(0, 0, 6)
-    clock.report(0, 5, 6)
+    hear(clock, 6, (0, 0), (0, 5))
     clock.forget(0)
     clock.forget(0)
-    clock.report(0, 0, 6)
-    clock.report(0, 2, 6)
-    assert clock.count == 7
+    assert hear(clock, 6, (0, 0), (0, 2)) == 7
 
 
 # -- when fragments are due --------------------------------------------------------------------------------------------

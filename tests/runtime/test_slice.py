@@ -1,4 +1,4 @@
-"""The vertical slice: a graph of three nodes through lowering, core, host and the in-process channel, in virtual time."""
+"""The vertical slice: three nodes through lowering, core, host and the in-process channel, in virtual time."""
 
 from __future__ import annotations
 

@@ -1,0 +1,329 @@
+"""What goes from one host to one other: what waits, what is under way, and what has arrived, over all connections.
+
+Decides the order of items and of their pieces, what a newer item supersedes, how many bytes may be under way, and what
+is sent again on a new connection. Does not know bytes, sockets or time.
+
+Theory of operation. A *line* holds what waits, in the order in which places were taken; a newer item of a Latest edge
+takes the place of the older one of its key, so no key starves. A *shipment* is an item on its way: it waits in the
+line, begins (only then does it get a sequence number), is sent piece by piece without a break, and is kept until the
+other side acknowledges it. On a new connection the other side says what it had, per edge; what it had is done, the rest goes
+back to the front of the line, except what has been superseded meanwhile. Sequence numbers of a Queue edge have no gaps;
+those of a Latest edge only grow.
+
+Both sides count the bytes of a connection. The sender has at most a *window* of bytes under way that the receiver has
+not said to have taken, or one message if it is larger; the receiver checks that.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from isthmus.runtime.channel import Parcel
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.refusal import RefusalError
+
+CHARGE_MIN: Final = 16 << 10
+"""The least that a message costs in credit, so that a window is a number of messages, too: libzmq counts those."""
+HEAD_BYTES_MAX: Final = 64 << 10
+"""Records of one message, beyond the first: copied by libzmq while the loop waits."""
+OVERHEAD_BYTES: Final = 64
+"""Of a message beside its records, pieces, and digests; an upper bound."""
+PIECE_OVERHEAD_BYTES: Final = 9
+WAITING_MAX: Final = 1 << 18
+"""Items for one peer that wait or are kept: four times the largest capacity of a Queue."""
+EDGES_MAX: Final = 1 << 12
+"""Edges between one pair of hosts; a program has tens."""
+
+Entry = TypeVar("Entry")
+
+
+class Line(Generic[Entry]):
+    """What waits. An entry with a place takes over the turn of the one that has the place."""
+
+    __slots__ = ("_entries", "_tickets")
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[object, Entry] = OrderedDict()
+        self._tickets = 0
+
+    def put(self, entry: Entry, place: tuple[object, ...] | None) -> Entry | None:
+        """Add an entry at the end, or at its place; the result is what it supersedes."""
+        key: object = place
+        if place is None:
+            self._tickets += 1
+            key = self._tickets
+        superseded = self._entries.get(key)
+        self._entries[key] = entry
+        return superseded
+
+    def put_back(self, entry: Entry, place: tuple[object, ...] | None) -> bool:
+        """Add an entry in front of all; False, and nothing is added, if a newer one has its place."""
+        key: object = place
+        if place is None:
+            self._tickets += 1
+            key = self._tickets
+        if key in self._entries:
+            return False
+        self._entries[key] = entry
+        self._entries.move_to_end(key, last=False)
+        return True
+
+    def first(self) -> Entry | None:
+        """Whose turn it is."""
+        for entry in self._entries.values():
+            return entry
+        return None
+
+    def take(self) -> Entry:
+        """Remove and return the first; KeyError if there is none."""
+        return self._entries.popitem(last=False)[1]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+
+class Shipment:
+    """An item on its way to one peer: `head_bytes` of its record, `sizes` of its pieces, `cargo` for whoever packs it.
+
+    `sent` counts the pieces sent on the present connection; `begun` is when the first of them was.
+    """
+
+    __slots__ = ("begun", "cargo", "head_bytes", "parcel", "replaces", "sent", "sequence", "sizes")
+
+    def __init__(self, parcel: Parcel, replaces: bool, head_bytes: int, sizes: Sequence[int], cargo: object) -> None:
+        self.parcel, self.replaces = parcel, replaces
+        self.head_bytes, self.sizes, self.cargo = head_bytes, sizes, cargo
+        self.sequence = self.sent = 0
+        self.begun = Instant(0)
+
+    @property
+    def place(self) -> tuple[object, ...] | None:
+        """Where it waits: with the others of its mailbox, or behind everything."""
+        return (self.parcel.edge, self.parcel.key) if self.replaces else None
+
+
+class Load(NamedTuple):
+    """What the next message holds. `transfer` and `piece` number the first item and its first piece in it."""
+
+    transfer: int
+    piece: int
+    begun: list[Shipment]
+    pieces: list[tuple[Shipment, int]]
+
+
+class Window:
+    """The sender's side of the byte credit of one connection."""
+
+    __slots__ = ("_sent", "_size_bytes", "_taken")
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._sent = self._taken = 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a message may be sent: inside the window, or alone."""
+        under_way = self._sent - self._taken
+        return not under_way or under_way + max(size_bytes, CHARGE_MIN) <= self._size_bytes
+
+    def spend(self, size_bytes: int) -> None:
+        """A message was sent."""
+        self._sent += max(size_bytes, CHARGE_MIN)
+
+    def take(self, total: int) -> None:
+        """The other side has taken `total` bytes so far; RefusalError if that cannot be."""
+        if not self._taken <= total <= self._sent:
+            raise RefusalError("credit", f"{total} bytes taken, {self._taken} before, {self._sent} were sent")
+        self._taken = total
+
+
+class Intake:
+    """The receiver's side of the byte credit of one connection."""
+
+    __slots__ = ("_announced", "_received", "_size_bytes", "_taken")
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._received = self._taken = self._announced = 0
+
+    def receive(self, size_bytes: int) -> int:
+        """A message came; its charge. RefusalError if there was no credit for it."""
+        charge = max(size_bytes, CHARGE_MIN)
+        under_way = self._received - self._announced
+        if under_way and under_way + charge > self._size_bytes:
+            raise RefusalError("credit", f"{under_way} bytes are under way, {charge} more of {self._size_bytes}")
+        self._received += charge
+        return charge
+
+    def take(self, charge: int) -> bool:
+        """A message was taken; whether the sender should hear of it now."""
+        self._taken += charge
+        return self._taken == self._received or self._taken - self._announced >= self._size_bytes // 4
+
+    def announce(self) -> int:
+        """The total to tell the sender."""
+        self._announced = self._taken
+        return self._taken
+
+
+class Outbound:
+    """Everything from here to one peer."""
+
+    def __init__(self) -> None:
+        self.line: Line[Shipment] = Line()
+        self.kept: deque[Shipment] = deque()
+        self.window: Window | None = None
+        self._sequences: dict[int, int] = {}
+        self._begun = self._acknowledged = 0
+        self._current: Shipment | None = None
+
+    def put(self, shipment: Shipment) -> Shipment | None:
+        """Let a shipment wait; the one that it supersedes. LocalProtocolError if far too many wait."""
+        if len(self.line) + len(self.kept) >= WAITING_MAX:
+            raise LocalProtocolError(
+                f"{WAITING_MAX} items wait for one peer (edge {shipment.parcel.edge}, key {shipment.parcel.key!r}):"
+                f" more than Queue capacities and mailbox keys allow"
+            )
+        return self.line.put(shipment, shipment.place)
+
+    def open(self, window: Window, delivered: Mapping[int, int]) -> tuple[list[Shipment], list[Shipment]]:
+        """A new connection, on which the other side had `delivered`: (what is done, what was superseded)."""
+        done, superseded = [], []
+        for shipment in reversed(self.kept):
+            if shipment.sequence <= delivered.get(shipment.parcel.edge, 0):
+                done.append(shipment)
+                continue
+            shipment.sent = 0
+            if shipment.replaces:
+                shipment.sequence = 0
+            if not self.line.put_back(shipment, shipment.place):
+                superseded.append(shipment)
+        self.kept.clear()
+        self.window = window
+        self._begun = self._acknowledged = 0
+        self._current = None
+        return done[::-1], superseded
+
+    def load(self, raw_bytes_max: int, pieces_max: int, records_max: int) -> Load | None:
+        """What to send now, at most so much: at least one piece or item; None if nothing waits or credit is short.
+
+        What it returns is under way from now on.
+        """
+        window, current = self.window, self._current
+        if window is None:
+            return None
+        load = Load(self._begun - (current is not None), current.sent if current else 0, [], [])
+        head_bytes, raw_bytes = OVERHEAD_BYTES, 0
+
+        def fits(head: int, raw: int) -> bool:
+            pieces = len(load.pieces) + (raw > 0)
+            is_full = head_bytes + head > HEAD_BYTES_MAX or raw_bytes + raw > raw_bytes_max
+            is_full = is_full or pieces > pieces_max or len(load.begun) == records_max
+            if is_full and (load.begun or load.pieces):
+                return False
+            return window.has_room(head_bytes + head + raw_bytes + raw + pieces * PIECE_OVERHEAD_BYTES)
+
+        while True:
+            shipment = self._current or self.line.first()
+            if shipment is None:
+                break
+            if self._current is None:
+                if not fits(shipment.head_bytes, shipment.sizes[0] if shipment.sizes else 0):
+                    break
+                self._begin(self.line.take())
+                load.begun.append(shipment)
+                head_bytes += shipment.head_bytes
+            while shipment.sent < len(shipment.sizes) and fits(0, shipment.sizes[shipment.sent]):
+                load.pieces.append((shipment, shipment.sent))
+                raw_bytes += shipment.sizes[shipment.sent]
+                shipment.sent += 1
+            if shipment.sent < len(shipment.sizes):
+                break
+            self._current = None
+        return load if load.begun or load.pieces else None
+
+    def acknowledge(self, total: int) -> list[Shipment]:
+        """The other side has `total` items of this connection; those that it had not yet. RefusalError if it cannot."""
+        complete = self._begun - (self._current is not None)
+        if not self._acknowledged <= total <= complete:
+            raise RefusalError(
+                "credit", f"{total} items acknowledged, {self._acknowledged} before, {complete} were sent"
+            )
+        done = [self.kept.popleft() for _ in range(total - self._acknowledged)]
+        self._acknowledged = total
+        return done
+
+    def close(self) -> int:
+        """The peer has left: forget everything; how many items that were."""
+        count = len(self.line) + len(self.kept)
+        self.line.clear()
+        self.kept.clear()
+        self._current = self.window = None
+        return count
+
+    def _begin(self, shipment: Shipment) -> None:
+        edge = shipment.parcel.edge
+        if not shipment.sequence:
+            shipment.sequence = self._sequences[edge] = self._sequences.get(edge, 0) + 1
+        self._current = shipment
+        self._begun += 1
+        self.kept.append(shipment)
+
+
+class Inbound:
+    """What has arrived from one peer: the last sequence number of each edge."""
+
+    def __init__(self) -> None:
+        self.delivered: dict[int, int] = {}
+
+    def arrive(self, records: Iterable[tuple[int, int, bool]]) -> None:
+        """Count (edge, sequence, replaces) of items that came together; RefusalError, and none counts, if one is out of
+        order."""
+        last: dict[int, int] = {}
+        for edge, sequence, replaces in records:
+            before = last.get(edge, self.delivered.get(edge, 0))
+            if sequence <= before or (not replaces and sequence != before + 1):
+                raise RefusalError("sequence", f"item {sequence} of edge {edge} came after item {before}")
+            last[edge] = sequence
+        if len(self.delivered.keys() | last.keys()) > EDGES_MAX:
+            raise RefusalError("crowd", f"items of more than {EDGES_MAX} edges")
+        self.delivered.update(last)
+
+
+class Grants:
+    """Credit in items, as totals per edge: told again they mean the same, so nothing is lost with a connection."""
+
+    def __init__(self) -> None:
+        self.given: dict[int, int] = {}
+        self._news: dict[int, int] = {}
+        self._heard: dict[int, int] = {}
+
+    def give(self, edge: int, count: int) -> None:
+        """`count` items of an edge were taken here."""
+        self.given[edge] = self._news[edge] = self.given.get(edge, 0) + count
+
+    def has_news(self) -> bool:
+        """Whether there are totals that the peer was not told yet."""
+        return bool(self._news)
+
+    def news(self) -> dict[int, int]:
+        """The totals that have changed since the last call."""
+        news, self._news = self._news, {}
+        return news
+
+    def hear(self, totals: Mapping[int, int]) -> list[tuple[int, int]]:
+        """(edge, count) of what the peer has taken since it last spoke; RefusalError for a total that shrank."""
+        more = [(edge, total - self._heard.get(edge, 0)) for edge, total in totals.items()]
+        if any(count < 0 for _, count in more) or len(self._heard.keys() | totals.keys()) > EDGES_MAX:
+            raise RefusalError("credit", "totals of item credit that shrink, or of too many edges")
+        self._heard.update(totals)
+        return [(edge, count) for edge, count in more if count]
