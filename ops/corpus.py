@@ -7,8 +7,8 @@ axis, any integer dtype) and `.bin` (raw little-endian uint16 or uint32).
 The split depends on the files' contents only, never on learners or slots. With at least 20 distinct files whole files
 are held out: one in twenty, the first in the order of a hash of their contents. So copies of one file fall on one side.
 A file of more than a twentieth of all tokens is never held out; the smallest of n >= 20 files is no larger than that,
-so something always is. With fewer files, it is the last twentieth of each. Each side is one sequence: its files in order, joined
-without a separator.
+so something always is. With fewer files, it is the last twentieth of each. Each side is one sequence: its files in
+order, joined without a separator.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ class FragmentSend:
             begin=capture["begin"],
             end=capture["end"],
             steps=capture["steps"],
+            clock=capture["clock"],
             gradient=gradient,
             norms=merging.norms(gradient, self._fragments[capture["fragment"]]),
         )

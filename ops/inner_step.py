@@ -60,6 +60,7 @@ class InnerStep:
         self._phase: Literal["ready", "stepping", "final"] = "ready" if fragments else "stepping"
         self._ledgers: dict[int, FragmentLedger] = {}
         self._anchors: dict[int, Vector] = {}
+        self._clocks: dict[int, list[list[int]]] = {}
         self._answered: dict[int, tuple[int, int]] = {}
         self._totals: dict[tuple[int, int], int] = {}
         self._losses: list[float] = []
@@ -133,7 +134,7 @@ class InnerStep:
             if p in self._answered:
                 self._delay_steps = self._step - self._answered.pop(p)[1]
             ledger.adopted(version, clock, self._tokens)
-        self._anchors[p] = update["values"]
+        self._anchors[p], self._clocks[p] = update["values"], update["clock"]
         self._learner.adopt(p, update["values"])
         self._heal(p)
         if self._phase == "ready" and len(self._ledgers) == len(self._fragments):
@@ -165,6 +166,8 @@ class InnerStep:
         if request["kind"] == "initial":
             return [("fragment", self._capture(request))] if p not in self._ledgers else []
         ledger = self._ledgers.get(p)
+        if request["kind"] == "recover":
+            return [("fragment", self._recovery(request, ledger))] if ledger is not None else []
         if ledger is None or self._answered.get(p, (-1, 0))[0] == number:
             return []
         if request["kind"] == "final":
@@ -187,8 +190,27 @@ class InnerStep:
             begin=0 if ledger is None else ledger.begin,
             end=self._tokens,
             steps=0 if ledger is None else ledger.steps,
+            clock=[],
             values=self._learner.extract(p),
             anchor=self._anchors.get(p),
+        )
+
+    def _recovery(self, request: Round, ledger: FragmentLedger) -> Capture:
+        """The newest global version that this learner knows, for a shard that lost it."""
+        p = request["fragment"]
+        return Capture(
+            fragment=p,
+            round=request["round"],
+            kind=request["kind"],
+            slot=self._slot,
+            incarnation=self._incarnation,
+            base=list(ledger.base),
+            begin=self._tokens,
+            end=self._tokens,
+            steps=0,
+            clock=self._clocks[p],
+            values=self._anchors[p],
+            anchor=None,
         )
 
     def _parameters(self) -> list[tuple[str, Any]]:
@@ -245,6 +267,7 @@ class InnerStep:
 
     def _report(self) -> Progress:
         self._reported_step, self._reported_at = self._step, self._context.now()
+        self._context.publish({"phase": self._phase, "step": self._step, "sick": self._sick})
         if self._step and self._phase == "stepping":
             self._stepping = self._reported_at - self._first_at
         losses, self._losses = self._losses, []

@@ -15,8 +15,9 @@ Vector: TypeAlias = npt.NDArray[np.float32]
 """A fragment's values, one flat float32 vector: the values of its units, each raveled in C order, one after another."""
 
 Version: TypeAlias = list[int]
-Kind: TypeAlias = Literal["initial", "merge", "final"]
-"""What a round is for: the first version of the model, an ordinary merge, the hand-over at the end."""
+Kind: TypeAlias = Literal["initial", "recover", "merge", "final"]
+"""What a round is for: the first version of the model, the newest version that learners hold (asked for by a shard that
+came back), an ordinary merge, the hand-over at the end."""
 
 
 class Round(TypedDict):
@@ -42,7 +43,8 @@ class Round(TypedDict):
 class Capture(TypedDict):
     """inner-step -> fragment-send: the fragment at a boundary, beside the anchor that it left from.
 
-    `values` may still be on its way from the device. `base` and `anchor` are None for the first version.
+    `values` may still be on its way from the device. `base` and `anchor` are None for the first version. For kind
+    'recover' `values` are the anchor itself, with the `clock` that came with it.
     """
 
     fragment: int
@@ -54,12 +56,13 @@ class Capture(TypedDict):
     begin: int
     end: int
     steps: int
+    clock: list[list[int]]
     values: Any
     anchor: Vector | None
 
 
 class Answer(TypedDict):
-    """fragment-send -> merge: an outer gradient (or, of kind 'initial', the values themselves) and its account.
+    """fragment-send -> merge: an outer gradient (of kinds 'initial' and 'recover', the values themselves), its account.
 
     Tokens (begin, end] were trained since the adoption of version `base`, in `steps` inner steps. `norms` has the
     gradient's Euclidean norm per unit, float32.
@@ -74,6 +77,7 @@ class Answer(TypedDict):
     begin: int
     end: int
     steps: int
+    clock: list[list[int]]
     gradient: Vector
     norms: Vector
 
@@ -82,11 +86,13 @@ class Merging(TypedDict):
     """What is told of one merge to everybody who wants to know: who contributed and why it closed when it did.
 
     `version` is None where nothing was merged. `merged_tokens` counts, as [slot, tokens], everything of this fragment
-    that was merged so far; `merges` and `votes` count this shard's merges of kind 'merge' and their contributors.
+    that was merged so far; `merges` and `votes` count the merges of kind 'merge', in this `epoch` of the shard, and
+    their contributors.
     Times are those of the shard's clock.
     """
 
     shard: int
+    epoch: int
     round: int
     fragment: int
     kind: Kind
@@ -106,7 +112,7 @@ class Merging(TypedDict):
 
 
 class Gradient(TypedDict):
-    """merge -> outer-step. `direction` None: nothing to merge; for kind 'initial' it holds the values themselves."""
+    """merge -> outer-step. `direction` None: nothing to merge; kinds 'initial' and 'recover' hold values in it."""
 
     fragment: int
     round: int

@@ -17,8 +17,6 @@ from isthmus.ops.accounts import FragmentAccount, weight
 from isthmus.ops.fragment import Fragment
 from isthmus.ops.items import Answer, Gradient, Merging, Round
 
-EPOCH_FIRST = 1
-
 
 class Merge:
     """A round and its answers in, Gradient out; `method` is 'rda' or 'average'."""
@@ -29,11 +27,11 @@ class Merge:
         self._fragments = fragments
         self._method = method
         self._accounts: dict[int, FragmentAccount] = {}
-        self._shard = self._merges = self._votes = 0
+        self._epoch = self._shard = self._merges = self._votes = 0
 
     def open(self, context: Any) -> None:
         """Load the kernels before the first round closes."""
-        self._shard = context.member.replica.slot
+        self._shard, self._epoch = context.member.replica.slot, context.member.incarnation
         merging.warm()
 
     def __call__(
@@ -42,7 +40,7 @@ class Merge:
         """The merged outer gradient, or one without direction where nothing could be merged."""
         answers = sorted(answer.values(), key=lambda vote: vote["slot"])
         merging_record = self._record(round, decision or {})
-        if round["kind"] == "initial":
+        if round["kind"] in ("initial", "recover"):
             return {"gradient": self._begin(round, answers, merging_record)}
         accepted = []
         for vote in answers:
@@ -54,14 +52,16 @@ class Merge:
         return {"gradient": self._merge(round, accepted, merging_record)}
 
     def _begin(self, round: Round, answers: list[Answer], record: Merging) -> Gradient:
-        """The first version: the values of the one learner that was asked, as they are."""
+        """The first version, as it is: of the one learner that was asked, or the newest that learners still hold."""
         p = round["fragment"]
         sound = [vote for vote in answers if self._shape_refusal(vote) is None and merging.is_finite(vote["gradient"])]
         if not sound or p in self._accounts:
             return self._gradient(round, record, None)
-        self._accounts[p] = FragmentAccount((EPOCH_FIRST, 0), round["interval"])
-        record["voters"], record["weights"] = [sound[0]["slot"]], [1.0]
-        merged = merging.Merged(sound[0]["gradient"], np.ones(len(self._fragments[p].units), np.float32))
+        newest = max(sound, key=lambda vote: (vote["base"] or [self._epoch, 0], -vote["slot"]))
+        epoch, count = newest["base"] or (self._epoch, 0)
+        self._accounts[p] = FragmentAccount((epoch, count), round["interval"], newest["clock"])
+        record["voters"], record["weights"] = [newest["slot"]], [1.0]
+        merged = merging.Merged(newest["gradient"], np.ones(len(self._fragments[p].units), np.float32))
         return self._gradient(round, record, merged)
 
     def _merge(self, round: Round, accepted: list[Answer], record: Merging) -> Gradient:
@@ -78,8 +78,7 @@ class Merge:
         )
         for vote in accepted:
             account.merge(vote["slot"], vote["incarnation"], vote["begin"], vote["end"])
-        epoch, count = account.newest
-        account.publish((epoch, count + 1))
+        account.publish((self._epoch, account.newest[1] + 1))
         total = sum(weights)
         voted = [(vote["slot"], share / total) for vote, share in zip(accepted, weights, strict=True) if share > 0]
         record["voters"] = [slot for slot, _ in voted]
@@ -137,6 +136,7 @@ class Merge:
     def _record(self, round: Round, decision: Mapping[str, Any]) -> Merging:
         return Merging(
             shard=self._shard,
+            epoch=self._epoch,
             round=round["round"],
             fragment=round["fragment"],
             kind=round["kind"],

@@ -2,7 +2,8 @@
 
 Holds Theta and the momentum of this shard's fragments in float32. Without compression what is published is Theta bit
 for bit, in a new buffer each time. A fragment is published again, unchanged, where an answer to it was refused (its
-learner may have missed the version before), and once more as final at the end.
+learner may have missed the version before), and once more as final at the end. A shard that comes back begins with the
+version that learners hold, and with a momentum of zero.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class OuterStep:
             self._step(gradient)
         merging: Merging = {**gradient["merging"], "published_at": self._now()}
         emitted: dict[str, Any] = {"merged": merging}
-        if merged or (p in self._theta and (gradient["kind"] == "final" or merging["refused"])):
+        is_known = gradient["kind"] == "recover"  # Whoever holds an older version is sent this one when it is refused.
+        if (merged and not is_known) or (p in self._theta and (gradient["kind"] == "final" or merging["refused"])):
             emitted["update"] = self._update(gradient)
         if gradient["kind"] == "final" and p in self._theta:
             emitted["final"] = self._final(p, emitted["update"])
@@ -52,7 +54,7 @@ class OuterStep:
         p, direction, scale = gradient["fragment"], gradient["direction"], gradient["scale"]
         assert direction is not None
         assert scale is not None
-        if gradient["kind"] == "initial":
+        if gradient["kind"] in ("initial", "recover"):
             self._theta[p] = direction
             self._velocity[p] = np.zeros(self._fragments[p].size, np.float32)
             return

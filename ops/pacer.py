@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from isthmus.ops.items import Control, Kind, Merging, Progress, Round, as_totals, merge_totals
 from isthmus.ops.pacing import Schedule, StepClock, rounds_in_flight_max
@@ -44,6 +44,10 @@ class PacerContext(Protocol):
 
     def publish(self, statistics: dict[str, Any], /) -> None:
         """Show these in the host's status."""
+
+
+RECOVERY_GRACE: Final = 1_000_000_000
+"""Nanoseconds for which a shard that came back waits for more learners than the first to say what they hold."""
 
 
 @dataclass(slots=True)
@@ -178,7 +182,7 @@ class Pacer:
         match found.item["kind"]:
             case "initial" if merging["version"] is None:
                 self._start.failed(fragment, found.item["members"][0], merging["reason"])
-            case "initial":
+            case "initial" | "recover" if merging["version"] is not None:
                 self._born.add(fragment)
             case "merge":
                 self._end_merge(found, merging, answered)
@@ -222,12 +226,15 @@ class Pacer:
         return self._open_final() if self._is_stopping else self._open_merges()
 
     def _open_initial(self) -> list[Round]:
-        """The first version of all fragments that have none."""
+        """The first version of all fragments that have none: the one that learners hold, if this shard comes back."""
+        unborn = [fragment for fragment in self._own if fragment not in self._born | self._rounds.keys()]
+        holders = {fragment: _members(self._roster.holding(fragment)) for fragment in unborn}
+        if any(holders.values()):
+            return [self._open_round(each, "recover", members) for each, members in holders.items() if members]
         giver = self._start.giver(_members(self._roster.live()), self._context.now())
         if giver is None:
             return []
-        unborn = [fragment for fragment in self._own if fragment not in self._born]
-        return [self._open_round(each, "initial", [giver]) for each in unborn if each not in self._rounds]
+        return [self._open_round(each, "initial", [giver]) for each in unborn]
 
     def _open_merges(self) -> list[Round]:
         """What is due, the longest overdue first, as far as there is room in flight."""
@@ -255,8 +262,8 @@ class Pacer:
         renewed = []
         for _, found in sorted(self._rounds.items()):
             item = found.item
-            if item["kind"] == "initial":
-                continue  # It has a single member, and comes back without an answer when that is gone.
+            if item["kind"] in ("initial", "recover"):
+                continue  # Its members are few or all, and it comes back without an answer when they are gone.
             members = _members(self._roster.finishing() if item["kind"] == "final" else self._roster.stepping())
             over = [member for member in item["members"] if self._roster.incarnation(member[0]) > member[1]]
             joined = [member for member in members if member not in item["members"]]
@@ -278,6 +285,8 @@ class Pacer:
         match kind:
             case "initial":
                 conditions = Conditions(1, 0, [], None)
+            case "recover":
+                conditions = Conditions(1, RECOVERY_GRACE, [], None)
             case "merge":
                 conditions = self._terms.of(fragment, self._roster.stepping())
             case "final":

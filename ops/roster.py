@@ -21,13 +21,15 @@ Phase: TypeAlias = Literal["ready", "stepping", "final"]
 
 @dataclass(slots=True)
 class Learner:
-    """One learner's last report; `step_time` in nanoseconds, `delay_steps` in inner steps, 0 where not known yet."""
+    """One learner's last report; `step_time` in nanoseconds, `delay_steps` in inner steps, 0 where not known yet;
+    `epochs` of the versions that it holds, by fragment, 0 where it holds none."""
 
     slot: int
     incarnation: int
     phase: Phase
     step_time: int
     delay_steps: int
+    epochs: tuple[int, ...] = ()
     misses: int = 0
 
     @property
@@ -56,7 +58,12 @@ class Roster:
         slot, incarnation = report["slot"], report["incarnation"]
         if incarnation >= self.incarnation(slot):
             self._learners[slot] = Learner(
-                slot, incarnation, report["phase"], report["step_time"], report["delay_steps"]
+                slot,
+                incarnation,
+                report["phase"],
+                report["step_time"],
+                report["delay_steps"],
+                tuple(version[0] for version in report["versions"]),
             )
 
     def miss(self, slot: int, incarnation: int) -> bool:
@@ -70,6 +77,10 @@ class Roster:
     def live(self) -> list[Learner]:
         """All that are not gone, by slot."""
         return self._those(lambda learner: not learner.is_gone)
+
+    def holding(self, fragment: int) -> list[Learner]:
+        """The live ones that hold a version of a fragment, by slot."""
+        return self._those(lambda learner: any(learner.epochs[fragment : fragment + 1]) and not learner.is_gone)
 
     def stepping(self) -> list[Learner]:
         """The live ones in phase 'stepping', by slot: the members of an ordinary round."""

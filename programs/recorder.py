@@ -39,11 +39,14 @@ class Recorder:
         self._totals: dict[tuple[int, int], int] = {}
         self._reports: dict[int, Progress] = {}
         self._reported_at: dict[int, int] = {}
-        self._merging: dict[int, Merging] = {}
+        self._former: list[Progress] = []
+        self._losses_heard: dict[int, list[float]] = {}
+        self._merging: dict[tuple[int, int], Merging] = {}
         self._evaluations: list[Evaluated] = []
         self._final: set[int] = set()
         self._final_at: int | None = None
         self._zero: int | None = None
+        self._stepping_until = 0
         self._published_at = -STATUS_NS
         self._controlled_at = -CONTROL_NS
         self._early: list[tuple[Lines, dict[str, Any]]] = []
@@ -97,20 +100,30 @@ class Recorder:
         if self._zero is None and report["step"]:
             self._zero = now - report["stepping"]
             self._flush_early()
+        if report["phase"] == "stepping":
+            self._stepping_until = now
         known = self._reports.get(slot)
+        if known is not None and known["incarnation"] > report["incarnation"]:
+            return
+        if known is not None and known["incarnation"] < report["incarnation"]:
+            self._former.append(known)
         self._reports[slot] = report
+        heard = self._losses_heard.setdefault(slot, [])
+        if math.isfinite(report["loss"]):
+            heard.append(report["loss"])
         is_new_phase = known is None or known["phase"] != report["phase"]
         if not is_new_phase and now - self._reported_at.get(slot, -METRIC_NS) < METRIC_NS:
             return
         self._reported_at[slot] = now
         fields: Mapping[str, Any] = {**report}
         line = {name: fields[name] for name in ("incarnation", "phase", "step", "tokens")}
-        loss = report["loss"] if math.isfinite(report["loss"]) else None
+        loss = sum(heard) / len(heard) if heard else None
+        heard.clear()
         more = {name: fields[name] for name in ("staleness", "bytes_sent", "bytes_received", "sick")}
         self._write(self._metrics, now, {"learner": slot, **line, "loss": loss, **more})
 
     def _write_merge(self, merging: Merging) -> None:
-        self._merging[merging["fragment"]] = merging
+        self._merging[merging["fragment"], merging["epoch"]] = merging
         names = ("fragment", "round", "kind", "version", "voters", "weights", "left_out", "refused", "reason")
         fields: Mapping[str, Any] = {**merging}
         line: dict[str, Any] = {name: fields[name] for name in names}
@@ -169,6 +182,7 @@ class Recorder:
         return {
             "phase": phase if self._zero is not None or not stepping else "starting",
             "zero": self._zero,
+            "stepping_until": self._stepping_until,
             "time": (now - self._zero) / 1e9 if self._zero is not None else 0.0,
             "tokens": sum(self._totals.values()),
             "tokens_budget": self._budget,
@@ -177,25 +191,33 @@ class Recorder:
             "eval_loss": self._evaluations[-1]["loss"] if self._evaluations else None,
             "eval_loss_initial": self._evaluations[0]["loss"] if self._evaluations else None,
             "evaluations": len(self._evaluations),
+            "former": [_learner(report) for report in self._former],
             "learners": {slot: _learner(report) for slot, report in sorted(self._reports.items())},
-            "merged_tokens": {
-                p: {pair[0]: pair[1] for pair in m["merged_tokens"]} for p, m in sorted(self._merging.items())
-            },
+            "merged_tokens": self._merged_tokens(),
         }
 
     def _merge_counts(self) -> tuple[int, int]:
-        """Merges and votes of all shards: each shard's newest count stands for it."""
-        newest: dict[int, tuple[int, int]] = {}
+        """Merges and votes of all shards: the newest count of each epoch of a shard stands for it."""
+        newest: dict[tuple[int, int], tuple[int, int]] = {}
         for merging in self._merging.values():
-            shard = merging["shard"]
-            newest[shard] = max(newest.get(shard, (0, 0)), (merging["merges"], merging["votes"]))
+            of = (merging["shard"], merging["epoch"])
+            newest[of] = max(newest.get(of, (0, 0)), (merging["merges"], merging["votes"]))
         return sum(count for count, _ in newest.values()), sum(votes for _, votes in newest.values())
+
+    def _merged_tokens(self) -> dict[int, dict[int, int]]:
+        """Fragment -> slot -> tokens merged so far, over all epochs of its shard."""
+        merged: dict[int, dict[int, int]] = {}
+        for (p, _), merging in sorted(self._merging.items()):
+            of = merged.setdefault(p, {})
+            for slot, tokens in merging["merged_tokens"]:
+                of[slot] = of.get(slot, 0) + tokens
+        return merged
 
 
 def _learner(report: Progress) -> dict[str, Any]:
     names = (
         *("incarnation", "phase", "step", "tokens", "loss", "staleness", "sick", "accounts", "stepping", "waited"),
-        *("bytes_sent", "bytes_received", "device_kind"),
+        *("bytes_sent", "bytes_received", "device_kind", "slot"),
     )
     fields: Mapping[str, Any] = {**report}
     return {**{name: fields[name] for name in names}, "step_ms": report["step_time"] / 1e6}

@@ -50,14 +50,19 @@ def summarise(
 ) -> dict[str, Any]:
     """All keys of `summary.json`. `status` is what the recorder published last, `ended` the instant of the end."""
     reports: Mapping[int, Mapping[str, Any]] = status.get("learners", {})
+    former: Sequence[Mapping[str, Any]] = status.get("former", ())
+    lives = [*former, *reports.values()]
     zero = status.get("zero")
     wall = 0.0 if zero is None else max(0.0, (ended - zero) / 1e9)
-    tokens = sum(report["tokens"] for report in reports.values())
+    stepped = 0.0 if zero is None else max(0.0, (status["stepping_until"] - zero) / 1e9)
+    tokens = sum(life["tokens"] for life in lives)
+    merged = status.get("merged_tokens", {})
     accounts = [
-        _account(p, tokens, reports, status.get("merged_tokens", {}).get(p, {})) for p in range(len(fragment_sizes))
+        _account(p, tokens, former, list(reports.values()), sum(merged.get(p, {}).values()))
+        for p in range(len(fragment_sizes))
     ]
     means = _means(accounts, fragment_sizes, tokens)
-    bytes_sent = sum(report["bytes_sent"] for report in reports.values()) + bytes_sent_by_shards
+    bytes_sent = sum(life["bytes_sent"] for life in lives) + bytes_sent_by_shards
     return {
         "program": program,
         "outcome": outcome,
@@ -73,26 +78,35 @@ def summarise(
         "eval_loss_initial": status.get("eval_loss_initial"),
         "eval_loss_final": status.get("eval_loss"),
         "wall_seconds": round(wall, 3),
-        "goodput": round(_goodput(reports, len(fragment_sizes), wall), 6),
+        "goodput": round(_goodput(lives, len(fragment_sizes), learners * stepped), 6),
         "uptime": round(_uptime(spans, zero, ended), 6),
         "bytes_sent_total": bytes_sent,
         "fragment_accounts": accounts,
-        "per_learner": [_learner(slot, report) for slot, report in sorted(reports.items())],
+        "per_learner": [
+            _learner(slot, [*(life for life in former if life["slot"] == slot), report])
+            for slot, report in sorted(reports.items())
+        ],
     }
 
 
 def _account(
-    p: int, tokens: int, reports: Mapping[int, Mapping[str, Any]], merged: Mapping[int, int]
+    p: int, tokens: int, former: Sequence[Mapping[str, Any]], present: Sequence[Mapping[str, Any]], merged: int
 ) -> dict[str, int]:
-    """The account of one fragment, over all learners; integers that add up to `tokens`."""
-    known = [report["accounts"][p] for report in reports.values() if len(report["accounts"]) > p]
+    """The account of one fragment, over all lives of all learners; integers that add up to `tokens`.
+
+    What a former life had pending is lost, but for answers that were merged after its last report: those show as the
+    difference between the shards' count of merged tokens and the learners'.
+    """
+    ended = [life["accounts"][p] for life in former if len(life["accounts"]) > p]
+    known = [*ended, *(life["accounts"][p] for life in present if len(life["accounts"]) > p)]
+    merged_late = max(0, merged - sum(parts[0] for parts in known))
     account = {
         "fragment": p,
         "trained": tokens,
-        "merged": sum(merged.values()),
+        "merged": merged,
         "overlapped": sum(parts[1] for parts in known),
         "refused": sum(parts[2] for parts in known),
-        "lost": sum(parts[3] for parts in known),
+        "lost": max(0, sum(parts[4] for parts in ended) - merged_late),
     }
     account["pending"] = tokens - sum(account[part] for part in PARTS[:-1])
     return account
@@ -108,22 +122,16 @@ def _means(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int], tokens: 
     }
 
 
-def _goodput(reports: Mapping[int, Mapping[str, Any]], fragments: int, wall: float) -> float:
-    """Inner-step wall time whose tokens were neither lost nor refused, over the time allocated to slots.
-
-    A slot is allocated from the run's first step to its own last report while stepping, at most the wall time.
+def _goodput(lives: Sequence[Mapping[str, Any]], fragments: int, allocated: float) -> float:
+    """Inner-step wall time whose tokens were neither lost nor refused, over the `allocated` seconds: those of all slots
+    from the run's first step to the last report of a step.
     """
-    if not reports or wall <= 0:
-        return 0.0
     good = 0.0
-    allocated = 0.0
-    latest = max(report["stepping"] for report in reports.values()) / 1e9
-    for report in reports.values():
-        wasted = sum(account[2] + account[3] for account in report["accounts"]) / max(fragments, 1)
-        share = 1.0 - wasted / report["tokens"] if report["tokens"] else 0.0
-        good += share * max(0, report["stepping"] - report["waited"]) / 1e9
-        allocated += latest
-    return min(1.0, good / allocated) if allocated else 0.0
+    for life in lives:
+        wasted = sum(account[2] + account[3] for account in life["accounts"]) / max(fragments, 1)
+        share = 1.0 - wasted / life["tokens"] if life["tokens"] else 0.0
+        good += share * max(0, life["stepping"] - life["waited"]) / 1e9
+    return min(1.0, good / allocated) if allocated > 0 else 0.0
 
 
 def _uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float:
@@ -150,14 +158,16 @@ def _uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float:
     return up / (last - first) if last > first else 1.0
 
 
-def _learner(slot: int, report: Mapping[str, Any]) -> dict[str, Any]:
+def _learner(slot: int, lives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One slot over all its lives, the present one last."""
+    total = {name: sum(life[name] for life in lives) for name in ("step", "tokens", "bytes_sent", "bytes_received")}
     return {
         "learner": slot,
-        "steps": report["step"],
-        "tokens": report["tokens"],
-        "stall_seconds": round(report["waited"] / 1e9, 6),
-        "bytes_sent": report["bytes_sent"],
-        "bytes_received": report["bytes_received"],
-        "restarts": report["incarnation"] - 1,
-        "device_kind": report["device_kind"],
+        "steps": total["step"],
+        "tokens": total["tokens"],
+        "stall_seconds": round(sum(life["waited"] for life in lives) / 1e9, 6),
+        "bytes_sent": total["bytes_sent"],
+        "bytes_received": total["bytes_received"],
+        "restarts": lives[-1]["incarnation"] - 1,
+        "device_kind": lives[-1]["device_kind"],
     }

@@ -55,7 +55,9 @@ class Shard:
         return self.fire(*reports)
 
 
-def stepping(slot, step=0, *, incarnation=1, phase="stepping", step_time=MS, delay_steps=0, tokens=None, totals=()):
+def stepping(
+    slot, step=0, *, incarnation=1, phase="stepping", step_time=MS, delay_steps=0, tokens=None, totals=(), versions=()
+):
     return {
         "slot": slot,
         "incarnation": incarnation,
@@ -64,6 +66,7 @@ def stepping(slot, step=0, *, incarnation=1, phase="stepping", step_time=MS, del
         "tokens": step if tokens is None else tokens,
         "step_time": step_time,
         "delay_steps": delay_steps,
+        "versions": [list(version) for version in versions],
         "totals": list(totals),
     }
 

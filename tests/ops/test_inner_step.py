@@ -225,3 +225,16 @@ def test_writing_into_what_was_handed_over_is_refused_and_what_was_captured_stay
     tree = made.tree(made.copy())
     tree["w"][:] = 99.0
     assert not (np.asarray(made.copy()[-1]) == 99.0).any()
+
+
+def test_a_shard_that_comes_back_is_told_what_the_learner_adopted_and_not_what_it_has_made_of_it() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    drive(body, update={KEY: update(parts[0], 4, 2.0, clock=[(0, 1, 0), (3, 1, 96)])})
+    drive(body, batch=batch(task, 0))
+    yielded, _ = drive(body, batch=batch(task, 1), pull={KEY: pull(0, 1, kind="recover")})
+    capture = yielded[0][1]
+    np.testing.assert_array_equal(capture["values"], 2.0)
+    assert (capture["base"], capture["clock"], capture["steps"]) == ([1, 4], [[0, 1, 0], [3, 1, 96]], 0)
+    yielded, _ = drive(body, batch=batch(task, 2), pull={KEY: pull(0, 2)})
+    assert (yielded[0][1]["begin"], yielded[0][1]["end"]) == (0, 16)  # Recovery opens no account and closes none.

@@ -29,6 +29,7 @@ def answer(slot: int, gradient: Any, *, base: Any = (1, 0), begin: int = 0, end:
         "begin": begin,
         "end": end,
         "steps": steps,
+        "clock": [],
         "gradient": values,
         "norms": merging.norms(values, PARTS[0]),
     }
@@ -153,3 +154,27 @@ def test_what_is_sent_is_anchor_minus_values_with_its_norms() -> None:
     assert port == "answer"
     np.testing.assert_array_equal(sent["gradient"], 1.0 - values)
     np.testing.assert_allclose(np.sum(sent["norms"].astype(np.float64) ** 2), np.sum((1.0 - values) ** 2), rtol=1e-6)
+
+
+def test_a_shard_that_comes_back_takes_the_newest_version_with_its_clock_and_no_momentum() -> None:
+    merge, outer = Merge(PARTS, method="average"), OuterStep(PARTS, lr=1.0, momentum=0.9)
+    merge.open(Context("syncer", incarnation=2))
+    outer.open(Context("syncer", incarnation=2))
+    old = {**answer(0, 5.0, base=(1, 6)), "kind": "recover", "clock": [[0, 1, 80]]}
+    new = {**answer(1, 7.0, base=(1, 7)), "kind": "recover", "clock": [[0, 1, 160], [1, 1, 80]]}
+    emitted = merge(round=pull(0, 1, kind="recover"), answer={("a", 1): old, ("b", 1): new}, decision=DECISION)
+    told = outer(gradient=emitted["gradient"])
+    assert "update" not in told  # Everybody who holds it has it already.
+    assert told["merged"]["version"] == [1, 7]
+    stale = merge(
+        round=pull(0, 2), answer={("a", 2): answer(0, 1.0, base=(1, 6), begin=80, end=240)}, decision=DECISION
+    )
+    assert stale["gradient"]["merging"]["refused"] == [[0, "unknown base"]]
+    assert outer(gradient=stale["gradient"])["update"]["version"] == [1, 7]
+    fresh = answer(0, 1.0, base=(1, 7), begin=160, end=240)
+    emitted = outer(gradient=merge(round=pull(0, 3), answer={("a", 3): fresh}, decision=DECISION)["gradient"])
+    assert emitted["update"]["version"] == [2, 8]
+    assert emitted["merged"]["epoch"] == 2
+    np.testing.assert_allclose(emitted["update"]["values"], 7.0 - 1.0 * (1.0 + 0.9 * 1.0), rtol=1e-6)
+    twice = merge(round=pull(0, 4), answer={("b", 4): answer(1, 1.0, base=(2, 8), begin=0, end=80)}, decision=DECISION)
+    assert twice["gradient"]["merging"]["refused"] == [[1, "already merged"]]
