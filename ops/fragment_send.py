@@ -7,13 +7,15 @@ here they are only subtracted from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isthmus.ops import merging
 from isthmus.ops.fragment import Fragment
 from isthmus.ops.items import Answer, Capture
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 class FragmentSend:
@@ -25,8 +27,11 @@ class FragmentSend:
         self._fragments = fragments
 
     def open(self, context: Any) -> None:
-        """Load the kernels before the first answer is due."""
+        """Load the kernels before the first answer is due; whoever only builds the graph does without them."""
+        from isthmus.ops import merging
+
         merging.warm()
+        self._merging: ModuleType = merging
 
     def __call__(self, fragment: Mapping[Any, Capture]) -> list[tuple[str, Answer]]:
         """The answers to all captures that are new, in order of their rounds."""
@@ -37,7 +42,7 @@ class FragmentSend:
         values = np.asarray(capture["values"], np.float32)
         anchor = capture["anchor"]
         # A copy, because the device may hand out a view of memory that is its own.
-        gradient = np.array(values) if anchor is None else merging.subtract(anchor, values)
+        gradient = np.array(values) if anchor is None else self._merging.subtract(anchor, values)
         return Answer(
             fragment=capture["fragment"],
             round=capture["round"],
@@ -50,5 +55,5 @@ class FragmentSend:
             steps=capture["steps"],
             clock=capture["clock"],
             gradient=gradient,
-            norms=merging.norms(gradient, self._fragments[capture["fragment"]]),
+            norms=self._merging.norms(gradient, self._fragments[capture["fragment"]]),
         )

@@ -8,14 +8,18 @@ does to the parameters is outer-step's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from isthmus.ops import merging
 from isthmus.ops.accounts import FragmentAccount, weight
 from isthmus.ops.fragment import Fragment
 from isthmus.ops.items import Answer, Gradient, Merging, Round
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from isthmus.ops.merging import Merged
 
 
 class Merge:
@@ -30,9 +34,12 @@ class Merge:
         self._epoch = self._shard = self._merges = self._votes = 0
 
     def open(self, context: Any) -> None:
-        """Load the kernels before the first round closes."""
+        """Load the kernels before the first round closes; whoever only builds the graph does without them."""
+        from isthmus.ops import merging
+
         self._shard, self._epoch = context.member.replica.slot, context.member.incarnation
         merging.warm()
+        self._merging: ModuleType = merging
 
     def __call__(
         self, round: Round, answer: Mapping[Any, Answer], decision: Mapping[str, Any] | None = None
@@ -54,14 +61,16 @@ class Merge:
     def _begin(self, round: Round, answers: list[Answer], record: Merging) -> Gradient:
         """The first version, as it is: of the one learner that was asked, or the newest that learners still hold."""
         p = round["fragment"]
-        sound = [vote for vote in answers if self._shape_refusal(vote) is None and merging.is_finite(vote["gradient"])]
+        sound = [
+            vote for vote in answers if self._shape_refusal(vote) is None and self._merging.is_finite(vote["gradient"])
+        ]
         if not sound or p in self._accounts:
             return self._gradient(round, record, None)
         newest = max(sound, key=lambda vote: (vote["base"] or [self._epoch, 0], -vote["slot"]))
         epoch, count = newest["base"] or (self._epoch, 0)
         self._accounts[p] = FragmentAccount((epoch, count), round["interval"], newest["clock"])
         record["voters"], record["weights"] = [newest["slot"]], [1.0]
-        merged = merging.Merged(newest["gradient"], np.ones(len(self._fragments[p].units), np.float32))
+        merged = self._merging.Merged(newest["gradient"], np.ones(len(self._fragments[p].units), np.float32))
         return self._gradient(round, record, merged)
 
     def _merge(self, round: Round, accepted: list[Answer], record: Merging) -> Gradient:
@@ -69,7 +78,7 @@ class Merge:
         if not any(weights):
             return self._gradient(round, record, None)
         account = self._accounts[round["fragment"]]
-        merged = merging.merge(
+        merged = self._merging.merge(
             [vote["gradient"] for vote in accepted],
             weights,
             [vote["norms"] for vote in accepted],
@@ -103,7 +112,9 @@ class Merge:
             vote["steps"],
             vote["end"] - vote["begin"],
         )
-        if refusal is None and not (merging.is_finite(vote["gradient"]) and merging.is_finite(vote["norms"])):
+        if refusal is None and not (
+            self._merging.is_finite(vote["gradient"]) and self._merging.is_finite(vote["norms"])
+        ):
             return "not finite"
         return refusal
 
@@ -112,7 +123,7 @@ class Merge:
         fits = vote["gradient"].shape == (fragment.size,) and vote["norms"].shape == (len(fragment.units),)
         return None if fits else "wrong size"
 
-    def _gradient(self, round: Round, record: Merging, merged: merging.Merged | None) -> Gradient:
+    def _gradient(self, round: Round, record: Merging, merged: Merged | None) -> Gradient:
         p = round["fragment"]
         account = self._accounts.get(p)
         version = None if account is None else list(account.newest)

@@ -1,6 +1,6 @@
 """The outer step: SGD with Nesterov momentum on one fragment.
 
-Decides the next value of a fragment from its merged outer gradient, and the default settings. Does not decide when a
+Decides the next value of a fragment from its merged outer gradient. Does not decide the settings, when a
 step is made, or what its gradient is.
 
 Theory of operation. The state is float32 beside the fragment (arXiv 2311.08105, section 2):
@@ -21,17 +21,6 @@ import numpy as np
 from isthmus.ops.buffers import Float32, empty
 from isthmus.ops.fragment import Fragment, Unit
 from isthmus.ops.stripes import Int64, kernel, kernel_input, share, stripes
-
-# Momentum needs many sweeps to pay: of those tried on the nano model, (0.4, 0.7) was best at 83 sweeps, no momentum at
-# 20 and 41.
-MANY_SWEEPS = 60
-SETTINGS_MANY = (0.4, 0.7)
-SETTINGS_FEW = (0.7, 0.0)
-
-
-def settings_for(sweeps: float) -> tuple[float, float]:
-    """The default (eta, mu) of a run that will pass over all fragments `sweeps` times."""
-    return SETTINGS_MANY if sweeps >= MANY_SWEEPS else SETTINGS_FEW
 
 
 def outer_step(

@@ -9,13 +9,15 @@ version that learners hold, and with a momentum of zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isthmus.ops import nesterov
 from isthmus.ops.fragment import Fragment
 from isthmus.ops.items import Final, Gradient, Merging, Update, Vector
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 class OuterStep:
@@ -32,8 +34,11 @@ class OuterStep:
 
     def open(self, context: Any) -> None:
         """Load the kernel before the first gradient comes."""
-        self._now = context.now
+        from isthmus.ops import nesterov
+
         nesterov.warm()
+        self._nesterov: ModuleType = nesterov
+        self._now = context.now
 
     def __call__(self, gradient: Gradient) -> dict[str, Any]:
         """Step, and publish; where there is nothing to merge only the fact is told."""
@@ -58,7 +63,7 @@ class OuterStep:
             self._theta[p] = direction
             self._velocity[p] = np.zeros(self._fragments[p].size, np.float32)
             return
-        self._theta[p], self._velocity[p] = nesterov.outer_step(
+        self._theta[p], self._velocity[p] = self._nesterov.outer_step(
             self._theta[p], self._velocity[p], direction, scale, self._fragments[p], self._lr, self._momentum
         )
 

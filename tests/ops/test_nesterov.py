@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from isthmus.ops import nesterov
 from isthmus.ops.fragment import Fragment, Unit
-from isthmus.ops.nesterov import outer_step, settings_for
+from isthmus.ops.nesterov import outer_step
 
 
 def fragment_of(*sizes: int) -> Fragment:
@@ -128,14 +128,6 @@ def test_threads_change_no_bit_and_inputs_stay() -> None:
     assert not any(np.shares_memory(new, old) for new in once for old in inputs)
     assert not np.shares_memory(*once)
     assert len(nesterov._step.signatures) == 1
-
-
-@pytest.mark.parametrize(
-    ("sweeps", "expected"),
-    [(0.5, (0.7, 0.0)), (20, (0.7, 0.0)), (59.9, (0.7, 0.0)), (60, (0.4, 0.7)), (83, (0.4, 0.7))],
-)
-def test_settings_follow_the_number_of_sweeps(sweeps: float, expected: tuple[float, float]) -> None:
-    assert settings_for(sweeps) == expected
 
 
 @pytest.mark.parametrize("wrong", range(4))

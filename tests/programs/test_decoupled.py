@@ -1,0 +1,30 @@
+"""Decoupled DiLoCo's builder: its defaults."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from isthmus.programs.decoupled import settings_for
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "expected"),
+    [(0.5, (0.7, 0.0)), (20, (0.7, 0.0)), (59.9, (0.7, 0.0)), (60, (0.4, 0.7)), (83, (0.4, 0.7))],
+)
+def test_settings_follow_the_number_of_sweeps(sweeps: float, expected: tuple[float, float]) -> None:
+    assert settings_for(sweeps) == expected
+
+
+def test_building_the_graph_needs_neither_jax_nor_numba() -> None:
+    script = """
+import sys
+from isthmus.programs.decoupled import build
+from isthmus.runtime.graph import Job, Reference, TensorSpec
+build(Job("decoupled-diloco", Reference("a:b"), (TensorSpec("w", (8, 8), "float32"),), 64, 10_000, 2))
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "numba", "optax"}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
