@@ -75,6 +75,9 @@ class InnerStep:
     def open(self, context: Any) -> None:
         """Make the first parameters and compile every function."""
         from isthmus.ops.data import At
+        from isthmus.ops.turnstile import give_way
+
+        give_way()  # Before jax makes its threads, which inherit it.
         from isthmus.ops.training import Learner
 
         self._context = context
@@ -131,8 +134,10 @@ class InnerStep:
         elif version < ledger.base:
             return
         else:
-            if p in self._answered:
-                self._delay_steps = self._step - self._answered.pop(p)[1]
+            answered = self._answered.pop(p, None)
+            # How long a shard was away says nothing of a round trip.
+            if answered is not None and version[0] == ledger.base[0]:
+                self._delay_steps = self._step - answered[1]
             ledger.adopted(version, clock, self._tokens)
         self._anchors[p], self._clocks[p] = update["values"], update["clock"]
         self._learner.adopt(p, update["values"])

@@ -99,6 +99,8 @@ class Merge:
 
     def _refusal(self, round: Round, vote: Answer) -> str | None:
         """Why an answer is not merged."""
+        if (vote["fragment"], vote["kind"]) != (round["fragment"], round["kind"]):
+            return "another round"
         account = self._accounts.get(round["fragment"])
         if account is None or vote["base"] is None:
             return "unknown base"

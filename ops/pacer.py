@@ -100,6 +100,8 @@ class Pacer:
         """Learn which shard this is."""
         self._context = context
         self._own = list(range(context.member.replica.slot, self._fragments, self._shards))
+        # Answers to the rounds of a former life may still be on their way.
+        self._round_last = (context.member.incarnation - 1) << 32
         self._schedule = Schedule(self._own, self._fragments, self.interval)
 
     @property
@@ -137,7 +139,7 @@ class Pacer:
     def statistics(self) -> dict[str, Any]:
         """What the status shows: counts, inner steps, and durations in nanoseconds."""
         return {
-            "rounds_opened": self._round_last,
+            "rounds_opened": self._round_last & 0xFFFFFFFF,
             "rounds_in_flight": len(self._rounds),
             "rounds_in_flight_max": self._in_flight_max(),
             "fragments_ended": len(self._ended),

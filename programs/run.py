@@ -9,21 +9,20 @@ from __future__ import annotations
 import json
 import platform
 import resource
-import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final, Protocol
 
 from isthmus.programs import run_folder
 from isthmus.programs.command.graph_view import as_json
 from isthmus.programs.command.report import write_report
+from isthmus.programs.interrupts import Interrupts, interrupts
 from isthmus.programs.recording import RUN_FOLDER
 from isthmus.programs.reference import resolve
 from isthmus.programs.request import Request
 from isthmus.programs.summary import fragment_sizes, roster_counts, summarise
+from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph import Reference
 from isthmus.runtime.ids import Replica
@@ -51,34 +50,6 @@ class Outcome:
 
     summary: dict[str, Any]
     folder: Path
-
-
-class Interrupts:
-    """Counts Ctrl-C."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def take(self, number: int, frame: FrameType | None) -> None:
-        """The signal's handler."""
-        self.count += 1
-
-
-@contextmanager
-def interrupts() -> Iterator[Interrupts]:
-    """Ctrl-C and SIGTERM are counted and not raised, where this is the main thread."""
-    counted = Interrupts()
-    before: dict[int, Any] = {}
-    try:
-        for number in (int(signal.SIGINT), int(signal.SIGTERM)):
-            before[number] = signal.signal(number, counted.take)
-    except ValueError:
-        pass  # Only the main thread may; elsewhere the caller keeps its own handlers.
-    try:
-        yield counted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def run_inproc(request: Request, *, watch: Watch | None) -> Outcome:
@@ -117,7 +88,7 @@ def run_inproc(request: Request, *, watch: Watch | None) -> Outcome:
     summary = summarise(
         status,
         trace.spans,
-        program=request.program.name,
+        program=request.name,
         outcome=outcome,
         learners=request.job.learners,
         shards=counts.get("syncer", 0),
@@ -126,7 +97,8 @@ def run_inproc(request: Request, *, watch: Watch | None) -> Outcome:
         cpu_seconds=_cpu_seconds() - cpu_before,
         bytes_sent_by_shards=sent,
     )
-    leave_behind(folder, summary, trace)
+    summary["error"] = run.error
+    leave_behind(folder, summary, trace, Instant(status.get("zero") or 0))
     if watch is not None:
         watch.close(summary)
     if run.error is not None:
@@ -136,10 +108,10 @@ def run_inproc(request: Request, *, watch: Watch | None) -> Outcome:
     return Outcome(summary, folder)
 
 
-def leave_behind(folder: Path, summary: Mapping[str, Any], trace: Trace) -> None:
+def leave_behind(folder: Path, summary: Mapping[str, Any], trace: Trace, zero: Instant) -> None:
     """Write the files that come at the end: summary, trace and report."""
     write_json(folder / "summary.json", summary)
-    events = {"traceEvents": list(as_perfetto(list(trace.spans))), "displayTimeUnit": "ms"}
+    events = {"traceEvents": list(as_perfetto(list(trace.spans), zero)), "displayTimeUnit": "ms"}
     write_bytes(folder / "trace.json", json.dumps(events, separators=(",", ":")).encode())
     write_report(folder)
 

@@ -1,12 +1,13 @@
-"""Training from Python: `train` prepares a request, runs it in this process, and returns what came of it.
+"""Training from Python: `train` prepares a request, runs it, and returns what came of it.
 
-The command line does the same by the same two functions, `prepare` and `start`.
+The command line does the same by the same functions: `prepare`, and `start` or `start_processes`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
@@ -15,15 +16,17 @@ from isthmus.programs import reference
 from isthmus.programs.program import Program
 from isthmus.programs.request import Request, prepare
 from isthmus.programs.task import Task
-from isthmus.runtime.errors import ConfigError, RunError
+from isthmus.runtime.errors import ConfigError, RunError, nearest
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from isthmus.programs.processes import Submitted
     from isthmus.programs.run import Outcome, Watch
 
-TRANSPORT: Final = "inproc"
+TRANSPORTS: Final = ("inproc", "zmq")
+"""How the hosts of a run talk: in this process, or as processes over ZeroMQ. The first is the default."""
 FINAL: Final = Path("snapshots", "final")
 _ROWS: Final = re.compile(r"(?P<name>.*)\[(?P<start>\d+):\d+\]")
 
@@ -63,33 +66,49 @@ def train(
         do = 'Put the call under: if __name__ == "__main__":'
         raise ConfigError(f"Importing {module}", "a module that can be imported", "a call of train()", do)
     run = {"learners": learners, "tokens": tokens, "seed": seed}
-    request = prepare(program, task, run=run, run_dir=run_dir)
+    request = prepare(program, task, run=run, run_dir=run_dir).to_train()
 
     from isthmus.programs.command.live import watching
+    from isthmus.programs.processes import submit
 
     with watching(request, quiet=quiet) as watch:
-        outcome = start(request, watch)
+        outcome = start(request, watch) if transport != "zmq" else start_processes(submit(request), watch)
     summary = outcome.summary
     return Result(summary["eval_loss_final"], summary, read_final(request), request.run_dir)
 
 
 def check_transport(transport: str | None) -> None:
-    """ConfigError unless this version has the transport; None is the default."""
-    if transport not in (None, TRANSPORT):
-        do = f"Leave it out: this version runs in one process, which is transport {TRANSPORT!r}."
-        raise ConfigError("Choosing the transport", repr(TRANSPORT), repr(transport), do)
+    """ConfigError unless there is the transport; None is the default."""
+    if transport not in (None, *TRANSPORTS):
+        do = f"{nearest(str(transport), TRANSPORTS)} Without it, it is {TRANSPORTS[0]!r}."
+        raise ConfigError("Choosing the transport", " or ".join(map(repr, TRANSPORTS)), repr(transport), do)
 
 
 def start(request: Request, watch: Watch | None) -> Outcome:
     """Run the request in this process; RunError, which names the run folder, if the run fails."""
     from isthmus.programs.run import run_inproc
 
-    try:
+    with _naming(request.run_dir):
         return run_inproc(request, watch=watch)
+
+
+def start_processes(submitted: Submitted, watch: Watch | None) -> Outcome:
+    """Run what was submitted in processes; RunError, which names the run folder, if the run fails."""
+    from isthmus.programs.processes import run_processes
+
+    with _naming(submitted.run_dir):
+        return run_processes(submitted, watch=watch)
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Let every RunError say where the run's files are."""
+    try:
+        yield
     except RunError as error:
-        if str(request.run_dir) in str(error):
+        if str(folder) in str(error):
             raise
-        raise RunError(f"{error}\n  What was written until then is in {request.run_dir}") from error
+        raise RunError(f"{error}\n  What was written until then is in {folder}") from error
 
 
 def read_final(request: Request) -> Any:

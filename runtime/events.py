@@ -19,11 +19,11 @@ Entry: TypeAlias = tuple[Replica, int | str | None, Handle]
 """One item that a firing takes: its producer, its key, its handle."""
 
 
-class Record(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class Record(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True, forbid_unknown_fields=True):
     """Base of events and commands: compared and stored by value."""
 
 
-class Output(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class Output(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """One item that a firing emitted on output port number `port`; `digest` of its payload, 0 where none was taken."""
 
     port: int
@@ -142,6 +142,16 @@ class SendItem(Record, frozen=True):
     fields: Fields = None
 
 
+class ResendItem(Record, frozen=True):
+    """Hand an item that is kept to the channel, for a replica that has just joined. It uses nothing up."""
+
+    edge: int
+    target: Member
+    handle: Handle
+    key: int | str | None = None
+    fields: Fields = None
+
+
 class GrantCredit(Record, frozen=True):
     """Tell the producer on another host that `count` items of a Queue edge were taken."""
 
@@ -191,5 +201,5 @@ class FailHost(Record, frozen=True):
 
 
 Command: TypeAlias = (
-    RunBody | SendItem | GrantCredit | ShareItem | DropItem | SetTimer | CancelTimer | EndNode | FailHost
+    RunBody | SendItem | ResendItem | GrantCredit | ShareItem | DropItem | SetTimer | CancelTimer | EndNode | FailHost
 )

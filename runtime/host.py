@@ -33,6 +33,7 @@ from isthmus.runtime.events import (
     NodeOpened,
     Output,
     ReplicaJoined,
+    ResendItem,
     RunBody,
     SendItem,
     SetTimer,
@@ -49,6 +50,8 @@ from isthmus.runtime.trace import Span, Trace
 
 WAIT_MIN: Final = milliseconds(1)
 """Shorter waits are hops of the loop, not stalls."""
+REFUSED_MAX: Final = 256
+"""Different faults of peers that are told apart; a peer that is broken can make up any number."""
 
 
 class Emission(NamedTuple):
@@ -120,6 +123,7 @@ class Host:
         self._perform: dict[type, Callable[[Any], None]] = {
             RunBody: self._run_body,
             SendItem: self._send_item,
+            ResendItem: self._resend_item,
             GrantCredit: self._grant_credit,
             ShareItem: self._share_item,
             DropItem: self._drop_item,
@@ -150,7 +154,8 @@ class Host:
         try:
             commands = self.scheduler.handle(event, now)
         except RemoteProtocolError as error:
-            self.refused[str(error)] += 1
+            told = str(error)
+            self.refused[told if len(self.refused) < REFUSED_MAX or told in self.refused else "others"] += 1
             self._forget(event)
             return
         except (LocalProtocolError, InvariantError) as error:
@@ -161,6 +166,11 @@ class Host:
             self._tape.append(now, event, commands)
         for command in commands:
             self._perform[type(command)](command)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every body is there."""
+        return len(self._bodies) == len(self.plan.nodes)
 
     def request_stop(self) -> None:
         """Let the bodies know that somebody asked the run to stop; only on the loop."""
@@ -359,8 +369,13 @@ class Host:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def _send_item(self, command: SendItem) -> None:
+        self._send(command, self._take(command.handle))
+
+    def _resend_item(self, command: ResendItem) -> None:
+        self._send(command, self._items[command.handle])
+
+    def _send(self, command: SendItem | ResendItem, payload: Payload) -> None:
         edge: EdgePlan = self.plan.edges[command.edge]
-        payload = self._take(command.handle)
         self.traffic.bytes_sent += payload.size_bytes
         parcel = Parcel(command.edge, command.key, payload.item, command.fields, payload.digest, payload.size_bytes)
         self._channel.send(command.target, parcel, replaces=edge.kind == "latest")

@@ -6,7 +6,7 @@ Under the virtual clock this is the modelled network of a test; on the real cloc
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -14,6 +14,7 @@ from typing import Final
 from isthmus.runtime.channel import Parcel, Receiver
 from isthmus.runtime.clock import Clock, Duration, Instant
 from isthmus.runtime.ids import Member
+from isthmus.runtime.lanes import Line
 
 Delay = Callable[[int, Member, Member, int], Duration]
 """(edge, source, target, size in bytes) -> how long a transfer takes."""
@@ -33,11 +34,10 @@ class _Lane:
     """Everything from one host to one other: who waits in line, what is under way (and since when), and what has
     arrived at a receiver that takes nothing now. All three count in the window but the line."""
 
-    __slots__ = ("arrives_last", "held", "line", "tickets", "under_way", "window_used")
+    __slots__ = ("arrives_last", "held", "line", "under_way", "window_used")
 
     def __init__(self) -> None:
-        self.line: OrderedDict[object, Parcel] = OrderedDict()
-        self.tickets = 0
+        self.line: Line[Parcel] = Line()
         self.under_way: deque[tuple[Parcel, Instant]] = deque()
         self.arrives_last = Instant(0)
         self.held: deque[Parcel] = deque()
@@ -99,10 +99,8 @@ class InprocChannel:
             self._counts["dropped"] += 1
             return
         lane = self._lanes.setdefault(target, _Lane())
-        lane.tickets += 1
-        place: object = (parcel.edge, parcel.key) if replaces else lane.tickets
-        self._counts["superseded"] += place in lane.line
-        lane.line[place] = parcel
+        superseded = lane.line.put(parcel, (parcel.edge, parcel.key) if replaces else None)
+        self._counts["superseded"] += superseded is not None
         self._advance(target, lane)
 
     def grant(self, source: Member, edge: int, count: int) -> None:
@@ -155,11 +153,10 @@ class InprocChannel:
     def _advance(self, target: Member, lane: _Lane) -> None:
         """Begin the transfers that the window allows."""
         network = self._network
-        while lane.line:
-            parcel = next(iter(lane.line.values()))
+        while (parcel := lane.line.first()) is not None:
             if lane.window_used and lane.window_used + parcel.size_bytes > network.window_bytes:
                 return
-            lane.line.popitem(last=False)
+            lane.line.take()
             lane.window_used += max(parcel.size_bytes, 1)
             now = network.clock.now()
             delay = network.delay(parcel.edge, self.member, target, parcel.size_bytes)

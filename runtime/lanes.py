@@ -6,12 +6,9 @@ is sent again on a new connection. Does not know bytes, sockets or time.
 Theory of operation. A *line* holds what waits, in the order in which places were taken; a newer item of a Latest edge
 takes the place of the older one of its key, so no key starves. A *shipment* is an item on its way: it waits in the
 line, begins (only then does it get a sequence number), is sent piece by piece without a break, and is kept until the
-other side acknowledges it. On a new connection the other side says what it had, per edge; what it had is done, the rest goes
-back to the front of the line, except what has been superseded meanwhile. Sequence numbers of a Queue edge have no gaps;
-those of a Latest edge only grow.
-
-Both sides count the bytes of a connection. The sender has at most a *window* of bytes under way that the receiver has
-not said to have taken, or one message if it is larger; the receiver checks that.
+other side acknowledges it. On a new connection the other side says what it had, per edge; what it had is done, the rest
+goes back to the front of the line, except what has been superseded meanwhile. Sequence numbers of a Queue edge have no
+gaps; those of a Latest edge only grow.
 """
 
 from __future__ import annotations
@@ -22,11 +19,10 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant
+from isthmus.runtime.credit import CHARGE_MIN, EDGES_MAX, Window, claim
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.refusal import RefusalError
 
-CHARGE_MIN: Final = 16 << 10
-"""The least that a message costs in credit, so that a window is a number of messages, too: libzmq counts those."""
 HEAD_BYTES_MAX: Final = 64 << 10
 """Records of one message, beyond the first: copied by libzmq while the loop waits."""
 OVERHEAD_BYTES: Final = 64
@@ -34,8 +30,6 @@ OVERHEAD_BYTES: Final = 64
 PIECE_OVERHEAD_BYTES: Final = 9
 WAITING_MAX: Final = 1 << 18
 """Items for one peer that wait or are kept: four times the largest capacity of a Queue."""
-EDGES_MAX: Final = 1 << 12
-"""Edges between one pair of hosts; a program has tens."""
 
 Entry = TypeVar("Entry")
 
@@ -93,7 +87,8 @@ class Line(Generic[Entry]):
 
 
 class Shipment:
-    """An item on its way to one peer: `head_bytes` of its record, `sizes` of its pieces, `cargo` for whoever packs it.
+    """An item on its way to one peer: `head_bytes` of its record (or what it claims, if that is more), `sizes` of its
+    pieces, `cargo` for whoever packs it.
 
     `sent` counts the pieces sent on the present connection; `begun` is when the first of them was.
     """
@@ -102,7 +97,8 @@ class Shipment:
 
     def __init__(self, parcel: Parcel, replaces: bool, head_bytes: int, sizes: Sequence[int], cargo: object) -> None:
         self.parcel, self.replaces = parcel, replaces
-        self.head_bytes, self.sizes, self.cargo = head_bytes, sizes, cargo
+        self.head_bytes = max(head_bytes, claim(parcel.size_bytes, sum(sizes)))
+        self.sizes, self.cargo = sizes, cargo
         self.sequence = self.sent = 0
         self.begun = Instant(0)
 
@@ -121,60 +117,6 @@ class Load(NamedTuple):
     pieces: list[tuple[Shipment, int]]
 
 
-class Window:
-    """The sender's side of the byte credit of one connection."""
-
-    __slots__ = ("_sent", "_size_bytes", "_taken")
-
-    def __init__(self, size_bytes: int) -> None:
-        self._size_bytes = size_bytes
-        self._sent = self._taken = 0
-
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether a message may be sent: inside the window, or alone."""
-        under_way = self._sent - self._taken
-        return not under_way or under_way + max(size_bytes, CHARGE_MIN) <= self._size_bytes
-
-    def spend(self, size_bytes: int) -> None:
-        """A message was sent."""
-        self._sent += max(size_bytes, CHARGE_MIN)
-
-    def take(self, total: int) -> None:
-        """The other side has taken `total` bytes so far; RefusalError if that cannot be."""
-        if not self._taken <= total <= self._sent:
-            raise RefusalError("credit", f"{total} bytes taken, {self._taken} before, {self._sent} were sent")
-        self._taken = total
-
-
-class Intake:
-    """The receiver's side of the byte credit of one connection."""
-
-    __slots__ = ("_announced", "_received", "_size_bytes", "_taken")
-
-    def __init__(self, size_bytes: int) -> None:
-        self._size_bytes = size_bytes
-        self._received = self._taken = self._announced = 0
-
-    def receive(self, size_bytes: int) -> int:
-        """A message came; its charge. RefusalError if there was no credit for it."""
-        charge = max(size_bytes, CHARGE_MIN)
-        under_way = self._received - self._announced
-        if under_way and under_way + charge > self._size_bytes:
-            raise RefusalError("credit", f"{under_way} bytes are under way, {charge} more of {self._size_bytes}")
-        self._received += charge
-        return charge
-
-    def take(self, charge: int) -> bool:
-        """A message was taken; whether the sender should hear of it now."""
-        self._taken += charge
-        return self._taken == self._received or self._taken - self._announced >= self._size_bytes // 4
-
-    def announce(self) -> int:
-        """The total to tell the sender."""
-        self._announced = self._taken
-        return self._taken
-
-
 class Outbound:
     """Everything from here to one peer."""
 
@@ -182,6 +124,7 @@ class Outbound:
         self.line: Line[Shipment] = Line()
         self.kept: deque[Shipment] = deque()
         self.window: Window | None = None
+        self.items_begun = self.bytes_begun = 0
         self._sequences: dict[int, int] = {}
         self._begun = self._acknowledged = 0
         self._current: Shipment | None = None
@@ -225,12 +168,15 @@ class Outbound:
         head_bytes, raw_bytes = OVERHEAD_BYTES, 0
 
         def fits(head: int, raw: int) -> bool:
+            if not load.begun and not load.pieces and window.is_idle():
+                return True
             pieces = len(load.pieces) + (raw > 0)
             is_full = head_bytes + head > HEAD_BYTES_MAX or raw_bytes + raw > raw_bytes_max
             is_full = is_full or pieces > pieces_max or len(load.begun) == records_max
             if is_full and (load.begun or load.pieces):
                 return False
-            return window.has_room(head_bytes + head + raw_bytes + raw + pieces * PIECE_OVERHEAD_BYTES)
+            total = head_bytes + head + raw_bytes + raw + pieces * PIECE_OVERHEAD_BYTES
+            return window.has_room(max(total, CHARGE_MIN))
 
         while True:
             shipment = self._current or self.line.first()
@@ -276,6 +222,8 @@ class Outbound:
             shipment.sequence = self._sequences[edge] = self._sequences.get(edge, 0) + 1
         self._current = shipment
         self._begun += 1
+        self.items_begun += 1
+        self.bytes_begun += shipment.parcel.size_bytes
         self.kept.append(shipment)
 
 
@@ -297,33 +245,3 @@ class Inbound:
         if len(self.delivered.keys() | last.keys()) > EDGES_MAX:
             raise RefusalError("crowd", f"items of more than {EDGES_MAX} edges")
         self.delivered.update(last)
-
-
-class Grants:
-    """Credit in items, as totals per edge: told again they mean the same, so nothing is lost with a connection."""
-
-    def __init__(self) -> None:
-        self.given: dict[int, int] = {}
-        self._news: dict[int, int] = {}
-        self._heard: dict[int, int] = {}
-
-    def give(self, edge: int, count: int) -> None:
-        """`count` items of an edge were taken here."""
-        self.given[edge] = self._news[edge] = self.given.get(edge, 0) + count
-
-    def has_news(self) -> bool:
-        """Whether there are totals that the peer was not told yet."""
-        return bool(self._news)
-
-    def news(self) -> dict[int, int]:
-        """The totals that have changed since the last call."""
-        news, self._news = self._news, {}
-        return news
-
-    def hear(self, totals: Mapping[int, int]) -> list[tuple[int, int]]:
-        """(edge, count) of what the peer has taken since it last spoke; RefusalError for a total that shrank."""
-        more = [(edge, total - self._heard.get(edge, 0)) for edge, total in totals.items()]
-        if any(count < 0 for _, count in more) or len(self._heard.keys() | totals.keys()) > EDGES_MAX:
-            raise RefusalError("credit", "totals of item credit that shrink, or of too many edges")
-        self._heard.update(totals)
-        return [(edge, count) for edge, count in more if count]

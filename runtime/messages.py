@@ -19,9 +19,9 @@ import msgpack  # type: ignore[import-untyped]
 import xxhash
 
 from isthmus.runtime.channel import Parcel
+from isthmus.runtime.credit import EDGES_MAX
 from isthmus.runtime.frames import SPEC_BYTES_MAX, Assembly, Bytes, Encoder, decode
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.lanes import EDGES_MAX
 from isthmus.runtime.refusal import RefusalError
 
 MAGIC: Final = b"is"
@@ -34,6 +34,8 @@ CONTROL_BYTES_MAX: Final = 256 << 10
 EDGE_LAST: Final = (1 << 16) - 1
 FRAMES_MAX: Final = 256
 """Raw frames of one message."""
+RECORD_BYTES: Final = 10
+"""Of a record beside its envelope and spec, at most."""
 RECORDS_MAX: Final = 1024
 """Items that begin in one message."""
 TOKEN_BYTES: Final = 16
@@ -66,7 +68,7 @@ class Hello(NamedTuple):
 
 class State(NamedTuple):
     """Where the sender of this message is: totals of the connection, so that a later one says all that an earlier one
-    did. `heard` counts control messages, `taken` bytes, `acknowledged` transfers; `granted` has the edges whose total
+    did. `heard` counts control messages, `taken` bytes, `acknowledged` items that the receiver was given; `granted` has the edges whose total
     has changed. It is the heartbeat, too.
     """
 
@@ -137,6 +139,11 @@ def unseal(frame: Bytes, size_bytes_max: int) -> tuple[int, Any]:
     return connection, fields
 
 
+def connection_of(frame: Bytes) -> int:
+    """The connection number that a first frame claims, 0 if it is too short to have one."""
+    return int(_PREFIX.unpack_from(frame.data)[2]) if len(frame) > PREFIX_BYTES else 0
+
+
 # -- control -----------------------------------------------------------------------------------------------------------
 
 
@@ -185,17 +192,17 @@ def refusal_of(fields: list[Any]) -> tuple[str, str]:
     return _name(reason), _name(story)
 
 
-def pack_relay(kind: int, other: Member, inner: bytes = b"") -> bytes:
-    """The body of a RELAY, UNREACHABLE or RELAYED: to (or from) whom, and for RELAY the sealed message inside."""
-    return _body([kind, _plain(other), inner])
+def pack_relay(kind: int, source: Member, target: Member, inner: bytes = b"") -> bytes:
+    """The body of a RELAY, RELAYED or UNREACHABLE: from whom, to whom, and for RELAY the sealed message inside."""
+    return _body([kind, _plain(source), _plain(target), inner])
 
 
-def relay_of(fields: list[Any]) -> tuple[Member, bytes]:
-    """(other end, sealed message inside) of what `pack_relay` made."""
-    _, other, inner = _exactly(fields, 3)
+def relay_of(fields: list[Any]) -> tuple[Member, Member, bytes]:
+    """(source, target, sealed message inside) of what `pack_relay` made."""
+    _, source, target, inner = _exactly(fields, 4)
     if type(inner) is not bytes:
         raise _malformed("a message inside", inner)
-    return _member(other), inner
+    return _member(source), _member(target), inner
 
 
 # -- data --------------------------------------------------------------------------------------------------------------

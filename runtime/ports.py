@@ -20,6 +20,9 @@ KEY_TYPES: Final = (int, str)
 """What may name a mailbox, a replica or a round: exactly these, because a bool or a NumPy integer is another thing once
 it has been on the tape or the wire."""
 
+KEPT_MAX: Final = 4096
+"""Keys of one edge of which the newest item is kept: far more than a model has fragments."""
+
 
 class Link:
     """An edge and the member at its other end, while both are live. Links are numbered in the order of opening.
@@ -199,15 +202,29 @@ class Outlet:
 
 
 class Route:
-    """An edge that leaves a node here, with its live links by consumer; `arrival` is its end where that is here too."""
+    """An edge that leaves a node here, with its live links by consumer; `arrival` is its end where that is here too.
 
-    __slots__ = ("arrival", "edge", "links", "outlet")
+    A Latest edge to other hosts keeps the newest item per key, for consumers that join later: `kept` by key, oldest
+    first, at most KEPT_MAX.
+    """
+
+    __slots__ = ("arrival", "edge", "keeps", "kept", "links", "outlet")
 
     def __init__(self, edge: EdgePlan, arrival: Arrival | None) -> None:
         self.arrival = arrival
         self.edge = edge
         self.links: dict[Member, Link] = {}
         self.outlet = Outlet(edge.source) if edge.kind == "queue" else None
+        self.keeps = edge.kind == "latest" and edge.route != "local"
+        self.kept: dict[int | str | None, tuple[Handle, Fields]] = {}
+
+    def keep(self, key: int | str | None, handle: Handle, fields: Fields) -> Handle | None:
+        """Keep the newest item of a key; the result is one that is kept no more."""
+        former = self.kept.pop(key, None)
+        if former is None and len(self.kept) >= KEPT_MAX:
+            former = self.kept.pop(next(iter(self.kept)))
+        self.kept[key] = (handle, fields)
+        return None if former is None else former[0]
 
 
 class Exit:

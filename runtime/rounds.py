@@ -38,18 +38,20 @@ from isthmus.runtime.quorum import (
 
 
 class Closed(NamedTuple):
-    """A round that is to be fired: every handle it uses, the inputs by port, and the decision as a plain dict."""
+    """A round that is to be fired: the inputs by port, the decision as a plain dict, and the links by which the
+    opening and the votes came."""
 
-    handles: tuple[Handle, ...]
     inputs: tuple[tuple[int, tuple[Entry, ...]], ...]
     decision: dict[str, Any]
+    links: tuple[Link, ...]
 
 
 @dataclass(slots=True)
 class Settled:
-    """What the scheduler is to do: drop `refused` with their reasons, carry out `timers`, fire if a round closed."""
+    """What the scheduler is to do: drop `refused` (with their links and reasons), carry out `timers`, fire if a round
+    closed."""
 
-    refused: list[tuple[Handle, str]] = field(default_factory=list)
+    refused: list[tuple[Handle, Link, str]] = field(default_factory=list)
     timers: list[Command] = field(default_factory=list)
     has_closed: bool = False
 
@@ -67,7 +69,7 @@ class Rounds:
         self._voters: dict[Replica, Member] = {}
         self._core = QuorumCore(plan.fires.count_min, plan.fires.grace)
         self._closed: deque[Closed] = deque()
-        self._links: dict[Handle, Link] = {}
+        self._links: dict[tuple[int, Handle], Link] = {}
         self._timer_base = (plan.index + 1) << 32
         self._timer_keys: dict[int, int] = {}
 
@@ -84,13 +86,11 @@ class Rounds:
         """The oldest round that is to be fired."""
         return self._closed.popleft()
 
-    def forget(self, handle: Handle) -> Link:
-        """The link by which a vote or an opening came, which is used up."""
-        return self._links.pop(handle)
-
     def clear(self) -> tuple[list[Handle], list[Command]]:
         """Everything that is still held, and what ends the timers: the node has finished."""
-        return list(self._links), [CancelTimer(self._timer_base + number) for number in self._timer_keys]
+        handles = [handle for _, handle in self._links]
+        handles += [handle for closed in self._closed for _, entries in closed.inputs for _, _, handle in entries]
+        return handles, [CancelTimer(self._timer_base + number) for number in self._timer_keys]
 
     def arrived(self, port: int, link: Link, handle: Handle, fields: Fields, now: Instant) -> Settled:
         """A vote or an opening came. LocalProtocolError, with the state as it was, if Quorum does not allow it."""
@@ -101,7 +101,7 @@ class Rounds:
         else:
             event = self._opening(handle, fields or {})
         commands = self._core.handle(event, now)
-        self._links[handle] = link
+        self._links[port, handle] = link
         return self._settled(commands)
 
     def timer_fired(self, timer: int, now: Instant) -> Settled:
@@ -172,14 +172,15 @@ class Rounds:
                 settled.has_closed = True
             case WithdrawRound():
                 self._close(command.key, command.opening, (), {"reason": command.reason, "left_out": []})
-                settled.refused.extend((handle, "withdrawn") for handle in command.handles)
+                settled.refused += [self._refused(self._vote_port, each, "withdrawn") for each in command.handles]
                 settled.has_closed = True
             case RefuseVote():
-                settled.refused.append((command.handle, f"vote refused: {command.reason}"))
+                why = f"vote refused: {command.reason}"
+                settled.refused.append(self._refused(self._vote_port, command.handle, why))
             case ReplaceOpening():
-                settled.refused.append((command.dropped, "opening renewed"))
+                settled.refused.append(self._refused(self._opening_port, command.dropped, "opening renewed"))
             case RefuseOpening():
-                settled.refused.append((command.opening, "opening refused"))
+                settled.refused.append(self._refused(self._opening_port, command.opening, "opening refused"))
             case SetQuorumTimer():
                 self._timer_keys[command.timer] = command.key
                 settled.timers.append(SetTimer(self._timer_base + command.timer, command.at))
@@ -187,13 +188,17 @@ class Rounds:
                 self._timer_keys.pop(command.timer, None)
                 settled.timers.append(CancelTimer(self._timer_base + command.timer))
 
+    def _refused(self, port: int, handle: Handle, reason: str) -> tuple[Handle, Link, str]:
+        return handle, self._links.pop((port, handle)), reason
+
     def _close(
         self, key: int, opening: Handle, votes: tuple[tuple[Replica, Handle], ...], decision: dict[str, Any]
     ) -> None:
+        opener = self._links.pop((self._opening_port, opening))
+        voters = [self._links.pop((self._vote_port, handle)) for _, handle in votes]
         entries: tuple[Entry, ...] = tuple((replica, key, handle) for replica, handle in votes)
-        opener = self._links[opening].member.replica
-        inputs = ((self._opening_port, ((opener, None, opening),)), (self._vote_port, entries))
-        self._closed.append(Closed((opening, *(handle for _, handle in votes)), inputs, decision))
+        inputs = ((self._opening_port, ((opener.member.replica, None, opening),)), (self._vote_port, entries))
+        self._closed.append(Closed(inputs, decision, (opener, *voters)))
 
 
 def _integer(fields: Fields, name: str, default: int | None = None) -> int:

@@ -9,7 +9,8 @@ started at once, in the order in which they became ready, at the end of the even
 (its body said so) takes no required inputs: it fires when something new is sampled, until its body is idle no more.
 Links come and go with replicas: a new incarnation is a new link with fresh credit and fresh initial items, and what
 the old one held is dropped and counted. Payloads are handles with counted uses: every use ends in exactly one RunBody,
-SendItem or DropItem. An illegal event raises and leaves the state as it was.
+SendItem or DropItem. Of a Latest edge to other hosts the newest item per key is kept, and sent again to whoever joins
+later (ResendItem uses nothing up). An illegal event raises and leaves the state as it was.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from isthmus.runtime.events import (
     Output,
     ReplicaJoined,
     ReplicaLeft,
+    ResendItem,
     RunBody,
     SendItem,
     SetTimer,
@@ -309,8 +311,8 @@ class Scheduler:
         decision: dict[str, Any] | None = None
         if node.rounds is not None and not node.is_idle:
             closed = node.rounds.take()
-            for handle in closed.handles:
-                self._return_vote(node.rounds, handle)
+            for link in closed.links:
+                self._return_vote(link)
             inputs.extend(closed.inputs)
             decision = closed.decision
         for port, inlet, is_required in node.inlets:
@@ -389,6 +391,11 @@ class Scheduler:
         for route in node.exits[output.port].routes:
             edge = route.edge
             key = fields[edge.key] if edge.key is not None and fields is not None else None
+            if route.keeps:
+                uses += 1
+                former = route.keep(key, handle, fields)
+                if former is not None:
+                    self._drop(former, "newest no more")
             for link in self._targets(node, route, fields):
                 uses += 1
                 if route.outlet is not None:
@@ -419,11 +426,10 @@ class Scheduler:
     def _addressed(self, route: Route, number: int) -> list[Link]:
         """The link to replica `number` modulo the replicas of the role, if it is live."""
         role = route.edge.target_role
-        live = self._live[role]
         low, high = self.plan.replicas[role]
-        if low == high:
-            return [link for member, link in route.links.items() if member.replica.slot == number % high]
-        return [route.links[live[number % len(live)]]] if live else []
+        live = self._live[role]
+        slot = number % high if low == high else live[number % len(live)].replica.slot if live else -1
+        return [link for member, link in route.links.items() if member.replica.slot == slot]
 
     def _deliver(self, arrival: Arrival, link: Link, handle: Handle, key: int | str | None, fields: Fields) -> None:
         """Put an item into the port of a node of this host."""
@@ -458,17 +464,15 @@ class Scheduler:
 
     def _settle(self, node: _Node, settled: Settled) -> None:
         """Carry out what the rounds of a Quorum node decided."""
-        assert node.rounds is not None
-        for handle, reason in settled.refused:
-            self._return_vote(node.rounds, handle)
+        for handle, link, reason in settled.refused:
+            self._return_vote(link)
             self._drop(handle, reason)
         self._commands.extend(settled.timers)
         if settled.has_closed:
             self._woken.append(node)
 
-    def _return_vote(self, rounds: Rounds, handle: Handle) -> None:
+    def _return_vote(self, link: Link) -> None:
         """A vote or an opening is used up: where it came by a Queue, its producer gets the credit back."""
-        link = rounds.forget(handle)
         if link.is_open and link.edge.kind == "queue":
             self._give_back(link)
 
@@ -539,6 +543,10 @@ class Scheduler:
         link.is_local = route.arrival is not None and member == self.member
         if route.outlet is not None:
             route.outlet.open(link)
+        if not link.is_local:
+            for key, (handle, fields) in route.kept.items():
+                if route.edge.route_key is None or link in self._addressed(route, (fields or {})[route.edge.route_key]):
+                    self._commands.append(ResendItem(route.edge.index, member, handle, key, fields))
 
     def _close_outlet(self, route: Route, member: Member) -> None:
         link = route.links.pop(member)

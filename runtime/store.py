@@ -43,11 +43,14 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a file so that it is there whole, or as it was before, whatever happens meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -57,7 +60,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
     """Write a safetensors file, whole or not at all."""
-    write_bytes(path, save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
+    write_bytes(path, save({name: np.asarray(array, order="C") for name, array in tensors.items()}))
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:

@@ -22,7 +22,7 @@ RECORD_SIZE_MAX: Final = 1 << 24
 """Bytes; a record holds handles and small fields, never payloads."""
 
 
-class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class Record(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """One event and what the core decided about it."""
 
     at: Instant
@@ -69,7 +69,7 @@ def read(data: bytes) -> Iterator[Record]:
             raise ValueError(f"the tape is torn at byte {at}: a record of {size} bytes, {len(body)} are there")
         try:
             yield decode(body)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"the tape is damaged at byte {at}: {error}") from None
         at += 4 + size
 

@@ -23,14 +23,17 @@ Work = tuple[Callable[[], Any], Done]
 
 
 class LoopClock:
-    """The monotonic clock and the loop of this process; zero is when it was made."""
+    """The monotonic clock and the loop of this process.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    Zero is `zero_ns` of the monotonic clock, which the processes of a machine share, or when this clock was made.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, zero_ns: int | None = None) -> None:
         self._loop = loop
-        self._zero = time.monotonic_ns()
+        self._zero = time.monotonic_ns() if zero_ns is None else zero_ns
 
     def now(self) -> Instant:
-        """Nanoseconds since this clock was made; from any thread."""
+        """Nanoseconds since zero; from any thread."""
         return Instant(time.monotonic_ns() - self._zero)
 
     def call_at(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
@@ -67,8 +70,10 @@ class _Call:
     def arm(self) -> None:
         """Come back when it is due, in whole milliseconds."""
         delay_ms = math.ceil((self._at - self._clock.now()) / 1e6)
-        due = self._due if delay_ms > 0 else self._callback
-        self._handle = self._loop.call_later(delay_ms / 1e3, due) if delay_ms > 0 else self._loop.call_soon(due)
+        if delay_ms > 0:
+            self._handle = self._loop.call_later(delay_ms / 1e3, self._due)
+        else:
+            self._handle = self._loop.call_soon(self._callback)
 
     def cancel(self) -> None:
         """Do not call."""

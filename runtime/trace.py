@@ -40,8 +40,8 @@ class Trace:
         self.spans.append(span)
 
 
-def as_perfetto(spans: list[Span]) -> Iterator[dict[str, Any]]:
-    """Trace events, times in microseconds."""
+def as_perfetto(spans: list[Span], zero: int = 0) -> Iterator[dict[str, Any]]:
+    """Trace events, times in microseconds since `zero`."""
     hosts = sorted({span.host for span in spans})
     tracks = sorted({(span.host, bool(span.peer), span.name) for span in spans})
     process = {host: number for number, host in enumerate(hosts, 1)}
@@ -57,7 +57,7 @@ def as_perfetto(spans: list[Span]) -> Iterator[dict[str, Any]]:
             "name": span.name,
             "pid": process[span.host],
             "tid": thread[(span.host, bool(span.peer), span.name)],
-            "ts": span.begun / 1e3,
+            "ts": (span.begun - zero) / 1e3,
             "dur": (span.ended - span.begun) / 1e3,
         }
         if span.peer:

@@ -22,6 +22,7 @@ from rich.text import Text
 from isthmus.programs.command import report_numbers as numbers
 
 if TYPE_CHECKING:
+    from isthmus.programs.processes import Submitted
     from isthmus.programs.request import Request
 
 LINE_SECONDS: Final = 5.0
@@ -48,7 +49,7 @@ class View(Protocol):
 
 
 @contextmanager
-def watching(request: Request, *, quiet: bool, console: Console | None = None) -> Iterator[View]:
+def watching(request: Request | Submitted, *, quiet: bool, console: Console | None = None) -> Iterator[View]:
     """A view of the request's run on standard output, or on `console`."""
     console = console or Console(highlight=False)
     kind = LastLine if quiet else LiveTable if console.is_terminal else Lines
@@ -63,8 +64,8 @@ def watching(request: Request, *, quiet: bool, console: Console | None = None) -
 class Figures:
     """Turns statuses and summaries of one request's run into words; remembers what speed needs."""
 
-    def __init__(self, request: Request) -> None:
-        self.program = request.program.name
+    def __init__(self, request: Request | Submitted) -> None:
+        self.program = request.name
         self.learners = request.job.learners
         self.budget = request.job.tokens
         self.folder = _short(request.run_dir)

@@ -12,6 +12,7 @@ import platform
 import signal
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, final
 
 import typer
@@ -147,11 +148,18 @@ def train(
     Ctrl-C merges what there is and ends the run; a second one ends it at once.
     """
     asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport)
-    request = asked.request()
 
     from isthmus.programs.command.live import watching
-    from isthmus.programs.training import start
+    from isthmus.programs.training import start, start_processes
 
+    if transport == "zmq":
+        from isthmus.programs.processes import submit_apart
+
+        submitted = submit_apart(lambda: asked.request().to_train())
+        with watching(submitted, quiet=quiet) as view:
+            start_processes(submitted, view)
+        return
+    request = asked.request().to_train()
     with watching(request, quiet=quiet) as view:
         start(request, view)
 
@@ -181,6 +189,41 @@ def graph(
         raise ConfigError("Reading --format", f"one of {', '.join(FORMATS)}", repr(form), nearest(form, FORMATS))
     asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport)
     typer.echo(_shown(asked.request(), form, plans=plans))
+
+
+Run = Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder; runs/latest by default.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@app.command(rich_help_panel="Runs")
+def status(
+    run: Run = None,
+    every: Annotated[bool, typer.Option("--all", help="Every run under ./runs.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until the run is over.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the processes of a run, and how it goes."""
+    from isthmus.programs.command import status_view
+
+    status_view.show(run, every=every, watch=watch, as_json=as_json)
+
+
+@app.command(rich_help_panel="Runs")
+def stop(run: Run = None) -> None:
+    """Bring a run to its end: the last fragments are merged, and the model is written."""
+    from isthmus.programs.command import runs
+
+    folder = runs.folder_of(run)
+    runs.request_stop(folder)
+    typer.echo(f"{folder.name} is asked to stop; its last fragments are being merged.")
+
+
+@app.command(rich_help_panel="Runs")
+def logs(name: Annotated[str, typer.Argument(help="learner/2, syncer/0, daemon, ...")], run: Run = None) -> None:
+    """Print what a host of a run, or its daemon, wrote to its log."""
+    from isthmus.programs.command import runs
+
+    typer.echo(runs.log_of(runs.folder_of(run), name).read_text(errors="replace"), nl=False)
 
 
 def _shown(request: Request, form: str, *, plans: bool) -> str:

@@ -90,7 +90,10 @@ RunDir: TypeAlias = Annotated[
 Transport: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--transport", metavar="inproc", help="Everything in this process, the only one yet.", rich_help_panel=_WHERE
+        "--transport",
+        metavar="inproc|zmq",
+        help="In this process (the default), or in processes over ZeroMQ.",
+        rich_help_panel=_WHERE,
     ),
 ]
 Quiet: TypeAlias = Annotated[

@@ -28,7 +28,7 @@ class Shard:
         self.now = 5 * SECOND
         self.shown = []
         self.pacer = Pacer(**(SETTINGS | settings))
-        member = SimpleNamespace(replica=SimpleNamespace(slot=slot))
+        member = SimpleNamespace(replica=SimpleNamespace(slot=slot), incarnation=1)
         self.pacer.open(SimpleNamespace(member=member, now=lambda: self.now, publish=self.shown.append))
 
     def fire(self, *reports, merged=(), control=None):

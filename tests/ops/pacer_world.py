@@ -93,7 +93,9 @@ class World:
         pacer = Pacer(**self.settings)
         replica = SimpleNamespace(slot=shard)
         context = SimpleNamespace(
-            member=SimpleNamespace(replica=replica), now=lambda: self.now, publish=lambda statistics: None
+            member=SimpleNamespace(replica=replica, incarnation=1),
+            now=lambda: self.now,
+            publish=lambda statistics: None,
         )
         pacer.open(context)
         return pacer

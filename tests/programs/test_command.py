@@ -132,7 +132,7 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("train --set program.gamma=1", "below 1", "1.0", "0.8"),
     ("train --set task.layers=0", "at least 1", "0", "task.layers"),
     ("train --model nan", "a size of the shipped task", "'nan'", "Did you mean 'nano'?"),
-    ("train --transport zmq", "'inproc'", "'zmq'", "one process"),
+    ("train --transport zmk", "'inproc' or 'zmq'", "'zmk'", "Did you mean 'zmq'?"),
     # Files.
     ("train --config configs/no.toml", "a file", "nothing there", "--config"),
     ("train --config configs/broken.toml", "TOML", "line 1", "Correct the file"),
@@ -173,7 +173,7 @@ def test_what_is_wrong_is_told_and_nothing_is_left_behind(
 
 def test_everything_that_is_wrong_is_in_one_message(folder: Path) -> None:
     line = (
-        "train --set program.intervall=3 --set bad --set task.heads=x --learners 0 --data nowhere --transport zmq "
+        "train --set program.intervall=3 --set bad --set task.heads=x --learners 0 --data nowhere --transport zmk "
         "--config configs/other.toml --run-dir old"
     )
     result = isthmus(*line.split())
@@ -211,7 +211,7 @@ def test_version_and_help() -> None:
     assert first.stdout == isthmus("--help").stdout
     assert len(first.stdout.splitlines()) < 24
     assert all(name in first.stdout for name in ("train", "graph", "--version"))
-    for later in ("daemon", "compare", "--cluster", "--resume", "--detach", "--keep-payloads"):
+    for later in ("compare", "--cluster", "--resume", "--detach", "--keep-payloads"):
         assert later not in isthmus("train", "--help").stdout + first.stdout
 
 

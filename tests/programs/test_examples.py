@@ -84,6 +84,13 @@ def test_gossip_that_waits_for_its_neighbour_is_refused_with_the_chain(here: Pat
     assert not (here / "runs").exists()
 
 
+def test_a_program_that_reports_no_progress_is_not_trained(here: Path) -> None:
+    done = call(here, ISTHMUS, "train", "pipeline.py:build")
+    assert done.returncode == 2
+    assert "`progress`" in done.stderr
+    assert not (here / "runs").exists()
+
+
 def test_the_users_own_test_passes_with_the_world_fixture(here: Path) -> None:
     done = call(here, sys.executable, "-m", "pytest", "-q", "test_mine.py", "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -58,7 +58,7 @@ SUMMARY = {
 def request(folder: Path) -> Request:
     """A request, as far as a view looks at it."""
     job = SimpleNamespace(learners=4, tokens=1_000_000, settings=MappingProxyType({"interval": 24, "overlap": 2}))
-    return cast(Request, SimpleNamespace(program=SimpleNamespace(name="ring"), job=job, run_dir=folder / "runs" / "a"))
+    return cast(Request, SimpleNamespace(name="ring", job=job, run_dir=folder / "runs" / "a"))
 
 
 @pytest.fixture

@@ -1,0 +1,37 @@
+"""Ctrl-C and SIGTERM, counted instead of raised, for as long as a run lasts."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+class Interrupts:
+    """How many there were."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """The signals' handler."""
+        self.count += 1
+
+
+@contextmanager
+def interrupts() -> Iterator[Interrupts]:
+    """Count, where this is the main thread; elsewhere the caller keeps its own handlers."""
+    counted = Interrupts()
+    before: dict[int, Any] = {}
+    try:
+        for number in (int(signal.SIGINT), int(signal.SIGTERM)):
+            before[number] = signal.signal(number, counted.take)
+    except ValueError:
+        pass  # Only the main thread may set handlers.
+    try:
+        yield counted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,118 @@
+"""Credit between two hosts: bytes on a connection, and items on Queue edges.
+
+Decides how much may be under way and what a report of the other side may say. Does not decide what is sent.
+
+Theory of operation. Everything is a total that only grows, so that a report heard twice, late, or after one that was
+lost does no harm. Bytes are counted per connection, by both sides: the sender has at most a *window* under way that the
+receiver has not said to have taken, or one message if it is larger, and the receiver checks that. A message costs its
+own bytes or what its items claim to measure, whichever is more, and at least CHARGE_MIN: libzmq bounds messages, so a
+window must be a number of messages, too. Items are counted per pair of members, over all connections: a consumer tells
+how many it took in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from isthmus.runtime.refusal import RefusalError
+
+CHARGE_MIN: Final = 16 << 10
+"""Bytes; what a message of one small item costs the two loops is about the copying of so many."""
+EDGES_MAX: Final = 1 << 12
+"""Edges between one pair of hosts; a program has tens."""
+
+
+def charge(message_bytes: int, claims_bytes: int) -> int:
+    """What a message costs of the credit."""
+    return max(message_bytes, claims_bytes, CHARGE_MIN)
+
+
+def claim(size_bytes: int, pieces_bytes: int) -> int:
+    """What an item claims to measure beside its pieces."""
+    return max(0, size_bytes - pieces_bytes)
+
+
+class Window:
+    """The sender's side of the byte credit of one connection."""
+
+    __slots__ = ("_sent", "_size_bytes", "_taken")
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._sent = self._taken = 0
+
+    def is_idle(self) -> bool:
+        """Whether nothing is under way: then anything may go, alone."""
+        return self._sent == self._taken
+
+    def has_room(self, cost: int) -> bool:
+        """Whether so much more may be under way."""
+        return self._sent - self._taken + cost <= self._size_bytes
+
+    def spend(self, cost: int) -> None:
+        """A message was sent."""
+        self._sent += cost
+
+    def take(self, total: int) -> None:
+        """The other side has taken `total` so far; RefusalError if that cannot be."""
+        if not self._taken <= total <= self._sent:
+            raise RefusalError("credit", f"{total} bytes taken, {self._taken} before, {self._sent} were sent")
+        self._taken = total
+
+
+class Intake:
+    """The receiver's side of the byte credit of one connection."""
+
+    __slots__ = ("_announced", "_received", "_size_bytes", "_taken")
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._received = self._taken = self._announced = 0
+
+    def receive(self, cost: int) -> None:
+        """A message came. RefusalError if there was no credit for it."""
+        under_way = self._received - self._announced
+        if under_way and under_way + cost > self._size_bytes:
+            raise RefusalError("credit", f"{under_way} bytes are under way, {cost} more of {self._size_bytes}")
+        self._received += cost
+
+    def take(self, cost: int) -> bool:
+        """A message was taken; whether the sender should hear of it now."""
+        self._taken += cost
+        return self._taken == self._received or self._taken - self._announced >= self._size_bytes // 4
+
+    def announce(self) -> int:
+        """The total to tell the sender."""
+        self._announced = self._taken
+        return self._taken
+
+
+class Grants:
+    """Credit in items, as totals per edge: told again they mean the same, so nothing is lost with a connection."""
+
+    def __init__(self) -> None:
+        self.given: dict[int, int] = {}
+        self._news: dict[int, int] = {}
+        self._heard: dict[int, int] = {}
+
+    def give(self, edge: int, count: int) -> None:
+        """`count` items of an edge were taken here."""
+        self.given[edge] = self._news[edge] = self.given.get(edge, 0) + count
+
+    def has_news(self) -> bool:
+        """Whether there are totals that the peer was not told yet."""
+        return bool(self._news)
+
+    def news(self) -> dict[int, int]:
+        """The totals that have changed since the last call."""
+        news, self._news = self._news, {}
+        return news
+
+    def hear(self, totals: Mapping[int, int]) -> list[tuple[int, int]]:
+        """(edge, count) of what the peer has taken since it last spoke; RefusalError for a total that shrank."""
+        more = [(edge, total - self._heard.get(edge, 0)) for edge, total in totals.items()]
+        if any(count < 0 for _, count in more) or len(self._heard.keys() | totals.keys()) > EDGES_MAX:
+            raise RefusalError("credit", "totals of item credit that shrink, or of too many edges")
+        self._heard.update(totals)
+        return [(edge, count) for edge, count in more if count]

@@ -1,0 +1,92 @@
+"""Gives what has arrived to the receiver, in order, while the receiver takes anything.
+
+Decides when an item is delivered, and with that when its bytes leave the sender's account. What the receiver does not
+take is held here, within the windows that were granted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from isthmus.runtime.channel import Receiver
+from isthmus.runtime.ids import Member
+from isthmus.runtime.peers import Held, Peer
+
+
+class Delivery:
+    """`counts` gets what was received. `taken(peer)` is called when there is an item to acknowledge, `saw(member,
+    number)` before an item whose sender had that snapshot number, where it is not 0."""
+
+    def __init__(
+        self,
+        peers: Mapping[Member, Peer],
+        counts: Counter[str],
+        taken: Callable[[Peer], None],
+        saw: Callable[[Member, int], None],
+    ) -> None:
+        self._peers, self._counts, self._taken, self._saw = peers, counts, taken, saw
+        self._receiver: Receiver | None = None
+        self._credit: list[tuple[Member, int, int]] = []
+        self._is_paused = self._is_busy = self._is_closed = False
+
+    def open(self, receiver: Receiver) -> None:
+        """Deliver to `receiver` from now on; first the credit that came before."""
+        self._receiver = receiver
+        credit, self._credit = self._credit, []
+        for member, edge, count in credit:
+            receiver.credit_granted(member, edge, count)
+        self.resume()
+
+    def close(self) -> None:
+        """Deliver nothing any more."""
+        self._receiver = None
+        self._is_closed = True
+
+    def pause(self) -> None:
+        """Hold what comes."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Deliver what was held, and what comes."""
+        self._is_paused = False
+        if not self._is_busy:
+            self._deliver()
+
+    def credit(self, member: Member, edge: int, count: int) -> None:
+        """A peer took `count` items of a Queue edge."""
+        if self._receiver is not None:
+            self._receiver.credit_granted(member, edge, count)
+        elif not self._is_closed:
+            self._credit.append((member, edge, count))
+
+    def hold(self, peer: Peer, held: Held) -> None:
+        """A message came; deliver it, or let it wait."""
+        peer.held.append(held)
+        if not self._is_busy:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Give the receiver what it takes. It may pause, resume, close, or forget a peer meanwhile."""
+        self._is_busy = True
+        try:
+            for peer in [peer for peer in self._peers.values() if peer.held]:
+                while peer.held and self._receiver is not None and not self._is_paused:
+                    held = peer.held[0]
+                    if held.parcels:
+                        self._give(self._receiver, peer, held)
+                    else:
+                        peer.held.popleft()
+                        held.session.take(held.cost)
+        finally:
+            self._is_busy = False
+
+    def _give(self, receiver: Receiver, peer: Peer, held: Held) -> None:
+        snapshot, parcel = held.parcels.popleft()
+        held.session.acknowledge()
+        self._taken(peer)
+        if snapshot:
+            self._saw(peer.member, snapshot)
+        self._counts["items_received"] += 1
+        self._counts["bytes_received"] += parcel.size_bytes
+        receiver.item_arrived(peer.member, parcel)

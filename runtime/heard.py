@@ -1,0 +1,74 @@
+"""What a session makes of the messages that it hears: events, for the channel to act on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from isthmus.runtime.channel import Parcel
+from isthmus.runtime.frames import Bytes
+from isthmus.runtime.ids import Member
+from isthmus.runtime.lanes import Shipment
+
+
+class PeerUp(NamedTuple):
+    """Items can be sent from now on."""
+
+
+class CreditHeard(NamedTuple):
+    """The peer took so many more items of a Queue edge."""
+
+    edge: int
+    more: int
+
+
+class ShipmentsEnded(NamedTuple):
+    """These have arrived, or, where `is_superseded`, never will."""
+
+    shipments: list[Shipment]
+    is_superseded: bool = False
+
+
+class ParcelsArrived(NamedTuple):
+    """Items (each with the sender's snapshot number) that came with one message, of which none may come again.
+
+    Whoever gives them to the receiver calls `Session.acknowledge` for each, and `Session.take` with `cost` after all.
+    """
+
+    parcels: list[tuple[int, Parcel]]
+    cost: int
+
+
+class RelayHeard(NamedTuple):
+    """A control message from `source` to `target`, one of which is the peer or this host."""
+
+    source: Member
+    target: Member
+    inner: bytes
+
+
+class FramesHeard(NamedTuple):
+    """A data message from `source` to `target`, one of which is the peer or this host."""
+
+    source: Member
+    target: Member
+    frames: Sequence[Bytes]
+
+
+class UnreachableHeard(NamedTuple):
+    """What `source` sends does not get to `target`."""
+
+    source: Member
+    target: Member
+
+
+class Refused(NamedTuple):
+    """The peer ended the connection and said why."""
+
+    reason: str
+    story: str
+
+
+Event: TypeAlias = (
+    PeerUp | CreditHeard | ShipmentsEnded | ParcelsArrived | RelayHeard | FramesHeard | UnreachableHeard | Refused
+)

@@ -1,0 +1,79 @@
+"""The daemon's memory on disk: which incarnation of each replica was started as which process.
+
+A number is taken before the process starts, in one transaction, and never given again. A process is known by its pid
+and the time of its start, as the kernel tells it, so that a pid that was given to somebody else is not mistaken.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import NamedTuple
+
+from isthmus.runtime.ids import Replica
+
+_SCHEMA = """
+create table if not exists lives (
+    role text not null, slot integer not null, incarnation integer not null, pid integer, started integer,
+    primary key (role, slot, incarnation)
+)
+"""
+
+
+class Row(NamedTuple):
+    """One life; `started` in clock ticks since the machine booted."""
+
+    incarnation: int
+    pid: int
+    started: int | None
+
+
+class Ledger:
+    """The lives of a run's hosts, in a SQLite file."""
+
+    def __init__(self, path: Path) -> None:
+        self._database = sqlite3.connect(path, isolation_level=None)
+        self._database.execute("pragma journal_mode = wal")
+        self._database.execute("pragma synchronous = normal")
+        self._database.execute(_SCHEMA)
+
+    def next(self, replica: Replica) -> int:
+        """Take the next incarnation of a replica, from 1 on."""
+        row = self._database.execute(
+            "insert into lives (role, slot, incarnation) "
+            "values (?, ?, 1 + (select coalesce(max(incarnation), 0) from lives where role = ? and slot = ?)) "
+            "returning incarnation",
+            (replica.role, replica.slot, replica.role, replica.slot),
+        ).fetchone()
+        return int(row[0])
+
+    def started(self, replica: Replica, incarnation: int, pid: int) -> None:
+        """Note the process of an incarnation."""
+        self._database.execute(
+            "update lives set pid = ?, started = ? where role = ? and slot = ? and incarnation = ?",
+            (pid, started_at(pid), replica.role, replica.slot, incarnation),
+        )
+
+    def newest(self, replica: Replica) -> Row | None:
+        """The newest life of a replica whose process is known, if there is one."""
+        row = self._database.execute(
+            "select incarnation, pid, started from lives where role = ? and slot = ? and pid is not null "
+            "order by incarnation desc limit 1",
+            (replica.role, replica.slot),
+        ).fetchone()
+        return None if row is None else Row(*row)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+
+def started_at(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if there is none of that pid, or it is a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything, so the fields are counted from its end; the state is the first.
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])

@@ -1,0 +1,280 @@
+"""One host in a process of its own: the loop, the channel, the link to its daemon, and what it writes.
+
+The main thread is the loop; bodies have threads of their own. The daemon says who is live and where; this host dials
+those that it is to dial, and feeds who joined and who left to its core. It reports four times a second. Without a word
+from a daemon it looks for the one that has taken over, and ends after a minute without any.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+import uvloop
+
+from isthmus.runtime.channel import Channel
+from isthmus.runtime.clock import Clock, Instant
+from isthmus.runtime.control import HEARTBEAT_SECONDS, ControlClient, Message
+from isthmus.runtime.events import ReplicaJoined, ReplicaLeft
+from isthmus.runtime.graph import Reference
+from isthmus.runtime.host import Host
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.links import Endpoints
+from isthmus.runtime.lowering import Plan
+from isthmus.runtime.store import append_bytes, write_bytes
+from isthmus.runtime.tape import Tape
+from isthmus.runtime.threads import LoopClock, ThreadExecutor
+from isthmus.runtime.trace import Span, Trace
+
+SEARCH_SECONDS: Final = 2.0
+"""Without a word from the daemon for so long, look whether another has taken over."""
+ORPHAN_SECONDS: Final = 60.0
+"""Without any daemon for so long, end: nobody would ever end this process."""
+FLUSH_SECONDS: Final = 0.5
+CLOSE_SECONDS: Final = 3.0
+"""How long bodies may take to come to the end of a firing when the host ends."""
+
+
+RELAY: Final = "recorder"
+"""The role through which hosts talk that both only dial."""
+
+Meeting = Literal["dial", "wait", "relay"]
+"""How a peer is met: it is dialled, it dials, or both dial a third."""
+
+
+class DiallingChannel(Channel, Protocol):
+    """A channel between processes: it can be bound, and told whom to dial and whom to forget."""
+
+    def bind(self, endpoint: str) -> Endpoints:
+        """Accept connections; the result is where."""
+
+    def connect(self, peer: Member, endpoints: Endpoints) -> None:
+        """Dial a peer, and keep dialling."""
+
+    def relay(self, peer: Member, through: Member) -> None:
+        """Talk to a peer through another that both have dialled."""
+
+    def forget(self, peer: Member) -> None:
+        """A peer is gone for good."""
+
+
+OpenChannel = Callable[[Clock, Any, Callable[[int, Member, Member, int, Instant, Instant], None]], DiallingChannel]
+"""(clock, loop, watch) -> the channel of this host."""
+
+
+class HostProcess:
+    """Runs one plan as one member, until the daemon says that it is over."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        member: Member,
+        *,
+        folder: Path,
+        daemon: str,
+        zero_ns: int,
+        seed: int,
+        binds: bool,
+        meets: Callable[[Replica], Meeting],
+        resolve: Callable[[Reference], Any],
+        open_channel: OpenChannel,
+    ) -> None:
+        self._member, self._plan, self._folder, self._zero_ns = member, plan, folder, zero_ns
+        self._binds, self._meets = binds, meets
+        self._loop = uvloop.new_event_loop()
+        self._loop.set_exception_handler(lambda loop, context: self._broken(context))
+        self._clock = LoopClock(self._loop, zero_ns)
+        self._trace, self._tape = Trace(), Tape()
+        self._executor = ThreadExecutor(self._clock, str(member.replica))
+        self._channel = open_channel(self._clock, self._loop, self._watch)
+        self._host = Host(
+            plan,
+            member,
+            clock=self._clock,
+            channel=self._channel,
+            executor=self._executor,
+            seed=seed,
+            resolve=resolve,
+            tape=self._tape,
+            trace=self._trace,
+            on_ended=self._node_ended,
+            on_failed=self._failed,
+        )
+        self._endpoints: list[str] = []
+        self._live: dict[Replica, Member] = {}
+        self._heard_at = time.monotonic()
+        self._error: str | None = None
+        self._is_over = False
+        self._finished: set[str] = set()
+        self._daemon = ControlClient(self._loop, daemon, self._hear)
+
+    def run(self) -> int:
+        """Serve; the exit status, 0 if the daemon ended this host, 1 if it failed."""
+        if self._binds:
+            self._endpoints = list(self._channel.bind("tcp://127.0.0.1:0"))
+        self._host.start([self._member])
+        self._live[self._member.replica] = self._member
+        self._say("hello")
+        self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
+        self._loop.call_later(FLUSH_SECONDS, self._flush)
+        self._loop.run_forever()
+        self._close()
+        return 0 if self._error is None else 1
+
+    # -- the daemon ----------------------------------------------------------------------------------------------------
+
+    def _hear(self, message: Message) -> None:
+        self._heard_at = time.monotonic()
+        match message["type"]:
+            case "roster":
+                self._take_roster(message["members"])
+            case "stop":
+                if not self._host.stop_requested:
+                    self._host.request_stop()
+            case "exit":
+                self._loop.stop()
+
+    def _take_roster(self, rows: list[list[Any]]) -> None:
+        """Let everybody in who is new, and everybody go who is gone."""
+        present = {Replica.parse(name): (Member(Replica.parse(name), life), ends) for name, life, ends in rows}
+        if present.get(self._member.replica, (None, []))[0] != self._member:
+            return  # The daemon does not know this host yet.
+        relay = next((member for replica, (member, _) in present.items() if replica.role == RELAY), None)
+        for replica, member in list(self._live.items()):
+            if replica not in present or present[replica][0] != member:
+                del self._live[replica]
+                self._channel.forget(member)
+                self._host.handle(ReplicaLeft(member))
+        for replica, (member, endpoints) in sorted(present.items()):
+            if replica not in self._live and self._concerns(replica) and self._meet(member, endpoints, relay):
+                self._live[replica] = member
+                self._host.handle(ReplicaJoined(member))
+
+    def _meet(self, member: Member, endpoints: list[str], relay: Member | None) -> bool:
+        """Go to where a peer is met; False if that cannot be yet."""
+        meeting = self._meets(member.replica)
+        if meeting == "relay" and relay is None:
+            return False
+        if meeting == "relay":
+            assert relay is not None
+            self._channel.relay(member, relay)
+        elif meeting == "dial":
+            self._channel.connect(member, Endpoints(*endpoints))
+        return True
+
+    def _concerns(self, replica: Replica) -> bool:
+        """Whether an edge leads from here to a role or back, so that its replicas matter to this host."""
+        roles = {role for edge in self._plan.edges.values() for role in (edge.source_role, edge.target_role)}
+        return replica.role in roles
+
+    def _say(self, kind: str, **more: Any) -> None:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        traffic = self._host.traffic
+        figures = {
+            "cpu_seconds": used.ru_utime + used.ru_stime,
+            "memory_bytes": used.ru_maxrss * 1024,
+            "bytes_sent": traffic.bytes_sent,
+            "bytes_received": traffic.bytes_received,
+            "refused": sum(self._host.refused.values()),
+        }
+        self._daemon.send(
+            {
+                "type": kind,
+                "replica": str(self._member.replica),
+                "incarnation": self._member.incarnation,
+                "endpoints": self._endpoints,
+                "phase": self._phase(),
+                "published": self._host.published,
+                "figures": figures,
+                **more,
+            }
+        )
+
+    def _phase(self) -> str:
+        """The phase of this host: of a learner, that of its inner-step."""
+        if not self._host.is_open:
+            return "compiling" if self._member.replica.role == "learner" else "starting"
+        for published in self._host.published.values():
+            if "phase" in published and self._member.replica.role == "learner":
+                return "recovering" if published["phase"] == "ready" else str(published["phase"])
+        return "serving"
+
+    def _beat(self) -> None:
+        silence = time.monotonic() - self._heard_at
+        if silence > ORPHAN_SECONDS:
+            self._error = f"no daemon for {ORPHAN_SECONDS:.0f} s"
+            self._loop.stop()
+            return
+        if silence > SEARCH_SECONDS:
+            with suppress(OSError, ValueError, KeyError):
+                endpoint = json.loads((self._folder / "daemon.json").read_text())["endpoint"]
+                if endpoint != self._daemon.endpoint:
+                    self._daemon.dial(endpoint)
+                    self._say("hello")
+        self._say("heartbeat")
+        self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
+
+    # -- the host ------------------------------------------------------------------------------------------------------
+
+    def _node_ended(self, host: Host, node: str) -> None:
+        self._finished.add(node)
+        if self._member.replica.role == "recorder":
+            self._say("over")
+
+    def _failed(self, host: Host, node: str, error: str) -> None:
+        sys.stderr.write(f"{self._member}, node {node!r}: {error}\n")
+        self._error = error
+        self._say("failed", error=error.strip().splitlines()[-1][:500])
+        self._loop.call_later(0.1, self._loop.stop)
+
+    def _broken(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        story = "".join(traceback.format_exception(error)) if error is not None else str(context.get("message"))
+        self._failed(self._host, "", story)
+
+    def _watch(
+        self, edge: int, source: Member, target: Member, size_bytes: int, begun: Instant, arrived: Instant
+    ) -> None:
+        name = self._plan.edges[edge].name if edge in self._plan.edges else str(edge)
+        self._trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size_bytes))
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Hand the tape on; appending half a second of it takes some tens of microseconds."""
+        data = self._tape.take()
+        if data:
+            name = f"{self._member.replica.role}-{self._member.replica.slot}.tape"
+            append_bytes(self._folder / "tape" / name, data)
+        self._loop.call_later(FLUSH_SECONDS, self._flush)
+
+    def _close(self) -> None:
+        """End the bodies, and leave the spans where whoever draws the timeline finds them."""
+        self._host.close()
+        if self._executor.join(CLOSE_SECONDS):
+            self._host.close_bodies()
+        self._flush()
+        name = f"{self._member.replica.role}-{self._member.replica.slot}-{self._member.incarnation}.json"
+        spans = [list(span) for span in self._trace.spans]
+        write_bytes(self._folder / "spans" / name, json.dumps(spans, separators=(",", ":")).encode())
+        self._daemon.close()
+        self._loop.close()
+
+
+def environment(role: str, present: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a host process: learners share the cores of a machine, so each computes on one.
+
+    NPROC=1 sizes XLA's pool of threads; the flag keeps its operations from splitting (`NPROC` alone does not).
+    """
+    single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    if role == "learner":
+        single |= {"NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    return {**single, **present}

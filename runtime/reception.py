@@ -1,0 +1,179 @@
+"""The sockets that a host has bound, and who speaks on them.
+
+Decides which session a message belongs to, by the address that ZeroMQ gave its connection, and drops what belongs to
+none. Does not decide who is welcome.
+
+Theory of operation. ZeroMQ gives each connection to a ROUTER an address that nobody can choose or guess. An address is
+unknown, known, or refused. The first message of an unknown one must be a HELLO on the control socket, or an ATTACH with
+the token of a HELLO on the data socket (either may come first). Anything else, and whatever a session does not accept,
+makes it refused: it is told why, once, and its messages are dropped by their address. The tables are bounded; a refused
+address that was forgotten is unknown again, and costs one more look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from typing import Final, Protocol
+
+import zmq
+
+from isthmus.runtime import messages
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.frames import Bytes
+from isthmus.runtime.links import AcceptedLink, Endpoints
+from isthmus.runtime.messages import Hello
+from isthmus.runtime.refusal import RefusalError
+from isthmus.runtime.session import Identity, read_hello
+from isthmus.runtime.sockets import CONTROL_MARK, DATA_MARK, Socket
+
+REFUSED_MAX: Final = 4096
+"""Addresses that are remembered as refused."""
+EARLY_MAX: Final = 64
+"""Data connections whose control connection has not spoken yet: they differ by less than a round trip."""
+
+
+class Listener(Protocol):
+    """Who is told of messages from known addresses."""
+
+    def accept(self, link: AcceptedLink, connection: int, hello: Hello) -> Ears:
+        """Welcome a peer, or raise RefusalError."""
+
+
+class Ears(Protocol):
+    """What listens to one peer."""
+
+    def hear_control(self, frames: list[Bytes]) -> None:
+        """A message on the control socket."""
+
+    def hear_data(self, frames: list[Bytes]) -> None:
+        """A message on the data socket."""
+
+
+class Reception:
+    """A bound pair of sockets. `counts` gets the reasons of refusals."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        context: zmq.Context[zmq.Socket[bytes]],
+        own: Identity,
+        listener: Listener,
+        counts: Counter[str],
+    ) -> None:
+        self._own, self._listener, self._counts = own, listener, counts
+        self._control = Socket(loop, context, zmq.ROUTER, CONTROL_MARK, self._control_came)
+        self._data = Socket(loop, context, zmq.ROUTER, DATA_MARK, self._data_came)
+        self._controls: dict[bytes, Ears] = {}
+        self._datas: dict[bytes, Ears] = {}
+        self._awaited: dict[bytes, tuple[AcceptedLink, Ears]] = {}
+        self._tokens: dict[AcceptedLink, bytes] = {}
+        self._early: OrderedDict[bytes, list[Bytes]] = OrderedDict()
+        self._refused: OrderedDict[bytes, None] = OrderedDict()
+
+    def bind(self, endpoint: str) -> Endpoints:
+        """Listen at `tcp://ADDRESS:PORT` and the port after it, or at two free ports where PORT is 0.
+
+        Raises ConfigError where that is not possible.
+        """
+        address, _, port = endpoint.rpartition(":")
+        try:
+            control = self._control.bind(endpoint)
+            data = self._data.bind(f"{address}:{int(port) + 1 if int(port) else 0}")
+        except (zmq.ZMQError, ValueError) as error:
+            raise ConfigError(
+                f"listening at {endpoint} for {self._own.member}",
+                "an endpoint tcp://ADDRESS:PORT of this machine, whose port and the next one are free",
+                str(error),
+                "Choose another port, or 0 for any that is free.",
+            ) from error
+        return Endpoints(control, data)
+
+    def close(self) -> None:
+        """Close both sockets."""
+        self._control.close()
+        self._data.close()
+
+    def _control_came(self, frames: list[Bytes]) -> None:
+        address = frames[0].tobytes()
+        ears = self._controls.get(address)
+        if ears is not None:
+            ears.hear_control(frames[1:])
+        elif address in self._refused:
+            self._counts["unheard"] += 1
+        else:
+            try:
+                self._greet(address, frames[1:])
+            except RefusalError as refusal:
+                self._refuse(address, refusal)
+                connection = messages.connection_of(frames[1]) if len(frames) > 1 else 0
+                told = messages.seal(connection, messages.pack_refusal(refusal.reason, str(refusal)))
+                self._control.send([address, told])
+
+    def _greet(self, address: bytes, frames: list[Bytes]) -> None:
+        if len(frames) != 1:
+            raise RefusalError("message", f"a HELLO of {len(frames)} frames")
+        connection, hello = read_hello(frames[0], self._own)
+        if hello.token in self._awaited or hello.token in self._tokens.values():
+            raise RefusalError("stranger", f"the token of {hello.source} is in use")
+        link = AcceptedLink((self._control, self._data), address, self._forget)
+        ears = self._listener.accept(link, connection, hello)
+        self._controls[address] = ears
+        self._tokens[link] = hello.token
+        self._awaited[hello.token] = link, ears
+        early = self._early.pop(hello.token, None)
+        if early is not None:
+            self._attach(hello.token, early)
+
+    def _data_came(self, frames: list[Bytes]) -> None:
+        address = frames[0].tobytes()
+        ears = self._datas.get(address)
+        if ears is not None:
+            ears.hear_data(frames[1:])
+        elif address in self._refused:
+            self._counts["unheard"] += 1
+        else:
+            try:
+                if len(frames) != 2:
+                    raise RefusalError("message", f"an ATTACH of {len(frames) - 1} frames")
+                _, fields = messages.unseal(frames[1], messages.CONTROL_BYTES_MAX)
+                if fields[0] != messages.ATTACH:
+                    raise RefusalError("state", f"a data connection begins with ATTACH, not with kind {fields[0]}")
+                self._attach(messages.token_of(fields), frames)
+            except RefusalError as refusal:
+                self._refuse(address, refusal)
+
+    def _attach(self, token: bytes, frames: list[Bytes]) -> None:
+        awaited = self._awaited.pop(token, None)
+        if awaited is not None:
+            link, ears = awaited
+            link.data = frames[0].tobytes()
+            self._datas[link.data] = ears
+            ears.hear_data(frames[1:])
+        elif token in self._early:
+            raise RefusalError("stranger", "a second data connection with one token")
+        else:
+            self._early[token] = frames
+            if len(self._early) > EARLY_MAX:
+                _, oldest = self._early.popitem(last=False)
+                self._refuse(oldest[0].tobytes(), RefusalError("crowd", "too many data connections wait for a HELLO"))
+
+    def _forget(self, link: AcceptedLink) -> None:
+        """The session of a link is over."""
+        token = self._tokens.pop(link, None)
+        if token is None:
+            return
+        self._awaited.pop(token, None)
+        for known, address in ((self._controls, link.control), (self._datas, link.data)):
+            if address is not None:
+                known.pop(address, None)
+                self._bar(address)
+
+    def _refuse(self, address: bytes, refusal: RefusalError) -> None:
+        self._counts[f"refused_{refusal.reason}"] += 1
+        self._bar(address)
+
+    def _bar(self, address: bytes) -> None:
+        self._refused[address] = None
+        if len(self._refused) > REFUSED_MAX:
+            self._refused.popitem(last=False)

@@ -1,0 +1,220 @@
+"""The ZeroMQ channel: hosts in different processes and buildings.
+
+Decides when to speak: what a turn of the loop has for a peer goes in one message at its end, and a long transfer sends
+one chunk a turn, so that peers take turns. The parts of it decide the rest: `connections` whom to dial and when a peer
+is lost, `session` what a connection may carry, `lanes` what waits and in which order, `delivery` when the receiver gets
+what has come, `relaying` what is passed on, `frames` and `messages` how it all looks in bytes.
+
+Theory of operation. A host may bind (a control and a data ROUTER), may dial (a control and a data DEALER for each
+peer), or both; who accepts no connection from outside only dials. Everything happens on the loop; libzmq has one thread
+of its own. The channel only ever says that a peer is up or lost; that a member has gone for good is decided by others,
+who then call `forget`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from isthmus.runtime.batches import shipment
+from isthmus.runtime.channel import Parcel, Receiver
+from isthmus.runtime.clock import Clock
+from isthmus.runtime.connections import Connections
+from isthmus.runtime.delivery import Delivery
+from isthmus.runtime.frames import Encoded, Encoder
+from isthmus.runtime.heard import CreditHeard, Event, ParcelsArrived, PeerUp, Refused, ShipmentsEnded
+from isthmus.runtime.ids import Member
+from isthmus.runtime.links import Endpoints
+from isthmus.runtime.peers import Held, Limits, Peer, Watch
+from isthmus.runtime.relaying import Relaying
+from isthmus.runtime.session import Identity, Session
+
+
+class ZmqChannel:
+    """One host's end of all its connections. Everything is called, and calls back, on `loop`.
+
+    `on_peer_up(member)`: items can be sent. `on_peer_lost(member, reason)`: a connection ended, or none could be made
+    (said once for each reason); the channel tries again until `forget`. `on_snapshot(member, number)`: an item whose
+    sender had a higher snapshot number than `snapshot` comes next. `watch` is told of transfers when they are
+    acknowledged.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        *,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        run: str,
+        fingerprint: str,
+        limits: Limits | None = None,
+        watch: Watch | None = None,
+        on_peer_up: Callable[[Member], None] = lambda member: None,
+        on_peer_lost: Callable[[Member, str], None] = lambda member, reason: None,
+        on_snapshot: Callable[[Member, int], None] = lambda member, number: None,
+    ) -> None:
+        self.member = member
+        self.snapshot = 0
+        self._clock, self._watch = clock, watch
+        self._on_peer_up, self._on_peer_lost, self._on_snapshot = on_peer_up, on_peer_lost, on_snapshot
+        self._encoder = Encoder()
+        self._encoded: tuple[Any, Encoded] | None = None
+        self._counts: Counter[str] = Counter()
+        self._awake: dict[Member, Peer] = {}
+        self._is_closed = False
+        own = Identity(member, run, fingerprint)
+        self._connections = Connections(
+            own, self, clock=clock, loop=loop, limits=limits or Limits(), counts=self._counts
+        )
+        self._delivery = Delivery(self._connections.peers, self._counts, self.wake, self._saw)
+        self._relaying = Relaying(self._connections, self.wake, self._counts)
+
+    # -- the contract --------------------------------------------------------------------------------------------------
+
+    def open(self, receiver: Receiver) -> None:
+        """Start to deliver to `receiver`."""
+        self._delivery.open(receiver)
+
+    def send(self, target: Member, parcel: Parcel, *, replaces: bool) -> None:
+        """Hand over an item; `replaces` on Latest edges. It waits for a known peer that is not up, or not yet; for an
+        unknown one it is dropped.
+
+        LocalProtocolError for an item that no wire can carry, and where far too many wait.
+        """
+        peer = self._connections.peers.get(target)
+        if peer is None:
+            self._counts["dropped"] += 1
+            return
+        if self._encoded is None or self._encoded[0] is not parcel.item:
+            self._encoded = parcel.item, self._encoder.encode(parcel.item)
+        made = shipment(self._encoder, self._encoded[1], parcel, self.snapshot, replaces)
+        self._counts["superseded"] += peer.pair.outbound.put(made) is not None
+        self.wake(peer)
+
+    def grant(self, source: Member, edge: int, count: int) -> None:
+        """Tell the producer of a Queue edge that `count` items were taken."""
+        peer = self._connections.peers.get(source)
+        if peer is not None:
+            peer.pair.grants.give(edge, count)
+            self.wake(peer)
+
+    def pause(self) -> None:
+        """Take nothing more from the peers; what is under way waits."""
+        self._delivery.pause()
+
+    def resume(self) -> None:
+        """Take again."""
+        self._delivery.resume()
+
+    def close(self) -> None:
+        """Leave; items under way are lost."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._delivery.close()
+            self._connections.close()
+
+    def statistics(self) -> dict[str, int]:
+        """Items and bytes sent and received, items superseded and dropped, as every channel counts them; beside them
+        `relayed` messages, `stale` ones of older connections, `unheard` ones from refused addresses, and, as
+        `refused_REASON`, everything that a peer sent and that was not accepted."""
+        names = ("items_sent", "items_received", "bytes_sent", "bytes_received", "superseded", "dropped")
+        counts = dict.fromkeys(names, 0) | self._counts
+        for peer in self._connections.peers.values():
+            counts["items_sent"] += peer.pair.outbound.items_begun
+            counts["bytes_sent"] += peer.pair.outbound.bytes_begun
+        return counts
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    def bind(self, endpoint: str) -> Endpoints:
+        """Listen at `tcp://ADDRESS:PORT` and the port after it, at any two that are free where PORT is 0.
+
+        Returns where that is in fact. Raises ConfigError where that is not possible.
+        """
+        return self._connections.bind(endpoint)
+
+    def expect(self, peer: Member) -> None:
+        """Know a peer that will dial us: what is sent to it waits. One that has dialled is known without this."""
+        self._connections.expect(peer)
+
+    def connect(self, peer: Member, endpoints: Endpoints) -> None:
+        """Dial a peer, and dial it again whenever it is lost. ConfigError for endpoints that are none."""
+        self._connections.expect(peer, endpoints)
+
+    def relay(self, peer: Member, through: Member) -> None:
+        """Talk to a peer through another one, which both have dialled; both of them call this."""
+        self._connections.expect(peer, through)
+
+    def forget(self, peer: Member) -> None:
+        """A member has gone for good: nothing goes to it, nor is heard from it or its earlier incarnations."""
+        self._connections.forget(peer)
+
+    # -- for the parts -------------------------------------------------------------------------------------------------
+
+    def wake(self, peer: Peer) -> None:
+        """Let a peer hear, at the end of this turn of the loop, what there is to say."""
+        if not self._awake:
+            self._clock.call_soon(self._turn)
+        self._awake[peer.member] = peer
+
+    def act_on(self, peer: Peer, session: Session, events: list[Event]) -> None:
+        """What follows from what was heard."""
+        for event in events:
+            if peer.session is not session:
+                return
+            if isinstance(event, ParcelsArrived):
+                self._delivery.hold(peer, Held(session, event.parcels, event.cost))
+            elif isinstance(event, CreditHeard):
+                self._delivery.credit(peer.member, event.edge, event.more)
+            elif isinstance(event, ShipmentsEnded):
+                self._shipments_ended(peer, event)
+            elif isinstance(event, PeerUp):
+                peer.is_up, peer.reason, peer.attempts = True, "", 0
+                self._on_peer_up(peer.member)
+                self._connections.dial_through(peer)
+            elif isinstance(event, Refused):
+                self._connections.end(peer, f"refused by the peer ({event.story})")
+            else:
+                self._relaying.heard(peer, event)
+
+    def lost(self, member: Member, reason: str) -> None:
+        """A connection ended, or could not be made."""
+        self._on_peer_lost(member, reason)
+
+    def _turn(self) -> None:
+        """Let everybody hear what there is to say."""
+        self._encoded = None
+        awake, self._awake = self._awake, {}
+        for peer in awake.values():
+            self._speak(peer)
+
+    def _speak(self, peer: Peer) -> None:
+        """All that there is to say, and one data message."""
+        session, link = peer.session, peer.link
+        if session is None or link is None:
+            return
+        while (message := session.next_control()) is not None:
+            if not link.send_control(message):
+                self._connections.end(peer, "disconnected")
+                return
+        frames = session.next_data(self._clock.now())
+        if frames is None:
+            return
+        if link.send_data(frames):
+            self.wake(peer)
+        else:
+            self._connections.end(peer, "disconnected")
+
+    def _shipments_ended(self, peer: Peer, event: ShipmentsEnded) -> None:
+        if event.is_superseded:
+            self._counts["superseded"] += len(event.shipments)
+        elif self._watch is not None:
+            now = self._clock.now()
+            for each in event.shipments:
+                self._watch(each.parcel.edge, self.member, peer.member, each.parcel.size_bytes, each.begun, now)
+
+    def _saw(self, member: Member, number: int) -> None:
+        if number > self.snapshot:
+            self._on_snapshot(member, number)

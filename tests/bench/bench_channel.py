@@ -1,0 +1,234 @@
+"""The ZeroMQ channel against a plain TCP socket: `python tests/bench/bench_channel.py [--json]`.
+
+Two processes, the sender on core 0, the receiver on core 1. Items of 4 and 64 MiB go through the channel as views of
+chunks, with digests made and checked, and through a TCP socket with `sendall` and `recv_into` into memory that is there
+already. `alone`: each item waits until the one before it was acknowledged, as the TCP side waits for a byte. `stream`:
+all items are handed over at once. The cases take turns within each repeat; the figures are medians, and the ratio is
+that of medians of one run. The first repeat warms memory and is not counted. Beside the bar: a 64 MiB array that the
+receiver gets as one piece of memory, and small items a second, handed over 100 a turn of the loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from isthmus.runtime.channel import Parcel
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.links import Endpoints
+from isthmus.runtime.threads import LoopClock
+from isthmus.runtime.wire import ZmqChannel
+
+BAR = 0.7
+MIB = 1 << 20
+CHUNK = 4 * MIB
+SENDER, RECEIVER = (Member(Replica("bench", slot), 1) for slot in range(2))
+RUN = {"run": "bench", "fingerprint": "bench"}
+SMALL_COUNT = 20_000
+BURST = 100
+
+
+class Sink:
+    """A receiver that looks at nothing and keeps nothing."""
+
+    def item_arrived(self, source: Member, parcel: Parcel) -> None:
+        """Let go of an item."""
+
+    def credit_granted(self, target: Member, edge: int, count: int) -> None:
+        """Nobody counts."""
+
+
+def receive(pipe: Any, core: int) -> None:
+    """The other process: a channel that listens, and a TCP server in a thread."""
+    os.sched_setaffinity(0, {core})
+    loop = uvloop.new_event_loop()
+    channel = ZmqChannel(RECEIVER, clock=LoopClock(loop), loop=loop, **RUN)
+    channel.open(Sink())
+    server = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=serve_tcp, args=(server,), daemon=True).start()
+    pipe.send((channel.bind("tcp://127.0.0.1:0"), server.getsockname()[1]))
+    loop.add_reader(pipe.fileno(), loop.stop)
+    loop.run_forever()
+    channel.close()
+
+
+def serve_tcp(server: socket.socket) -> None:
+    """For each request (size, count, whether each is acknowledged): receive so much into the same memory."""
+    memory = bytearray(64 * MIB)
+    connection, _ = server.accept()
+    while request := connection.recv(32):
+        size, count, is_alone = (int(part) for part in request.split())
+        view = memoryview(memory)[:size]
+        connection.sendall(b"g")
+        for index in range(count):
+            got = 0
+            while got < size:
+                got += connection.recv_into(view[got:])
+            if is_alone or index == count - 1:
+                connection.sendall(b"a")
+
+
+class Sides:
+    """The sending process: both ways to the other one. Each returns the seconds that it took."""
+
+    def __init__(self, endpoints: Endpoints, port: int) -> None:
+        self.loop = uvloop.new_event_loop()
+        up = self.loop.create_future()
+        self.channel = ZmqChannel(
+            SENDER,
+            clock=LoopClock(self.loop),
+            loop=self.loop,
+            watch=lambda *transfer: self._acknowledged(),
+            on_peer_up=lambda peer: up.set_result(None),
+            **RUN,
+        )
+        self.channel.open(Sink())
+        self.channel.connect(RECEIVER, endpoints)
+        self.loop.run_until_complete(up)
+        self.tcp = socket.create_connection(("127.0.0.1", port))
+        self.tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._acknowledged: Callable[[], None] = lambda: None
+
+    def by_channel(self, item: Any, size: int, count: int, is_alone: bool) -> float:
+        """Send an item so often."""
+        parcel = Parcel(1, None, item, None, 0, size)
+        return self._timed(lambda: self.channel.send(RECEIVER, parcel, replaces=False), count, 1 if is_alone else count)
+
+    def small(self) -> float:
+        """Many small items, a burst a turn of the loop, a thousand ahead of their acknowledgement."""
+        item = {"slot": 3, "phase": "stepping", "x": np.arange(4, dtype=np.float32)}
+
+        def burst() -> None:
+            for _ in range(BURST):
+                self.channel.send(RECEIVER, Parcel(1, None, dict(item), None, 0, 32), replaces=False)
+
+        return self._timed(burst, SMALL_COUNT // BURST, 10, BURST)
+
+    def _timed(self, send: Callable[[], None], count: int, ahead: int, each: int = 1) -> float:
+        """Call `send`, which sends `each` items, `count` times, at most `ahead` times beyond what was acknowledged."""
+        done, sent = 0, 0
+        ended = 0.0
+
+        def go_on() -> None:
+            nonlocal sent
+            if sent < min(count, done // each + ahead):
+                sent += 1
+                send()
+                self.loop.call_soon(go_on)
+
+        def acknowledged() -> None:
+            nonlocal done, ended
+            done += 1
+            if done == count * each:
+                ended = time.perf_counter()
+                self.loop.stop()
+            elif done % each == 0:
+                go_on()
+
+        self._acknowledged = acknowledged
+        begun = time.perf_counter()
+        self.loop.call_soon(go_on)
+        self.loop.run_forever()
+        return ended - begun
+
+    def by_tcp(self, buffer: Any, size: int, count: int, is_alone: bool) -> float:
+        """Send a buffer so often."""
+        self.tcp.sendall(f"{size} {count} {int(is_alone)}".encode().ljust(32))
+        self.tcp.recv(1)
+        begun = time.perf_counter()
+        for _ in range(count):
+            self.tcp.sendall(buffer)
+            if is_alone:
+                self.tcp.recv(1)
+        if not is_alone:
+            self.tcp.recv(1)
+        return time.perf_counter() - begun
+
+
+def cases_of(sides: Sides, total_mib: int) -> dict[str, tuple[Callable[[], float], float]]:
+    """Name -> (what to run, bytes or items that it moves)."""
+    rng = np.random.default_rng(1)
+    cases: dict[str, tuple[Callable[[], float], float]] = {}
+    for mib in (4, 64):
+        size, count = mib * MIB, max(1, total_mib // mib)
+        flat = rng.standard_normal(size // 4, dtype=np.float32)
+        views = [flat[at : at + CHUNK // 4] for at in range(0, len(flat), CHUNK // 4)]
+        for name, is_alone in (("alone", True), ("stream", False)):
+            moved = float(size * count)
+            cases[f"tcp {mib} {name}"] = partial(sides.by_tcp, flat.data.cast("B"), size, count, is_alone), moved
+            cases[f"channel {mib} {name}"] = partial(sides.by_channel, views, size, count, is_alone), moved
+        if mib == 64:
+            cases["channel 64 whole"] = partial(sides.by_channel, flat, size, count, True), float(size * count)
+    cases["small"] = sides.small, float(SMALL_COUNT)
+    return cases
+
+
+def measure(cases: dict[str, tuple[Callable[[], float], float]], repeats: int) -> dict[str, list[float]]:
+    """Bytes (or items) a second of each case, taken in turns."""
+    rates: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(repeats + 1):
+        for name, (case, moved) in cases.items():
+            seconds = case()
+            if turn:
+                rates[name].append(moved / seconds)
+    return rates
+
+
+def main() -> None:
+    """Measure, print, and say whether the bar is met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print figures instead of a table")
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--mib", type=int, default=256, help="MiB that each case moves in a repeat")
+    options = parser.parse_args()
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=receive, args=(there, 1), daemon=True)
+    process.start()
+    os.sched_setaffinity(0, {0})
+    endpoints, port = here.recv()
+    sides = Sides(endpoints, port)
+    rates = measure(cases_of(sides, options.mib), options.repeats)
+    sides.channel.close()
+    here.send("over")
+    process.join(10)
+    report(rates, options.json)
+
+
+def report(rates: dict[str, list[float]], as_json: bool) -> None:
+    """Print the figures and the verdict."""
+    medians = {name: statistics.median(each) for name, each in rates.items()}
+    figures = {name: {"median": medians[name], "min": min(each), "max": max(each)} for name, each in rates.items()}
+    ratios = {
+        f"{mib} {name}": medians[f"channel {mib} {name}"] / medians[f"tcp {mib} {name}"]
+        for mib in (4, 64)
+        for name in ("alone", "stream")
+    }
+    ratios["64 whole"] = medians["channel 64 whole"] / medians["tcp 64 alone"]
+    is_met = all(ratio >= BAR for name, ratio in ratios.items() if "whole" not in name)
+    if as_json:
+        print(json.dumps({"bench": "channel", "bar": BAR, "is_met": is_met, "rates": figures, "ratios": ratios}))
+        return
+    print(f"{'case':<20}{'median':>10}{'min':>10}{'max':>10}")
+    for name, f in figures.items():
+        scale, unit = (1e3, "k items/s") if name == "small" else (1e9, "GB/s")
+        print(f"{name:<20}" + "".join(f"{f[key] / scale:>10.2f}" for key in ("median", "min", "max")) + f"  {unit}")
+    for name, ratio in ratios.items():
+        print(f"channel / tcp, {name}: {ratio:.2f}")
+    print(f"bar {BAR}: {'met' if is_met else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    main()

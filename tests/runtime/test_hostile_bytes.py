@@ -1,0 +1,419 @@
+"""Whatever comes over the wire, a host goes on: bytes that are none of ours, and messages that nearly are."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.runtime import messages
+from isthmus.runtime.batches import shipment
+from isthmus.runtime.channel import Parcel
+from isthmus.runtime.clock import Instant, milliseconds
+from isthmus.runtime.frames import CHUNK_BYTES, Encoder
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.links import Endpoints
+from isthmus.runtime.messages import Hello
+from isthmus.runtime.peers import Limits
+from isthmus.runtime.refusal import REASONS, RefusalError
+from isthmus.runtime.session import Identity, Pair, Session
+from isthmus.runtime.sockets import FRAME_BYTES_MAX
+from tests.runtime.cables import LEARNERS, RUN, SYNCER, End, World
+from tests.runtime.test_session import connected as session_pair
+
+MIB = 1 << 20
+MESSAGES = 10_000
+GROWTH_MAX = 128 * MIB
+"""Of memory while 10,000 messages come: 30 chunks, what libzmq holds for the connections of one volley, and slack."""
+HASTY = Limits(retry_min=milliseconds(10), retry_max=milliseconds(50))
+Bytes = bytes | bytearray
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+
+
+class Stranger:
+    """Somebody with plain ZeroMQ sockets, who knows the protocol as well as we do."""
+
+    def __init__(self, context: Any, endpoints: Endpoints, member: Member) -> None:
+        self.control, self.data = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        for each, endpoint in zip((self.control, self.data), endpoints, strict=True):
+            each.linger = 0
+            each.connect(endpoint)
+        self.member = member
+        self.pair = Pair()
+        self.token = os.urandom(16)
+        own = Identity(member, RUN["run"], RUN["fingerprint"])
+        self.session = Session.dial(own, SYNCER, self.pair, 1, self.token, 8 * MIB)
+
+    def greet(self, world: World, is_up: Callable[[], bool]) -> None:
+        """Shake hands as we should."""
+        self.control.send(self.session.next_control())
+        self.data.send_multipart(self.session.next_data(Instant(0)))
+
+        def answered() -> bool:
+            while self.control.poll(0):
+                self.session.receive_control([np.frombuffer(self.control.recv(), np.uint8)])
+            if self.session.phase == "live" and (said := self.session.next_control()) is not None:
+                self.control.send(said)
+            return is_up()
+
+        world.until(answered)
+
+    def batch(self, item: Any) -> list[bytes]:
+        """A batch as we would send it."""
+        encoder = Encoder()
+        parcel = Parcel(1, None, item, {"k": 1}, 0, 8)
+        self.pair.outbound.put(shipment(encoder, encoder.encode(item), parcel, 0, False))
+        frames = self.session.next_data(Instant(0))
+        assert frames is not None
+        return [bytes(frame) for frame in frames]
+
+    def close(self) -> None:
+        self.control.close()
+        self.data.close()
+
+
+@pytest.fixture
+def context() -> Iterator[Any]:
+    context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 4000)
+    yield context
+    context.destroy(linger=0)
+
+
+def stranger(slot: int) -> Member:
+    return Member(Replica("stranger", slot), 1)
+
+
+def mutated(rng: random.Random, data: Bytes) -> bytes:
+    """Some bits, a part cut out, a part repeated, or an end cut off."""
+    copy = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(copy)) if copy else 0
+        how = rng.randrange(5)
+        if how <= 1 and copy:
+            copy[at] = rng.randrange(256)
+        elif how == 2:
+            del copy[at : at + rng.randint(1, 8)]
+        elif how == 3:
+            copy[at:at] = copy[at : at + rng.randint(1, 8)]
+        else:
+            del copy[at + len(copy) // 2 :]
+    return bytes(copy)
+
+
+def resealed(rng: random.Random, frame: bytes) -> bytes:
+    """A mutation with a digest that fits: only what it says is wrong."""
+    return messages.seal(1, mutated(rng, frame[messages.PREFIX_BYTES :]))
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def rejected(end: End) -> int:
+    """Messages that were not accepted."""
+    statistics = end.channel.statistics()
+    known = {f"refused_{reason}" for reason in REASONS}
+    assert {name for name in statistics if name.startswith("refused_")} <= known
+    return sum(count for name, count in statistics.items() if name in known or name == "unheard")
+
+
+class Siege:
+    """A host with a healthy peer, whose items go on while strangers send what they like."""
+
+    def __init__(self, world: World, context: Any) -> None:
+        self.world, self.context = world, context
+        self.syncer, self.learner = world.end(SYNCER, HASTY), world.end(LEARNERS[0], HASTY)
+        self.endpoints = self.syncer.channel.bind("tcp://127.0.0.1:0")
+        self.learner.channel.connect(SYNCER, self.endpoints)
+        world.until(lambda: bool(self.learner.ups))
+        self.sent = 0
+        self.exchange()
+        self.memory = resident()
+        self.growth = 0
+
+    def exchange(self) -> None:
+        """An item of the healthy pair, there and back, while all else is under way."""
+        self.sent += 1
+        self.learner.send(SYNCER, 7, [self.sent, np.full(40_000, self.sent, np.int32)])
+        self.syncer.send(LEARNERS[0], 7, self.sent)
+        self.world.until(lambda: len(self.syncer.got(7)) == len(self.learner.got(7)) == self.sent)
+
+    def volley(self, send: Callable[[Stranger], None], slots: range, *, expected: int, is_known: bool) -> None:
+        """Each of some strangers sends; all of it arrives and is judged, and the healthy pair goes on."""
+        before = rejected(self.syncer)
+        strangers = [Stranger(self.context, self.endpoints, stranger(slot)) for slot in slots]
+        for each in strangers:
+            if is_known:
+                each.greet(self.world, lambda each=each: each.member in self.syncer.ups)  # type: ignore[misc]
+            send(each)
+        self.exchange()
+        self.world.until(lambda: rejected(self.syncer) - before >= expected)
+        self.growth = max(self.growth, resident() - self.memory)
+        for each in strangers:
+            each.close()
+
+    def check(self) -> None:
+        """Nobody was harmed."""
+        assert [item[0] for item in self.syncer.got(7)] == list(range(1, self.sent + 1))
+        assert all(np.all(array == number) for number, array in self.syncer.got(7))
+        assert self.learner.got(7) == list(range(1, self.sent + 1))
+        assert (self.learner.losses, LEARNERS[0] in dict(self.syncer.losses)) == ([], False)
+        assert self.growth < GROWTH_MAX
+
+
+@pytest.mark.timeout(20)
+def test_a_host_outlives_ten_thousand_hostile_messages(world: World, context: Any) -> None:
+    siege = Siege(world, context)
+    rng = random.Random(20261120)
+    sent = 0
+
+    def random_first(each: Stranger) -> None:
+        """Bytes that are nothing, from an address that is nobody."""
+        nonlocal sent
+        for side in (each.control, each.data):
+            for _ in range(20):
+                side.send_multipart([rng.randbytes(rng.randrange(1, 300)) for _ in range(rng.randint(1, 3))])
+                sent += 1
+
+    def mutated_first(each: Stranger) -> None:
+        """A HELLO and an ATTACH that nearly are one."""
+        nonlocal sent
+        hello = each.session.next_control()
+        (attach,) = each.session.next_data(Instant(0)) or [b""]
+        assert hello is not None
+        for side, first in ((each.control, hello), (each.data, attach)):
+            side.send(messages.seal(1, b"\x91") + first[: rng.randrange(20)])
+            for _ in range(20):
+                side.send(rng.choice([mutated, resealed])(rng, first))
+            sent += 21
+
+    def mutated_later(each: Stranger) -> None:
+        """A peer whose messages go bad."""
+        nonlocal sent
+        item = {"x": np.arange(rng.randrange(1, 30_000)), "y": [1, (2.5, None)], "z": "text"}
+        frames = each.batch(item)
+        state = messages.seal(1, messages.pack_state(messages.State(0, 0, 0, {1: 2})))
+        spoil = rng.choice([mutated, resealed])
+        if rng.random() < 0.5:
+            each.control.send(spoil(rng, state))
+            each.control.send(b"")
+        else:
+            each.data.send_multipart([spoil(rng, frames[0]), *frames[1:]])
+            each.data.send(b"")
+        for side in (each.control, each.data):
+            for _ in range(14):
+                side.send(rng.randbytes(100))
+        sent += 30
+
+    slots = iter(range(100_000))
+
+    def some(count: int) -> range:
+        first = next(slots)
+        for _ in range(count - 1):
+            next(slots)
+        return range(first, first + count)
+
+    for _ in range(5):
+        siege.volley(random_first, some(20), expected=800, is_known=False)
+        siege.volley(mutated_first, some(15), expected=500, is_known=False)
+        siege.volley(mutated_later, some(20), expected=500, is_known=True)
+    assert sent >= MESSAGES
+    assert rejected(siege.syncer) > 0.9 * MESSAGES
+    siege.check()
+
+
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_a_session_refuses_or_understands_whatever_comes(rng: random.Random, is_data: bool) -> None:
+    """Any other exception fails the test; and of what was refused nothing counts as delivered."""
+    _, end = session_pair()
+    assert end.session is not None
+    encoder = Encoder()
+    item = [rng.randrange(1 << 40), {"x": np.arange(rng.randrange(9)), "y": (None, "z", b"b")}]
+    parcel = Parcel(1, "k", item, {"n": [1]}, 5, 6)
+    made = shipment(encoder, encoder.encode(item), parcel, 0, True)
+    envelope, encoded = made.cargo  # type: ignore[misc]
+    batch = messages.pack_batch(0, 0, [], [messages.pack_record(1, envelope, encoded.spec)])
+    state = messages.pack_state(messages.State(1, 0, 0, {1: 2}))
+    relay = messages.pack_relay(messages.RELAY, stranger(1), stranger(2), b"inner")
+    frame = resealed(rng, messages.seal(1, batch if is_data else rng.choice([state, relay])))
+    frames = [np.frombuffer(frame, np.uint8)]
+    receive = end.session.receive_data if is_data else end.session.receive_control
+    try:
+        receive(frames)
+    except RefusalError:
+        assert end.session.phase == "over"
+        assert end.pair.inbound.delivered == {}
+
+
+KNOWN_AS = {
+    "truncated": lambda frame: frame[:10],
+    "magic": lambda frame: b"xx" + frame[2:],
+    "version": lambda frame: frame[:2] + b"\x02\x00" + frame[4:],
+    "digest": lambda frame: frame[:-1] + bytes([frame[-1] ^ 1]),
+    "oversized": lambda frame: frame + bytes(CHUNK_BYTES - len(frame)),
+}
+
+
+@pytest.mark.parametrize("reason", KNOWN_AS)
+@pytest.mark.parametrize("is_known", [False, True])
+def test_each_fault_has_its_name_and_costs_only_that_peer(
+    world: World, context: Any, reason: str, is_known: bool
+) -> None:
+    siege = Siege(world, context)
+
+    def send(each: Stranger) -> None:
+        if is_known:
+            frames = each.batch([1, 2])
+            each.data.send_multipart([KNOWN_AS[reason](frames[0])])
+        else:
+            hello = each.session.next_control()
+            assert hello is not None
+            each.control.send(KNOWN_AS[reason](hello))
+
+    siege.volley(send, range(1), expected=1, is_known=is_known)
+    assert siege.syncer.count(f"refused_{reason}") == 1
+    if is_known:
+        ((peer, why),) = siege.syncer.losses
+        assert (peer, why.startswith(f"refused ({reason}: ")) == (stranger(0), True)
+    siege.check()
+
+
+def test_a_refused_stranger_is_told_why_once(world: World, context: Any) -> None:
+    siege = Siege(world, context)
+    each = Stranger(context, siege.endpoints, stranger(0))
+    for _ in range(10):
+        each.control.send(b"x" * 50)
+    world.until(lambda: rejected(siege.syncer) == 10)
+    world.until(lambda: bool(each.control.poll(0)))
+    _connection, fields = messages.unseal(np.frombuffer(each.control.recv(), np.uint8), 1000)
+    assert messages.refusal_of(fields)[0] == "magic"
+    assert not each.control.poll(0)
+    assert siege.syncer.count("refused_magic") == 1
+    assert siege.syncer.count("unheard") == 9
+    each.close()
+    siege.check()
+
+
+def test_a_frame_too_large_for_libzmq_ends_its_connection_before_it_takes_memory(world: World, context: Any) -> None:
+    siege = Siege(world, context)
+    each = Stranger(context, siege.endpoints, stranger(0))
+    each.greet(world, lambda: each.member in siege.syncer.ups)
+    monitor = each.data.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    each.data.send(bytes(FRAME_BYTES_MAX + 1))
+    world.until(lambda: bool(monitor.poll(0)))
+    siege.exchange()
+    monitor.close()
+    each.data.disable_monitor()
+    each.close()
+    world.until(lambda: stranger(0) in dict(siege.syncer.losses))
+    siege.check()
+
+
+def test_what_is_announced_takes_no_memory_before_it_comes(world: World, context: Any) -> None:
+    """Arrays of 4 GiB, lists of millions, and frames that never come."""
+    siege = Siege(world, context)
+
+    def send(each: Stranger) -> None:
+        large = messages.seal(1, messages.pack_batch(0, 0, [], [record(1, huge)]))
+        lists = messages.seal(1, messages.pack_batch(0, 0, [], [record(1, b"\xdd\x00\xff\xff\xff" * 1000)]))
+        each.data.send(large if each.member.replica.slot % 2 else lists)
+
+    shape = (4 << 30).to_bytes(8, "little")
+    huge = bytes(msgpack.packb(msgpack.ExtType(2, bytes([5, 0, 1, 0, 0, 0, 0, 0]) + shape)))
+    siege.volley(send, range(10), expected=5, is_known=True)
+    assert siege.syncer.count("refused_encoding") == 5
+    assert siege.growth < 32 * MIB
+    siege.check()
+
+
+def record(sequence: int, spec: bytes) -> bytes:
+    said = bytes(msgpack.packb([1, 0, False, None, None, 0, 0]))
+    return b"\x93" + bytes(msgpack.packb(sequence)) + said + spec
+
+
+def test_who_sends_more_than_was_granted_is_refused(world: World, context: Any) -> None:
+    siege = Siege(world, context)
+    siege.syncer.channel.pause()
+    chunk = Encoder().encode(np.zeros(CHUNK_BYTES, np.uint8))
+    each = Stranger(context, siege.endpoints, stranger(0))
+    each.greet(world, lambda: each.member in siege.syncer.ups)
+    memory = resident()
+    for sequence in range(1, 30):
+        head = messages.pack_batch(sequence - 1, 0, [chunk.digest(0)], [record(sequence, chunk.spec)])
+        each.data.send_multipart([messages.seal(1, head), chunk.pieces[0]])
+    world.until(lambda: siege.syncer.count("refused_credit") == 1)
+    assert resident() - memory < 40 * CHUNK_BYTES
+    siege.syncer.channel.resume()
+    siege.exchange()
+    each.close()
+    siege.check()
+
+
+def test_bytes_that_are_not_even_zeromq_are_ignored(world: World, context: Any) -> None:
+    siege = Siege(world, context)
+    rng = random.Random(7)
+    for endpoint in siege.endpoints:
+        port = int(endpoint.rpartition(":")[2])
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port)) as raw:
+                raw.sendall(
+                    rng.choice([b"GET / HTTP/1.1\r\n\r\n", rng.randbytes(500), b"\xff" + bytes(8) + b"\x7f\x03"])
+                )
+    siege.exchange()
+    siege.check()
+
+
+def test_a_host_that_answers_nonsense_is_dialled_again_and_harms_nobody(world: World, context: Any) -> None:
+    """The side that dials is as careful as the side that listens."""
+    siege = Siege(world, context)
+    rng = random.Random(11)
+    routers = [context.socket(zmq.ROUTER) for _ in range(2)]
+    for router in routers:
+        router.linger = 0
+        router.bind("tcp://127.0.0.1:0")
+    ghost = Member(Replica("ghost", 0), 1)
+    victim = world.end(LEARNERS[1], HASTY)
+    victim.channel.connect(SYNCER, siege.endpoints)
+    victim.channel.connect(ghost, Endpoints(*(router.last_endpoint.decode() for router in routers)))
+    own = Identity(ghost, **RUN)
+
+    def answer() -> bool:
+        for router in routers:
+            while router.poll(0):
+                address, *frames = router.recv_multipart()
+                if router is routers[0] and len(frames) == 1:
+                    router.send_multipart([address, nonsense(frames[0])])
+        return rejected(victim) >= 60
+
+    def nonsense(frame: bytes) -> bytes:
+        connection, fields = messages.unseal(np.frombuffer(frame, np.uint8), 1 << 20)
+        if fields[0] != messages.HELLO or rng.random() < 0.2:
+            return rng.randbytes(60)
+        hello = messages.hello_of(fields)
+        welcome = Hello(own.run, own.fingerprint, ghost, LEARNERS[1], hello.token, 1 << 20, {}, {})
+        body = messages.pack_hello(messages.WELCOME, welcome)
+        return messages.seal(connection, body if rng.random() < 0.3 else mutated(rng, body))
+
+    victim.send(SYNCER, 1, "unharmed")
+    world.until(answer)
+    assert siege.syncer.got(1) == ["unharmed"]
+    assert len({reason for peer, reason in victim.losses if peer == ghost}) >= 4
+    siege.exchange()
+    siege.check()
