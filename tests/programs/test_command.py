@@ -314,5 +314,5 @@ def test_a_run_that_fails_is_status_1(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, message: str
 ) -> None:
     monkeypatch.setattr(training, "start", Started(error))
-    result = isthmus("train", "ring.py:build", "--task", "mine.py:task")
+    result = isthmus("train", "--task", "mine.py:task")
     assert (result.exit_code, result.stderr) == (1, message)

@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import uvloop
 
 from isthmus.runtime.channel import Parcel
-from isthmus.runtime.clock import Duration, Instant, seconds
+from isthmus.runtime.clock import Duration, Instant, milliseconds
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.links import Endpoints
 from isthmus.runtime.peers import Limits
@@ -21,6 +22,11 @@ from isthmus.runtime.wire import ZmqChannel
 
 SYNCER = Member(Replica("syncer", 0), 1)
 LEARNERS = tuple(Member(Replica("learner", slot), 1) for slot in range(4))
+MIB = 1 << 20
+HASTY = Limits(
+    heartbeat=milliseconds(50), silence_max=milliseconds(600), handshake_max=milliseconds(600),
+    retry_min=milliseconds(10), retry_max=milliseconds(100),
+)  # fmt: skip
 RUN = {"run": "run-1", "fingerprint": "fingerprint-1"}
 
 
@@ -251,4 +257,22 @@ class Half(asyncio.Protocol):
             self.other.abort()
 
 
-__all__ = ["LEARNERS", "RUN", "SYNCER", "Cable", "End", "World", "seconds"]
+def pair(world: World, limits: Limits | None = None) -> tuple[End, End, Cable]:
+    """A syncer that listens, a learner that dials it, and the cable between them."""
+    syncer, learner = world.end(SYNCER, limits), world.end(LEARNERS[0], limits)
+    cable = world.cable(syncer.channel.bind("tcp://127.0.0.1:0"))
+    syncer.channel.expect(LEARNERS[0])
+    learner.channel.connect(SYNCER, cable.endpoints)
+    return syncer, learner, cable
+
+
+def connected(world: World, limits: Limits | None = None) -> tuple[End, End, Cable]:
+    """The same, once both are up."""
+    syncer, learner, cable = pair(world, limits)
+    world.until(lambda: bool(syncer.ups and learner.ups))
+    return syncer, learner, cable
+
+
+def floats(mib: int, fill: float = 0.0) -> Any:
+    """An array of so many MiB."""
+    return np.full(mib * MIB // 4, fill, np.float32)

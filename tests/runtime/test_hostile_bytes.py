@@ -29,7 +29,7 @@ from isthmus.runtime.refusal import REASONS, RefusalError
 from isthmus.runtime.session import Identity, Pair, Session
 from isthmus.runtime.sockets import FRAME_BYTES_MAX
 from tests.runtime.cables import LEARNERS, RUN, SYNCER, End, World
-from tests.runtime.test_session import connected as session_pair
+from tests.runtime.session_ends import connected as session_pair
 
 MIB = 1 << 20
 MESSAGES = 10_000

@@ -2,159 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from isthmus.runtime import frames, messages, session
+from isthmus.runtime import messages, session
 from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel
-from isthmus.runtime.clock import Instant
 from isthmus.runtime.frames import Encoder
 from isthmus.runtime.heard import (
-    CreditHeard,
     FramesHeard,
-    ParcelsArrived,
     PeerUp,
     Refused,
     RelayHeard,
-    ShipmentsEnded,
     UnreachableHeard,
 )
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ids import Member
 from isthmus.runtime.messages import Hello
 from isthmus.runtime.refusal import REASONS, RefusalError
 from isthmus.runtime.session import AHEAD_MAX, TRANSITIONS, Identity, Pair, Session, read_hello
-
-A, B, C = (Member(Replica("learner", slot), 1) for slot in range(3))
-RUN = ("run-1", "fingerprint-1")
-TOKEN = b"t" * 16
-WINDOW = 1 << 20
-NOW = Instant(5)
-
-
-def frame_of(frame: Any) -> list[Any]:
-    return [array(frame)]
-
-
-def array(frame: Any) -> Any:
-    return np.frombuffer(bytes(frame), np.uint8)
-
-
-class End:
-    """One host's end: what it has sent waits in `control` and `data`."""
-
-    def __init__(self, member: Member, peer: Member, window_bytes: int = WINDOW) -> None:
-        self.own = Identity(member, *RUN)
-        self.peer = peer
-        self.window_bytes = window_bytes
-        self.encoder = Encoder()
-        self.pair = Pair()
-        self.session: Session | None = None
-        self.control: deque[Any] = deque()
-        self.data: deque[list[Any]] = deque()
-        self.events: list[Any] = []
-        self.is_paused = False
-        self.held: deque[tuple[Session, ParcelsArrived]] = deque()
-        self.got: list[Parcel] = []
-        self.credit: Counter[int] = Counter()
-        self.ended: list[Any] = []
-        self.superseded = 0
-
-    def send(self, edge: int, item: Any, *, key: Any = None, replaces: bool = False, size_bytes: int = 0) -> None:
-        parcel = Parcel(edge, key, item, None, 0, size_bytes)
-        made = shipment(self.encoder, self.encoder.encode(item), parcel, 0, replaces)
-        self.superseded += self.pair.outbound.put(made) is not None
-
-    def dial(self, connection: int) -> None:
-        self.drop()
-        self.session = Session.dial(self.own, self.peer, self.pair, connection, TOKEN, self.window_bytes)
-
-    def accept(self, frame: Any) -> None:
-        connection, hello = read_hello(frame, self.own)
-        self.drop()
-        self.session, events = Session.accept(self.own, hello, connection, self.pair, self.window_bytes)
-        self.take(events)
-
-    def drop(self) -> None:
-        if self.session is not None:
-            self.session.close()
-        self.session = None
-        self.control.clear()
-        self.data.clear()
-
-    def pump(self) -> bool:
-        """Say what there is to say; whether there was anything."""
-        if self.session is None:
-            return False
-        was = len(self.control) + len(self.data)
-        while (message := self.session.next_control()) is not None:
-            self.control.append(message)
-        while (parts := self.session.next_data(NOW)) is not None:
-            self.data.append(parts)
-        return len(self.control) + len(self.data) > was
-
-    def take(self, events: Sequence[Any]) -> None:
-        for event in events:
-            if isinstance(event, ParcelsArrived):
-                assert self.session is not None
-                self.held.append((self.session, event))
-            elif isinstance(event, CreditHeard):
-                self.credit[event.edge] += event.more
-            elif isinstance(event, ShipmentsEnded):
-                self.superseded += len(event.shipments) if event.is_superseded else 0
-                self.ended += [] if event.is_superseded else [each.parcel.item for each in event.shipments]
-            else:
-                self.events.append(event)
-        self.deliver()
-
-    def deliver(self) -> None:
-        while self.held and not self.is_paused:
-            source, event = self.held.popleft()
-            for _, parcel in event.parcels:
-                self.got.append(parcel)
-                source.acknowledge()
-            source.take(event.cost)
-
-    def hear_control(self, frame: Any) -> None:
-        if self.session is None:
-            self.accept(array(frame))
-        else:
-            self.take(self.session.receive_control(frame_of(frame)))
-
-    def hear_data(self, parts: list[Any]) -> None:
-        assert self.session is not None
-        self.take(self.session.receive_data(list(map(array, parts))))
-
-
-def settle(a: End, b: End) -> None:
-    """Let everything that is under way arrive."""
-    moved = True
-    while moved:
-        moved = a.pump() | b.pump()
-        for one, other in ((a, b), (b, a)):
-            while one.control:
-                other.hear_control(one.control.popleft())
-                moved = True
-            while one.data:
-                other.hear_data(one.data.popleft())
-                moved = True
-
-
-def connected(window_bytes: int = WINDOW) -> tuple[End, End]:
-    a, b = End(A, B, window_bytes), End(B, A, window_bytes)
-    a.dial(1)
-    settle(a, b)
-    assert (a.events, b.events) == ([PeerUp()], [PeerUp()])
-    return a, b
-
+from tests.runtime.session_ends import NOW, RUN, TOKEN, WINDOW, A, B, C, End, array, connected, frame_of, settle
 
 # -- a connection ------------------------------------------------------------------------------------------------------
 
@@ -221,7 +91,7 @@ def test_the_dialler_says_first_where_it_is_and_then_what_it_relays() -> None:
     assert a.session is not None
     assert a.session.relay(messages.RELAY, A, C, b"inner")
     settle(a, b)
-    assert b.events == [PeerUp(), RelayHeard(A, C, b"inner")] or b.events == [RelayHeard(A, C, b"inner"), PeerUp()]
+    assert b.events == [RelayHeard(A, C, b"inner"), PeerUp()]
 
 
 def test_a_heartbeat_is_sent_whenever_it_is_asked_for() -> None:
@@ -489,116 +359,3 @@ def test_every_kind_in_every_phase_does_what_the_table_says() -> None:
                 with pytest.raises(RefusalError, match="state: a message of kind"):
                     one.receive_control(frame_of(sealed(packed(kind))))
     assert set(TRANSITIONS.values()) | {"dialled", "greeted", "over"} == phases
-
-
-# -- everything at once ------------------------------------------------------------------------------------------------
-
-
-class Connections(RuleBasedStateMachine):
-    """Two hosts that send, grant, pause and lose connections at any point, against what must come of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch = pytest.MonkeyPatch()
-        for module in (frames, session):
-            self.patch.setattr(module, "CHUNK_BYTES", 4096)
-        self.patch.setattr(frames, "INLINE_BYTES_MAX", 64)
-        self.ends = End(A, B, 50_000), End(B, A, 60_000)
-        self.connection = 0
-        self.number = 0
-        self.sent: dict[int, dict[int, list[int]]] = {0: {1: [], 2: []}, 1: {1: [], 2: []}}
-        self.newest: dict[int, dict[tuple[int, int], int]] = {0: {}, 1: {}}
-        self.latest_count: Counter[int] = Counter()
-        self.granted: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
-
-    def teardown(self) -> None:
-        try:
-            for end in self.ends:
-                end.is_paused = False
-                end.deliver()
-            self.dial()
-            settle(*self.ends)
-            for here, there in ((0, 1), (1, 0)):
-                got = self.ends[there].got
-                queues = {edge: [_number(p.item) for p in got if p.edge == edge] for edge in (1, 2)}
-                assert queues == self.sent[here]
-                assert {(p.edge, p.key): _number(p.item) for p in got if p.edge > 2} == self.newest[here]
-                assert self.ends[here].credit == self.granted[there]
-                assert len(self.ends[here].ended) + self.ends[here].superseded == self.count(here)
-                assert not self.ends[here].pair.outbound.kept
-        finally:
-            self.patch.undo()
-
-    def count(self, here: int) -> int:
-        return sum(map(len, self.sent[here].values())) + self.latest_count[here]
-
-    @rule(here=st.integers(0, 1), edge=st.integers(1, 2), size=st.integers(0, 20_000))
-    def send_queued(self, here: int, edge: int, size: int) -> None:
-        self.number += 1
-        self.sent[here][edge].append(self.number)
-        self.ends[here].send(edge, _item(self.number, size), size_bytes=size)
-
-    @rule(here=st.integers(0, 1), edge=st.integers(3, 4), key=st.integers(0, 2), size=st.integers(0, 20_000))
-    def send_latest(self, here: int, edge: int, key: int, size: int) -> None:
-        self.number += 1
-        self.newest[here][edge, key] = self.number
-        self.latest_count[here] += 1
-        self.ends[here].send(edge, _item(self.number, size), key=key, replaces=True, size_bytes=size)
-
-    @rule(here=st.integers(0, 1), edge=st.integers(1, 2), count=st.integers(1, 3))
-    def grant(self, here: int, edge: int, count: int) -> None:
-        self.granted[here][edge] += count
-        self.ends[here].pair.grants.give(edge, count)
-
-    @rule(here=st.integers(0, 1))
-    def pump(self, here: int) -> None:
-        self.ends[here].pump()
-
-    @rule(here=st.integers(0, 1), count=st.integers(1, 5), is_control=st.booleans())
-    def deliver(self, here: int, count: int, is_control: bool) -> None:
-        one, other = self.ends[here], self.ends[1 - here]
-        for _ in range(count):
-            if is_control and one.control:
-                other.hear_control(one.control.popleft())
-            elif not is_control and one.data and (here == 1 or other.session is not None):
-                other.hear_data(one.data.popleft())
-
-    @rule(here=st.integers(0, 1), is_paused=st.booleans())
-    def pause(self, here: int, is_paused: bool) -> None:
-        self.ends[here].is_paused = is_paused
-        self.ends[here].deliver()
-
-    @rule(here=st.integers(0, 1))
-    def beat(self, here: int) -> None:
-        end = self.ends[here]
-        message = end.session.next_control(is_beat=True) if end.session is not None else None
-        if message is not None:
-            end.control.append(message)
-
-    @rule()
-    def dial(self) -> None:
-        self.connection += 1
-        self.ends[1].drop()
-        self.ends[0].dial(self.connection)
-
-    @invariant()
-    @precondition(lambda self: hasattr(self, "ends"))
-    def nothing_is_beyond_the_window(self) -> None:
-        for one, other in ((self.ends[0], self.ends[1]), (self.ends[1], self.ends[0])):
-            under_way = [sum(map(len, parts)) for parts in one.data if len(parts) > 1 or len(parts[0]) > 60]
-            assert sum(under_way) <= other.window_bytes or len(under_way) == 1
-
-
-def _item(number: int, size: int) -> Any:
-    return [number, np.full(size, number % 251, np.uint8), np.arange(7)]
-
-
-def _number(item: Any) -> int:
-    number, values, seven = item
-    assert np.all(values == number % 251)
-    assert np.array_equal(seven, np.arange(7))
-    return int(number)
-
-
-Connections.TestCase.settings = settings(max_examples=60, stateful_step_count=60)
-TestConnections = Connections.TestCase
