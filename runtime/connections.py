@@ -151,7 +151,7 @@ class Connections:
             return
         peer.dialled += 1
         token = secrets.token_bytes(messages.TOKEN_BYTES)
-        session = Session.dial(self.own, peer.member, peer.pair, peer.dialled, token, self._window_bytes(peer))
+        session = Session.dial(self.own, peer.member, peer.pair, peer.dialled, token, peer.intake(self._limits))
         self._start(peer, session, self._sockets(peer, session) if through is None else self.way_through(through, peer))
 
     def _sockets(self, peer: Peer, session: Session) -> Link:
@@ -196,7 +196,7 @@ class Connections:
         peer.accepted = connection
         if peer.session is not None:
             self.end(peer, "replaced by a newer connection")
-        session, events = Session.accept(self.own, hello, connection, peer.pair, self._window_bytes(peer))
+        session, events = Session.accept(self.own, hello, connection, peer.pair, peer.intake(self._limits))
         self._start(peer, session, link)
         self._owner.act_on(peer, session, events)
         return Ears(self, peer, session)
@@ -257,10 +257,6 @@ class Connections:
         if was_up:
             for other in [other for other in self.peers.values() if other.route == peer.member]:
                 self.end(other, f"{peer.member}, which relays, was lost")
-
-    def _window_bytes(self, peer: Peer) -> int:
-        is_relayed = isinstance(peer.route, Member)
-        return peer.window_bytes(self._limits.relay_window_bytes if is_relayed else self._limits.window_bytes)
 
     def _cancel_retry(self, peer: Peer) -> None:
         if peer.cancel_retry is not None:

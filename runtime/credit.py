@@ -38,9 +38,9 @@ class Window:
 
     __slots__ = ("_sent", "_size_bytes", "_taken")
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, held: int = 0) -> None:
         self._size_bytes = size_bytes
-        self._sent = self._taken = 0
+        self._sent, self._taken = held, 0
 
     def is_idle(self) -> bool:
         """Whether nothing is under way: then anything may go, alone."""
@@ -62,25 +62,26 @@ class Window:
 
 
 class Intake:
-    """The receiver's side of the byte credit of one connection."""
+    """The receiver's side of the byte credit of one connection. What earlier ones brought and is `held` counts."""
 
-    __slots__ = ("_announced", "_received", "_size_bytes", "_taken")
+    __slots__ = ("_announced", "_received", "_taken", "held", "size_bytes")
 
-    def __init__(self, size_bytes: int) -> None:
-        self._size_bytes = size_bytes
-        self._received = self._taken = self._announced = 0
+    def __init__(self, size_bytes: int, held: int = 0) -> None:
+        self.size_bytes, self.held = size_bytes, held
+        self._received = held
+        self._taken = self._announced = 0
 
     def receive(self, cost: int) -> None:
         """A message came. RefusalError if there was no credit for it."""
         under_way = self._received - self._announced
-        if under_way and under_way + cost > self._size_bytes:
-            raise RefusalError("credit", f"{under_way} bytes are under way, {cost} more of {self._size_bytes}")
+        if under_way and under_way + cost > self.size_bytes:
+            raise RefusalError("credit", f"{under_way} bytes are under way, {cost} more of {self.size_bytes}")
         self._received += cost
 
     def take(self, cost: int) -> bool:
         """A message was taken; whether the sender should hear of it now."""
         self._taken += cost
-        return self._taken == self._received or self._taken - self._announced >= self._size_bytes // 4
+        return self._taken == self._received or self._taken - self._announced >= self.size_bytes // 4
 
     def announce(self) -> int:
         """The total to tell the sender."""

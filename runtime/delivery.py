@@ -15,7 +15,7 @@ from isthmus.runtime.peers import Held, Peer
 
 
 class Delivery:
-    """`counts` gets what was received. `taken(peer)` is called when there is an item to acknowledge, `saw(member,
+    """`counts` gets what was received. `taken(peer)` is called when there is something to acknowledge, `saw(member,
     number)` before an item whose sender had that snapshot number, where it is not 0."""
 
     def __init__(
@@ -77,7 +77,9 @@ class Delivery:
                         self._give(self._receiver, peer, held)
                     else:
                         peer.held.popleft()
-                        held.session.take(held.cost)
+                        if peer.session is not None:
+                            peer.session.take(held.cost)
+                            self._taken(peer)
         finally:
             self._is_busy = False
 

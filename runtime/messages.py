@@ -52,8 +52,8 @@ class Hello(NamedTuple):
     """The first message of a connection, by the side that dials (HELLO) and then by the other (WELCOME).
 
     `token` pairs the control with the data socket; `window` is how many bytes the sender takes beyond those that it has
-    said to have taken; `delivered` is the last sequence number per edge that arrived from the other side, `granted` the
-    item credit per edge given so far.
+    said to have taken, and `held` how many it has not taken of earlier connections; `delivered` is the last sequence
+    number per edge that arrived from the other side, `granted` the item credit per edge given so far.
     """
 
     run: str
@@ -62,14 +62,15 @@ class Hello(NamedTuple):
     target: Member
     token: bytes
     window: int
+    held: int
     delivered: dict[int, int]
     granted: dict[int, int]
 
 
 class State(NamedTuple):
     """Where the sender of this message is: totals of the connection, so that a later one says all that an earlier one
-    did. `heard` counts control messages, `taken` bytes, `acknowledged` items that the receiver was given; `granted` has the edges whose total
-    has changed. It is the heartbeat, too.
+    did. `heard` counts control messages, `taken` bytes, `acknowledged` items that the receiver was given; `granted` has
+    the edges whose total has changed. It is the heartbeat, too.
     """
 
     heard: int
@@ -149,13 +150,13 @@ def connection_of(frame: Bytes) -> int:
 
 def pack_hello(kind: int, hello: Hello) -> bytes:
     """The body of a HELLO or a WELCOME."""
-    rest = (hello.token, hello.window, hello.delivered, hello.granted)
+    rest = (hello.token, hello.window, hello.held, hello.delivered, hello.granted)
     return _body([kind, hello.run, hello.fingerprint, _plain(hello.source), _plain(hello.target), *rest])
 
 
 def hello_of(fields: list[Any]) -> Hello:
     """A HELLO or WELCOME; RefusalError if it is not well formed."""
-    _, run, fingerprint, source, target, token, window, delivered, granted = _exactly(fields, 9)
+    _, run, fingerprint, source, target, token, window, held, delivered, granted = _exactly(fields, 10)
     if type(token) is not bytes or len(token) != TOKEN_BYTES:
         raise _malformed("a token", token)
     return Hello(
@@ -165,6 +166,7 @@ def hello_of(fields: list[Any]) -> Hello:
         _member(target),
         token,
         _count(window),
+        _count(held),
         _totals(delivered),
         _totals(granted),
     )

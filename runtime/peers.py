@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
-from isthmus.runtime.credit import CHARGE_MIN
+from isthmus.runtime.credit import Intake
 from isthmus.runtime.ids import Member
 from isthmus.runtime.links import Endpoints, Link
 from isthmus.runtime.session import Pair, Session
@@ -75,9 +75,10 @@ class Peer:
         self.accepted = self.dialled = self.attempts = 0
         self.cancel_retry: Callable[[], None] | None = None
 
-    def window_bytes(self, size_bytes: int) -> int:
-        """The window for a new connection: what earlier ones brought and nobody has taken counts in it."""
-        return max(size_bytes - sum(held.cost for held in self.held), CHARGE_MIN)
+    def intake(self, limits: Limits) -> Intake:
+        """The account for a new connection: what earlier ones brought and nobody has taken counts in it."""
+        size_bytes = limits.relay_window_bytes if isinstance(self.route, Member) else limits.window_bytes
+        return Intake(size_bytes, sum(held.cost for held in self.held))
 
     def delay(self, limits: Limits) -> Duration:
         """How long to wait before the next attempt; doubles until one succeeds."""

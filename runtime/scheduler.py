@@ -273,10 +273,7 @@ class Scheduler:
         if member.incarnation <= newest:
             raise RemoteProtocolError(f"{member} joined, but incarnation {newest} has joined before")
         self._newest[member.replica] = member.incarnation
-        others = [other for other in self._live[role] if other.replica != member.replica]
-        if len(others) < len(self._live[role]):
-            self._have_live(role, others)
-        self._have_live(role, [*others, member])
+        self._have_live(role, [*(other for other in self._live[role] if other.replica != member.replica), member])
 
     def _replica_left(self, event: ReplicaLeft) -> None:
         role = event.member.replica.role

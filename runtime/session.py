@@ -118,7 +118,7 @@ class Session:
     """One connection, from one side. Made by `dial` or `accept`."""
 
     def __init__(
-        self, own: Identity, peer: Member, pair: Pair, *, phase: Phase, connection: int, token: bytes, window_bytes: int
+        self, own: Identity, peer: Member, pair: Pair, *, phase: Phase, connection: int, token: bytes, intake: Intake
     ) -> None:
         self.peer = peer
         self.phase: Phase = phase
@@ -126,8 +126,7 @@ class Session:
         self.token = token
         self._own = own
         self._pair = pair
-        self._window_bytes = window_bytes
-        self._intake = Intake(window_bytes)
+        self._intake = intake
         self._window = Window(0)
         self._owes_hello = True
         self._owes_attach = phase == "dialled"
@@ -147,13 +146,13 @@ class Session:
         }
 
     @classmethod
-    def dial(cls, own: Identity, peer: Member, pair: Pair, connection: int, token: bytes, window_bytes: int) -> Session:
+    def dial(cls, own: Identity, peer: Member, pair: Pair, connection: int, token: bytes, intake: Intake) -> Session:
         """The side that dials."""
-        return cls(own, peer, pair, phase="dialled", connection=connection, token=token, window_bytes=window_bytes)
+        return cls(own, peer, pair, phase="dialled", connection=connection, token=token, intake=intake)
 
     @classmethod
     def accept(
-        cls, own: Identity, hello: Hello, connection: int, pair: Pair, window_bytes: int
+        cls, own: Identity, hello: Hello, connection: int, pair: Pair, intake: Intake
     ) -> tuple[Session, list[Event]]:
         """The side that was dialled, with what follows from the HELLO."""
         session = cls(
@@ -163,7 +162,7 @@ class Session:
             phase="greeted",
             connection=connection,
             token=hello.token,
-            window_bytes=window_bytes,
+            intake=intake,
         )
         return session, session._open(hello)
 
@@ -216,7 +215,7 @@ class Session:
             raise
 
     def take(self, cost: int) -> None:
-        """A message that cost so much was taken, with all that was in it."""
+        """A message that cost so much was taken, of this connection or an earlier one."""
         if self._intake.take(cost):
             self._owes_state = True
 
@@ -312,17 +311,15 @@ class Session:
 
     def _hello(self) -> bytes:
         kind = messages.HELLO if self.phase == "dialled" else messages.WELCOME
-        self._pair.grants.news()
         delivered, granted = dict(self._pair.inbound.delivered), dict(self._pair.grants.given)
+        bytes_now = self._intake.size_bytes, self._intake.held
         own = self._own
-        return messages.pack_hello(
-            kind,
-            Hello(own.run, own.fingerprint, own.member, self.peer, self.token, self._window_bytes, delivered, granted),
-        )
+        said = Hello(own.run, own.fingerprint, own.member, self.peer, self.token, *bytes_now, delivered, granted)
+        return messages.pack_hello(kind, said)
 
     def _open(self, hello: Hello) -> list[Event]:
         """Start from what the other side says it had."""
-        self._window = Window(min(hello.window, WINDOW_BYTES_MAX))
+        self._window = Window(min(hello.window, WINDOW_BYTES_MAX), hello.held)
         credits = self._pair.grants.hear(hello.granted)
         done, superseded = self._pair.outbound.open(self._window, hello.delivered)
         ended = ShipmentsEnded(done), ShipmentsEnded(superseded, is_superseded=True)

@@ -124,21 +124,24 @@ class Socket:
         self._is_scheduled = False
         messages = size_bytes = 0
         try:
-            while not self._is_closed and messages < TURN_MESSAGES_MAX and size_bytes < TURN_BYTES_MAX:
+            while messages < TURN_MESSAGES_MAX and size_bytes < TURN_BYTES_MAX and self._has_message():
                 frames = self._receive()
-                if frames is None:
-                    break
                 messages += 1
                 size_bytes += sum(map(len, frames))
                 self._hear(frames)
         finally:
             self._look()
 
-    def _receive(self) -> list[Bytes] | None:
-        try:
-            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
+    def _has_message(self) -> bool:
+        return not self._is_closed and bool(self._state() & zmq.POLLIN)
+
+    def _state(self) -> int:
+        state = self._socket.getsockopt(zmq.EVENTS)
+        assert isinstance(state, int)
+        return state
+
+    def _receive(self) -> list[Bytes]:
+        frame = self._socket.recv(zmq.NOBLOCK, copy=False)
         frames = [np.frombuffer(frame.buffer, np.uint8)]
         while frame.more:
             frame = self._socket.recv(zmq.NOBLOCK, copy=False)
@@ -150,8 +153,7 @@ class Socket:
         """Ask what libzmq has to say: messages to read in the next turn, or the end of the connection."""
         if self._is_closed or self._is_scheduled:
             return
-        state = self._socket.getsockopt(zmq.EVENTS)
-        assert isinstance(state, int)
+        state = self._state()
         if state & zmq.POLLIN:
             self._schedule()
         elif not self._is_router and not state & zmq.POLLOUT:

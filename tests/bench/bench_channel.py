@@ -107,14 +107,14 @@ class Sides:
         return self._timed(lambda: self.channel.send(RECEIVER, parcel, replaces=False), count, 1 if is_alone else count)
 
     def small(self) -> float:
-        """Many small items, a burst a turn of the loop, a thousand ahead of their acknowledgement."""
+        """Many small items, a burst a turn of the loop, five thousand ahead of their acknowledgement."""
         item = {"slot": 3, "phase": "stepping", "x": np.arange(4, dtype=np.float32)}
 
         def burst() -> None:
             for _ in range(BURST):
                 self.channel.send(RECEIVER, Parcel(1, None, dict(item), None, 0, 32), replaces=False)
 
-        return self._timed(burst, SMALL_COUNT // BURST, 10, BURST)
+        return self._timed(burst, SMALL_COUNT // BURST, 50, BURST)
 
     def _timed(self, send: Callable[[], None], count: int, ahead: int, each: int = 1) -> float:
         """Call `send`, which sends `each` items, `count` times, at most `ahead` times beyond what was acknowledged."""

@@ -87,8 +87,7 @@ class NaiveScheduler:
         self.commands = []
         match event:
             case e.ReplicaJoined():
-                self._roster([m for m in self.live if m.replica != event.member.replica])
-                self._roster([*self.live, event.member])
+                self._roster([*(m for m in self.live if m.replica != event.member.replica), event.member])
             case e.ReplicaLeft():
                 self._roster([m for m in self.live if m != event.member])
             case e.NodeOpened():

@@ -11,6 +11,7 @@ import numpy as np
 from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant
+from isthmus.runtime.credit import Intake
 from isthmus.runtime.frames import Encoder
 from isthmus.runtime.heard import CreditHeard, ParcelsArrived, PeerUp, ShipmentsEnded
 from isthmus.runtime.ids import Member, Replica
@@ -58,13 +59,16 @@ class End:
 
     def dial(self, connection: int) -> None:
         self.drop()
-        self.session = Session.dial(self.own, self.peer, self.pair, connection, TOKEN, self.window_bytes)
+        self.session = Session.dial(self.own, self.peer, self.pair, connection, TOKEN, self.intake())
 
     def accept(self, frame: Any) -> None:
         connection, hello = read_hello(frame, self.own)
         self.drop()
-        self.session, events = Session.accept(self.own, hello, connection, self.pair, self.window_bytes)
+        self.session, events = Session.accept(self.own, hello, connection, self.pair, self.intake())
         self.take(events)
+
+    def intake(self) -> Intake:
+        return Intake(self.window_bytes, sum(event.cost for _, event in self.held))
 
     def drop(self) -> None:
         if self.session is not None:
@@ -104,7 +108,8 @@ class End:
             for _, parcel in event.parcels:
                 self.got.append(parcel)
                 source.acknowledge()
-            source.take(event.cost)
+            if self.session is not None:
+                self.session.take(event.cost)
 
     def hear_control(self, frame: Any) -> None:
         if self.session is None:

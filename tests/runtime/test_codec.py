@@ -51,6 +51,12 @@ def test_nesting_is_bounded(function: Any) -> None:
     function(deep(codec.DEPTH_MAX))
     with pytest.raises(ValueError, match="an item is nested deeper than 32 levels"):
         function(deep(codec.DEPTH_MAX + 1))
+    table: Any = 1
+    for _ in range(codec.DEPTH_MAX):
+        table = {"a": table}
+    function(table)
+    with pytest.raises(ValueError, match="an item is nested deeper than 32 levels"):
+        function({"a": table})
     cycle: list[Any] = []
     cycle.append(cycle)
     with pytest.raises(ValueError, match="deeper"):

@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from isthmus.runtime import tape
+from isthmus.runtime import codec, tape
 from isthmus.runtime.body import Context
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
-from isthmus.runtime.graph import Every, Graph, Latest, Queue
-from isthmus.runtime.host import REFUSED_MAX, Host
+from isthmus.runtime.events import FiringEnded, ItemsEmitted, ReplicaJoined, TimerFired
+from isthmus.runtime.graph import Every, Graph, Latest, Port, Queue, Quorum
+from isthmus.runtime.host import REFUSED_MAX, Emission, Host
 from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.local import LocalRun
 from isthmus.runtime.lowering import lower
@@ -163,6 +165,75 @@ def alone() -> tuple[Host, Ends, World]:
     host._on_failed = lambda host, node, error: pytest.fail(error)
     host.start([life("here/0"), life("there/0")])
     return host, channel, world
+
+
+@pytest.fixture
+def feeding() -> tuple[Host, Ends, World]:
+    """The host of a source that feeds a queue and a mailbox elsewhere, and what it gives its channel."""
+    graph = pipe(Count, 3, arguments=(9, lambda number: {"key": number % 2, "data": np.full(3, number)}), two=True)
+    graph.edge(graph.nodes[0]["item"], graph.roles[1].node("late", Remember, 9)["item"], Latest("key"))
+    graph.edge(graph.nodes[0]["item"], graph.roles[0].node("local", Remember, 9)["item"], Latest())
+    world = World(lower(graph), {"here": 1, "there": 1}, seed=0, resolve=str)
+    channel = Ends()
+    host = world.hosts[Replica("here", 0)]
+    host._channel = channel
+    return host, channel, world
+
+
+def test_what_is_sent_says_whether_it_replaces_and_what_it_is(feeding: tuple[Host, Ends, World]) -> None:
+    host, channel, world = feeding
+    host.start([life("here/0"), life("there/0")])
+    world.clock.run(lambda: len(channel.sent) == 4, Instant(seconds(1)))
+    sent = {(target, parcel.edge, parcel.key, replaces) for target, parcel, replaces in channel.sent}
+    assert sent == {(life("there/0"), 0, None, False), *((life("there/0"), 1, key, True) for key in (0, 1))}
+    for _, parcel, _ in channel.sent:
+        assert (parcel.digest, parcel.size_bytes) == (codec.digest(parcel.item), 24 + 8)
+        assert parcel.fields == {"key": parcel.item["key"]}
+    outputs = [
+        output for record in tape.read(world.tape()["here/0"]) for output in getattr(record.event, "outputs", ())
+    ]
+    assert [output.digest for output in outputs] == [parcel.digest for _, parcel, _ in channel.sent[::2]]
+
+
+def test_the_newest_items_are_sent_to_who_joins_late_and_are_still_kept(
+    feeding: tuple[Host, Ends, World],
+) -> None:
+    host, channel, world = feeding
+    host.start([life("here/0")])
+    node = host.scheduler._nodes[0]
+    world.clock.run(lambda: node.firings == 4, Instant(seconds(1)))
+    assert channel.sent == []
+    for joiner in (life("there/0"), life("there/0", 2)):
+        host.handle(ReplicaJoined(joiner))
+        resent = [(target, parcel.edge, parcel.item["data"][0], replaces) for target, parcel, replaces in channel.sent]
+        assert resent == [(joiner, 1, 2.0, True), (joiner, 1, 3.0, True)]
+        channel.sent.clear()
+    assert {payload.item["data"][0] for payload in host._items.values()} == {2.0, 3.0}
+
+
+def test_payloads_of_an_event_that_the_core_refuses_are_let_go(feeding: tuple[Host, Ends, World]) -> None:
+    host, *_ = feeding
+    failures: list[str] = []
+    host._on_failed = lambda host, node, error: failures.append(error)
+    host.start([life("here/0"), life("there/0")])
+    outputs = host._outputs([Emission(0, {"key": 1}, {"key": 1}, 0, 0)])
+    for event in (FiringEnded(0, outputs), ItemsEmitted(0, outputs)):
+        host.handle(event)
+        assert host._items == {}
+    assert failures == ["a firing of node 0 emitted or ended that had not begun"] * 2
+
+
+def test_a_timer_that_is_cancelled_does_not_fire() -> None:
+    graph = rounds(most=1)
+    graph.nodes[1] = replace(graph.nodes[1], fires=Quorum("vote", "round", "opened", grace=milliseconds(50)))
+    graph.edges[0] = replace(graph.edges[0], target=Port(graph.nodes[1], "opened"))
+    graph.edges[2] = replace(graph.edges[2], target=Port(graph.nodes[1], "vote"))
+    world = start(graph, until="merge", counts={"here": 1, "there": 2}, jitter=0.5)
+    while world.clock.step():
+        pass
+    events = [record.event for record in tape.read(world.tape()["here/0"])]
+    assert world.clock.now() < milliseconds(50)
+    assert not any(isinstance(event, TimerFired) for event in events)
 
 
 def item(edge: int, value: Any = 1) -> Parcel:

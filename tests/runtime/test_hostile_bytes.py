@@ -20,6 +20,7 @@ from isthmus.runtime import messages
 from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant, milliseconds
+from isthmus.runtime.credit import Intake
 from isthmus.runtime.frames import CHUNK_BYTES, Encoder
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.links import Endpoints
@@ -58,7 +59,7 @@ class Stranger:
         self.pair = Pair()
         self.token = os.urandom(16)
         own = Identity(member, RUN["run"], RUN["fingerprint"])
-        self.session = Session.dial(own, SYNCER, self.pair, 1, self.token, 8 * MIB)
+        self.session = Session.dial(own, SYNCER, self.pair, 1, self.token, Intake(8 * MIB))
 
     def greet(self, world: World, is_up: Callable[[], bool]) -> None:
         """Shake hands as we should."""
@@ -295,6 +296,21 @@ def test_each_fault_has_its_name_and_costs_only_that_peer(
     siege.check()
 
 
+def test_a_connection_that_is_not_newer_does_not_replace_one(world: World, context: Any) -> None:
+    siege = Siege(world, context)
+    first, second = (Stranger(context, siege.endpoints, stranger(0)) for _ in range(2))
+    first.greet(world, lambda: first.member in siege.syncer.ups)
+    hello = second.session.next_control()
+    assert hello is not None
+    second.control.send(hello)
+    world.until(lambda: siege.syncer.count("refused_connection") == 1)
+    first.data.send_multipart(first.batch("still here"))
+    world.until(lambda: siege.syncer.got(1) == ["still here"])
+    for each in (first, second):
+        each.close()
+    siege.check()
+
+
 def test_a_refused_stranger_is_told_why_once(world: World, context: Any) -> None:
     siege = Siege(world, context)
     each = Stranger(context, siege.endpoints, stranger(0))
@@ -407,7 +423,7 @@ def test_a_host_that_answers_nonsense_is_dialled_again_and_harms_nobody(world: W
         if fields[0] != messages.HELLO or rng.random() < 0.2:
             return rng.randbytes(60)
         hello = messages.hello_of(fields)
-        welcome = Hello(own.run, own.fingerprint, ghost, LEARNERS[1], hello.token, 1 << 20, {}, {})
+        welcome = Hello(own.run, own.fingerprint, ghost, LEARNERS[1], hello.token, 1 << 20, 0, {}, {})
         body = messages.pack_hello(messages.WELCOME, welcome)
         return messages.seal(connection, body if rng.random() < 0.3 else mutated(rng, body))
 

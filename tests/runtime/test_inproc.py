@@ -160,3 +160,19 @@ def test_closing_an_old_end_leaves_a_newer_one_of_the_same_member_alone() -> Non
     network.join(B).send(A, parcel(QUEUE, block(1)), replaces=False)
     clock.run(lambda: bool(got.items), Instant(seconds(1)))
     assert got.numbers() == [1]
+
+
+def test_what_waits_and_what_is_under_way_is_dropped_and_counted_when_the_sender_leaves() -> None:
+    clock = VirtualClock()
+    network = Network(clock, window_bytes=256 * KIB, delay=lambda edge, source, target, size: milliseconds(5))
+    a, b, got = network.join(A), network.join(B), Recorder()
+    b.open(got)
+    for number in range(8):
+        a.send(B, parcel(QUEUE, block(number)), replaces=False)
+    clock.run(lambda: len(got.items) == 1, Instant(seconds(1)))
+    a.close()
+    a.send(B, parcel(QUEUE, block(9)), replaces=False)
+    while clock.step():
+        pass
+    assert got.numbers() == [0]
+    assert a.statistics()["dropped"] == 8

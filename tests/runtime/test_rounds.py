@@ -149,6 +149,13 @@ def test_a_round_that_nobody_can_vote_in_fires_without_votes() -> None:
     assert story.at(2, ReplicaLeft(life("there/0"))) == [run(MERGE, 1, *inputs(1), decision=decision)]
 
 
+def test_a_round_whose_members_are_all_gone_fires_at_once() -> None:
+    story = Story(syncer(Latest()), "there/0")
+    decision = {"reason": "no member is live and nobody has voted (1 listed in attempt 1)", "left_out": []}
+    fired = run(MERGE, 1, *inputs(1), decision=decision)
+    assert story.at(1, opening(1, members=[[0, 9]])) == [fired, run(OPENER, 2)]
+
+
 def test_a_vote_stays_when_its_voter_leaves() -> None:
     story = Story(syncer(Latest()), "there/0", "there/1")
     story.at(1, opening(1), vote(0, 10))

@@ -312,6 +312,19 @@ def test_a_new_incarnation_begins_with_fresh_credit_and_fresh_initial_items() ->
     assert other.at(2, ReplicaJoined(life("there/0", 5))) == [grant, again]
 
 
+def test_a_new_incarnation_takes_the_place_of_the_old_one_in_a_ring() -> None:
+    graph = Graph("ring")
+    here = graph.role("here", replicas=(1, 3))
+    node = here.node("node", body("item", outputs="out"))
+    graph.edge(node["out"], node["item"], Queue(2, ("a",)), to=here.next)
+    story = Story(graph, "here/1", "here/2")
+    assert story.at(1, ended(0, (0, 1))) == [SendItem(0, life("here/1"), H(1))]
+    # Nobody else's pairs change: no item of here/2 is dropped, and no pair with it begins.
+    assert story.at(2, ReplicaJoined(life("here/1", 2))) == []
+    assert story.at(3, arrived(0, "here/2", 9))[-1] == run(0, 2, (0, [("here/2", 9)]))
+    assert story.at(4, ended(0, (0, 2))) == [SendItem(0, life("here/1", 2), H(2))]
+
+
 def test_ready_nodes_start_in_the_order_in_which_they_became_ready() -> None:
     graph = Graph("fan")
     here = graph.role("here", replicas=(1, 1))

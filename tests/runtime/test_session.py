@@ -12,6 +12,7 @@ import pytest
 from isthmus.runtime import messages, session
 from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel
+from isthmus.runtime.credit import Intake
 from isthmus.runtime.frames import Encoder
 from isthmus.runtime.heard import (
     FramesHeard,
@@ -207,7 +208,7 @@ def test_what_waits_to_be_relayed_is_bounded() -> None:
 
 
 def hello(**changes: Any) -> Hello:
-    whole = Hello(*RUN, A, B, TOKEN, WINDOW, {}, {})
+    whole = Hello(*RUN, A, B, TOKEN, WINDOW, 0, {}, {})
     return whole._replace(**changes)
 
 
@@ -232,6 +233,16 @@ def test_a_hello_that_is_not_for_us_is_refused(changes: dict[str, Any], reason: 
     with pytest.raises(RefusalError) as caught:
         read_hello(array(frame), Identity(B, *RUN))
     assert caught.value.reason == reason
+
+
+def test_whatever_a_peer_grants_only_so_much_is_handed_to_zeromq() -> None:
+    b = End(B, A)
+    b.accept(array(messages.seal(1, messages.pack_hello(messages.HELLO, hello(window=1 << 50)))))
+    window = b.pair.outbound.window
+    assert window is not None
+    window.spend(1)
+    assert window.has_room(session.WINDOW_BYTES_MAX - 1)
+    assert not window.has_room(session.WINDOW_BYTES_MAX)
 
 
 def packed(*fields: Any) -> bytes:
@@ -355,7 +366,9 @@ def test_every_kind_in_every_phase_does_what_the_table_says() -> None:
     for phase in phases:
         for kind in range(1, 10):
             if (phase, kind) not in TRANSITIONS and kind != messages.REFUSAL:
-                one = Session(Identity(B, *RUN), A, Pair(), phase=phase, connection=1, token=TOKEN, window_bytes=WINDOW)
+                one = Session(
+                    Identity(B, *RUN), A, Pair(), phase=phase, connection=1, token=TOKEN, intake=Intake(WINDOW)
+                )
                 with pytest.raises(RefusalError, match="state: a message of kind"):
                     one.receive_control(frame_of(sealed(packed(kind))))
     assert set(TRANSITIONS.values()) | {"dialled", "greeted", "over"} == phases

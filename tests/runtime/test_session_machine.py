@@ -108,6 +108,7 @@ class Connections(RuleBasedStateMachine):
         for one, other in ((self.ends[0], self.ends[1]), (self.ends[1], self.ends[0])):
             under_way = [sum(map(len, parts)) for parts in one.data if len(parts) > 1 or len(parts[0]) > 60]
             assert sum(under_way) <= other.window_bytes or len(under_way) == 1
+            assert sum(event.cost for _, event in other.held) <= other.window_bytes or len(other.held) == 1
 
 
 def _item(number: int, size: int) -> Any:

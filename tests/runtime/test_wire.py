@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,15 @@ def test_transfers_are_watched_and_counted(world: World) -> None:
     assert (learner.count("items_sent"), learner.count("bytes_sent")) == (1, MIB)
     assert (syncer.count("items_received"), syncer.count("bytes_received")) == (1, MIB)
     assert syncer.items[0][1].digest == 5
+
+
+def test_nothing_keeps_an_item_that_was_acknowledged(world: World) -> None:
+    _, learner, _ = connected(world)
+    array = floats(2)
+    gone = weakref.ref(array)
+    learner.send(SYNCER, 1, {"x": array})
+    del array
+    world.until(lambda: bool(learner.transfers) and gone() is None)
 
 
 def test_a_higher_snapshot_number_is_told_before_its_item(world: World) -> None:

@@ -50,6 +50,23 @@ def test_after_every_cut_what_is_missing_is_sent_again_and_nothing_twice(world: 
     assert len(got) == len(set(got))
 
 
+def test_a_receiver_that_pauses_holds_one_window_over_all_connections(world: World) -> None:
+    syncer, learner, cable = connected(world, HASTY._replace(window_bytes=4 * MIB))
+    syncer.channel.pause()
+    for i in range(40):
+        learner.send(SYNCER, 1, floats(1, i))
+    peer = syncer.channel._connections.peers[LEARNERS[0]]
+    world.until(lambda: sum(len(each.parcels) for each in peer.held) == 3)
+    for count in range(2, 6):
+        cable.cut()
+        world.until(lambda before=count: len(learner.ups) == before)  # type: ignore[misc]
+        world.pass_time(milliseconds(50))
+    assert sum(len(each.parcels) for each in peer.held) == 3
+    syncer.channel.resume()
+    world.until(lambda: len(syncer.items) == 40)
+    assert [item[0] for item in syncer.got(1)] == list(range(40))
+
+
 def test_a_silent_cable_is_given_up_and_what_it_held_is_sent_again(world: World) -> None:
     syncer, learner, cable = connected(world, HASTY)
     cable.stall("control", "data")
@@ -59,6 +76,29 @@ def test_a_silent_cable_is_given_up_and_what_it_held_is_sent_again(world: World)
     cable.stall()
     world.until(lambda: syncer.got(1) == ["held"])
     assert learner.ups == [SYNCER] * 2
+
+
+def test_no_socket_gets_to_its_high_water_mark(world: World) -> None:
+    """A message a turn, to a peer that reads nothing: credit ends long before libzmq's patience does."""
+    syncer, learner, cable = connected(world)
+    cable.stall("control", "data")
+    ends = ((syncer, LEARNERS[0]), (learner, SYNCER))
+
+    def go_on(number: int) -> None:
+        for end, peer in ends:
+            end.send(peer, 1, number)
+            end.channel.grant(peer, 2, 1)
+        if number < 3000:
+            world.loop.call_soon(go_on, number + 1)
+
+    go_on(1)
+    world.until(lambda: syncer.count("items_sent") == learner.count("items_sent") == 2048)
+    world.pass_time(milliseconds(50))
+    assert syncer.count("items_sent") == learner.count("items_sent") == 2048
+    cable.stall()
+    world.until(lambda: len(syncer.got(1)) == len(learner.got(1)) == 3000)
+    world.until(lambda: syncer.credit[LEARNERS[0], 2] == learner.credit[SYNCER, 2] == 3000)
+    assert (syncer.losses, learner.losses) == ([], [])
 
 
 def test_a_heartbeat_never_waits_for_a_fragment(world: World) -> None:
@@ -216,6 +256,7 @@ def test_of_two_that_dial_each_other_one_connection_stays(world: World) -> None:
     world.pass_time(milliseconds(400))
     assert len(one.losses) + len(other.losses) == losses
     assert one.got(1) == other.got(1) == list(range(50))
+    assert (one.count("refused_crossed") > 0, other.count("refused_crossed")) == (True, 0)
 
 
 def test_a_port_in_use_and_an_endpoint_that_is_none_are_faults_of_the_request(world: World) -> None:
