@@ -15,8 +15,8 @@ from isthmus.runtime.peers import Held, Peer
 
 
 class Delivery:
-    """`counts` gets what was received. `taken(peer)` is called when there is something to acknowledge, `saw(member,
-    number)` before an item whose sender had that snapshot number, where it is not 0."""
+    """`counts` gets what was received. `taken(peer)` is called when there may be something to acknowledge,
+    `saw(member, number)` before an item whose sender had that snapshot number, where it is not 0."""
 
     def __init__(
         self,
@@ -79,14 +79,13 @@ class Delivery:
                         peer.held.popleft()
                         if peer.session is not None:
                             peer.session.take(held.cost)
-                            self._taken(peer)
+                self._taken(peer)
         finally:
             self._is_busy = False
 
     def _give(self, receiver: Receiver, peer: Peer, held: Held) -> None:
         snapshot, parcel = held.parcels.popleft()
         held.session.acknowledge()
-        self._taken(peer)
         if snapshot:
             self._saw(peer.member, snapshot)
         self._counts["items_received"] += 1

@@ -144,6 +144,11 @@ class Session:
             messages.RELAY: lambda fields: [RelayHeard(*messages.relay_of(fields))],
             messages.UNREACHABLE: lambda fields: [UnreachableHeard(*messages.relay_of(fields)[:2])],
         }
+        self._data_handlers: dict[int, Callable[[list[Any], Sequence[Bytes]], list[Event]]] = {
+            messages.ATTACH: self._attached,
+            messages.BATCH: self._batch,
+            messages.RELAYED: self._relayed,
+        }
 
     @classmethod
     def dial(cls, own: Identity, peer: Member, pair: Pair, connection: int, token: bytes, intake: Intake) -> Session:
@@ -155,15 +160,8 @@ class Session:
         cls, own: Identity, hello: Hello, connection: int, pair: Pair, intake: Intake
     ) -> tuple[Session, list[Event]]:
         """The side that was dialled, with what follows from the HELLO."""
-        session = cls(
-            own,
-            hello.source,
-            pair,
-            phase="greeted",
-            connection=connection,
-            token=hello.token,
-            intake=intake,
-        )
+        peer, token = hello.source, hello.token
+        session = cls(own, peer, pair, phase="greeted", connection=connection, token=token, intake=intake)
         return session, session._open(hello)
 
     # -- in ------------------------------------------------------------------------------------------------------------
@@ -182,11 +180,7 @@ class Session:
             if kind != messages.WELCOME:
                 self._heard += 1
                 self._owes_state |= self._heard - self._heard_told >= AHEAD_MAX // 4
-            events = self._handlers[kind](fields)
-            if was != "live" and self.phase == "live":
-                self._go_live()
-                return [PeerUp(), *events]
-            return events
+            return self._live_since(was, self._handlers[kind](fields))
         except RefusalError:
             self.close()
             raise
@@ -200,16 +194,7 @@ class Session:
             fields = self._unsealed(frames[0], messages.HEADER_BYTES_MAX)
             kind = fields[0]
             was = self._advance(kind, is_data=True)
-            if kind == messages.ATTACH:
-                events = self._attached(fields, frames)
-            elif kind == messages.BATCH:
-                events = self._batch(fields, frames)
-            else:
-                events = self._relayed(fields, frames)
-            if was != "live" and self.phase == "live":
-                self._go_live()
-                return [PeerUp(), *events]
-            return events
+            return self._live_since(was, self._data_handlers[kind](fields, frames))
         except RefusalError:
             self.close()
             raise
@@ -325,8 +310,12 @@ class Session:
         ended = ShipmentsEnded(done), ShipmentsEnded(superseded, is_superseded=True)
         return [*ended, *(CreditHeard(edge, count) for edge, count in credits)]
 
-    def _go_live(self) -> None:
+    def _live_since(self, was: Phase, events: list[Event]) -> list[Event]:
+        """What was heard, with the news that the connection is live, if it is now and was not."""
+        if was == "live" or self.phase != "live":
+            return events
         self._owes_state = True
+        return [PeerUp(), *events]
 
     def _welcomed(self, fields: list[Any]) -> list[Event]:
         hello = messages.hello_of(fields)

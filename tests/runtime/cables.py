@@ -23,6 +23,8 @@ from isthmus.runtime.wire import ZmqChannel
 SYNCER = Member(Replica("syncer", 0), 1)
 LEARNERS = tuple(Member(Replica("learner", slot), 1) for slot in range(4))
 MIB = 1 << 20
+PATIENT = Limits(retry_min=milliseconds(10), retry_max=milliseconds(100))
+"""For tests in which nobody is to be lost because the machine is busy."""
 HASTY = Limits(
     heartbeat=milliseconds(50), silence_max=milliseconds(600), handshake_max=milliseconds(600),
     retry_min=milliseconds(10), retry_max=milliseconds(100),

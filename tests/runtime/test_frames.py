@@ -112,6 +112,18 @@ def test_a_larger_array_is_put_together(size_bytes: int) -> None:
     assert back[0].ctypes.data % 64 == 0
 
 
+def test_of_a_large_item_no_frame_is_kept() -> None:
+    array = np.arange(CHUNK_BYTES // 4, dtype=np.int32)
+    encoded = Encoder().encode([array, array, array, array[: 1 << 17]])
+    assembly = Assembly(frames.decode(encoded.spec))
+    came = [flat(piece) for piece in encoded.pieces]
+    for index, frame in enumerate(came):
+        assembly.add(frame, encoded.digest(index))
+    got = assembly.item()
+    assert alike(got, [array, array, array, array[: 1 << 17]])
+    assert [np.shares_memory(a, frame) for a, frame in zip(got, came, strict=True)] == [False, False, False, True]
+
+
 def test_memory_is_lent_again_only_when_every_view_has_gone() -> None:
     gc.collect()
     first = leases.empty(8 << 20)

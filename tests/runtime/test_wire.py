@@ -20,7 +20,7 @@ from isthmus.runtime.links import Endpoints
 from isthmus.runtime.peers import Limits
 from isthmus.runtime.sockets import Socket
 from isthmus.runtime.wire import ZmqChannel
-from tests.runtime.cables import HASTY, LEARNERS, MIB, SYNCER, World, connected, floats, pair
+from tests.runtime.cables import LEARNERS, MIB, PATIENT, SYNCER, World, connected, floats, pair
 from tests.runtime.channel_conformance import ChannelConformance, Ends, MakeEnds, Recorder
 
 HUB = Member(Replica("hub", 0), 1)
@@ -42,9 +42,9 @@ class WireEnds(Ends):
     def __init__(self, world: World, window_bytes: int, who_dials: str) -> None:
         self.world = world
         self.who_dials = who_dials
-        self.limits = HASTY._replace(window_bytes=window_bytes, relay_window_bytes=window_bytes)
+        self.limits = PATIENT._replace(window_bytes=window_bytes, relay_window_bytes=window_bytes)
         self.ends: dict[Member, tuple[ZmqChannel, Endpoints]] = {}
-        self.hub = world.end(HUB, HASTY) if who_dials == "hub" else None
+        self.hub = world.end(HUB, PATIENT) if who_dials == "hub" else None
         self.at_hub = self.hub.channel.bind("tcp://127.0.0.1:0") if self.hub else None
 
     def join(self, member: Member, receiver: Recorder | None) -> Channel:
@@ -68,6 +68,8 @@ class WireEnds(Ends):
         return made
 
     def leave(self, member: Member) -> None:
+        if not self.world.loop.is_running():
+            self.rest()  # What was received but is not acknowledged yet would count as dropped, too.
         self.ends.pop(member)[0].close()
         for channel, _ in self.ends.values():
             channel.forget(member)

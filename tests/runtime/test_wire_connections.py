@@ -13,7 +13,7 @@ from isthmus.runtime.clock import milliseconds, seconds
 from isthmus.runtime.errors import ConfigError, LocalProtocolError
 from isthmus.runtime.ids import Member
 from isthmus.runtime.links import Endpoints
-from tests.runtime.cables import HASTY, LEARNERS, MIB, SYNCER, World, connected, floats
+from tests.runtime.cables import HASTY, LEARNERS, MIB, PATIENT, SYNCER, World, connected, floats
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def world() -> Iterator[World]:
 
 
 def test_after_every_cut_what_is_missing_is_sent_again_and_nothing_twice(world: World) -> None:
-    syncer, learner, cable = connected(world, HASTY)
+    syncer, learner, cable = connected(world, PATIENT)
     newest = {}
     for i in range(60):
         learner.send(SYNCER, 1, [i, floats(3, i)])
@@ -51,7 +51,7 @@ def test_after_every_cut_what_is_missing_is_sent_again_and_nothing_twice(world: 
 
 
 def test_a_receiver_that_pauses_holds_one_window_over_all_connections(world: World) -> None:
-    syncer, learner, cable = connected(world, HASTY._replace(window_bytes=4 * MIB))
+    syncer, learner, cable = connected(world, PATIENT._replace(window_bytes=4 * MIB))
     syncer.channel.pause()
     for i in range(40):
         learner.send(SYNCER, 1, floats(1, i))
@@ -102,11 +102,11 @@ def test_no_socket_gets_to_its_high_water_mark(world: World) -> None:
 
 
 def test_a_heartbeat_never_waits_for_a_fragment(world: World) -> None:
-    syncer, learner, cable = connected(world, HASTY)
+    syncer, learner, cable = connected(world, HASTY._replace(silence_max=seconds(1.2)))
     cable.stall("data")
     learner.send(SYNCER, 1, floats(30))
     syncer.channel.grant(LEARNERS[0], 3, 1)
-    world.pass_time(seconds(1.5))
+    world.pass_time(seconds(2))
     assert learner.credit[SYNCER, 3] == 1
     assert (syncer.losses, learner.losses) == ([], [])
     cable.stall()
@@ -114,7 +114,7 @@ def test_a_heartbeat_never_waits_for_a_fragment(world: World) -> None:
 
 
 def test_a_process_that_was_stopped_does_not_blame_its_peers(world: World) -> None:
-    syncer, learner, _ = connected(world, HASTY)
+    syncer, learner, _ = connected(world, PATIENT)
     world.clock.lost += seconds(100)
     world.pass_time(milliseconds(400))
     learner.send(SYNCER, 1, "still here")
@@ -127,13 +127,13 @@ def test_a_peer_that_is_not_there_yet_is_dialled_until_it_is(world: World) -> No
         for held in (control, data):
             held.bind(("127.0.0.1", 0))
         endpoints = Endpoints(*(f"tcp://127.0.0.1:{held.getsockname()[1]}" for held in (control, data)))
-        learner = world.end(LEARNERS[0], HASTY)
+        learner = world.end(LEARNERS[0], PATIENT)
         learner.channel.connect(SYNCER, endpoints)
         learner.send(SYNCER, 1, "patience")
         world.until(lambda: bool(learner.losses))
         world.pass_time(milliseconds(300))
         assert learner.losses == [(SYNCER, "disconnected")]
-    syncer = world.end(SYNCER, HASTY)
+    syncer = world.end(SYNCER, PATIENT)
     where = syncer.channel.bind("tcp://127.0.0.1:0")
     learner.channel.connect(SYNCER, where)
     world.until(lambda: syncer.got(1) == ["patience"])
@@ -152,7 +152,7 @@ def test_a_peer_that_accepts_and_says_nothing_is_given_up(world: World) -> None:
 
 
 def test_nothing_comes_from_or_goes_to_a_member_that_was_forgotten(world: World) -> None:
-    syncer, learner, _ = connected(world, HASTY)
+    syncer, learner, _ = connected(world, PATIENT)
     syncer.channel.pause()
     learner.send(SYNCER, 1, "too late")
     world.pass_time(milliseconds(100))
@@ -167,7 +167,7 @@ def test_nothing_comes_from_or_goes_to_a_member_that_was_forgotten(world: World)
     assert (syncer.items, learner.items) == ([], [])
     with pytest.raises(LocalProtocolError, match="has gone"):
         syncer.channel.expect(LEARNERS[0])
-    later = world.end(Member(LEARNERS[0].replica, 2), HASTY)
+    later = world.end(Member(LEARNERS[0].replica, 2), PATIENT)
     later.channel.connect(SYNCER, syncer.channel.bind("tcp://127.0.0.1:0"))
     later.send(SYNCER, 1, "the next life")
     world.until(lambda: syncer.got(1) == ["the next life"])
@@ -212,7 +212,7 @@ def io_threads() -> int:
     [({"run": "another"}, "run"), ({"fingerprint": "another"}, "fingerprint")],
 )
 def test_a_host_of_another_run_is_told_why_it_is_refused(world: World, changes: dict[str, str], reason: str) -> None:
-    syncer, learner = world.end(SYNCER, HASTY), world.end(LEARNERS[0], HASTY, **changes)
+    syncer, learner = world.end(SYNCER, PATIENT), world.end(LEARNERS[0], PATIENT, **changes)
     learner.channel.connect(SYNCER, syncer.channel.bind("tcp://127.0.0.1:0"))
     world.until(lambda: syncer.count(f"refused_{reason}") >= 2)
     assert len(learner.losses) == 1
@@ -221,7 +221,7 @@ def test_a_host_of_another_run_is_told_why_it_is_refused(world: World, changes: 
 
 
 def test_a_peer_of_an_earlier_life_at_the_same_place_is_refused(world: World) -> None:
-    syncer, learner = world.end(Member(SYNCER.replica, 2), HASTY), world.end(LEARNERS[0], HASTY)
+    syncer, learner = world.end(Member(SYNCER.replica, 2), PATIENT), world.end(LEARNERS[0], PATIENT)
     where = syncer.channel.bind("tcp://127.0.0.1:0")
     learner.channel.connect(SYNCER, where)
     world.until(lambda: bool(learner.losses))
@@ -232,9 +232,9 @@ def test_a_peer_of_an_earlier_life_at_the_same_place_is_refused(world: World) ->
 
 
 def test_there_are_not_more_peers_than_allowed(world: World) -> None:
-    syncer = world.end(SYNCER, HASTY._replace(peers_max=2))
+    syncer = world.end(SYNCER, PATIENT._replace(peers_max=2))
     where = syncer.channel.bind("tcp://127.0.0.1:0")
-    learners = [world.end(member, HASTY) for member in LEARNERS[:3]]
+    learners = [world.end(member, PATIENT) for member in LEARNERS[:3]]
     for learner in learners:
         learner.channel.connect(SYNCER, where)
         world.until(lambda: len(syncer.ups) == 2 or syncer.count("refused_crowd") > 0 or bool(syncer.ups))
@@ -244,7 +244,7 @@ def test_there_are_not_more_peers_than_allowed(world: World) -> None:
 
 
 def test_of_two_that_dial_each_other_one_connection_stays(world: World) -> None:
-    one, other = world.end(LEARNERS[0], HASTY), world.end(LEARNERS[1], HASTY)
+    one, other = world.end(LEARNERS[0], PATIENT), world.end(LEARNERS[1], PATIENT)
     one.channel.connect(LEARNERS[1], other.channel.bind("tcp://127.0.0.1:0"))
     other.channel.connect(LEARNERS[0], one.channel.bind("tcp://127.0.0.1:0"))
     for i in range(50):

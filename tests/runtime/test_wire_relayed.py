@@ -11,7 +11,7 @@ from isthmus.runtime.clock import milliseconds
 from isthmus.runtime.frames import CHUNK_BYTES
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.peers import Limits
-from tests.runtime.cables import HASTY, LEARNERS, MIB, SYNCER, Cable, End, World, floats
+from tests.runtime.cables import LEARNERS, MIB, PATIENT, SYNCER, Cable, End, World, floats
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def relayed(world: World, limits: Limits) -> tuple[End, list[End], list[Cable]]:
 
 
 def test_two_that_only_dial_talk_through_a_third(world: World) -> None:
-    syncer, (one, other), _ = relayed(world, HASTY)
+    syncer, (one, other), _ = relayed(world, PATIENT)
     for i in range(10):
         one.send(LEARNERS[1], 1, [i, floats(5, i)])
         other.send(LEARNERS[0], 1, [i, floats(5, i)])
@@ -50,7 +50,7 @@ def test_two_that_only_dial_talk_through_a_third(world: World) -> None:
 
 
 def test_a_relayed_pair_survives_the_loss_of_either_way(world: World) -> None:
-    _, (one, other), cables = relayed(world, HASTY)
+    _, (one, other), cables = relayed(world, PATIENT)
     for i in range(20):
         one.send(LEARNERS[1], 1, [i, floats(2, i)])
     for cable in (*cables, *cables):
@@ -63,13 +63,13 @@ def test_a_relayed_pair_survives_the_loss_of_either_way(world: World) -> None:
 
 
 def test_a_peer_that_its_relay_does_not_know_is_unreachable_until_it_comes(world: World) -> None:
-    syncer, learner = world.end(SYNCER, HASTY), world.end(LEARNERS[0], HASTY)
+    syncer, learner = world.end(SYNCER, PATIENT), world.end(LEARNERS[0], PATIENT)
     where = syncer.channel.bind("tcp://127.0.0.1:0")
     learner.channel.connect(SYNCER, where)
     learner.channel.relay(LEARNERS[1], SYNCER)
     learner.send(LEARNERS[1], 1, "hello")
     world.until(lambda: (LEARNERS[1], "unreachable through syncer/0#1") in learner.losses)
-    late = world.end(LEARNERS[1], HASTY)
+    late = world.end(LEARNERS[1], PATIENT)
     late.channel.connect(SYNCER, where)
     world.until(lambda: bool(late.ups))
     late.channel.relay(LEARNERS[0], SYNCER)
@@ -77,7 +77,7 @@ def test_a_peer_that_its_relay_does_not_know_is_unreachable_until_it_comes(world
 
 
 def test_a_relayed_receiver_that_pauses_stops_its_sender_and_nobody_else(world: World) -> None:
-    limits = HASTY._replace(relay_window_bytes=2 * CHUNK_BYTES)
+    limits = PATIENT._replace(relay_window_bytes=2 * CHUNK_BYTES)
     syncer, (one, other), cables = relayed(world, limits)
     world.until(lambda: LEARNERS[1] in one.ups and LEARNERS[0] in other.ups)
     one.losses.clear()
@@ -94,7 +94,7 @@ def test_a_relayed_receiver_that_pauses_stops_its_sender_and_nobody_else(world: 
 
 
 def test_nobody_relays_in_another_name(world: World) -> None:
-    syncer, (one, other), _ = relayed(world, HASTY)
+    syncer, (one, other), _ = relayed(world, PATIENT)
     world.until(lambda: LEARNERS[1] in one.ups and LEARNERS[0] in other.ups)
     session = one.channel._connections.peers[SYNCER].session
     assert session is not None
