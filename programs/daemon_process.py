@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -23,32 +22,15 @@ from setproctitle import setproctitle
 
 from isthmus.programs import spec
 from isthmus.programs.command.report import write_report
+from isthmus.programs.launch import launch
 from isthmus.programs.summary import fragment_sizes, summarise
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.daemon import Daemon
-from isthmus.runtime.ids import Replica
-from isthmus.runtime.process import environment
 from isthmus.runtime.store import write_bytes, write_json
 from isthmus.runtime.trace import Span, as_perfetto
 
 LINGER_SECONDS = 2.0
 """How long a detached daemon still answers after the end."""
-
-
-def launch(folder: Path, replica: Replica, incarnation: int, endpoint: str) -> subprocess.Popen[bytes]:
-    """Start a host in a session of its own, with its log in the run folder."""
-    logs = folder / "logs"
-    logs.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "isthmus.programs.host_process", str(folder), str(replica), str(incarnation)]
-    with (logs / f"{replica.role}-{replica.slot}.log").open("ab") as log:
-        return subprocess.Popen(
-            [*command, endpoint],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment(replica.role),
-            start_new_session=True,
-        )
 
 
 def finish(daemon: Daemon, told: spec.Spec) -> None:
