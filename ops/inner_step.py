@@ -16,8 +16,6 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import numpy as np
-
 from isthmus.ops.accounts import FragmentLedger, clock_of
 from isthmus.ops.fragment import Fragment
 from isthmus.ops.items import Capture, Progress, Round, Update, Vector, as_totals, merge_totals
@@ -32,12 +30,14 @@ STEP_TIME_DECAY: Final = 0.9
 class InnerStep:
     """Batches in; captured fragments, progress and, every `emit_every` steps, all parameters out.
 
+    `progress` is for those who pace; `report` is the same for those who watch: every 100 ms, unless nobody paces.
+
     `fragments` are those of the program, none for programs that exchange whole trees; `report_every` the steps between
     two reports of progress, which come at least every 100 ms; `tokens` the budget that the learning rate follows, where
     nobody sends it; `alpha` how much of a learner's own fragment survives an adoption.
     """
 
-    outputs = ("parameters", "fragment", "progress")
+    outputs = ("parameters", "fragment", "progress", "report")
 
     def __init__(
         self,
@@ -63,12 +63,13 @@ class InnerStep:
         self._clocks: dict[int, list[list[int]]] = {}
         self._answered: dict[int, tuple[int, int]] = {}
         self._totals: dict[tuple[int, int], int] = {}
-        self._losses: list[float] = []
+        self._loss_sum = 0.0
+        self._loss_count = 0
         self._pending: Any = None
         self._captured: Any = None
         self._step = self._tokens = self._step_time = self._delay_steps = 0
         self._reported_step = -1
-        self._reported_at = self._began_at = self._first_at = self._stepping = 0
+        self._reported_at = self._watched_at = self._began_at = self._first_at = self._stepping = 0
         self._sick = False
         self._unhealed: set[int] = set()
 
@@ -108,9 +109,7 @@ class InnerStep:
         emitted = self._parameters()
         self.is_idle = self._phase != "stepping"
         self.is_finished = self._phase == "final" and not self._fragments
-        if self._is_report_due(has_news=news > 0 or before != self._phase):
-            emitted.append(("progress", self._report()))
-        return emitted
+        return emitted + self._reports(has_news=news > 0, has_changed=before != self._phase)
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
@@ -257,16 +256,34 @@ class InnerStep:
         if pending is None:
             return
         value = float(pending)
-        self._losses.append(value)
+        self._loss_sum += value
+        self._loss_count += 1
         if not math.isfinite(value) and not self._sick:
             self._sick = True
             self._unhealed = set(range(len(self._fragments)))
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
+    def _reports(self, *, has_news: bool, has_changed: bool) -> list[tuple[str, Progress]]:
+        """What there is to tell those who pace, and those who watch."""
+        is_first = self._reported_step < 0
+        if not is_first and not self._is_report_due(has_news=has_news or has_changed):
+            return []
+        ports = ["progress"] if "progress" in self._context.connected else []
+        if "report" in self._context.connected:
+            is_rare = self._context.now() - self._watched_at >= REPORT_NS
+            if not ports or is_first or has_changed or is_rare or self._phase != "stepping":
+                ports.append("report")
+        if not ports:
+            return []
+        report = self._report()
+        if "report" in ports:
+            self._watched_at, self._loss_sum, self._loss_count = self._reported_at, 0.0, 0
+        return [(port, report) for port in ports]
+
     def _is_report_due(self, *, has_news: bool) -> bool:
-        if self._reported_step < 0 or self._phase != "stepping":
-            return self._reported_step < 0 or has_news
+        if self._phase != "stepping":
+            return has_news
         due = self._step - self._reported_step >= self._report_every
         return due or has_news or self._context.now() - self._reported_at >= REPORT_NS
 
@@ -275,7 +292,6 @@ class InnerStep:
         self._context.publish({"phase": self._phase, "step": self._step, "sick": self._sick})
         if self._step and self._phase == "stepping":
             self._stepping = self._reported_at - self._first_at
-        losses, self._losses = self._losses, []
         ledgers = [self._ledgers.get(p) for p in range(len(self._fragments))]
         traffic = self._context.traffic
         return Progress(
@@ -286,7 +302,7 @@ class InnerStep:
             tokens=self._tokens,
             stepping=self._stepping,
             step_time=self._step_time,
-            loss=float(np.mean(losses)) if losses else math.nan,
+            loss=self._loss_sum / self._loss_count if self._loss_count else math.nan,
             delay_steps=self._delay_steps,
             staleness=max((ledger.steps for ledger in ledgers if ledger is not None), default=0),
             sick=self._sick,

@@ -1,7 +1,7 @@
 """Adds to every graph what a run needs besides training: a recorder, and evaluation where a program has none.
 
-The recorder listens, by Latest edges, to every body that reports `progress`, `merged` or `final`, and to evaluations.
-It is a host of its own that nobody waits for.
+The recorder listens, by Latest edges, to every body that reports `progress` (where it has a port `report` for those who
+only watch, there), `merged` or `final`, and to evaluations. It is a host of its own that nobody waits for.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Final
 
 from isthmus.ops.evaluate import EvaluateMean
 from isthmus.programs.recorder import Recorder
+from isthmus.programs.summary import fragment_sizes
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.graph import Every, Graph, Job, Latest, Node, Queue, Reference
 
@@ -31,12 +32,14 @@ def with_recorder(graph: Graph, job: Job) -> None:
         Recorder,
         RUN_FOLDER,
         tokens=job.tokens,
+        learners=job.learners,
+        sizes=tuple(fragment_sizes(graph)),
         has_syncer=has_syncer,
         has_evaluator=bool(evaluators),
         fires=Every(PERIOD),
     )
     for node in _emitting(authored, "progress"):
-        graph.edge(node["progress"], record["progress"], Latest())
+        graph.edge(node["report" if "report" in node.outputs else "progress"], record["progress"], Latest())
     for node in _emitting(authored, "merged"):
         graph.edge(node["merged"], record["merged"], Latest("fragment"))
     for node in evaluators:

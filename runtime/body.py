@@ -60,10 +60,17 @@ class Body(Protocol):
 
 
 class Executor(Protocol):
-    """Runs the firings of one host: never two of one node at a time, which the scheduler sees to."""
+    """Runs the firings of one host: never two of one node at a time, which the scheduler sees to.
+
+    `has_threads`: work is done, and `done` is called, in other threads than the host's loop.
+    """
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether `work` and `done` are called in threads of their own, or on the loop."""
 
     def submit(self, node: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` for a node; call `done(result, error)` on the host's loop afterwards."""
+        """Run `work` for a node; call `done(result, error)` afterwards, in the thread that did it."""
 
     def close(self) -> None:
         """Take no more work. Work that has begun ends by itself; its `done` is not called."""

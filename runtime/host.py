@@ -2,12 +2,17 @@
 
 Clock, channel and executor are given; the same host runs in a test under the virtual clock and in a process of its own.
 Payloads live here, behind handles: the core says what each handle is used for, and after its last use it is forgotten.
-Every event goes to the core in the order in which it reached the loop, and onto the tape with what the core decided.
+Every event goes to the core under one lock, in the order of taking it, and onto the tape with what the core decided.
+
+Whoever ends a firing tells the core: the node's own thread, where the executor has threads, so that the next firing of
+a learner begins without a detour through the loop, on caches that are warm. What only the loop may do (the channel,
+timers, callbacks) is an *errand*, run there in order; an event that came on the loop runs them at its end.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -120,6 +125,9 @@ class Host:
         self._timers: dict[int, Callable[[], None]] = {}
         self._waiting: dict[int, Instant] = {}
         self._is_closed = False
+        self._lock = threading.RLock()
+        self._errands: deque[Callable[[], None]] = deque()
+        self._are_errands_known = False
         self._perform: dict[type, Callable[[Any], None]] = {
             RunBody: self._run_body,
             SendItem: self._send_item,
@@ -147,25 +155,9 @@ class Host:
 
     def handle(self, event: Event) -> None:
         """Feed one event to the core and perform what it says; only on the loop."""
-        if self._is_closed:
-            self._forget(event)
-            return
-        now = self._clock.now()
-        try:
-            commands = self.scheduler.handle(event, now)
-        except RemoteProtocolError as error:
-            told = str(error)
-            self.refused[told if len(self.refused) < REFUSED_MAX or told in self.refused else "others"] += 1
-            self._forget(event)
-            return
-        except (LocalProtocolError, InvariantError) as error:
-            self._forget(event)
-            self._on_failed(self, "", str(error))
-            return
-        if self._tape is not None:
-            self._tape.append(now, event, commands)
-        for command in commands:
-            self._perform[type(command)](command)
+        with self._lock:
+            self._feed(event)
+        self._run_errands()
 
     @property
     def is_open(self) -> bool:
@@ -178,8 +170,9 @@ class Host:
         self.handle(StopRequested())
 
     def close(self) -> None:
-        """Stop at once: no firing begins, nothing is sent or taken any more."""
-        self._is_closed = True
+        """Stop at once: no firing begins, nothing is sent or taken any more; only on the loop."""
+        with self._lock:
+            self._is_closed = True
         self._executor.close()
         self._channel.close()
         for cancel in self._timers.values():
@@ -202,13 +195,56 @@ class Host:
 
     def item_arrived(self, source: Member, parcel: Parcel) -> None:
         """An item came over the channel."""
-        handle = self._keep(Payload(parcel.item, parcel.digest, parcel.size_bytes))
-        self.traffic.bytes_received += parcel.size_bytes
-        self.handle(ItemArrived(parcel.edge, source, handle, parcel.fields, parcel.digest))
+        with self._lock:
+            handle = self._keep(Payload(parcel.item, parcel.digest, parcel.size_bytes))
+            self.traffic.bytes_received += parcel.size_bytes
+            self._feed(ItemArrived(parcel.edge, source, handle, parcel.fields, parcel.digest))
+        self._run_errands()
 
     def credit_granted(self, target: Member, edge: int, count: int) -> None:
         """Credit came over the channel."""
         self.handle(CreditGranted(edge, target, count))
+
+    # -- the core ------------------------------------------------------------------------------------------------------
+
+    def _feed(self, event: Event) -> None:
+        """Let the core take an event, and perform what it says; under the lock."""
+        if self._is_closed:
+            self._forget(event)
+            return
+        now = self._clock.now()
+        try:
+            commands = self.scheduler.handle(event, now)
+        except RemoteProtocolError as error:
+            told = str(error)
+            self.refused[told if len(self.refused) < REFUSED_MAX or told in self.refused else "others"] += 1
+            self._forget(event)
+            return
+        except (LocalProtocolError, InvariantError) as error:
+            self._forget(event)
+            self._errands.append(partial(self._on_failed, self, "", str(error)))
+            return
+        if self._tape is not None:
+            self._tape.append(now, event, commands)
+        for command in commands:
+            self._perform[type(command)](command)
+
+    def _told(self) -> None:
+        """A body has told the core something: see to the errands that follow, from whatever thread."""
+        if not self._executor.has_threads:
+            self._run_errands()
+            return
+        with self._lock:
+            if not self._errands or self._are_errands_known:
+                return
+            self._are_errands_known = True
+        self._clock.post(self._run_errands)
+
+    def _run_errands(self) -> None:
+        """What only the loop may do, in the order in which it was decided."""
+        self._are_errands_known = False
+        while self._errands:
+            self._errands.popleft()()
 
     # -- bodies --------------------------------------------------------------------------------------------------------
 
@@ -244,7 +280,9 @@ class Host:
         return self._resolve(value) if isinstance(value, Reference) else value
 
     def _opened(self, node: int, is_idle: bool, error: BaseException | None) -> None:
-        self.handle(BodyFailed(node, story(error)) if error is not None else NodeOpened(node, is_idle))
+        with self._lock:
+            self._feed(BodyFailed(node, story(error)) if error is not None else NodeOpened(node, is_idle))
+        self._told()
 
     def _run_body(self, command: RunBody) -> None:
         node = self._nodes[command.node]
@@ -287,7 +325,11 @@ class Host:
             except StopIteration as end:
                 return end.value
             emissions = self._emissions(node, body, result)
-            if emissions:
+            if not emissions:
+                continue
+            if self._executor.has_threads:
+                self._emitted(node, emissions)
+            else:  # This firing has not begun yet for the core, which is in the middle of an event.
                 self._clock.post(partial(self._emitted, node, emissions))
 
     def _emissions(self, node: NodePlan, body: Callable[..., Any], result: Any) -> list[Emission]:
@@ -310,8 +352,9 @@ class Host:
         return emissions
 
     def _emitted(self, node: NodePlan, emissions: list[Emission]) -> None:
-        if not self._is_closed:
-            self.handle(ItemsEmitted(node.index, self._outputs(emissions)))
+        with self._lock:
+            self._feed(ItemsEmitted(node.index, self._outputs(emissions)))
+        self._told()
 
     def _outputs(self, emissions: list[Emission]) -> tuple[Output, ...]:
         """Emissions as the core sees them; their payloads are kept."""
@@ -326,17 +369,21 @@ class Host:
         )
 
     def _fired(self, node: NodePlan, ended: Ended | None, error: BaseException | None) -> None:
+        with self._lock:
+            self._feed(self._ending(node, ended, error))
+        self._told()
+
+    def _ending(self, node: NodePlan, ended: Ended | None, error: BaseException | None) -> Event:
+        """What the core is told of the end of a firing."""
         if ended is None or error is not None:
-            self.handle(BodyFailed(node.index, story(error)))
-            return
+            return BodyFailed(node.index, story(error))
         now = self._clock.now()
         if self._trace is not None:
             until = ended.ended if ended.ended > ended.begun else now
             self._trace.add(Span(str(self.member.replica), node.name, ended.begun, until))
         if not ended.is_idle and not ended.is_finished and not isinstance(node.fires, Every):
             self._waiting[node.index] = now
-        outputs = self._outputs(ended.emissions)
-        self.handle(FiringEnded(node.index, outputs, ended.is_idle, ended.is_finished))
+        return FiringEnded(node.index, self._outputs(ended.emissions), ended.is_idle, ended.is_finished)
 
     # -- payloads ------------------------------------------------------------------------------------------------------
 
@@ -378,10 +425,10 @@ class Host:
         edge: EdgePlan = self.plan.edges[command.edge]
         self.traffic.bytes_sent += payload.size_bytes
         parcel = Parcel(command.edge, command.key, payload.item, command.fields, payload.digest, payload.size_bytes)
-        self._channel.send(command.target, parcel, replaces=edge.kind == "latest")
+        self._errands.append(partial(self._channel.send, command.target, parcel, replaces=edge.kind == "latest"))
 
     def _grant_credit(self, command: GrantCredit) -> None:
-        self._channel.grant(command.source, command.edge, command.count)
+        self._errands.append(partial(self._channel.grant, command.source, command.edge, command.count))
 
     def _share_item(self, command: ShareItem) -> None:
         self._uses[command.handle] = command.uses
@@ -390,23 +437,30 @@ class Host:
         self._take(command.handle)
 
     def _set_timer(self, command: SetTimer) -> None:
-        self._cancel_timer(CancelTimer(command.timer))
-        self._timers[command.timer] = self._clock.call_at(command.at, partial(self._timer_came_due, command.timer))
+        self._errands.append(partial(self._wind, command.timer, command.at))
+
+    def _wind(self, timer: int, at: Instant) -> None:
+        self._unwind(timer)
+        if not self._is_closed:
+            self._timers[timer] = self._clock.call_at(at, partial(self._timer_came_due, timer))
 
     def _timer_came_due(self, timer: int) -> None:
         self._timers.pop(timer, None)
         self.handle(TimerFired(timer))
 
     def _cancel_timer(self, command: CancelTimer) -> None:
-        cancel = self._timers.pop(command.timer, None)
+        self._errands.append(partial(self._unwind, command.timer))
+
+    def _unwind(self, timer: int) -> None:
+        cancel = self._timers.pop(timer, None)
         if cancel is not None:
             cancel()
 
     def _end_node(self, command: EndNode) -> None:
-        self._on_ended(self, self._nodes[command.node].name)
+        self._errands.append(partial(self._on_ended, self, self._nodes[command.node].name))
 
     def _fail_host(self, command: FailHost) -> None:
-        self._on_failed(self, self._nodes[command.node].name, command.error)
+        self._errands.append(partial(self._on_failed, self, self._nodes[command.node].name, command.error))
 
 
 def _never_default(fires: Firing) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from isthmus.runtime.clock import Clock, Duration, Instant
 
@@ -85,6 +85,8 @@ class VirtualClock:
 
 class InlineExecutor:
     """Calls bodies on the loop itself."""
+
+    has_threads: Final = False
 
     def __init__(self, clock: Clock, duration: Durations) -> None:
         self._clock = clock

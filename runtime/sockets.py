@@ -43,6 +43,13 @@ TURN_FRAMES_KEPT: Final = FRAMES_MAX + 4
 UNHEARD_MS_MAX: Final = 5_000
 """TCP gives a connection up when what was sent is not acknowledged for so long, and probes one that is silent."""
 
+POLLIN: Final = int(zmq.POLLIN)
+POLLOUT: Final = int(zmq.POLLOUT)
+EVENTS: Final = int(zmq.EVENTS)
+NOBLOCK: Final = int(zmq.NOBLOCK)
+SNDMORE_NOBLOCK: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
+"""As plain integers: an operation on pyzmq's enumerations costs more than asking libzmq."""
+
 Hear: TypeAlias = Callable[[list[Bytes]], None]
 
 
@@ -96,7 +103,7 @@ class Socket:
         last = len(frames) - 1
         try:
             for index, frame in enumerate(frames):
-                flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
+                flags = NOBLOCK if index == last else SNDMORE_NOBLOCK
                 self._socket.send(frame, flags, copy=False)
         except zmq.Again as error:
             if self._is_router:
@@ -133,18 +140,18 @@ class Socket:
             self._look()
 
     def _has_message(self) -> bool:
-        return not self._is_closed and bool(self._state() & zmq.POLLIN)
+        return not self._is_closed and bool(self._state() & POLLIN)
 
     def _state(self) -> int:
-        state = self._socket.getsockopt(zmq.EVENTS)
+        state = self._socket.getsockopt(EVENTS)
         assert isinstance(state, int)
         return state
 
     def _receive(self) -> list[Bytes]:
-        frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+        frame = self._socket.recv(NOBLOCK, copy=False)
         frames = [np.frombuffer(frame.buffer, np.uint8)]
         while frame.more:
-            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            frame = self._socket.recv(NOBLOCK, copy=False)
             if len(frames) < TURN_FRAMES_KEPT:
                 frames.append(np.frombuffer(frame.buffer, np.uint8))
         return frames
@@ -154,9 +161,9 @@ class Socket:
         if self._is_closed or self._is_scheduled:
             return
         state = self._state()
-        if state & zmq.POLLIN:
+        if state & POLLIN:
             self._schedule()
-        elif not self._is_router and not state & zmq.POLLOUT:
+        elif not self._is_router and not state & POLLOUT:
             self._end()
 
     def _schedule(self) -> None:
@@ -166,9 +173,9 @@ class Socket:
     def _watch(self) -> None:
         """The monitor was asked to speak only when there is no connection, or no longer."""
         assert self._monitor is not None
-        state = self._monitor.getsockopt(zmq.EVENTS)
+        state = self._monitor.getsockopt(EVENTS)
         assert isinstance(state, int)
-        if state & zmq.POLLIN:
+        if state & POLLIN:
             self._end()
 
     def _end(self) -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from isthmus.runtime.clock import Clock, Instant
 
@@ -88,7 +88,12 @@ class _Call:
 
 
 class ThreadExecutor:
-    """A thread per node. Threads are daemonic: a body that never returns cannot keep the process alive."""
+    """A thread per node. Threads are daemonic: a body that never returns cannot keep the process alive.
+
+    What `done` raises is raised again on the loop.
+    """
+
+    has_threads: Final = True
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
@@ -98,7 +103,7 @@ class ThreadExecutor:
         self._is_closed = False
 
     def submit(self, node: int, work: Callable[[], Any], done: Done) -> None:
-        """Run `work` in the node's thread, then `done` on the loop; nothing once the executor is closed."""
+        """Run `work` and then `done` in the node's thread; nothing once the executor is closed."""
         if self._is_closed:
             return
         works = self._works.get(node)
@@ -130,9 +135,13 @@ class ThreadExecutor:
                 result = work()
             except BaseException as caught:  # SystemExit too: it would end this thread, and the node would hang.
                 error = caught
-            self._clock.post(partial(self._done, done, result, error))
+            try:
+                if not self._is_closed:
+                    done(result, error)
+            except Exception as caught:
+                self._clock.post(partial(_raise, caught))
             del entry, work, done, result, error
 
-    def _done(self, done: Done, result: Any, error: BaseException | None) -> None:
-        if not self._is_closed:
-            done(result, error)
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -87,15 +87,13 @@ class Results:
 # -- the executor ------------------------------------------------------------------------------------------------------
 
 
-def test_a_nodes_work_is_done_in_order_in_one_thread_and_told_on_the_loop(
-    running: Running, executor: ThreadExecutor
-) -> None:
+def test_a_nodes_work_is_done_in_order_and_told_in_one_thread(executor: ThreadExecutor) -> None:
     results = Results(200)
     for number in range(200):
         work = lambda number=number: (number, threading.current_thread().name)  # noqa: E731
         executor.submit(3, work, results)
     assert results.wait() == [((number, "learner/0:3"), None) for number in range(200)]
-    assert results.threads == {running.thread.name}
+    assert results.threads == {"learner/0:3"}
 
 
 def test_no_two_firings_of_one_node_run_at_once_and_nodes_do_not_wait_for_each_other(executor: ThreadExecutor) -> None:
@@ -156,20 +154,21 @@ def test_work_that_has_begun_ends_after_a_close_and_nobody_is_told(running: Runn
     assert seen == ["ended"]
 
 
-def test_a_result_that_is_on_its_way_when_the_executor_closes_is_not_told(running: Running) -> None:
+def test_what_done_raises_is_raised_on_the_loop_and_the_thread_goes_on(running: Running) -> None:
     executor = ThreadExecutor(running.clock, "learner/0")
-    posted = threading.Event()
-    seen: list[str] = []
+    raised: list[Any] = []
+    running.call(lambda: running.loop.set_exception_handler(lambda loop, told: raised.append(told["exception"])))
+    results, error = Results(1), ValueError("why")
 
-    def on_loop() -> None:
-        executor.submit(0, lambda: None, lambda result, error: seen.append("told"))
-        executor.submit(0, posted.set, lambda result, error: seen.append("told"))
-        assert posted.wait(SECONDS_MAX)  # The first result waits behind this callback.
-        executor.close()
+    def done(result: Any, caught: BaseException | None) -> None:
+        raise error
 
-    running.call(on_loop)
+    executor.submit(0, lambda: "first", done)
+    executor.submit(0, lambda: "next", results)
+    assert results.wait() == [("next", None)]
     running.call(lambda: None)
-    assert seen == []
+    assert raised == [error]
+    executor.close()
     assert executor.join(SECONDS_MAX)
 
 
