@@ -7,15 +7,13 @@ here they are only subtracted from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from isthmus.ops.fragment import Fragment
 from isthmus.ops.items import Answer, Capture
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from isthmus.ops.outer_gradient import norms, subtract
 
 
 class FragmentSend:
@@ -26,13 +24,6 @@ class FragmentSend:
     def __init__(self, fragments: Sequence[Fragment]) -> None:
         self._fragments = fragments
 
-    def open(self, context: Any) -> None:
-        """Load the kernels before the first answer is due; whoever only builds the graph does without them."""
-        from isthmus.ops import merging
-
-        merging.warm()
-        self._merging: ModuleType = merging
-
     def __call__(self, fragment: Mapping[Any, Capture]) -> list[tuple[str, Answer]]:
         """The answers to all captures that are new, in order of their rounds."""
         captures = sorted(fragment.values(), key=lambda capture: (capture["round"], capture["fragment"]))
@@ -42,7 +33,7 @@ class FragmentSend:
         values = np.asarray(capture["values"], np.float32)
         anchor = capture["anchor"]
         # A copy, because the device may hand out a view of memory that is its own.
-        gradient = np.array(values) if anchor is None else self._merging.subtract(anchor, values)
+        gradient = np.array(values) if anchor is None else subtract(anchor, values)
         return Answer(
             fragment=capture["fragment"],
             round=capture["round"],
@@ -55,5 +46,5 @@ class FragmentSend:
             steps=capture["steps"],
             clock=capture["clock"],
             gradient=gradient,
-            norms=self._merging.norms(gradient, self._fragments[capture["fragment"]]),
+            norms=norms(gradient, self._fragments[capture["fragment"]]),
         )

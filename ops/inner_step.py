@@ -70,11 +70,11 @@ class InnerStep:
         self._step = self._tokens = self._step_time = self._delay_steps = 0
         self._reported_step = -1
         self._reported_at = self._watched_at = self._began_at = self._first_at = self._stepping = 0
-        self._sick = False
+        self._sick = self._has_begun = False
         self._unhealed: set[int] = set()
 
     def open(self, context: Any) -> None:
-        """Make the first parameters and compile every function."""
+        """Compile every function; without a syncer, make the first parameters, too."""
         from isthmus.ops.data import At
         from isthmus.ops.turnstile import give_way
 
@@ -85,6 +85,8 @@ class InnerStep:
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._learner: Learner = Learner(self._task, self._fragments, seed=context.seed, alpha=self._alpha)
         self._learner.compile(self._task.batch(At(context.seed, self._slot, 0)))
+        if not self._fragments:
+            self._learner.begin()
 
     def __call__(
         self,
@@ -142,6 +144,7 @@ class InnerStep:
         self._learner.adopt(p, update["values"])
         self._heal(p)
         if self._phase == "ready" and len(self._ledgers) == len(self._fragments):
+            self._learner.reset_moments()
             self._phase = "stepping"
 
     def _hear(self, control: Any) -> int:
@@ -157,7 +160,7 @@ class InnerStep:
     def _heal(self, adopted: int) -> None:
         self._unhealed.discard(adopted)
         if self._sick and not self._unhealed:
-            self._learner.forget_moments()
+            self._learner.reset_moments()
             self._sick = False
 
     # -- what goes out -------------------------------------------------------------------------------------------------
@@ -168,7 +171,7 @@ class InnerStep:
         if [self._slot, self._incarnation] not in [list(member) for member in request["members"]]:
             return []
         if request["kind"] == "initial":
-            return [("fragment", self._capture(request))] if p not in self._ledgers else []
+            return self._first_version(request)
         ledger = self._ledgers.get(p)
         if request["kind"] == "recover":
             return [("fragment", self._recovery(request, ledger))] if ledger is not None else []
@@ -180,6 +183,17 @@ class InnerStep:
         ledger.answered(self._tokens)
         self._answered[p] = (number, self._step)
         return [("fragment", capture)]
+
+    def _first_version(self, request: Round) -> list[tuple[str, Capture]]:
+        """The first version of a fragment, of the model that this learner begins with if nobody has given one."""
+        if request["fragment"] in self._ledgers:
+            return []
+        if not self._has_begun:
+            self._learner.begin()
+            for p, values in self._anchors.items():
+                self._learner.adopt(p, values)
+            self._has_begun = True
+        return [("fragment", self._capture(request))]
 
     def _capture(self, request: Round) -> Capture:
         p = request["fragment"]

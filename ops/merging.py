@@ -17,8 +17,8 @@ unit, which the outer step applies in its own sweep. The result is
 
     gradient = scale[unit] * direction
 
-Sums over learners are float32 in the order given (slot order), each product rounded; norms are float64 over 32
-interleaved lanes per stripe. So the bits depend on neither threads nor vector width.
+Sums over learners are float32 in the order given (slot order), each product rounded; sums of squares are float64 over
+32 interleaved lanes per stripe. So the bits depend on neither threads nor vector width.
 """
 
 from __future__ import annotations
@@ -113,30 +113,17 @@ def merge(
     return Merged(direction, scale.astype(np.float32))
 
 
-def norms(vector: Float32, fragment: Fragment, threads: int = 1) -> Float32:
-    """The Euclidean length of each unit of a payload float32[n], as float32[units], summed in float64."""
-    cuts, values = stripes(fragment.offsets), kernel_input(vector)
-    squares = np.empty(len(cuts))
-    share(partial(_sum_squares, values, cuts.begins, cuts.ends, squares), cuts, threads)
-    return np.sqrt(_per_unit(squares, cuts, len(fragment.units))).astype(np.float32)
-
-
 def is_finite(vector: Float32) -> bool:
     """Whether float32[n] holds neither an infinity nor a NaN."""
     bits = kernel_input(vector).view(np.uint32)
     return bool(_bits_are_finite(bits))
 
 
-def subtract(anchor: Float32, values: Float32) -> Float32:
-    """The outer gradient anchor - values, float32[n] in a new buffer."""
-    return np.subtract(anchor, values, out=empty(anchor.size))
-
-
 def warm() -> None:
     """Compile every kernel here (1.5 s), or load it from the cache (0.25 s); otherwise the first call does it."""
     fragment = Fragment(0, (Unit("a", 0, 2, (2,), averaged=False),))
     ones = np.ones(2, np.float32)
-    merge([ones, ones], [1, 1], [norms(ones, fragment)] * 2, fragment)
+    merge([ones, ones], [1, 1], [np.full(1, 2**0.5, np.float32)] * 2, fragment)
     is_finite(ones)
 
 
@@ -282,15 +269,6 @@ def _sum_lanes(lanes: Float64) -> float:
     for lane in range(_LANES):
         total += lanes[lane]
     return total
-
-
-@kernel
-def _sum_squares(values: Float32, begins: Int64, ends: Int64, squares: Float64, first: int, last: int) -> None:
-    lanes = np.empty(_LANES, np.float64)
-    for s in range(first, last):
-        lanes[:] = 0.0
-        _add_squares(values[begins[s] : ends[s]], lanes)
-        squares[s] = _sum_lanes(lanes)
 
 
 @kernel

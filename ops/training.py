@@ -32,21 +32,36 @@ class Functions:
     """The compiled functions of one (task, fragments, alpha)."""
 
     def __init__(self, task: Any, fragments: tuple[Fragment, ...], alpha: float) -> None:
-        shapes = jax.eval_shape(task.init, jax.random.key(0))
-        names = [name for name, _ in named_leaves(shapes)]
-        leaves, self.treedef = jax.tree.flatten(shapes)
-        self._dtypes = [leaf.dtype for leaf in leaves]
+        self.shapes = shapes_of(task)
+        names = [name for name, _ in named_leaves(self.shapes)]
+        self.treedef = jax.tree.structure(self.shapes)
         self.optimizer = optax.with_extra_args_support(task.optimizer)
-        self.step: Callable[..., Any] = jax.jit(partial(self._step, task.loss), donate_argnums=0)
-        self.copy: Callable[..., Any] = jax.jit(lambda leaves: [jnp.copy(leaf) for leaf in leaves])
+        self.first: jax.stages.Wrapped = jax.jit(lambda key: jax.tree.leaves(task.init(key)))
+        self.moments: jax.stages.Wrapped = jax.jit(
+            lambda leaves: self.optimizer.init(jax.tree.unflatten(self.treedef, leaves))
+        )
+        self.step: jax.stages.Wrapped = jax.jit(partial(self._step, task.loss), donate_argnums=0)
+        self.copy: jax.stages.Wrapped = jax.jit(lambda leaves: [jnp.copy(leaf) for leaf in leaves])
+        self._sizes = [fragment.size for fragment in fragments]
         index = {name: i for i, name in enumerate(names)}
         self.touched = [sorted({index[unit.tensor] for unit in fragment.units}) for fragment in fragments]
-        self.extract: list[Callable[..., Any]] = []
-        self.adopt: list[Callable[..., Any]] = []
+        self.extract: list[jax.stages.Wrapped] = []
+        self.adopt: list[jax.stages.Wrapped] = []
         for fragment, touched in zip(fragments, self.touched, strict=True):
             places = {names[i]: place for place, i in enumerate(touched)}
             self.extract.append(jax.jit(partial(_extract, fragment, places)))
             self.adopt.append(jax.jit(partial(_adopt, fragment, places, alpha), donate_argnums=0))
+
+    def trace(self, batch: Any) -> None:
+        """Trace everything that every learner will call: what there is to do before a device is there."""
+        leaves = jax.tree.leaves(self.shapes)
+        moments = jax.eval_shape(self.moments, leaves)
+        self.moments.trace(leaves)
+        self.step.trace((leaves, moments), batch, np.float32(0.0))
+        self.copy.trace(leaves)
+        for p, touched in enumerate(self.touched):
+            self.extract[p].trace([leaves[i] for i in touched])
+            self.adopt[p].trace([leaves[i] for i in touched], np.zeros(self._sizes[p], np.float32))
 
     def _step(self, loss_of: Callable[..., Any], state: tuple[Any, Any], batch: Any, progress: Any) -> Any:
         """One inner step: (leaves, optimizer state) -> the same, and the loss before the step."""
@@ -57,6 +72,15 @@ class Functions:
         return (jax.tree.leaves(optax.apply_updates(parameters, updates)), moments), loss
 
 
+def shapes_of(task: Any) -> Any:
+    """The parameters of a task, as shapes and dtypes; no device is needed."""
+    return jax.eval_shape(task.init, _abstract_key())
+
+
+def _abstract_key() -> Any:
+    return jax.eval_shape(partial(jax.random.key, 0))
+
+
 @lru_cache(maxsize=8)
 def functions_of(task: Any, fragments: tuple[Fragment, ...], alpha: float) -> Functions:
     """The functions of a task, the same object for the same arguments."""
@@ -64,17 +88,25 @@ def functions_of(task: Any, fragments: tuple[Fragment, ...], alpha: float) -> Fu
 
 
 class Learner:
-    """The state of one learner: parameters and optimizer moments, on the device."""
+    """The state of one learner: parameters and optimizer moments, on the device. The parameters are zeros before
+    `begin`, or until all have been adopted: then `reset_moments` makes the state whole."""
 
     def __init__(self, task: Any, fragments: Sequence[Fragment], *, seed: int, alpha: float = 0.0) -> None:
         with _COMPILING:
             self._functions = functions_of(task, tuple(fragments), alpha)
-        parameters = task.init(jax.random.key(seed))
-        # A copy, because a task may return arrays that it keeps, and these are about to be donated.
-        self._leaves = [jnp.array(leaf) for leaf in jax.tree.leaves(parameters)]
-        self._moments = self._functions.optimizer.init(parameters)
+        shapes = jax.tree.leaves(self._functions.shapes)
+        self._seed = seed
+        self._leaves: list[Any] = [jax.device_put(np.zeros(each.shape, each.dtype)) for each in shapes]
+        self._moments: Any = None
+        self.reset_moments()
         self._shares_cores = jax.default_backend() == "cpu"
         self._dispatched: jax.Array | None = None
+
+    def begin(self) -> None:
+        """Make the first parameters of the task, the same for the same seed."""
+        # Copies, because no two leaves may be one buffer, which donation would give away twice.
+        self._leaves = self._functions.copy(self._functions.first(jax.random.key(self._seed)))
+        self.reset_moments()
 
     def compile(self, batch: Any) -> None:
         """Compile everything that this learner will call, on a copy of its state."""
@@ -135,10 +167,9 @@ class Learner:
         """Leaves as the task's tree, in NumPy arrays of their own."""
         return jax.tree.unflatten(self._functions.treedef, [np.array(leaf) for leaf in leaves])
 
-    def forget_moments(self) -> None:
+    def reset_moments(self) -> None:
         """Start the optimizer anew at the present parameters."""
-        parameters = jax.tree.unflatten(self._functions.treedef, self._leaves)
-        self._moments = self._functions.optimizer.init(parameters)
+        self._moments = self._functions.moments(self._functions.copy(self._leaves))
 
     @property
     def device_kind(self) -> str:
@@ -176,7 +207,7 @@ class Evaluation:
     def __init__(self, task: Any, seed: int) -> None:
         self._batches = list(task.evaluation_batches(seed))
         self._loss = jax.jit(task.loss)
-        self._shapes = jax.eval_shape(task.init, jax.random.key(0))
+        self._shapes = shapes_of(task)
 
     def loss(self, parameters: Any) -> float:
         """Of a tree of parameters, in the task's own unit."""

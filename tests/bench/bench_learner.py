@@ -54,6 +54,7 @@ def bare(batch: int) -> None:
     nano = task(batch=batch)
     learner = Learner(nano, (), seed=0)
     learner.compile(nano.batch(At(0, 0, 0)))
+    learner.begin()
     pending, step, told = None, 0, 0.0
     while True:
         loss = learner.step(nano.batch(At(0, 0, step)), 0.5)

@@ -21,6 +21,7 @@ import numpy as np
 from isthmus.ops import merging, nesterov
 from isthmus.ops.buffers import Float32, empty
 from isthmus.ops.fragment import Fragment, Unit
+from isthmus.ops.outer_gradient import norms
 from isthmus.ops.stripes import Int64, Stripes, kernel, kernel_input, share, stripes
 
 BAR = 0.4
@@ -56,7 +57,7 @@ def shard(learners: int, size: int) -> Shard:
     theta, momentum = empty(size), empty(size)
     theta.fill(1.0)
     momentum.fill(0.0)
-    lengths = [merging.norms(gradient, fragment) for gradient in gradients]
+    lengths = [norms(gradient, fragment) for gradient in gradients]
     return Shard(fragment, theta, momentum, gradients, lengths, [float(1 + m % 3) for m in range(learners)])
 
 

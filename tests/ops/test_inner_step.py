@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from isthmus.ops.data import At
@@ -71,6 +72,41 @@ def test_the_first_version_is_this_learners_own_parameters() -> None:
     own = jax.tree.leaves(task.init(jax.random.key(0)))
     assert sorted(values.tolist()) == sorted(np.concatenate([np.ravel(leaf) for leaf in own]).tolist())
     assert [item["base"] for _, item in yielded] == [None, None]
+
+
+def test_a_learner_that_gives_the_rest_of_the_first_version_keeps_what_it_has_adopted() -> None:
+    task = SmallTask()
+    body, parts, _ = opened(task)
+    drive(body, update={KEY: update(parts[0], 0, 2.0)})
+    yielded, _ = drive(body, pull={KEY: pull(0, 1, kind="initial"), ("syncer/0", 1): pull(1, 2, kind="initial")})
+    assert [item["fragment"] for _, item in yielded] == [1]
+    drive(body, update={KEY: update(parts[1], 0, 3.0)})
+    answers, _ = drive(body, pull={KEY: pull(0, 3), ("syncer/0", 1): pull(1, 4)})
+    for (_, capture), value in zip(answers, (2.0, 3.0), strict=True):
+        np.testing.assert_array_equal(np.asarray(capture["values"]), np.full(parts[capture["fragment"]].size, value))
+
+
+def test_the_optimizer_begins_at_the_parameters_that_were_adopted() -> None:
+    keeping = optax.GradientTransformation(lambda params: params, lambda grads, state, params=None: (grads, state))
+    task = SmallTask(optimizer=keeping)
+    body, _, _ = stepping(task)
+    assert all(np.all(np.asarray(leaf) == 0.5) for leaf in jax.tree.leaves(body._learner._moments))
+
+
+def test_those_who_only_watch_hear_every_100_ms_and_of_every_change_of_phase() -> None:
+    task = SmallTask()
+    body, parts, context = opened(task)
+    context.connected |= {"report"}
+    seen: list[tuple[str, int, str]] = []
+    for position in range(60):
+        news = {("syncer/0", part.index): update(part, 0, 0.5) for part in parts} if not position else None
+        context.at += 9_000_000
+        _, emitted = drive(body, update=news, batch=batch(task, position))
+        seen += [(port, item["step"], item["phase"]) for port, item in emitted if port in ("progress", "report")]
+    watched = [step for port, step, phase in seen if port == "report" and phase == "stepping"]
+    paced = [step for port, step, phase in seen if port == "progress" and phase == "stepping"]
+    assert watched[0] == paced[0]
+    assert 4 <= len(watched) <= 10 < len(paced)
 
 
 def test_updates_are_adopted_before_a_pull_is_answered() -> None:
@@ -174,6 +210,7 @@ def learner(task: SmallTask) -> tuple[Learner, Any]:
     parts = fragments_of(task, 2)
     made = Learner(task, parts, seed=0)
     made.compile(batch(task, 0))
+    made.begin()
     return made, parts
 
 
@@ -189,6 +226,7 @@ def test_a_blending_adoption_uses_up_the_leaves_that_it_blends() -> None:
     task = SmallTask()
     parts = fragments_of(task, 2)
     made = Learner(task, parts, seed=0, alpha=0.5)
+    made.begin()
     before = [made._leaves[i] for i in made._functions.touched[0]]
     values = np.asarray(made.extract(0)).copy()
     made.adopt(0, np.ones(parts[0].size, np.float32))

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops import merging
 from isthmus.ops.fragment_send import FragmentSend
 from isthmus.ops.merge import Merge
+from isthmus.ops.outer_gradient import norms
 from isthmus.ops.outer_step import OuterStep
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull
 
@@ -31,7 +31,7 @@ def answer(slot: int, gradient: Any, *, base: Any = (1, 0), begin: int = 0, end:
         "steps": steps,
         "clock": [],
         "gradient": values,
-        "norms": merging.norms(values, PARTS[0]),
+        "norms": norms(values, PARTS[0]),
     }
 
 
@@ -147,7 +147,6 @@ def test_the_final_model_is_told_once_by_the_names_of_its_tensors() -> None:
 
 def test_what_is_sent_is_anchor_minus_values_with_its_norms() -> None:
     send = FragmentSend(PARTS)
-    send.open(Context())
     values = np.arange(PARTS[0].size, dtype=np.float32)
     capture = {**answer(3, 0.0), "values": values, "anchor": np.ones(PARTS[0].size, np.float32)}
     ((port, sent),) = send(fragment={("learner/3", 0): capture})

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from isthmus.ops import merging
 from isthmus.ops.accounts import weight
 from isthmus.ops.fragment import Fragment, Unit
-from isthmus.ops.merging import CANCELLED_SHARE, is_finite, merge, norms, subtract
+from isthmus.ops.merging import CANCELLED_SHARE, is_finite, merge
+from isthmus.ops.outer_gradient import norms
 from isthmus.ops.stripes import STRIPE_SIZE
 
 
@@ -245,7 +246,6 @@ def test_threads_change_no_bit(count: int) -> None:
         again = merge(gradients, weights, lengths, fragment, threads=threads)
         assert again.direction.tobytes() == once.direction.tobytes()
         assert again.scale.tobytes() == once.scale.tobytes()
-        assert norms(gradients[1], fragment, threads=threads).tobytes() == lengths[1].tobytes()
 
 
 def test_a_unit_has_the_same_bits_wherever_it_lies() -> None:
@@ -270,42 +270,13 @@ def test_one_compiled_variant_takes_all_arrays_and_leaves_inputs_alone() -> None
     before = [gradient.tobytes() for gradient in gradients]
     for variant in (frozen, misaligned, strided, gradients[0]):
         assert merged_of([variant, gradients[1]], [1, 2], fragment).tobytes() == expected
-        assert norms(variant, fragment).tobytes() == norms(gradients[0], fragment).tobytes()
         assert is_finite(variant)
     assert [gradient.tobytes() for gradient in gradients] == before
-    for compiled in (merging._sweep, merging._sum_squares, merging._bits_are_finite):
+    for compiled in (merging._sweep, merging._bits_are_finite):
         assert len(compiled.signatures) == 1
 
 
-# Norms, subtraction, finiteness
-
-
-@given(st.lists(st.integers(1, 5000), min_size=1, max_size=4), st.integers(0, 1000), st.sampled_from([-30, 0, 15]))
-def test_norms_agree_with_float64(sizes: list[int], seed: int, exponent: int) -> None:
-    fragment = fragment_of(*sizes)
-    values = np.float32(10.0**exponent) * random_gradients(1, fragment, seed)[0]
-    parts = np.split(values.astype(np.float64), fragment.offsets[1:-1])
-    expected = np.array([math.sqrt(math.fsum(part * part)) for part in parts])
-    found = norms(values, fragment)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, rtol=2e-7)
-
-
-def test_norms_accumulate_in_float64() -> None:
-    # 2^24 + 1 and small: in float32 the ones would vanish beside the large square.
-    values = np.ones(2**20 + 1, np.float32)
-    values[0] = 4096.0
-    assert norms(values, fragment_of(values.size))[0] == np.float32(math.sqrt(4096.0**2 + 2**20))
-
-
-def test_subtract_makes_a_new_buffer() -> None:
-    anchor, values = vector(1, 2, 3), vector(1, 4, 1)
-    found = subtract(anchor, values)
-    assert found.tolist() == [0, -2, 2]
-    assert found.dtype == np.float32
-    assert not np.shares_memory(found, anchor)
-    assert not np.shares_memory(found, values)
-    assert anchor.tolist() == [1, 2, 3]
+# Finiteness
 
 
 @settings(max_examples=50)

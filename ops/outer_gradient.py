@@ -1,0 +1,36 @@
+"""What a learner makes of a captured fragment: the outer gradient, and the length of each unit of it.
+
+In NumPy, because a learner's process that loads no numba starts half a second sooner; the syncer's sums over learners
+are in `merging`. The sums are NumPy's pairwise ones, in float64, and not those of BLAS, which depend on the machine.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from isthmus.ops.buffers import Float32, empty
+from isthmus.ops.fragment import Fragment
+
+_PART_SIZE: Final = 1 << 15
+"""Values squared at a time: 256 KiB of float64, which stay in the second-level cache."""
+
+
+def subtract(anchor: Float32, values: Float32) -> Float32:
+    """The outer gradient anchor - values, float32[n] in a new buffer."""
+    return np.subtract(anchor, values, out=empty(anchor.size))
+
+
+def norms(vector: Float32, fragment: Fragment) -> Float32:
+    """The Euclidean length of each unit of a payload float32[n], as float32[units], summed in float64."""
+    offsets = fragment.offsets
+    lengths = [_length(vector[begin:end]) for begin, end in pairwise(offsets)]
+    return np.array(lengths, np.float32)
+
+
+def _length(values: Float32) -> float:
+    parts = (values[at : at + _PART_SIZE].astype(np.float64) for at in range(0, values.size, _PART_SIZE))
+    return math.sqrt(sum(float(np.square(part, out=part).sum()) for part in parts))
