@@ -51,6 +51,12 @@ class Evaluate:
         self._totals: dict[tuple[int, int], int] = {}
         self.is_finished = False
 
+    def prepare(self) -> None:
+        """Trace the loss."""
+        from isthmus.ops.training import trace_evaluation
+
+        trace_evaluation(self._task)
+
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
         from isthmus.ops.training import Evaluation
@@ -92,6 +98,12 @@ class EvaluateMean:
         self._reports: dict[int, Progress] = {}
         self._was_final = False
         self.is_finished = False
+
+    def prepare(self) -> None:
+        """Trace the loss."""
+        from isthmus.ops.training import trace_evaluation
+
+        trace_evaluation(self._task)
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""

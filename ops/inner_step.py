@@ -73,6 +73,13 @@ class InnerStep:
         self._sick = self._has_begun = False
         self._unhealed: set[int] = set()
 
+    def prepare(self) -> None:
+        """Trace every function, which needs no device."""
+        from isthmus.ops.data import At
+        from isthmus.ops.training import functions_of
+
+        functions_of(self._task, self._fragments, self._alpha).trace(self._task.batch(At(0, 0, 0)))
+
     def open(self, context: Any) -> None:
         """Compile every function; without a syncer, make the first parameters, too."""
         from isthmus.ops.data import At

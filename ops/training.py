@@ -201,12 +201,23 @@ def _rows(unit: Unit, leaf: Any) -> Any:
     return leaf[unit.start : unit.stop] if unit.is_split else leaf
 
 
+@lru_cache(maxsize=8)
+def loss_of(task: Any) -> jax.stages.Wrapped:
+    """The compiled loss of a task, the same object for the same task."""
+    return jax.jit(task.loss)
+
+
+def trace_evaluation(task: Any) -> None:
+    """Trace what an evaluation calls."""
+    loss_of(task).trace(shapes_of(task), next(task.evaluation_batches(0)))
+
+
 class Evaluation:
     """The mean loss of a task over its evaluation batches."""
 
     def __init__(self, task: Any, seed: int) -> None:
         self._batches = list(task.evaluation_batches(seed))
-        self._loss = jax.jit(task.loss)
+        self._loss = loss_of(task)
         self._shapes = shapes_of(task)
 
     def loss(self, parameters: Any) -> float:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, counted instead of raised, for as long as a run lasts."""
+"""Ctrl-C and SIGTERM: counted instead of raised for as long as a run lasts, and otherwise the same as one another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 
 class Interrupts:
@@ -18,6 +18,11 @@ class Interrupts:
     def take(self, number: int, frame: FrameType | None) -> None:
         """The signals' handler."""
         self.count += 1
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """A handler that makes a signal what Ctrl-C is: a KeyboardInterrupt, with the signal's name in it."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 @contextmanager

@@ -10,22 +10,27 @@ import json
 import os
 import platform
 import resource
+import select
+import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from isthmus.programs import run_folder, spec
 from isthmus.programs.interrupts import Interrupts, interrupts
 from isthmus.programs.request import Request
 from isthmus.programs.run import Outcome, Watch
-from isthmus.runtime.control import ask
-from isthmus.runtime.errors import ConfigError, Fault, GraphError, RequestError, RunError
+from isthmus.runtime.control import DETACH, ask
+from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
 from isthmus.runtime.graph import Job
+from isthmus.runtime.ledger import Ledger
 from isthmus.runtime.store import write_json
 
 STATUS_SECONDS: Final = 0.25
@@ -33,6 +38,7 @@ DAEMON_SECONDS: Final = 20.0
 """How long a daemon may take to say where it is: it imports a few modules and binds a socket."""
 DAEMONS_MAX: Final = 5
 """So many daemons in a row that die before the run is over are not an accident."""
+SECOND: Final = "ended at once by a second Ctrl-C"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +50,12 @@ class Submitted:
     run_dir: Path
 
 
-def submit(request: Request) -> Submitted:
-    """Make the run folder of a verified request, with what daemon and hosts read."""
+def submit(request: Request, machine: str | None = None) -> Submitted:
+    """Make the run folder of a verified request, with what daemon and hosts read; `machine` is where it is to run."""
     from isthmus.programs.command.graph_view import as_json
 
     run_folder.create(request.run_dir, request.config)
-    placement = {node.name: platform.node() for node in request.graph.nodes}
+    placement = {node.name: machine or platform.node() for node in request.graph.nodes}
     shape = as_json(request.graph, request.proof, request.fingerprint, placement)
     write_json(request.run_dir / "graph.json", shape)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -58,31 +64,59 @@ def submit(request: Request) -> Submitted:
     return Submitted(request.name, request.job, request.run_dir)
 
 
-def submit_apart(make: Callable[[], Request]) -> Submitted:
+def submit_apart(make: Callable[[], Request], machine: str | None = None) -> Submitted:
     """Make a request and submit it in a child, so that this process imports neither jax nor the task.
 
-    Raises what `make` raises, as a RequestError with the same faults; RunError if the child dies.
+    Raises what `make` raises, as a RequestError with the same faults; RunError if the child dies. The child goes with
+    this process, however it ends.
     """
     reader, writer = os.pipe()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        with os.fdopen(writer, "w") as pipe:
-            json.dump(_answer(make), pipe)
-        os._exit(0)
+        _prepare(make, machine, writer)
     os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
+    try:
+        with os.fdopen(reader) as pipe:
+            text = pipe.read()
+    except BaseException:  # Ctrl-C, as a rule.
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        os.waitpid(child, 0)
     if not text:
         raise RunError("the process that prepared the request died")
     answer = json.loads(text)
     if "faults" in answer:
-        kind = GraphError if answer["kind"] == "GraphError" else ConfigError
-        raise kind.of([Fault(*fault) for fault in answer["faults"]])
+        kinds = {kind.__name__: kind for kind in (ConfigError, GraphError, PlacementError)}
+        raise kinds[answer["kind"]].of([Fault(*fault) for fault in answer["faults"]])
     if "error" in answer:
         raise RunError(answer["error"])
     return submitted(Path(answer["folder"]), answer["name"])
+
+
+def _prepare(make: Callable[[], Request], machine: str | None, writer: int) -> NoReturn:
+    """In the child: write what came of the request into the pipe, and end, or end with whoever reads it."""
+
+    def end_with_reader() -> None:
+        poll = select.poll()
+        poll.register(writer, 0)
+        poll.poll()  # Nothing is asked for, so this can only be the error that nobody reads any more.
+        os._exit(1)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # A terminal sends them here, too; the command acts on them.
+    threading.Thread(target=end_with_reader, daemon=True).start()
+    try:
+        answer = json.dumps(_answer(make, machine)).encode()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(answer)
+    finally:
+        os._exit(0)
 
 
 def submitted(folder: Path, name: str) -> Submitted:
@@ -90,9 +124,9 @@ def submitted(folder: Path, name: str) -> Submitted:
     return Submitted(name, spec.load(folder).job, folder)
 
 
-def _answer(make: Callable[[], Request]) -> dict[str, Any]:
+def _answer(make: Callable[[], Request], machine: str | None) -> dict[str, Any]:
     try:
-        made = submit(make())
+        made = submit(make(), machine)
     except RequestError as error:
         return {"kind": type(error).__name__, "faults": [list(fault) for fault in error.faults]}
     except BaseException:
@@ -104,7 +138,12 @@ def run_processes(request: Submitted, *, watch: Watch | None) -> Outcome:
     """Train; RunError if the run failed, or if Ctrl-C came twice."""
     with interrupts() as interrupted:
         _watch_until_over(request.run_dir, watch, interrupted)
-    path = request.run_dir / "summary.json"
+    return outcome_of(request.run_dir, watch)
+
+
+def outcome_of(folder: Path, watch: Watch | None) -> Outcome:
+    """What came of a run that is over; RunError if it failed."""
+    path = folder / "summary.json"
     if not path.exists():
         raise RunError("the run ended without a summary")
     summary: dict[str, Any] = json.loads(path.read_text())
@@ -112,7 +151,34 @@ def run_processes(request: Submitted, *, watch: Watch | None) -> Outcome:
         watch.close(summary)
     if summary["outcome"] == "failed":
         raise RunError(str(summary["error"]))
-    return Outcome(summary, request.run_dir)
+    return Outcome(summary, folder)
+
+
+def detach(request: Submitted) -> None:
+    """Start a daemon for the run, and leave it alone once it answers; RunError, and nothing left, if it does not.
+
+    Until then it holds the pipe, so that an end of this command at any moment ends the run, too.
+    """
+    daemon = _start_daemon(request.run_dir)
+    assert daemon.stdin is not None
+    until = time.monotonic() + DAEMON_SECONDS
+    try:
+        while not _answers(request.run_dir, daemon.pid):
+            if daemon.poll() is not None or time.monotonic() > until:
+                log = request.run_dir / "logs" / "daemon.log"
+                raise RunError(f"the daemon of the run does not answer; look at {log}")
+            time.sleep(STATUS_SECONDS)
+        daemon.stdin.write(DETACH)
+        daemon.stdin.close()
+    except BaseException:
+        daemon.stdin.close()
+        daemon.wait()
+        raise
+
+
+def _answers(folder: Path, pid: int) -> bool:
+    endpoint = _endpoint(folder, pid)
+    return endpoint is not None and ask(endpoint, {"type": "status"}, seconds_max=1.0) is not None
 
 
 def _watch_until_over(folder: Path, watch: Watch | None, interrupted: Interrupts) -> None:
@@ -128,13 +194,15 @@ def _watch_until_over(folder: Path, watch: Watch | None, interrupted: Interrupts
                     )
                 daemon, started = _start_daemon(folder), started + 1
             endpoint = _endpoint(folder, daemon.pid)
-            if endpoint is not None and interrupted.count > asked:
-                asked += 1
-                kind = "stop" if asked == 1 else "end"
-                ask(endpoint, {"type": kind, "reason": "ended at once by a second Ctrl-C"}, seconds_max=2.0)
+            wanted = min(interrupted.count, 2)
+            if wanted > asked and _is_heard(endpoint, "stop" if wanted == 1 else "end"):
+                asked = wanted
+            elif wanted > asked and wanted == 2:
+                _kill(daemon, folder)
+                raise RunError(f"{SECOND}; its daemon did not answer, and was killed")
             status = None if endpoint is None else ask(endpoint, {"type": "status"}, seconds_max=1.0)
             if watch is not None and status is not None:
-                watch.update(_shown(status))
+                watch.update(shown(status))
             time.sleep(STATUS_SECONDS)
     finally:
         assert daemon.stdin is not None
@@ -142,7 +210,23 @@ def _watch_until_over(folder: Path, watch: Watch | None, interrupted: Interrupts
         daemon.wait()
 
 
-def _shown(status: Mapping[str, Any]) -> dict[str, Any]:
+def _is_heard(endpoint: str | None, kind: str) -> bool:
+    """Whether a daemon confirms that it will stop or end the run; one that is busy or stopped is asked again."""
+    return endpoint is not None and ask(endpoint, {"type": kind, "reason": SECOND}, seconds_max=2.0) is not None
+
+
+def _kill(daemon: subprocess.Popen[bytes], folder: Path) -> None:
+    """Kill a daemon that does not answer, and its hosts."""
+    daemon.kill()
+    daemon.wait()
+    ledger = Ledger(folder / "daemon.sqlite")
+    for pid in ledger.living():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    ledger.close()
+
+
+def shown(status: Mapping[str, Any]) -> dict[str, Any]:
     """A daemon's status as views of a run take it: the recorder's, with hosts and pacers beside."""
     hosts = status["hosts"]
     pacing = {f"{h['name']}/pacer": h["published"].get("pacer", {}) for h in hosts if h.get("published")}

@@ -8,13 +8,14 @@ syncer it also keeps the token budget. It decides nothing about training.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from isthmus.ops.evaluate import Evaluated
 from isthmus.ops.items import Control, Merging, Progress, as_totals, merge_totals
 from isthmus.ops.items import Final as FinalItem
+from isthmus.programs.summary import fragment_accounts, goodput, merged_share
 from isthmus.runtime.store import Lines, write_tensors
 
 METRIC_NS: Final = 200_000_000
@@ -27,14 +28,18 @@ SETTLE_NS: Final = 5_000_000_000
 
 
 class Recorder:
-    """Fires by timer and samples everything. `has_syncer`: the model comes in `final` fragments, and shards keep the
-    budget; `has_evaluator`: a final evaluation comes. `controls`: whether somebody listens to `control`."""
+    """Fires by timer and samples everything. `sizes` of the fragments in values, none where whole trees are exchanged;
+    `has_syncer`: the model comes in `final` fragments, and shards keep the budget; `has_evaluator`: a final evaluation
+    comes.
+    """
 
     outputs = ("control",)
 
-    def __init__(self, folder: Path, *, tokens: int, has_syncer: bool, has_evaluator: bool) -> None:
+    def __init__(
+        self, folder: Path, *, tokens: int, learners: int, sizes: Sequence[int], has_syncer: bool, has_evaluator: bool
+    ) -> None:
         self._folder = folder
-        self._budget = tokens
+        self._budget, self._learners, self._sizes = tokens, learners, sizes
         self._has_syncer, self._has_evaluator = has_syncer, has_evaluator
         self._totals: dict[tuple[int, int], int] = {}
         self._reports: dict[int, Progress] = {}
@@ -178,7 +183,12 @@ class Recorder:
         """Everything that somebody who watches wants to know, and all that the summary is made of."""
         stepping = [report for report in self._reports.values() if report["phase"] == "stepping"]
         phase = "done" if self.is_finished else "final" if self._final or self._is_stopping else "training"
+        former = [_learner(report) for report in self._former]
+        present = {slot: _learner(report) for slot, report in sorted(self._reports.items())}
         merges, votes = self._merge_counts()
+        merged = self._merged_tokens()
+        lives = [*former, *present.values()]
+        passed = 0.0 if self._zero is None else max(0.0, (self._stepping_until - self._zero) / 1e9)
         return {
             "phase": phase if self._zero is not None or not stepping else "starting",
             "zero": self._zero,
@@ -188,13 +198,24 @@ class Recorder:
             "tokens_budget": self._budget,
             "outer_steps": merges,
             "contributors_mean": votes / merges if merges else 0.0,
+            "merged_share": merged_share(fragment_accounts(lives, merged, len(self._sizes)), self._sizes),
+            "goodput": goodput(lives, self._learners * passed),
             "eval_loss": self._evaluations[-1]["loss"] if self._evaluations else None,
             "eval_loss_initial": self._evaluations[0]["loss"] if self._evaluations else None,
             "evaluations": len(self._evaluations),
-            "former": [_learner(report) for report in self._former],
-            "learners": {slot: _learner(report) for slot, report in sorted(self._reports.items())},
-            "merged_tokens": self._merged_tokens(),
+            "epochs": self._epochs(),
+            "former": former,
+            "learners": present,
+            "merged_tokens": merged,
         }
+
+    def _epochs(self) -> dict[int, int]:
+        """Shard -> the newest epoch in which it has merged."""
+        newest: dict[int, int] = {}
+        for merging in self._merging.values():
+            if merging["kind"] in ("merge", "final"):
+                newest[merging["shard"]] = max(merging["epoch"], newest.get(merging["shard"], 0))
+        return newest
 
     def _merge_counts(self) -> tuple[int, int]:
         """Merges and votes of all shards: the newest count of each epoch of a shard stands for it."""

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from isthmus.programs.fingerprint import fingerprint
 from isthmus.programs.program import Program
-from isthmus.programs.recording import with_recorder
+from isthmus.programs.recording import RUN_FOLDER, with_recorder
 from isthmus.programs.request import Request
 from isthmus.programs.summary import roster_counts
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph import Graph, Job, Reference, TensorSpec
+from isthmus.runtime.graph import Graph, Job, Node, Reference, TensorSpec
 from isthmus.runtime.store import write_json
 
 SPEC: Final = "spec.json"
@@ -26,13 +26,15 @@ SPEC: Final = "spec.json"
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A run as its processes know it. `roles` gives the replicas of each role, `zero_ns` the instant of the machine's
+    """A run as its processes know it. `roles` gives the replicas of each role, `computing` the roles whose hosts import
+    jax and the task, `zero_ns` the instant of the machine's
     monotonic clock that all its times count from, `cpu_seconds` what the command had used by then."""
 
     run: str
     job: Job
     fingerprint: str
     roles: Mapping[str, int]
+    computing: tuple[str, ...]
     zero_ns: int
     cpu_seconds: float
 
@@ -51,7 +53,8 @@ class Spec:
 def submit(request: Request, *, zero_ns: int, cpu_seconds: float) -> Spec:
     """Write a request's spec into its run folder."""
     counts = roster_counts(request.graph, request.job.learners)
-    spec = Spec(request.run_dir.name, request.job, request.fingerprint, counts, zero_ns, cpu_seconds)
+    computing = _computing(request.graph)
+    spec = Spec(request.run_dir.name, request.job, request.fingerprint, counts, computing, zero_ns, cpu_seconds)
     job = request.job
     write_json(
         request.run_dir / SPEC,
@@ -59,6 +62,7 @@ def submit(request: Request, *, zero_ns: int, cpu_seconds: float) -> Spec:
             "run": spec.run,
             "fingerprint": spec.fingerprint,
             "roles": dict(counts),
+            "computing": list(computing),
             "zero_ns": zero_ns,
             "cpu_seconds": cpu_seconds,
             "job": {
@@ -85,4 +89,16 @@ def load(folder: Path) -> Spec:
         TensorSpec(name, tuple(shape), dtype, averaged) for name, shape, dtype, averaged in job.pop("layout")
     )
     settings = MappingProxyType(job.pop("settings"))
-    return Spec(job=Job(layout=layout, task=Reference(job.pop("task")), settings=settings, **job), **told)
+    computing = tuple(told.pop("computing"))
+    job = Job(layout=layout, task=Reference(job.pop("task")), settings=settings, **job)
+    return Spec(job=job, computing=computing, **told)
+
+
+def _computing(graph: Graph) -> tuple[str, ...]:
+    """The roles of which some node is given something to import: the task."""
+    return tuple(sorted({node.role for node in graph.nodes if _imports(node)}))
+
+
+def _imports(node: Node) -> bool:
+    given = [*node.arguments, *node.keywords.values()]
+    return any(isinstance(value, Reference) and value != RUN_FOLDER for value in given)

@@ -56,11 +56,7 @@ def summarise(
     wall = 0.0 if zero is None else max(0.0, (ended - zero) / 1e9)
     stepped = 0.0 if zero is None else max(0.0, (status["stepping_until"] - zero) / 1e9)
     tokens = sum(life["tokens"] for life in lives)
-    merged = status.get("merged_tokens", {})
-    accounts = [
-        _account(p, tokens, former, list(reports.values()), sum(merged.get(p, {}).values()))
-        for p in range(len(fragment_sizes))
-    ]
+    accounts = fragment_accounts(lives, status.get("merged_tokens", {}), len(fragment_sizes))
     means = _means(accounts, fragment_sizes, tokens)
     bytes_sent = sum(life["bytes_sent"] for life in lives) + bytes_sent_by_shards
     return {
@@ -73,43 +69,71 @@ def summarise(
         **{f"tokens_{part}": means[part] for part in PARTS},
         "outer_steps": status.get("outer_steps", 0),
         "contributors_mean": round(status.get("contributors_mean", 0.0), 6),
-        "merged_share": means["merged"] / tokens if tokens else 0.0,
+        "merged_share": merged_share(accounts, fragment_sizes),
         "cpu_seconds_total": round(cpu_seconds, 3),
         "eval_loss_initial": status.get("eval_loss_initial"),
         "eval_loss_final": status.get("eval_loss"),
+        "start_seconds": round((zero or 0) / 1e9, 6),
         "wall_seconds": round(wall, 3),
-        "goodput": round(_goodput(lives, len(fragment_sizes), learners * stepped), 6),
+        "goodput": round(goodput(lives, learners * stepped), 6),
         "uptime": round(_uptime(spans, zero, ended), 6),
         "bytes_sent_total": bytes_sent,
         "fragment_accounts": accounts,
         "per_learner": [
-            _learner(slot, [*(life for life in former if life["slot"] == slot), report])
-            for slot, report in sorted(reports.items())
+            _learner(slot, [life for life in lives if life["slot"] == slot], status, fragment_sizes)
+            for slot in sorted(reports)
         ],
     }
 
 
-def _account(
-    p: int, tokens: int, former: Sequence[Mapping[str, Any]], present: Sequence[Mapping[str, Any]], merged: int
-) -> dict[str, int]:
-    """The account of one fragment, over all lives of all learners; integers that add up to `tokens`.
+def fragment_accounts(
+    lives: Sequence[Mapping[str, Any]], merged: Mapping[int, Mapping[int, int]], fragments: int
+) -> list[dict[str, int]]:
+    """The account of each fragment, over all lives of all learners: integers that add up to all trained tokens.
+
+    `merged` is the shards' count of merged tokens, fragment -> slot -> tokens.
+    """
+    slots = sorted({life["slot"] for life in lives})
+    found = []
+    for p in range(fragments):
+        parts = [
+            _slot_account(p, [life for life in lives if life["slot"] == slot], merged.get(p, {}).get(slot, 0))
+            for slot in slots
+        ]
+        trained = sum(life["tokens"] for life in lives)
+        account = {
+            "fragment": p,
+            "trained": trained,
+            **{name: sum(part[name] for part in parts) for name in PARTS[:-1]},
+        }
+        account["pending"] = trained - sum(account[name] for name in PARTS[:-1])
+        found.append(account)
+    return found
+
+
+def merged_share(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int]) -> float:
+    """Merged tokens over trained ones, a mean over fragments weighted by size; 0 where nothing was trained."""
+    trained = accounts[0]["trained"] if accounts else 0
+    if not trained:
+        return 0.0
+    return sum(account["merged"] * size for account, size in zip(accounts, sizes, strict=True)) / sum(sizes) / trained
+
+
+def _slot_account(p: int, lives: Sequence[Mapping[str, Any]], merged: int) -> dict[str, int]:
+    """All parts but the pending one of a slot's tokens in fragment `p`, of which a shard says that it merged `merged`.
 
     What a former life had pending is lost, but for answers that were merged after its last report: those show as the
-    difference between the shards' count of merged tokens and the learners'.
+    difference between the shard's count of merged tokens and the learner's. A shard that died may have merged what
+    nobody received; its next life does not have that, and learners book it as something else: it is not merged.
     """
-    ended = [life["accounts"][p] for life in former if len(life["accounts"]) > p]
-    known = [*ended, *(life["accounts"][p] for life in present if len(life["accounts"]) > p)]
-    merged_late = max(0, merged - sum(parts[0] for parts in known))
-    account = {
-        "fragment": p,
-        "trained": tokens,
-        "merged": merged,
-        "overlapped": sum(parts[1] for parts in known),
-        "refused": sum(parts[2] for parts in known),
-        "lost": max(0, sum(parts[4] for parts in ended) - merged_late),
-    }
-    account["pending"] = tokens - sum(account[part] for part in PARTS[:-1])
-    return account
+    known = [life for life in lives if len(life["accounts"]) > p]
+    overlapped, refused = (sum(life["accounts"][p][part] for life in known) for part in (1, 2))
+    merged = min(merged, sum(life["tokens"] for life in lives) - overlapped - refused)
+    newest = max((life["incarnation"] for life in known), default=0)
+    ended = sum(life["accounts"][p][4] for life in known if life["incarnation"] < newest)
+    merged_late = max(0, merged - sum(life["accounts"][p][0] for life in known))
+    lost = max(0, ended - merged_late)
+    return {"merged": merged, "overlapped": overlapped, "refused": refused, "lost": lost}
 
 
 def _means(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int], tokens: int) -> dict[str, float]:
@@ -122,13 +146,13 @@ def _means(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int], tokens: 
     }
 
 
-def _goodput(lives: Sequence[Mapping[str, Any]], fragments: int, allocated: float) -> float:
+def goodput(lives: Sequence[Mapping[str, Any]], allocated: float) -> float:
     """Inner-step wall time whose tokens were neither lost nor refused, over the `allocated` seconds: those of all slots
     from the run's first step to the last report of a step.
     """
     good = 0.0
     for life in lives:
-        wasted = sum(account[2] + account[3] for account in life["accounts"]) / max(fragments, 1)
+        wasted = sum(account[2] + account[3] for account in life["accounts"]) / max(len(life["accounts"]), 1)
         share = 1.0 - wasted / life["tokens"] if life["tokens"] else 0.0
         good += share * max(0, life["stepping"] - life["waited"]) / 1e9
     return min(1.0, good / allocated) if allocated > 0 else 0.0
@@ -158,13 +182,18 @@ def _uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float:
     return up / (last - first) if last > first else 1.0
 
 
-def _learner(slot: int, lives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _learner(
+    slot: int, lives: Sequence[Mapping[str, Any]], status: Mapping[str, Any], sizes: Sequence[int]
+) -> dict[str, Any]:
     """One slot over all its lives, the present one last."""
+    accounts = fragment_accounts(lives, status.get("merged_tokens", {}), len(sizes))
+    tokens_lost = sum(account["lost"] * size for account, size in zip(accounts, sizes, strict=True))
     total = {name: sum(life[name] for life in lives) for name in ("step", "tokens", "bytes_sent", "bytes_received")}
     return {
         "learner": slot,
         "steps": total["step"],
         "tokens": total["tokens"],
+        "tokens_lost": tokens_lost / sum(sizes) if sizes else 0.0,
         "stall_seconds": round(sum(life["waited"] for life in lives) / 1e9, 6),
         "bytes_sent": total["bytes_sent"],
         "bytes_received": total["bytes_received"],

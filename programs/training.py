@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from isthmus.programs.cluster import Machine
     from isthmus.programs.processes import Submitted
     from isthmus.programs.run import Outcome, Watch
 
@@ -98,6 +99,14 @@ def start_processes(submitted: Submitted, watch: Watch | None) -> Outcome:
 
     with _naming(submitted.run_dir):
         return run_processes(submitted, watch=watch)
+
+
+def start_on_machine(machine: Machine, submitted: Submitted, watch: Watch | None) -> Outcome:
+    """Let a machine's daemon run what was submitted; RunError, which names the run folder, if the run fails."""
+    from isthmus.programs.machine_client import run_on_machine
+
+    with _naming(submitted.run_dir):
+        return run_on_machine(machine, submitted, watch)
 
 
 @contextmanager

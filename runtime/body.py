@@ -5,6 +5,9 @@ function otherwise returns the item for port `result`, an instance a dict port -
 where one port emits several items. A call that is a generator yields such lists: what it yields leaves at once, while
 the firing goes on, and what it returns leaves at its end.
 
+A class may have `prepare()`, called before `open`, perhaps in another process, from which the hosts are then forked:
+for what all hosts would do alike (imports, tracing), without a thread, a device, or an effect on the object itself.
+
 After each call the host reads two attributes, where the body has them: `is_idle` (call it again when something new is
 sampled, with None for its required inputs) and `is_finished` (never again).
 """

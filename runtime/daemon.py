@@ -6,7 +6,8 @@ computes, and holds nothing that training needs: when it dies, the hosts go on, 
 through the file `daemon.json` in the run folder, and are adopted by it.
 
 Incarnations, pids and the times of processes' starts are in `daemon.sqlite` in the run folder, written before a process
-starts: a number is never used twice, and a pid that belongs to somebody else by now is not taken for a host.
+starts: a number is never used twice, and a pid that belongs to somebody else by now is not taken for a host. That the
+run is to stop, and that it is over, are noted there, too: whatever a daemon has confirmed, the next one knows.
 """
 
 from __future__ import annotations
@@ -14,73 +15,55 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from isthmus.runtime.clock import Duration, Instant, seconds
-from isthmus.runtime.control import HEARTBEAT_SECONDS, ControlServer, Message
+from isthmus.runtime.clock import Duration, seconds
+from isthmus.runtime.control import HEARTBEAT_SECONDS, ControlServer, Message, decode, encode
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.ledger import Ledger, started_at
-from isthmus.runtime.membership import (
-    PHASES,
-    AdmitMember,
-    ClearSuspicion,
-    HeartbeatArrived,
-    HostAnnounced,
-    HostEnded,
-    MembershipCore,
-    MembershipEvent,
-    MembershipOptions,
-    MembershipTimerFired,
-    RefuseMember,
-    RemoveMember,
-    SetMembershipTimer,
-    SuspectMember,
-)
+from isthmus.runtime.lives import HEALTHY_SECONDS, SERVING, Life, Restarts, ending
+from isthmus.runtime.membership import PHASES, HeartbeatArrived, HostAnnounced, HostEnded, MembershipOptions
+from isthmus.runtime.roll import Roll
 from isthmus.runtime.store import Lines, write_json
 
-BACKOFF_SECONDS: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Before the n-th start in a row that did not come to anything; the first restart is at once."""
-FAILURES_MAX: Final = 5
-"""So many lives in a row that end before they served: the program is at fault, and the run has failed."""
-HEALTHY_SECONDS: Final = 10.0
-"""A life this long after it began to serve wipes out the failures before it."""
 ADOPT_SECONDS: Final = 10.0
 """How long a new daemon waits for hosts that it adopted to find it, which they do within a few seconds."""
 EXIT_SECONDS: Final = 10.0
 """How long hosts may take to end when they are told to; then they are killed."""
+HELLO_SECONDS: Final = 60.0
+"""How long a process may take to say hello, which is two seconds of imports where nobody is in the way."""
+PATIENCE: Final = seconds(20)
+"""The daemon sees processes end. Silence only tells of one that hangs or is stopped, so a host is replaced after 20 s
+of it, or 18.8 s where its heartbeats were regular: long enough for somebody to stop and resume it."""
 PHI_GONE: Final = 300.0
-"""The daemon sees processes end. Silence only tells of one that hangs or is stopped, so it takes 19 s of it at least
-until that host is replaced: long enough for somebody to stop and resume it."""
-SERVING: Final = frozenset({"stepping", "serving", "final"})
+"""A threshold that no silence below 18.8 s reaches, whatever was learned."""
+REFUSED_MAX: Final = 256
+"""Different faults of messages that are told apart."""
+HURRY_SECONDS: Final = 5.0
+"""Once a run is to stop, nobody waits longer than this for a learner that is suspect."""
 
-Launch = Callable[[Replica, int, str], subprocess.Popen[bytes]]
-"""(replica, incarnation, the daemon's endpoint) -> the process of the host."""
 
+class Launch(Protocol):
+    """Starts host processes, as children of this one."""
 
-@dataclass(slots=True)
-class Life:
-    """One host process, as the daemon knows it. `watch` is its pidfd."""
+    def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
+        """These are about to be asked for; the result is the order that loses least time."""
 
-    member: Member
-    pid: int
-    watch: int
-    process: subprocess.Popen[bytes] | None
-    peer: bytes = b""
-    endpoints: list[str] = field(default_factory=list)
-    phase: str = "starting"
-    served_at: float | None = None
-    published: dict[str, Any] = field(default_factory=dict)
-    figures: dict[str, Any] = field(default_factory=dict)
+    def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
+        """Start a host, which finds its daemon at `endpoint`, and call `started` with its pid, now or later."""
+
+    def close(self) -> None:
+        """No more hosts are asked for. Those that were started go on."""
 
 
 class Daemon:
-    """One run. `roles` gives the replicas of each role; `on_over` is called once, when every process has ended."""
+    """One run. `roles` gives the replicas of each role; `on_over` is called once, when every process has ended;
+    `patience` is how long a silent host is waited for."""
 
     def __init__(
         self,
@@ -92,6 +75,7 @@ class Daemon:
         listen: str,
         launch: Launch,
         on_over: Callable[[Daemon], None],
+        patience: Duration = PATIENCE,
     ) -> None:
         self.folder, self.name = folder, name
         self.outcome = "running"
@@ -101,18 +85,25 @@ class Daemon:
         self._loop, self._launch, self._on_over = loop, launch, on_over
         self._replicas = [Replica(role, slot) for role in roles for slot in range(roles[role])]
         self._lives: dict[Replica, Life] = {}
-        self._failures: dict[Replica, int] = {}
-        self._states: dict[Replica, str] = {}
-        self._reasons: dict[Replica, str] = {}
+        self._restarts = Restarts()
+        self._run = str(folder.resolve())
         self._ledger = Ledger(folder / "daemon.sqlite")
         self._events = Lines(folder / "events.jsonl")
-        options = MembershipOptions(slots_max=dict(roles), phi_gone=PHI_GONE, silence_max=seconds(3600))
-        self._membership = MembershipCore(options)
-        self._zero = time.monotonic_ns()
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_stopping = False
+        options = MembershipOptions(
+            slots_max=dict(roles),
+            phi_gone=PHI_GONE,
+            interval_first=seconds(HEARTBEAT_SECONDS),
+            deviation_first=seconds(1),
+            silence_max=patience,
+        )
+        self._roll = Roll(loop, options, self)
+        self._is_stopping = self._ledger.noted("stopping") is not None
         self._is_ending = False
+        self._is_over = False
+        self._is_closed = False
         self._adopting: set[Replica] = set()
+        self._starting: set[Replica] = set()
+        self._recall()
         self._server = ControlServer(loop, listen, self._hear)
         self.endpoint = self._server.endpoint
         self._handlers: dict[str, Callable[[bytes, Message], None]] = {
@@ -128,16 +119,23 @@ class Daemon:
     # -- from outside --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Say where this daemon is, adopt the hosts that live, start the others."""
-        write_json(self.folder / "daemon.json", {"endpoint": self.endpoint, "pid": os.getpid(), "name": self.name})
+        """Say where this daemon is, adopt the hosts that live, start the others; or end them, if the run is over."""
+        here = {"endpoint": self.endpoint, "pid": os.getpid(), "started": started_at(os.getpid()), "name": self.name}
+        write_json(self.folder / "daemon.json", here)
+        wanted = []
         for replica in self._replicas:
             known = self._ledger.newest(replica)
             if known is not None and started_at(known.pid) == known.started:
-                self._watch(Life(Member(replica, known.incarnation), known.pid, os.pidfd_open(known.pid), None))
+                member = Member(replica, known.incarnation)
+                self._watch(Life(member, known.pid, os.pidfd_open(known.pid), is_child=False))
                 self._adopting.add(replica)
-                self._tell(replica, known.incarnation, "adopted by a new daemon")
-            else:
-                self._start(replica)
+                self.tell(Member(replica, known.incarnation), "adopted by a new daemon")
+            elif self.outcome == "running":
+                wanted.append(replica)
+        for replica in self._launch.prepare(wanted):
+            self._start(replica)
+        if self.outcome != "running":
+            self.end(self.outcome)
         if self._adopting:
             self._loop.call_later(ADOPT_SECONDS, self._adopting.clear)
         self._beat()
@@ -145,13 +143,14 @@ class Daemon:
     def request_stop(self) -> None:
         """Ask the hosts to bring the run to its end."""
         self._is_stopping = True
+        self._ledger.note("stopping")
         self._send_all({"type": "stop"})
+        for member in self._roll.suspects():
+            self.member_suspected(member)
 
     def end(self, outcome: str, error: str | None = None) -> None:
         """Kill every host, and be over."""
-        if self.outcome == "running":
-            self.outcome, self.error = outcome, error
-        self._is_ending = True
+        self._settle(outcome, error)
         for life in list(self._lives.values()):
             self._kill(life)
         self._finish_if_alone()
@@ -159,14 +158,15 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         """What `isthmus status` shows."""
         hosts = [self._host(replica) for replica in self._replicas]
-        published = self.status_last
         return {"run": str(self.folder), "outcome": self.outcome, "error": self.error, "daemon": self.name,
-                "pid": os.getpid(), "hosts": hosts, "training": published}  # fmt: skip
+                "pid": os.getpid(), "hosts": hosts, "training": self.status_last,
+                "refused": dict(self._server.refused)}  # fmt: skip
 
     def close(self) -> None:
         """Let go of everything; the hosts, if any are left, go on."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._is_closed = True
+        self._launch.close()
+        self._roll.close()
         for life in self._lives.values():
             self._loop.remove_reader(life.watch)
             os.close(life.watch)
@@ -174,21 +174,58 @@ class Daemon:
         self._events.close()
         self._ledger.close()
 
+    # -- what the next daemon has to know ------------------------------------------------------------------------------
+
+    def _settle(self, outcome: str, error: str | None) -> None:
+        """The run is over, in this way, whatever happens to this daemon."""
+        self._is_ending = True
+        if self.outcome == "running":
+            self.outcome, self.error = outcome, error
+            record = {"outcome": outcome, "error": error, "training": self.status_last}
+            self._ledger.note("over", encode({"type": "over", **record}))
+
+    def _recall(self) -> None:
+        """Take in what the daemon before this one has noted."""
+        over, figures = self._ledger.noted("over"), self._ledger.noted("figures")
+        if over is not None:
+            told = decode(over)
+            self.outcome, self.error, self.status_last = told["outcome"], told["error"], told["training"]
+        if figures is not None:
+            self.former_figures = decode(figures)["figures"]
+
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def _start(self, replica: Replica) -> None:
-        if self._is_ending or replica in self._lives:
+        if self._is_ending or replica in self._lives or replica in self._starting:
             return
-        incarnation = self._ledger.next(replica)
-        process = self._launch(replica, incarnation, self.endpoint)
-        self._ledger.started(replica, incarnation, process.pid)
-        self._watch(Life(Member(replica, incarnation), process.pid, os.pidfd_open(process.pid), process))
-        if incarnation > 1:
-            self._tell(replica, incarnation, "restarted")
+        member = Member(replica, self._ledger.next(replica))
+        self._starting.add(replica)
+        self._launch(member, self.endpoint, partial(self._started, member))
+
+    def _started(self, member: Member, pid: int) -> None:
+        """There is a process for a member."""
+        self._starting.discard(member.replica)
+        self._ledger.started(member.replica, member.incarnation, pid)
+        life = Life(member, pid, os.pidfd_open(pid), is_child=True)
+        self._watch(life)
+        if member.incarnation > 1:
+            self.tell(member, "restarted")
+        if self._is_ending:
+            self._kill(life)
 
     def _watch(self, life: Life) -> None:
         self._lives[life.member.replica] = life
         self._loop.add_reader(life.watch, self._ended, life)
+        self._loop.call_later(HELLO_SECONDS, self._expect_hello, life, self._loop.time() + HELLO_SECONDS)
+
+    def _expect_hello(self, life: Life, due: float) -> None:
+        """Replace a process that has not said a word."""
+        if self._is_closed or self._lives.get(life.member.replica) is not life or life.peer:
+            return
+        if self._loop.time() - due > 1.0:  # This daemon was stopped itself: a hello may lie unread.
+            self._loop.call_later(HELLO_SECONDS, self._expect_hello, life, self._loop.time() + HELLO_SECONDS)
+        else:
+            self.member_removed(life.member, f"no word from it for {HELLO_SECONDS:.0f} s")
 
     def _ended(self, life: Life) -> None:
         """A process is gone."""
@@ -197,35 +234,47 @@ class Daemon:
         self._loop.remove_reader(life.watch)
         os.close(life.watch)
         del self._lives[replica]
-        code = life.process.wait() if life.process is not None else None
+        code = None
+        if life.is_child:
+            _, status, used = os.wait4(life.pid, 0)
+            code = os.waitstatus_to_exitcode(status)
+            life.figures["cpu_seconds"] = used.ru_utime + used.ru_stime
         for name in ("cpu_seconds", "bytes_sent"):
             key = f"{replica.role}.{name}"
             self.former_figures[key] = self.former_figures.get(key, 0.0) + float(life.figures.get(name, 0))
-        reason = _ending(code)
+        self._ledger.note("figures", encode({"type": "figures", "figures": self.former_figures}))
+        reason = ending(code)
         if not self._is_ending:
-            self._tell(replica, life.member.incarnation, reason)
-        self._reasons[replica] = reason
-        self._remember(HostEnded(life.member, reason))
+            self.tell(life.member, reason)
+        self._roll.explain(replica, reason)
+        self._roll.remember(HostEnded(life.member, reason))
         if self._is_ending:
             self._finish_if_alone()
-            return
-        if self._is_stopping and replica.role == "learner":
-            return
-        lived = 0.0 if life.served_at is None else time.monotonic() - life.served_at
-        failures = 1 if lived >= HEALTHY_SECONDS else self._failures.get(replica, 0) + 1
-        self._failures[replica] = failures
-        if failures > FAILURES_MAX:
-            what = f"{replica} ended {failures} times before it had served for {HEALTHY_SECONDS:.0f} s"
+        elif not (self._is_stopping and replica.role == "learner" and self._has_learner()):
+            self._start_later(life, reason)
+
+    def _has_learner(self) -> bool:
+        """Whether a learner is there that can give the last answers, so that a restart would only delay the end."""
+        return any(life.member.replica.role == "learner" and life.phase in SERVING for life in self._lives.values())
+
+    def _start_later(self, former: Life, reason: str) -> None:
+        """Start the next life of a replica, unless lives of it end again and again."""
+        replica = former.member.replica
+        delay = self._restarts.delay(former, time.monotonic())
+        if delay is None:
+            what = f"{replica} ended again and again before it had served for {HEALTHY_SECONDS:.0f} s"
             self.end("failed", f"{what}; the last time: {reason}. Look at {self._log(replica)}.")
-            return
-        self._loop.call_later(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS)) - 1], self._start, replica)
+        else:
+            self._loop.call_later(delay, self._start, replica)
 
     def _kill(self, life: Life) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(life.watch, signal.SIGKILL)
 
     def _finish_if_alone(self) -> None:
-        if self._is_ending and not self._lives:
+        if self._is_ending and not self._lives and not self._starting and not self._is_over:
+            self._is_over = True
+            self._launch.close()
             self._on_over(self)
 
     def _log(self, replica: Replica) -> Path:
@@ -241,10 +290,16 @@ class Daemon:
         try:
             handler(peer, message)
         except (KeyError, TypeError, ValueError) as error:
-            self._server.refused[f"malformed {message['type']}: {error}"] += 1
+            told, refused = f"malformed {message['type']}: {error}"[:200], self._server.refused
+            refused[told if len(refused) < REFUSED_MAX or told in refused else "others"] += 1
 
     def _life_of(self, peer: bytes, message: Message) -> Life | None:
-        """The life that a message comes from, if it is the present one of its replica; others are told to end."""
+        """The life that a message comes from, if it is the present one of its replica; others are told to end.
+
+        A host of another run, whose daemon had this port before, is left alone: it looks for its own.
+        """
+        if message["run"] != self._run:
+            raise ValueError("a host of another run")
         member = Member(Replica.parse(message["replica"]), int(message["incarnation"]))
         life = self._lives.get(member.replica)
         if life is None or life.member != member:
@@ -260,7 +315,7 @@ class Daemon:
         life.endpoints = [str(endpoint) for endpoint in message["endpoints"]]
         self._note(life, message)
         self._adopting.discard(life.member.replica)
-        self._remember(HostAnnounced(life.member, _phase(life.phase)))
+        self._roll.remember(HostAnnounced(life.member, _phase(life.phase)))
         self._send_roster()
         if self._is_stopping:
             self._server.send(peer, {"type": "stop"})
@@ -270,7 +325,7 @@ class Daemon:
         if life is None:
             return
         self._note(life, message)
-        self._remember(HeartbeatArrived(life.member, _phase(life.phase)))
+        self._roll.remember(HeartbeatArrived(life.member, _phase(life.phase)))
 
     def _note(self, life: Life, message: Message) -> None:
         life.phase = str(message["phase"])
@@ -287,8 +342,7 @@ class Daemon:
         if life is None or self._is_ending:
             return
         self._note(life, message)
-        self.outcome = "stopped" if self._is_stopping else "done"
-        self._is_ending = True
+        self._settle("stopped" if self._is_stopping else "done", None)
         self._send_all({"type": "exit", "reason": "the run is over"})
         self._loop.call_later(EXIT_SECONDS, self.end, self.outcome)
         self._finish_if_alone()
@@ -297,7 +351,7 @@ class Daemon:
         """A body raised; its host ends, and is restarted like any other that ends."""
         life = self._life_of(peer, message)
         if life is not None:
-            self._tell(life.member.replica, life.member.incarnation, f"failed: {message['error']}")
+            self.tell(life.member, f"failed: {message['error']}")
 
     def _stop(self, peer: bytes, message: Message) -> None:
         self.request_stop()
@@ -309,53 +363,37 @@ class Daemon:
 
     # -- membership ----------------------------------------------------------------------------------------------------
 
-    def _remember(self, event: MembershipEvent) -> None:
-        """Feed the membership core, and do what it says."""
-        changed = False
-        for command in self._membership.handle(event, self._now()):
-            match command:
-                case AdmitMember():
-                    self._states[command.member.replica] = "alive"
-                    changed = True
-                case RemoveMember():
-                    self._states[command.member.replica] = "gone"
-                    self._reasons[command.member.replica] = command.reason
-                    self._replace(command.member, command.reason)
-                    changed = True
-                case SuspectMember() | ClearSuspicion():
-                    replica = command.member.replica
-                    self._states[replica] = "suspect" if isinstance(command, SuspectMember) else "alive"
-                    self._reasons[replica] = command.reason
-                    self._tell(replica, command.member.incarnation, command.reason)
-                case SetMembershipTimer():
-                    self._set_timer(command.at)
-                case RefuseMember():
-                    self._tell(command.member.replica, command.member.incarnation, f"refused: {command.reason}")
-        if changed:
-            self._send_roster()
+    def members_changed(self) -> None:
+        """Somebody was admitted or removed: everybody is told."""
+        self._send_roster()
 
-    def _replace(self, member: Member, reason: str) -> None:
+    def member_suspected(self, member: Member) -> None:
+        """Where the run is to stop, its last rounds do not wait for long for a learner that is silent."""
+        if self._is_stopping and member.replica.role == "learner":
+            self._loop.call_later(HURRY_SECONDS, self._leave_out, member)
+
+    def _leave_out(self, member: Member) -> None:
+        if not self._is_closed and member in self._roll.suspects():
+            self.member_removed(member, "silent while the run comes to its end")
+
+    def member_removed(self, member: Member, reason: str) -> None:
         """A host that was removed while its process lives hangs: it is killed, so that the next can take its place."""
         life = self._lives.get(member.replica)
         if life is not None and life.member == member:
-            self._tell(member.replica, member.incarnation, f"killed: {reason}")
+            self.tell(member, f"killed: {reason}")
             self._kill(life)
 
-    def _set_timer(self, at: Instant) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        delay = max(0.0, (at - self._now()) / 1e9)
-        self._timer = self._loop.call_later(delay, lambda: self._remember(MembershipTimerFired()))
-
-    def _now(self) -> Instant:
-        return Instant(Duration(time.monotonic_ns() - self._zero))
+    def tell(self, member: Member, what: str) -> None:
+        """Write down what happened to a host."""
+        line = {"at": time.monotonic_ns(), "host": str(member.replica), "incarnation": member.incarnation, "what": what}
+        self._events.append(line)
 
     # -- what hosts are told -------------------------------------------------------------------------------------------
 
     def _roster(self) -> list[list[Any]]:
         """[replica, incarnation, endpoints] of every live member."""
         rows = []
-        for member, _, _ in self._membership.roster():
+        for member in self._roll.members():
             life = self._lives.get(member.replica)
             if life is not None and life.member == member:
                 rows.append([str(member.replica), member.incarnation, life.endpoints])
@@ -367,6 +405,8 @@ class Daemon:
 
     def _beat(self) -> None:
         """Let hosts know that there is a daemon, and what they may have missed."""
+        if self._is_closed:
+            return
         self._send_roster()
         self._loop.call_later(2 * HEARTBEAT_SECONDS, self._beat)
 
@@ -375,26 +415,17 @@ class Daemon:
             if life.peer:
                 self._server.send(life.peer, message)
 
-    def _tell(self, replica: Replica, incarnation: int, what: str) -> None:
-        """Write down what happened to a host."""
-        line = {"at": time.monotonic_ns(), "host": str(replica), "incarnation": incarnation, "what": what}
-        self._events.append(line)
-
     def _host(self, replica: Replica) -> dict[str, Any]:
-        life = self._lives.get(replica)
-        known: dict[str, Any] = {
+        life, newest = self._lives.get(replica), self._ledger.newest(replica)
+        known = life.shown() if life is not None else {"pid": None, "phase": "gone"}
+        return {
             "name": str(replica),
             "role": replica.role,
-            "pid": None if life is None else life.pid,
-            "phase": "gone" if life is None else life.phase,
-            "incarnation": life.member.incarnation if life is not None else 0,
-            "state": self._states.get(replica, "starting"),
-            "reason": self._reasons.get(replica, ""),
+            "incarnation": 0 if newest is None else newest.incarnation,
+            "state": self._roll.state(replica),
+            "reason": self._roll.reason(replica),
+            **known,
         }
-        if life is not None:
-            known.update(life.figures)
-            known["published"] = life.published if replica.role != "recorder" else {}
-        return known
 
 
 def _phase(phase: str) -> Any:
@@ -402,12 +433,3 @@ def _phase(phase: str) -> Any:
     if phase not in PHASES:
         raise ValueError(f"no phase: {phase!r}")
     return phase
-
-
-def _ending(code: int | None) -> str:
-    """How a process ended, in words."""
-    if code is None:
-        return "ended"
-    if code < 0:
-        return f"killed by signal {signal.Signals(-code).name}"
-    return f"exited with status {code}" if code else "exited"

@@ -1,4 +1,4 @@
-"""The daemon's memory on disk: which incarnation of each replica was started as which process.
+"""The daemon's memory on disk: which incarnation of each replica was started as which process, and a few notes.
 
 A number is taken before the process starts, in one transaction, and never given again. A process is known by its pid
 and the time of its start, as the kernel tells it, so that a pid that was given to somebody else is not mistaken.
@@ -13,10 +13,11 @@ from typing import NamedTuple
 from isthmus.runtime.ids import Replica
 
 _SCHEMA = """
+create table if not exists notes (name text primary key, value blob not null);
 create table if not exists lives (
     role text not null, slot integer not null, incarnation integer not null, pid integer, started integer,
     primary key (role, slot, incarnation)
-)
+);
 """
 
 
@@ -35,7 +36,7 @@ class Ledger:
         self._database = sqlite3.connect(path, isolation_level=None)
         self._database.execute("pragma journal_mode = wal")
         self._database.execute("pragma synchronous = normal")
-        self._database.execute(_SCHEMA)
+        self._database.executescript(_SCHEMA)
 
     def next(self, replica: Replica) -> int:
         """Take the next incarnation of a replica, from 1 on."""
@@ -62,6 +63,20 @@ class Ledger:
             (replica.role, replica.slot),
         ).fetchone()
         return None if row is None else Row(*row)
+
+    def living(self) -> list[int]:
+        """The pids of all lives whose process is there."""
+        rows = self._database.execute("select pid, started from lives where pid is not null").fetchall()
+        return [pid for pid, started in rows if started is not None and started_at(pid) == started]
+
+    def note(self, name: str, value: bytes = b"") -> None:
+        """Keep something for the next daemon, in place of what was kept under this name."""
+        self._database.execute("insert or replace into notes (name, value) values (?, ?)", (name, value))
+
+    def noted(self, name: str) -> bytes | None:
+        """What was kept under a name."""
+        row = self._database.execute("select value from notes where name = ?", (name,)).fetchone()
+        return None if row is None else bytes(row[0])
 
     def close(self) -> None:
         """Close the file."""

@@ -1,8 +1,9 @@
 """One host in a process of its own: the loop, the channel, the link to its daemon, and what it writes.
 
 The main thread is the loop; bodies have threads of their own. The daemon says who is live and where; this host dials
-those that it is to dial, and feeds who joined and who left to its core. It reports four times a second. Without a word
-from a daemon it looks for the one that has taken over, and ends after a minute without any.
+those that it is to dial, expects those that dial it, and feeds who joined and who left to its core. It reports four
+times a second. Without a word from a daemon it looks for the one that has taken over, and ends after a minute without
+any; a daemon that is silent but lives (it was stopped, say) is no reason to end.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
@@ -27,6 +27,7 @@ from isthmus.runtime.events import ReplicaJoined, ReplicaLeft
 from isthmus.runtime.graph import Reference
 from isthmus.runtime.host import Host
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ledger import started_at
 from isthmus.runtime.links import Endpoints
 from isthmus.runtime.lowering import Plan
 from isthmus.runtime.store import append_bytes, write_bytes
@@ -37,7 +38,7 @@ from isthmus.runtime.trace import Span, Trace
 SEARCH_SECONDS: Final = 2.0
 """Without a word from the daemon for so long, look whether another has taken over."""
 ORPHAN_SECONDS: Final = 60.0
-"""Without any daemon for so long, end: nobody would ever end this process."""
+"""Without any daemon that lives for so long, end: nobody would ever end this process."""
 FLUSH_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 3.0
 """How long bodies may take to come to the end of a firing when the host ends."""
@@ -56,6 +57,9 @@ class DiallingChannel(Channel, Protocol):
     def bind(self, endpoint: str) -> Endpoints:
         """Accept connections; the result is where."""
 
+    def expect(self, peer: Member) -> None:
+        """Keep what is sent to a peer until it has dialled."""
+
     def connect(self, peer: Member, endpoints: Endpoints) -> None:
         """Dial a peer, and keep dialling."""
 
@@ -68,6 +72,26 @@ class DiallingChannel(Channel, Protocol):
 
 OpenChannel = Callable[[Clock, Any, Callable[[int, Member, Member, int, Instant, Instant], None]], DiallingChannel]
 """(clock, loop, watch) -> the channel of this host."""
+
+
+class Silence:
+    """For how long a daemon has said nothing that this process could have heard; all in seconds of one clock.
+
+    What a beat is late by, this process slept itself (somebody stopped it): what was said meanwhile may lie unread.
+    """
+
+    def __init__(self, now: float, period: float) -> None:
+        self._period, self._heard_at, self._due = period, now, now + period
+
+    def heard(self, now: float) -> None:
+        """The daemon spoke."""
+        self._heard_at = now
+
+    def beat(self, now: float) -> float:
+        """The silence at a beat, which comes a period after the one before, or late."""
+        self._heard_at = min(now, self._heard_at + max(0.0, now - self._due))
+        self._due = now + self._period
+        return now - self._heard_at
 
 
 class HostProcess:
@@ -88,7 +112,7 @@ class HostProcess:
         open_channel: OpenChannel,
     ) -> None:
         self._member, self._plan, self._folder, self._zero_ns = member, plan, folder, zero_ns
-        self._binds, self._meets = binds, meets
+        self._binds, self._meets, self._run = binds, meets, str(folder.resolve())
         self._loop = uvloop.new_event_loop()
         self._loop.set_exception_handler(lambda loop, context: self._broken(context))
         self._clock = LoopClock(self._loop, zero_ns)
@@ -110,10 +134,9 @@ class HostProcess:
         )
         self._endpoints: list[str] = []
         self._live: dict[Replica, Member] = {}
-        self._heard_at = time.monotonic()
+        self._silence = Silence(time.monotonic(), HEARTBEAT_SECONDS)
         self._error: str | None = None
         self._is_over = False
-        self._finished: set[str] = set()
         self._daemon = ControlClient(self._loop, daemon, self._hear)
 
     def run(self) -> int:
@@ -132,7 +155,7 @@ class HostProcess:
     # -- the daemon ----------------------------------------------------------------------------------------------------
 
     def _hear(self, message: Message) -> None:
-        self._heard_at = time.monotonic()
+        self._silence.heard(time.monotonic())
         match message["type"]:
             case "roster":
                 self._take_roster(message["members"])
@@ -168,6 +191,8 @@ class HostProcess:
             self._channel.relay(member, relay)
         elif meeting == "dial":
             self._channel.connect(member, Endpoints(*endpoints))
+        else:
+            self._channel.expect(member)
         return True
 
     def _concerns(self, replica: Replica) -> bool:
@@ -188,6 +213,7 @@ class HostProcess:
         self._daemon.send(
             {
                 "type": kind,
+                "run": self._run,
                 "replica": str(self._member.replica),
                 "incarnation": self._member.incarnation,
                 "endpoints": self._endpoints,
@@ -208,25 +234,32 @@ class HostProcess:
         return "serving"
 
     def _beat(self) -> None:
-        silence = time.monotonic() - self._heard_at
-        if silence > ORPHAN_SECONDS:
+        silence = self._silence.beat(time.monotonic())
+        if silence > SEARCH_SECONDS and not self._find_daemon() and silence > ORPHAN_SECONDS:
             self._error = f"no daemon for {ORPHAN_SECONDS:.0f} s"
             self._loop.stop()
             return
-        if silence > SEARCH_SECONDS:
-            with suppress(OSError, ValueError, KeyError):
-                endpoint = json.loads((self._folder / "daemon.json").read_text())["endpoint"]
-                if endpoint != self._daemon.endpoint:
-                    self._daemon.dial(endpoint)
-                    self._say("hello")
-        self._say("heartbeat")
+        # Said again and again: the daemon that heard it first may be dead, and a run that is over has to end.
+        self._say("over" if self._is_over else "heartbeat")
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
+
+    def _find_daemon(self) -> bool:
+        """Go to the daemon that the run folder names; whether its process lives."""
+        try:
+            told = json.loads((self._folder / "daemon.json").read_text())
+            endpoint, is_living = str(told["endpoint"]), started_at(told["pid"]) == int(told["started"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        if endpoint != self._daemon.endpoint:
+            self._daemon.dial(endpoint)
+            self._say("hello")
+        return is_living
 
     # -- the host ------------------------------------------------------------------------------------------------------
 
     def _node_ended(self, host: Host, node: str) -> None:
-        self._finished.add(node)
         if self._member.replica.role == "recorder":
+            self._is_over = True
             self._say("over")
 
     def _failed(self, host: Host, node: str, error: str) -> None:
@@ -269,12 +302,12 @@ class HostProcess:
         self._loop.close()
 
 
-def environment(role: str, present: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a host process: learners share the cores of a machine, so each computes on one.
+def environment(*, computes: bool, present: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a host process: those that compute share the cores of a machine, so each has one.
 
     NPROC=1 sizes XLA's pool of threads; the flag keeps its operations from splitting (`NPROC` alone does not).
     """
     single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    if role == "learner":
+    if computes:
         single |= {"NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
     return {**single, **present}

@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal, TypeAlias
 
-from isthmus.programs.command.chart_axes import Scale, drawing, horizontal_axis, line, text, vertical_axis
+from isthmus.programs.command.absences import Absence
+from isthmus.programs.command.chart_axes import Scale, drawing, horizontal_axis, line, rectangle, text, vertical_axis
 from isthmus.programs.command.report_markup import Markup, element, joined, path, titled
 from isthmus.programs.command.report_numbers import decimal, scaled, seconds, tick
 from isthmus.programs.command.report_progress import Progress, by_learner, unbroken
@@ -50,7 +51,8 @@ def draw_curves(record: RunRecord, axis: Axis = "tokens", width: float = 1080, h
         text(0, 10, "loss, logarithmic" if y_scale.is_log else "loss"),
         element("clipPath", element("rect", x=left, y=top, width=right - left, height=bottom - top), id=clip),
         element("g", *_training(curves, x_scale, y_scale), clip_path=f"url(#{clip})"),
-        _evaluation(known, x_scale, y_scale),
+        *_missing(record, axis, x_scale, top, bottom),
+        _evaluation(known, x_scale, y_scale, record.absences),
         _legend(list(curves), bool(known), right, top),
     )
 
@@ -110,12 +112,53 @@ def _training(curves: dict[int, list[list[Point]]], x_scale: Scale, y_scale: Sca
             yield element("circle", cx=x_scale(x), cy=y_scale(y), r=1.5, class_=f"chip {learner_class(slot)}")
 
 
-def _evaluation(known: Sequence[tuple[Evaluation, Point]], x_scale: Scale, y_scale: Scale) -> Markup:
-    """The global model: a bold line, its points, and what it came to."""
+def _missing(record: RunRecord, axis: Axis, x_scale: Scale, top: float, bottom: float) -> Iterator[Markup]:
+    """A band where the evaluator was away."""
+    progress = Progress(record.reports)
+    for absence in _evaluator_away(record.absences):
+        end = record.wall_seconds if absence.ended is None else absence.ended
+        x = x_scale(absence.begun if axis == "time" else progress.at(absence.begun))
+        # An evaluation is of the model as it was some time before, so that the band ends where its point is drawn.
+        first = next((item for item in record.evaluations if item.time >= end), None)
+        until = x_scale.stop if first is None else x_scale(first.time if axis == "time" else first.tokens)
+        wide = min(until, x_scale.stop) - x
+        if wide > 0:
+            yield rectangle(
+                x, top, wide, bottom - top, "missing", f"the evaluator was away for {seconds(end - absence.begun)}"
+            )
+            if wide > 90:
+                yield text(x + wide / 2, bottom - 7, "evaluator away", "mid")
+
+
+def _evaluator_away(absences: Sequence[Absence]) -> list[Absence]:
+    return [item for item in absences if item.role == "evaluator" and item.kind == "gone"]
+
+
+def _pieces(known: Sequence[tuple[Evaluation, Point]], absences: Sequence[Absence]) -> list[list[Point]]:
+    """The points of the curve, in parts between which the evaluator was away."""
+    pieces: list[list[Point]] = [[]]
+    before = None
+    for item, point in known:
+        was_away = before is not None and any(
+            absence.begun < item.time and (absence.ended is None or absence.ended > before)
+            for absence in _evaluator_away(absences)
+        )
+        if was_away:
+            pieces.append([])
+        pieces[-1].append(point)
+        before = item.time
+    return pieces
+
+
+def _evaluation(
+    known: Sequence[tuple[Evaluation, Point]], x_scale: Scale, y_scale: Scale, absences: Sequence[Absence]
+) -> Markup:
+    """The global model: a bold line, broken where nobody evaluated, its points, and what it came to."""
     if not known:
         return Markup()
     places = [(x_scale(x), y_scale(y)) for _, (x, y) in known]
-    parts = [element("path", d=path(places), class_=name) for name in ("halo", "evaluation") if len(places) > 1]
+    pieces = [[(x_scale(x), y_scale(y)) for x, y in piece] for piece in _pieces(known, absences) if len(piece) > 1]
+    parts = [element("path", d=path(piece), class_=name) for name in ("halo", "evaluation") for piece in pieces]
     for (item, (_, loss)), (x, y) in zip(known, places, strict=True):
         told = f"{item.kind}: {decimal(loss)} after {scaled(item.tokens)} tokens, {seconds(item.time)}"
         is_last = item is known[-1][0]

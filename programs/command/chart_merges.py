@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from isthmus.programs.command.absence_words import away
 from isthmus.programs.command.chart_axes import Scale, drawing, horizontal_axis, rectangle, text
 from isthmus.programs.command.report_markup import Markup
 from isthmus.programs.command.report_numbers import decimal, seconds
@@ -50,15 +51,26 @@ def draw_merges(
         cells = _cells(merges, grouped, of, x, has_titles)
         high = height - (2 if height >= 11 else 1)
         parts.extend(rectangle(begin, y, wide, high, class_, title) for begin, wide, class_, title in cells)
+    parts.extend(_nothing_merged(record, x, bottom))
     label = f"{sum(map(len, rows.values()))} merges of {len(rows)} fragments over time, by contributors"
     return drawing(width, bottom + 22, label, *parts)
 
 
+def _nothing_merged(record: RunRecord, x: Scale, bottom: float) -> Iterator[Markup]:
+    """A frame over the time in which the syncer was away."""
+    for absence in record.absences:
+        if absence.role == "syncer" and absence.kind == "gone":
+            begin, end = x(absence.begun), x(record.wall_seconds if absence.ended is None else absence.ended)
+            yield rectangle(begin, _TOP, max(end - begin, 2), bottom - _TOP, "absent", away(absence))
+
+
 def merges_by_fragment(record: RunRecord) -> dict[int, list[MergeRecord]]:
-    """The merges of each fragment in order of time; without the initial version of the model, which merges nothing."""
+    """The merges of each fragment in order of time; without rounds that only ask for the model: for its
+    first version, or for the newest that learners hold.
+    """
     rows: dict[int, list[MergeRecord]] = {}
     for merge in record.merges:
-        if merge.kind != "initial":
+        if merge.kind not in ("initial", "recover"):
             rows.setdefault(merge.fragment, []).append(merge)
     return dict(sorted(rows.items()))
 

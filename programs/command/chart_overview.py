@@ -7,10 +7,11 @@ broken, and a learner that waited for the others would show the same breaks as t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
+from isthmus.programs.command.absence_words import away
 from isthmus.programs.command.chart_axes import Scale, drawing, horizontal_axis, line, text
 from isthmus.programs.command.chart_window import Window
 from isthmus.programs.command.report_markup import Markup, element, joined, path, titled
@@ -42,6 +43,7 @@ def draw_overview(record: RunRecord, window: Window | None = None, width: float 
         parts.append(line(left, floor, right, floor, "grid"))
         if height >= 20 or index % 4 == 0:
             parts.append(text(left - 8, floor - min(height / 2 - 5, 10), f"learner {slot}", "end"))
+        parts.extend(_deaths(record, slot, x, floor - height / 2 + 2))
         if height >= 20:
             parts.append(text(right + 8, floor - 9, f"{decimal(_mean(reports[slot]), 1)}{SPACE}steps/s"))
     if window is not None:
@@ -87,6 +89,14 @@ def _row(slot: int, pieces: Sequence[Sequence[tuple[float, float]]], x: Scale, y
     if not drawn:
         return Markup()
     return joined([element("path", titled(f"learner {slot}"), d="".join(drawn), class_=f"rate {learner_class(slot)}")])
+
+
+def _deaths(record: RunRecord, slot: int, x: Scale, middle: float) -> Iterator[Markup]:
+    """A cross where a life of the learner ended before its time."""
+    for absence in record.absences:
+        if absence.host == f"learner/{slot}" and absence.kind == "gone" and 0 <= absence.begun <= x.high:
+            d = f"M{x(absence.begun) - 4:.1f} {middle - 4:.1f}l8 8m0-8l-8 8"
+            yield element("path", titled(f"{away(absence)}, at {seconds(absence.begun)}"), d=d, class_="cross")
 
 
 def _mean(reports: Sequence[Report]) -> float | None:

@@ -1,4 +1,5 @@
-"""The three sections of the configuration, from a TOML file, a preset and options, each above the one before.
+"""The three sections of the configuration, from a cluster file, a TOML file, a preset and options, each above the one
+before.
 
 Sections are `run.`, `program.` and `task.`; file, `--set` and options speak of the same keys. In a file, and in --set,
 `run.program` and `run.task` are the PROGRAM argument and `--task`, so that a run's own config.toml says everything.
@@ -8,13 +9,13 @@ Types and ranges are not known here: whoever reads a section checks it.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.programs import reference
+from isthmus.programs import reference, toml_file
+from isthmus.programs.cluster import Cluster
 from isthmus.programs.settings import Text, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 
@@ -60,9 +61,13 @@ class _Layer:
 
 
 def read(
-    file: Path | None, model: str | None, options: Mapping[tuple[str, str], tuple[str, Any]], sets: Iterable[str]
+    file: Path | None,
+    model: str | None,
+    options: Mapping[tuple[str, str], tuple[str, Any]],
+    sets: Iterable[str],
+    cluster: Cluster | None = None,
 ) -> tuple[Sections, list[Fault]]:
-    """All that was asked for, and what is wrong with the file, the preset and the form of --set.
+    """All that was asked for, and what is wrong with the files, the preset and the form of --set.
 
     `options` are (section, key) -> (name of the option, value); `sets` are those of --set.
     """
@@ -74,9 +79,15 @@ def read(
         with collecting(faults):
             given.add(*_assignment(text), "--set")
     merged: dict[tuple[str, str], Any] = {}
+    if cluster is not None:
+        if cluster.machine.islands is not None:
+            merged["run", "learners"] = cluster.machine.islands
+        with collecting(faults):
+            merged.update(_from_document(cluster.sections, cluster.file))
     if file is not None:
         with collecting(faults):
-            merged.update(_from_file(file))
+            do = "Name a file with --config, for example the config.toml of a run."
+            merged.update(_from_document(toml_file.read(file, "the configuration", do), file))
     if model is not None:
         with collecting(faults):
             merged.update(_preset(model, has_own_task=("run", "task") in {**merged, **given.values}))
@@ -112,18 +123,9 @@ def _check_section(section: str, where: str) -> None:
         raise ConfigError(f"Reading {where}", expected, repr(section), nearest(section, SECTIONS))
 
 
-def _from_file(file: Path) -> dict[tuple[str, str], Any]:
-    """The keys of a TOML file; its relative paths start in the file's own folder."""
+def _from_document(document: Mapping[str, Any], file: Path) -> dict[tuple[str, str], Any]:
+    """The keys of a TOML file's sections; its relative paths start in the file's own folder."""
     doing = f"Reading the configuration {file}"
-    do = "Name a file with --config, for example the config.toml of a run."
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(doing, "a file", "nothing there", do) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(doing, "a file that can be read", f"{type(error).__name__}: {error}", do) from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(doing, "TOML", str(error), "Correct the file there.") from error
     faults: list[Fault] = []
     for section, table in document.items():
         with collecting(faults):

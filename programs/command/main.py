@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from isthmus.programs.command import options
+from isthmus.programs.interrupts import interrupt
 from isthmus.runtime.errors import ConfigError, Fault, RequestError, RunError, nearest
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def _guarded(run: Callable[[], Any]) -> Any:
     except RunError as error:
         _say(f"the run failed: {error}")
         status = FAILED
-    except KeyboardInterrupt:
-        _say("ended by Ctrl-C.")
+    except KeyboardInterrupt as error:
+        _say(f"ended by {str(error) or 'Ctrl-C'}.")
         status = FAILED
     raise typer.Exit(status)
 
@@ -139,26 +140,28 @@ def train(
     config: options.Config = None,
     run_dir: options.RunDir = None,
     transport: options.Transport = None,
+    cluster: options.Cluster = None,
+    detach: options.Detach = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Train a model, and watch it.
 
     Without arguments, four learners and a syncer train a small language model on Python's own library, in this process.
 
-    Ctrl-C merges what there is and ends the run; a second one ends it at once.
+    Ctrl-C merges what there is and ends the run; a second one ends it at once. Without --detach the run ends with this
+    command.
     """
-    asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport)
+    where = options.cluster_of(cluster)
+    asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
+    if transport == "zmq" or cluster is not None or detach:
+        from isthmus.programs.command import apart
+
+        apart.train(asked, is_detached=detach, quiet=quiet)
+        return
 
     from isthmus.programs.command.live import watching
-    from isthmus.programs.training import start, start_processes
+    from isthmus.programs.training import start
 
-    if transport == "zmq":
-        from isthmus.programs.processes import submit_apart
-
-        submitted = submit_apart(lambda: asked.request().to_train())
-        with watching(submitted, quiet=quiet) as view:
-            start_processes(submitted, view)
-        return
     request = asked.request().to_train()
     with watching(request, quiet=quiet) as view:
         start(request, view)
@@ -177,6 +180,7 @@ def graph(
     config: options.Config = None,
     run_dir: options.RunDir = None,
     transport: options.Transport = None,
+    cluster: options.Cluster = None,
     plans: Annotated[
         bool, typer.Option("--plans", help="Also what each host will run.", rich_help_panel=options.SHOWN)
     ] = False,
@@ -187,53 +191,88 @@ def graph(
     """Show the graph of a program: roles, nodes, edges, and who can hold up whom. Nothing is started."""
     if form not in FORMATS:
         raise ConfigError("Reading --format", f"one of {', '.join(FORMATS)}", repr(form), nearest(form, FORMATS))
-    asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport)
-    typer.echo(_shown(asked.request(), form, plans=plans))
+    where = options.cluster_of(cluster)
+    asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
+    machine = platform.node() if where is None else where.machine.name
+    typer.echo(_shown(asked.request(), machine, form, plans=plans))
 
 
 Run = Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder; runs/latest by default.")]
+Cluster = Annotated[
+    Path | None,
+    typer.Option("--cluster", metavar="FILE.toml", help="The run of the daemon that this file names, in place of RUN."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @app.command(rich_help_panel="Runs")
 def status(
     run: Run = None,
-    every: Annotated[bool, typer.Option("--all", help="Every run under ./runs.")] = False,
+    cluster: Cluster = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every run on this machine, and those under ./runs that are over.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Again and again, until the run is over.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the processes of a run, and how it goes."""
-    from isthmus.programs.command import status_view
+    from isthmus.programs.command import runs, status_view
 
-    status_view.show(run, every=every, watch=watch, as_json=as_json)
+    folder = None if every else runs.folder_by(run, cluster)
+    if every and not as_json:
+        typer.echo(runs.daemons(), nl=False)
+    status_view.show(folder, every=every, watch=watch, as_json=as_json)
 
 
 @app.command(rich_help_panel="Runs")
-def stop(run: Run = None) -> None:
+def stop(run: Run = None, cluster: Cluster = None) -> None:
     """Bring a run to its end: the last fragments are merged, and the model is written."""
     from isthmus.programs.command import runs
 
-    folder = runs.folder_of(run)
+    folder = runs.folder_by(run, cluster)
     runs.request_stop(folder)
     typer.echo(f"{folder.name} is asked to stop; its last fragments are being merged.")
 
 
 @app.command(rich_help_panel="Runs")
-def logs(name: Annotated[str, typer.Argument(help="learner/2, syncer/0, daemon, ...")], run: Run = None) -> None:
+def logs(
+    name: Annotated[str, typer.Argument(help="learner/2, syncer/0, daemon, ...")],
+    run: Run = None,
+    cluster: Cluster = None,
+) -> None:
     """Print what a host of a run, or its daemon, wrote to its log."""
     from isthmus.programs.command import runs
 
-    typer.echo(runs.log_of(runs.folder_of(run), name).read_text(errors="replace"), nl=False)
+    typer.echo(runs.log_of(runs.folder_by(run, cluster), name).read_text(errors="replace"), nl=False)
 
 
-def _shown(request: Request, form: str, *, plans: bool) -> str:
+@app.command(rich_help_panel="Machines")
+def daemon(
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What cluster files call this machine.")],
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="tcp://ADDRESS:PORT", help="Where it listens: on loopback for now.")
+    ],
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="machine.toml", help="Which modules it may load.")
+    ] = None,
+) -> None:
+    """Be the daemon of this machine: take runs that `isthmus train --cluster` hands over, and supervise them.
+
+    Ctrl-C asks its runs to stop and waits for them; a second one ends them at once.
+    """
+    from isthmus.programs.machine_process import serve
+
+    raise typer.Exit(serve(name, listen, config))
+
+
+def _shown(request: Request, machine: str, form: str, *, plans: bool) -> str:
     """The graph of a request as text, Mermaid or JSON."""
     from isthmus.programs.command import graph_view
 
     if form == "mermaid":
         return graph_view.mermaid(request.graph, request.proof)
     if form == "json":
-        placement = {node.name: platform.node() for node in request.graph.nodes}
+        placement = {node.name: machine for node in request.graph.nodes}
         shape = graph_view.as_json(request.graph, request.proof, request.fingerprint, placement)
         return json.dumps(shape, indent=2)
     return graph_view.text(request.graph, request.proof, request.plans if plans else None)
@@ -241,8 +280,10 @@ def _shown(request: Request, form: str, *, plans: bool) -> str:
 
 def main() -> None:
     """The console script."""
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         app(prog_name="isthmus")
     finally:
         # A Ctrl-C that comes while Python shuts down has nothing left to stop, and would end in a traceback.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)

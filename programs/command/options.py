@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, final
 import typer
 
 if TYPE_CHECKING:
+    from isthmus.programs.cluster import Cluster as ClusterFile
     from isthmus.programs.request import Request
 
 _WHAT: Final = "What to train"
@@ -96,9 +97,31 @@ Transport: TypeAlias = Annotated[
         rich_help_panel=_WHERE,
     ),
 ]
+Cluster: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        metavar="FILE.toml",
+        help="Hand the run to the daemon that this file names.",
+        rich_help_panel=_WHERE,
+    ),
+]
+Detach: TypeAlias = Annotated[
+    bool,
+    typer.Option("--detach", help="Return once the run has started; it goes on by itself.", rich_help_panel=_WHERE),
+]
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", help="Only errors and the last line.", rich_help_panel=_WHERE)
 ]
+
+
+def cluster_of(file: Path | None) -> ClusterFile | None:
+    """What the file of --cluster says; ConfigError with all that is wrong with it."""
+    if file is None:
+        return None
+    from isthmus.programs.cluster import read
+
+    return read(file)
 
 
 @final
@@ -117,6 +140,7 @@ class Options:
     config: Path | None
     run_dir: Path | None
     transport: str | None
+    cluster: ClusterFile | None
 
     def request(self) -> Request:
         """The request that was asked for; ConfigError or GraphError, with every fault of the step that found any."""
@@ -126,7 +150,7 @@ class Options:
         from isthmus.programs.settings import collecting
         from isthmus.programs.training import check_transport
 
-        sections, faults = config.read(self.config, self.model, self._keys(), self.sets or ())
+        sections, faults = config.read(self.config, self.model, self._keys(), self.sets or (), self.cluster)
         with collecting(faults):
             check_transport(self.transport)
         return prepare(

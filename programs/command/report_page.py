@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from isthmus.programs.command.chart_window import choose_window
+from isthmus.programs.command.report_failures import failures_section
 from isthmus.programs.command.report_headline import header, headline
 from isthmus.programs.command.report_markup import Markup, element
 from isthmus.programs.command.report_record import RunRecord
@@ -40,6 +41,7 @@ def page(record: RunRecord) -> str:
         curves_section(record),
         timeline_section(record, window),
         overview_section(record, window),
+        failures_section(record),
         merges_section(record),
         accounts_section(record),
         learners_section(record),

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from isthmus.programs.command.absences import Absence, Fact, fact_of
+from isthmus.programs.command.report_absences import told_absences
 from isthmus.programs.command.report_alignment import aligned
 from isthmus.programs.command.report_record import (
     STAMP,
@@ -42,19 +44,27 @@ def load(run: Path) -> RunRecord:
     nothing: Mapping[str, Any] = {}
     merges = _lines(folder / "merges.jsonl", MergeRecord, problems)
     timeline = _read(folder / "trace.json", problems, read_timeline, None)
+    summary = _read(folder / "summary.json", problems, _object, nothing)
+    reports = _lines(folder / "metrics.jsonl", Report, problems)
+    evaluations = _lines(folder / "evaluations.jsonl", Evaluation, problems)
+    start = as_number(summary.get("start_seconds"))
+    is_apart = (folder / "events.jsonl").exists()
     return RunRecord(
         folder=folder,
-        summary=_read(folder / "summary.json", problems, _object, nothing),
+        summary=summary,
         configuration_text=text,
         configuration=_read(folder / "config.toml", [], lambda data: tomllib.loads(data.decode()), nothing),
         graph=_read(folder / "graph.json", problems, _object, nothing),
-        reports=_lines(folder / "metrics.jsonl", Report, problems),
-        evaluations=_lines(folder / "evaluations.jsonl", Evaluation, problems),
+        reports=reports,
+        evaluations=evaluations,
         merges=merges,
         timeline=aligned(timeline, merges) if timeline is not None else None,
         parameters=_parameters(folder / "snapshots" / "final"),
         begun_at=_begun_at(folder),
         problems=problems,
+        absences=_absences(folder, summary, reports, evaluations, merges, problems) if is_apart else (),
+        is_apart=is_apart,
+        is_placed=bool(start),
     )
 
 
@@ -64,9 +74,51 @@ def _read(path: Path, problems: list[str], parse: Callable[[bytes], _T], otherwi
         return parse(path.read_bytes())
     except OSError:
         problems.append(f"{path.name} is not there.")
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, OverflowError) as error:
         problems.append(f"{path.name} cannot be read: {error}")
     return otherwise
+
+
+def read_absences(run: Path) -> tuple[Absence, ...]:
+    """The absences of the run folder `run` alone, as `load` has them."""
+    folder = run.resolve()
+    nothing: Mapping[str, Any] = {}
+    reports = _lines(folder / "metrics.jsonl", Report, [])
+    evaluations = _lines(folder / "evaluations.jsonl", Evaluation, [])
+    merges = _lines(folder / "merges.jsonl", MergeRecord, [])
+    return _absences(folder, _read(folder / "summary.json", [], _object, nothing), reports, evaluations, merges, [])
+
+
+def _absences(
+    folder: Path,
+    summary: Mapping[str, Any],
+    reports: Sequence[Report],
+    evaluations: Sequence[Evaluation],
+    merges: Sequence[MergeRecord],
+    problems: list[str],
+) -> tuple[Absence, ...]:
+    """Who was away; without a summary, which says when the first step was, returns cannot be told."""
+    start = as_number(summary.get("start_seconds"))
+    facts = _facts(folder, start or 0.0, problems)
+    if not start:
+        return told_absences(facts, [], [], [])
+    return told_absences(facts, reports, evaluations, merges, max(1, int(as_number(summary.get("syncer_shards")) or 1)))
+
+
+def _facts(folder: Path, start_seconds: float, problems: list[str]) -> list[Fact]:
+    """What the daemon wrote of its hosts, in seconds since the first inner step."""
+    submitted = _read(folder / "spec.json", problems, lambda data: int(_object(data)["zero_ns"]), None)
+    if submitted is None:
+        return []
+    zero = submitted + round(start_seconds * 1e9)
+    found = []
+    nothing: list[bytes] = []
+    for line in _read(folder / "events.jsonl", problems, lambda data: data.splitlines(), nothing):
+        try:
+            found.append(fact_of(_object(line), zero))
+        except (ValueError, RecursionError):
+            problems.append("events.jsonl: a line cannot be read and is left out.")
+    return [fact for fact in found if fact is not None]
 
 
 def _object(data: bytes) -> Mapping[str, Any]:

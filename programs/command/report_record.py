@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from isthmus.programs.command.absences import Absence
 from isthmus.programs.command.report_trace import Timeline
 
 STAMP: Final = re.compile(r"-(\d{8}-\d{6})(?:-\d+)?$")
@@ -72,7 +73,11 @@ class MergeRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run folder in memory. `parameters` counts the numbers of the final model, None if there is no snapshot."""
+    """A run folder in memory. `parameters` counts the numbers of the final model, None if there is no snapshot.
+
+    `absences` are those of hosts that were processes (`is_apart`), in the order in which they began; their times count
+    from the submission of the run unless `is_placed`.
+    """
 
     folder: Path
     summary: Mapping[str, Any]
@@ -86,6 +91,9 @@ class RunRecord:
     parameters: int | None
     begun_at: datetime | None
     problems: list[str] = field(default_factory=list)
+    absences: tuple[Absence, ...] = ()
+    is_apart: bool = False
+    is_placed: bool = True
 
     def number(self, name: str) -> float | None:
         """A figure of summary.json; None if it is not there or no finite number."""

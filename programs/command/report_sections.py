@@ -118,6 +118,8 @@ def merges_section(record: RunRecord) -> Markup:
     told, known = sum(merge.kind == "merge" for merge in record.merges), record.number("outer_steps") or 0.0
     if told < known:
         said += f" Drawn are {whole(told)} of {whole(known)}: the others came too fast to be written down one by one."
+    if any(item.role == "syncer" and item.kind == "gone" for item in record.absences):
+        said += " An empty frame over all rows: the syncer was away."
     figure = element("figure", chart, legend(reversed(entries)), element("figcaption", said))
     return section("merges", title, figure)
 
@@ -175,7 +177,9 @@ def _window_facts(record: RunRecord, window: Window) -> list[Content]:
     """What the window shows, in words and numbers."""
     timeline = record.timeline
     assert timeline is not None, "a window is chosen from a trace"
-    hosts = [host for host in timeline.hosts if slot_of(host) is not None]
+    hosts = [
+        host for host in timeline.hosts if slot_of(host) is not None and timeline.between(host, "inner-step", *window)
+    ]
     steps = sum(len(timeline.between(host, "inner-step", *window)) for host in hosts)
     pauses = [pause for pause in (longest_pause(timeline, host, window) for host in hosts) if pause is not None]
     moved = sum(transfer.size_bytes for transfer in timeline.transfers_between(*window))

@@ -58,6 +58,10 @@ svg .point{fill:var(--paper);stroke:var(--accent);stroke-width:1.8}
 svg .point.last{fill:var(--accent)}
 svg .step{fill:var(--c)}svg .step.odd{opacity:.66}svg .step:hover,svg .fire:hover{stroke:var(--ink);stroke-width:1.2}
 svg .fire{fill:var(--c,var(--muted))}
+svg .told-paper{fill:var(--c);opacity:.13}svg .hatch{stroke:var(--c);stroke-width:2.2}
+svg .absent{fill:var(--paper);stroke:var(--a3);stroke-width:1;stroke-dasharray:3 2.5}
+svg .cross{fill:none;stroke:var(--a3);stroke-width:2.4;stroke-linecap:round}
+svg .missing{fill:var(--a3);opacity:.1}
 svg .away{fill:var(--c);opacity:.17}
 svg .gather{fill:var(--ink);opacity:.1}svg .grace{fill:var(--k1);opacity:.55}
 svg .merge{fill:var(--ink)}
@@ -95,6 +99,8 @@ section{margin:44px 0 0}
 p{margin:4px 0 12px;max-width:76ch}
 .lead{color:var(--muted);margin:6px 0 0;max-width:none}
 .note,figcaption{color:var(--muted);font-size:13.5px}
+.pair{display:grid;grid-template-columns:1fr 1fr;gap:6px 20px;margin-top:12px}.pair p{margin:0 0 2px}
+.told{margin:8px 0 14px;padding-left:18px;max-width:100ch}.told li{margin:3px 0}
 .outcome{display:inline-block;font-size:13px;font-weight:650;letter-spacing:.02em;vertical-align:5px;margin-left:10px;
 padding:2px 10px;border-radius:99px;border:1.5px solid currentColor}
 .outcome.done{color:var(--c2)}.outcome.stopped{color:var(--c4)}.outcome.failed,.outcome.unknown{color:var(--c1)}
@@ -146,7 +152,8 @@ var(--line)}
 footer p{max-width:100ch}
 @media (max-width:1000px){.figures{grid-template-columns:repeat(3,1fr)}}
 @media (max-width:640px){main,header,footer{padding-left:14px;padding-right:14px}h1{font-size:24px}
-.wide{display:none}.narrow{display:block}.figures{grid-template-columns:1fr 1fr}.figures>div{padding:10px 11px}
+.wide{display:none}.narrow{display:block}.pair{grid-template-columns:1fr}
+.figures{grid-template-columns:1fr 1fr}.figures>div{padding:10px 11px}
 .figures .big{font-size:18px}}
 @media print{body{font-size:11pt}.choices{display:none}section{margin-top:26px;break-inside:avoid}
 .scroll{overflow:visible}.scroll>svg{min-width:0}a{color:inherit}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from isthmus.runtime.control import ask
+from isthmus.programs import machine_address, machine_registry
+from isthmus.runtime.control import Message, ask, without_mark
 from isthmus.runtime.errors import ConfigError, nearest
+from isthmus.runtime.ledger import started_at
 
 LATEST: Final = Path("runs", "latest")
 ANSWER_SECONDS: Final = 3.0
@@ -24,9 +25,42 @@ def folder_of(run: Path | None) -> Path:
     return folder.resolve()
 
 
+def folder_by(run: Path | None, cluster: Path | None) -> Path:
+    """The folder of a run that is given by itself, by the cluster file that says whose it is, or not at all."""
+    if cluster is None:
+        return folder_of(run)
+    if run is not None:
+        found = f"RUN {run} and --cluster {cluster}"
+        raise ConfigError("Reading the command line", "RUN or --cluster", found, "Leave one of them out.")
+    from isthmus.programs import machine_client
+    from isthmus.programs.cluster import read
+
+    return folder_of(machine_client.newest_run(read(cluster).machine))
+
+
 def all_folders() -> list[Path]:
-    """Every run folder under ./runs, oldest first."""
-    return sorted({path.parent.resolve() for path in Path("runs").glob("*/config.toml")})
+    """Every run folder under ./runs, and of every daemon of this user that lives on this machine; oldest first."""
+    here = {path.parent.resolve() for path in Path("runs").glob("*/config.toml")}
+    held = {Path(run.folder) for entry in machine_registry.living() for run in entry.runs}
+    return sorted(here | {path for path in held if (path / "config.toml").exists()}, key=_started)
+
+
+def daemons() -> str:
+    """A line for every machine's daemon of this user that lives here; empty without one."""
+    lines = []
+    for entry in machine_registry.living():
+        if entry.name:
+            count = len(entry.runs) or "no"
+            runs = f"{count} run{'' if count == 1 else 's'}"
+            lines.append(f"daemon {entry.name}  at {entry.endpoint}, process {entry.pid}, {runs}\n")
+    return "".join(lines)
+
+
+def _started(folder: Path) -> float:
+    try:
+        return (folder / "config.toml").stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def status(folder: Path) -> dict[str, Any]:
@@ -34,15 +68,13 @@ def status(folder: Path) -> dict[str, Any]:
 
     ConfigError if the run is not over and no daemon of it answers.
     """
-    endpoint = _endpoint(folder)
-    if endpoint is not None and not (folder / "summary.json").exists():
-        answer = ask(endpoint, {"type": "status"}, ANSWER_SECONDS)
-        if answer is not None:
-            return {name: value for name, value in answer.items() if name not in ("type", "protocol")}
+    answer = None if (folder / "summary.json").exists() else _answer(folder)
+    if answer is not None:
+        return {**without_mark(answer), "run": str(folder)}
     if (folder / "summary.json").exists():
         summary = json.loads((folder / "summary.json").read_text())
         return {"run": str(folder), "outcome": summary["outcome"], "hosts": [], "training": {}, "summary": summary}
-    raise _silent(folder, endpoint)
+    raise _silent(folder)
 
 
 def request_stop(folder: Path) -> None:
@@ -51,9 +83,8 @@ def request_stop(folder: Path) -> None:
         raise ConfigError(
             f"Stopping the run {folder}", "a run that goes on", "one that is over", "There is nothing to do."
         )
-    endpoint = _endpoint(folder)
-    if endpoint is None or ask(endpoint, {"type": "stop"}, ANSWER_SECONDS) is None:
-        raise _silent(folder, endpoint)
+    if _answer(folder) is None or ask(_note(folder)["endpoint"], {"type": "stop"}, ANSWER_SECONDS) is None:
+        raise _silent(folder)
 
 
 def log_of(folder: Path, name: str) -> Path:
@@ -64,26 +95,30 @@ def log_of(folder: Path, name: str) -> Path:
     return logs[name]
 
 
-def rows(status: Mapping[str, Any]) -> list[tuple[str, str, str, str, str]]:
-    """Name, phase, life, pid and what was last said of every host."""
-    return [
-        (host["name"], _phase(host), str(host["incarnation"]), str(host["pid"] or "-"), host["reason"])
-        for host in status["hosts"]
-    ]
-
-
-def _phase(host: Mapping[str, Any]) -> str:
-    return f"{host['phase']} ({host['state']})" if host["state"] == "suspect" else str(host["phase"])
-
-
-def _endpoint(folder: Path) -> str | None:
+def _note(folder: Path) -> dict[str, Any]:
+    """What the run's daemon wrote of itself; nothing without one."""
     try:
-        return str(json.loads((folder / "daemon.json").read_text())["endpoint"])
-    except (OSError, ValueError, KeyError):
+        told = json.loads((folder / "daemon.json").read_text())
+        return {"endpoint": str(told["endpoint"]), "pid": int(told["pid"]), "started": told["started"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _answer(folder: Path) -> Message | None:
+    """The status of a run that its daemon gives; None without one, or where another daemon has its port by now."""
+    note = _note(folder)
+    if not note or not machine_address.is_listening(note["endpoint"]):
         return None
+    answer = ask(note["endpoint"], {"type": "status"}, ANSWER_SECONDS)
+    return answer if answer is not None and Path(str(answer.get("run"))).resolve() == folder.resolve() else None
 
 
-def _silent(folder: Path, endpoint: str | None) -> ConfigError:
-    found = "no daemon.json: the run was in one process" if endpoint is None else f"no answer from {endpoint}"
-    do = "If the command that started the run is gone, so is the run; its folder holds what it left."
+def _silent(folder: Path) -> ConfigError:
+    note = _note(folder)
+    is_apart = (folder / "spec.json").exists()
+    found = "none yet, or one that did not start" if is_apart else "none: the run was in one process"
+    if note:
+        is_there = started_at(note["pid"]) == note["started"]
+        found = f"no answer from {note['endpoint']}, process {note['pid']}{'' if is_there else ', which is gone'}"
+    do = "Without its daemon a run ends by itself within a minute; its folder holds what it left."
     return ConfigError(f"Asking for the run {folder}", "a daemon that answers", found, do)

@@ -4,53 +4,102 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from isthmus.programs.command import runs
+from isthmus.programs.command import live_figures, live_rows, runs
+from isthmus.programs.command import report_numbers as numbers
+from isthmus.programs.command.absences import DAEMON, daemons
+from isthmus.programs.command.live import facts, notices_table
+from isthmus.programs.command.news import News, Notice, newest, notices_of
+from isthmus.programs.command.report_reading import read_absences
 from isthmus.runtime.errors import ConfigError
 
 WATCH_SECONDS: Final = 0.5
+NOTICES_SHOWN: Final = 12
+WIDE: Final = 116
+"""Columns of a terminal that has room for everything."""
 
 
 def show(run: Path | None, *, every: bool, watch: bool, as_json: bool) -> None:
     """Print what there is to know of one run, or of every run that somebody answers for."""
     folders = runs.all_folders() if every else [runs.folder_of(run)]
+    news = {folder: News(folder) for folder in folders}
     if as_json:
-        found = [_complete(status) for status in _statuses(folders, must_answer=not every)]
+        found = [_complete(status) for status in _statuses(news, must_answer=not every)]
         typer.echo(json.dumps(found if every else found[0], indent=2))
         return
     console = Console(highlight=False)
     if not watch:
-        for status in _statuses(folders, must_answer=not every):
-            console.print(_table(status))
+        for status in _statuses(news, must_answer=not every):
+            console.print(table(status, _notices(status, news), console.width))
         return
-    with Live(console=console, auto_refresh=False) as live:
+    with Live(console=console, auto_refresh=False) as shown:
         while True:
-            statuses = _statuses(folders, must_answer=not every)
-            live.update(Group(*map(_table, statuses)), refresh=True)
+            statuses = _statuses(news, must_answer=not every)
+            tables = [table(status, _notices(status, news), console.width) for status in statuses]
+            shown.update(Group(*tables), refresh=True)
             if all(status["outcome"] != "running" for status in statuses):
                 return
             time.sleep(WATCH_SECONDS)
 
 
-def _statuses(folders: list[Path], *, must_answer: bool) -> list[dict[str, Any]]:
+def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> Group:
+    """One run: its figures, a row for each process, and what has happened to them."""
+    outcome = str(status["outcome"])
+    head = Text.assemble((Path(status["run"]).name, "bold"), f"  {outcome}", "  ")
+    if "summary" in status:
+        parts: list[RenderableType] = [head, facts(live_figures.ending(status["summary"], _short(status)))]
+    else:
+        training = status.get("training") or {}
+        head.append(_progress({**training, "hosts": _hosts(status)}))
+        parts = [head, facts(_figures(training)), Text(""), _processes(status, training, width)]
+    told = newest(notices, NOTICES_SHOWN)
+    if told:
+        parts += [Text(""), notices_table(told)]
+    return Group(*parts, Text(""))
+
+
+def with_daemon(status: Mapping[str, Any], lives: int) -> dict[str, Any]:
+    """A daemon's answer with the daemon itself among its hosts, the first of them."""
+    if "pid" not in status:
+        return dict(status)
+    itself = {
+        "name": DAEMON,
+        "role": DAEMON,
+        "pid": status["pid"],
+        "phase": "serving",
+        "incarnation": lives,
+        "state": "alive",
+        "reason": "",
+    }
+    return {**status, "hosts": [itself, *status["hosts"]]}
+
+
+def _statuses(news: Mapping[Path, News], *, must_answer: bool) -> list[dict[str, Any]]:
     statuses = []
-    for folder in folders:
-        if must_answer:
-            statuses.append(runs.status(folder))
-        else:
-            with suppress(ConfigError):
-                statuses.append(runs.status(folder))
+    for folder, follower in news.items():
+        with suppress(*(() if must_answer else (ConfigError,))):
+            status = runs.status(folder)
+            training = {**(status.get("training") or {}), "hosts": status["hosts"]}
+            if "summary" not in status:
+                follower.update(training)
+            statuses.append(with_daemon(status, daemons(follower.absences.all)))
     return statuses
+
+
+def _notices(status: Mapping[str, Any], news: Mapping[Path, News]) -> Sequence[Notice]:
+    """What happened in a run: as it was followed, or, once it is over, as its files tell it."""
+    folder = Path(status["run"])
+    return notices_of(read_absences(folder)) if "summary" in status else news[folder].notices
 
 
 def _complete(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,17 +108,60 @@ def _complete(status: Mapping[str, Any]) -> dict[str, Any]:
     return cleaned
 
 
-def _table(status: Mapping[str, Any]) -> Group:
-    """One run: a line of figures, and a row for each process."""
-    training = status.get("training") or {}
-    words = [Path(status["run"]).name, str(status["outcome"])]
-    if training.get("tokens_budget"):
-        words.append(f"{training['tokens']:,} of {training['tokens_budget']:,} tokens")
-    if training.get("eval_loss") is not None:
-        words.append(f"eval loss {training['eval_loss']:.3f}")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("host", "phase", "life", "pid", "what was last said of it"):
-        table.add_column(heading)
-    for row in runs.rows(status):
-        table.add_row(*row)
-    return Group(Text("  ".join(words), style="bold"), table)
+def _progress(training: Mapping[str, Any]) -> str:
+    if not training.get("tokens"):
+        return live_figures.starting(_hosts(training))
+    budget = training["tokens_budget"]
+    words = f"{live_figures.scaled(training['tokens'])} of {live_figures.scaled(budget)} tokens"
+    return f"{100 * min(1.0, training['tokens'] / budget):.0f} %, {words}"
+
+
+def _figures(training: Mapping[str, Any]) -> list[tuple[str, str]]:
+    losses = live_figures.eval_losses(training)
+    shown = [("eval loss", losses)] if losses else []
+    return [*shown, *live_figures.merge_figures(training, len(training.get("learners", {})))]
+
+
+def _hosts(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The hosts but for the daemon."""
+    return [host for host in status.get("hosts", ()) if host["role"] != DAEMON]
+
+
+def _processes(status: Mapping[str, Any], training: Mapping[str, Any], width: int) -> Table:
+    """A row for each process; of learners also what they reported. Narrow ones lack what matters least."""
+    reports = {int(slot): report for slot, report in training.get("learners", {}).items()}
+    columns = ("life", "pid", "cpu", "memory", *live_rows.COLUMNS)
+    shown = [name for name in columns if width >= WIDE or name not in ("cpu", "memory", "step time")]
+    rows = Table(box=None, pad_edge=False, padding=(0, 2 if width >= WIDE else 1, 0, 0), header_style="dim")
+    for name in ("host", "state"):
+        rows.add_column(name, no_wrap=True)
+    for name in shown:
+        rows.add_column(name, justify="right", no_wrap=True)
+    for host in status["hosts"]:
+        report = reports.get(int(host["name"].rpartition("/")[2])) if host["role"] == "learner" else None
+        cells = _process(host)
+        state = live_rows.state(host, is_over=training.get("phase") == "done")
+        if report is not None:
+            cells |= dict(zip(live_rows.COLUMNS, live_rows.figures(report), strict=True))
+        rows.add_row(host["name"], state, *(cells.get(name, "") for name in shown))
+    return rows
+
+
+def _process(host: Mapping[str, Any]) -> dict[str, str]:
+    """What is known of any process."""
+    return {
+        "life": live_rows.life(host),
+        "pid": str(host["pid"] or "-"),
+        "cpu": live_figures.ascii_only(numbers.seconds(host["cpu_seconds"])) if "cpu_seconds" in host else "",
+        "memory": _size(host, "memory_bytes"),
+        "sent": _size(host, "bytes_sent"),
+        "received": _size(host, "bytes_received"),
+    }
+
+
+def _size(host: Mapping[str, Any], name: str) -> str:
+    return live_figures.ascii_only(numbers.size(host[name])) if name in host else ""
+
+
+def _short(status: Mapping[str, Any]) -> str:
+    return live_figures.short(Path(status["run"]))

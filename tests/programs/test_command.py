@@ -211,7 +211,7 @@ def test_version_and_help() -> None:
     assert first.stdout == isthmus("--help").stdout
     assert len(first.stdout.splitlines()) < 24
     assert all(name in first.stdout for name in ("train", "graph", "--version"))
-    for later in ("compare", "--cluster", "--resume", "--detach", "--keep-payloads"):
+    for later in ("compare", "--resume", "--keep-payloads"):
         assert later not in isthmus("train", "--help").stdout + first.stdout
 
 

@@ -22,6 +22,7 @@ SECTIONS = (
     "curves",
     "timeline",
     "overview",
+    "failures",
     "merges",
     "accounts",
     "learners",

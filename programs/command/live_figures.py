@@ -1,0 +1,187 @@
+"""Statuses and summaries of one run as words and numbers, for whoever shows them.
+
+A status is what the recorder publishes, beside it `hosts` (what the daemon says of each process) and `pacing`; any key
+may be missing at first. Nothing is decided here, and what is not known is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+from isthmus.programs.command import report_numbers as numbers
+
+if TYPE_CHECKING:
+    from isthmus.programs.processes import Submitted
+    from isthmus.programs.request import Request
+
+SPEED_SECONDS: Final = 20.0
+"""Speed, and with it the time that is left, are those of so long: a death shows in them, a single merge does not."""
+_PHASES: Final = {
+    "starting": "starting: compiling the first step",
+    "training": "training",
+    "final": "merging the last fragments",
+    "done": "done, writing summary and report",
+}
+
+
+@final
+class Figures:
+    """Turns statuses and summaries of one request's run into words; remembers what speed needs."""
+
+    def __init__(self, request: Request | Submitted) -> None:
+        self.program = request.name
+        self.learners = request.job.learners
+        self.budget = request.job.tokens
+        self.run_dir = request.run_dir
+        self.folder = short(request.run_dir)
+        self._settings = request.job.settings
+        self._heard: deque[tuple[float, int]] = deque()
+
+    def phase(self, status: Mapping[str, Any]) -> str:
+        """What goes on, in words; before the first token is reported, that is how far the start has come."""
+        phase = status.get("phase", "starting")
+        if phase in ("starting", "training") and not status.get("tokens"):
+            return starting(status.get("hosts", ()))
+        return str(_PHASES.get(phase, phase))
+
+    def share(self, status: Mapping[str, Any]) -> float:
+        """The share of the token budget that has been trained, in [0, 1]."""
+        return min(1.0, float(status.get("tokens", 0)) / self.budget)
+
+    def tokens(self, status: Mapping[str, Any]) -> str:
+        """'1.40 M of 4.10 M tokens'."""
+        return f"{scaled(status.get('tokens', 0))} of {scaled(self.budget)} tokens"
+
+    def speed(self, status: Mapping[str, Any]) -> tuple[str, str]:
+        """Tokens a second of late, and the time that is left at that speed; both may be empty."""
+        at, tokens = status.get("time", 0.0), status.get("tokens", 0)
+        heard = self._heard
+        if tokens and (not heard or at > heard[-1][0]):
+            heard.append((at, tokens))
+        while len(heard) > 2 and heard[1][0] <= at - SPEED_SECONDS:
+            heard.popleft()
+        if len(heard) < 2:
+            return "", ""
+        passed, trained = heard[-1][0] - heard[0][0], heard[-1][1] - heard[0][1]
+        if trained <= 0:
+            return "", ""
+        left = max(0, self.budget - tokens) * passed / trained
+        return f"{scaled(trained / passed)} tokens/s", f"{ascii_only(numbers.seconds(left))} left" if left else ""
+
+    def evaluation(self, status: Mapping[str, Any]) -> str:
+        """'eval loss 5.545 -> 1.812', or '' before the first evaluation."""
+        losses = eval_losses(status)
+        return f"eval loss {losses}" if losses else ""
+
+    def merging(self, status: Mapping[str, Any]) -> str:
+        """'120 outer steps by 3.9 of 4 learners', what share was merged and kept, and what the pacers have changed."""
+        shown = dict(self.shown(status))
+        if "contributors" not in shown:
+            return ""
+        parts = [f"{shown['outer steps']} outer steps by {shown['contributors']} learners"]
+        parts += [f"{name} {shown[name]}" for name in ("merged", "goodput") if name in shown]
+        return ", ".join([*parts, *self.pacing(status)])
+
+    def pacing(self, status: Mapping[str, Any]) -> Iterator[str]:
+        """What the pacers have changed of their settings: 'interval raised to 31 steps'."""
+        for name in ("interval", "overlap"):
+            now = {pacer.get(name) for pacer in status.get("pacing", {}).values()} - {None, self._settings.get(name)}
+            if now:
+                yield f"{name} raised to {max(now)} steps"
+
+    def shown(self, status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """The figures of the run: a name and what it is."""
+        if losses := eval_losses(status):
+            yield "eval loss", losses
+        yield from merge_figures(status, self.learners)
+
+    def ending(self, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """What is worth reading at the end: a word and what it says."""
+        return ending(summary, self.folder)
+
+
+def starting(hosts: Any) -> str:
+    """How far the start has come: 'starting: learners compile, 1 of 4 are ready'."""
+    learners = [host for host in hosts if host["role"] == "learner"]
+    if not learners:
+        return _PHASES["starting"]
+    begun = sum(host["phase"] not in ("gone", "starting") for host in learners)
+    ready = sum(host["phase"] not in ("gone", "starting", "compiling") for host in learners)
+    if ready == len(learners):
+        return "starting: the first version of the model goes round"
+    if begun == 0:
+        up = sum(host["state"] == "alive" for host in hosts)
+        return f"starting: {up} of {len(hosts)} processes are there"
+    return f"starting: learners compile, {ready} of {len(learners)} are ready"
+
+
+def eval_losses(status: Mapping[str, Any]) -> str:
+    """'5.545 -> 1.812', or '' before the first evaluation."""
+    first, newest = status.get("eval_loss_initial"), status.get("eval_loss")
+    if newest is None:
+        return ""
+    return f"{loss(first)} -> {loss(newest)}" if first not in (None, newest) else loss(newest)
+
+
+def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]:
+    """Contributors, outer steps, merged share, goodput, epoch of the syncer: a name and what it is; none is made up."""
+    if status.get("outer_steps"):
+        yield "contributors", f"{ascii_only(numbers.decimal(status.get('contributors_mean'), 1))} of {learners}"
+        yield "outer steps", ascii_only(numbers.whole(status["outer_steps"]))
+        if "merged_share" in status:
+            yield "merged", ascii_only(numbers.percent(status["merged_share"]))
+    if status.get("goodput"):
+        yield "goodput", ascii_only(numbers.percent(status["goodput"]))
+    epochs = [epoch for epoch in status.get("epochs", {}).values() if epoch > 1]
+    if epochs:
+        yield "epoch", str(max(epochs))
+
+
+def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
+    """What is worth reading of a summary: a word and what it says."""
+    learners = summary["learners"]
+    people = f"{learners} learner{'s' if learners > 1 else ''}"
+    wall = ascii_only(numbers.seconds(summary["wall_seconds"]))
+    rows = [(summary["outcome"], f"{scaled(summary['tokens_total'])} tokens in {wall} by {people}")]
+    if summary.get("error"):
+        rows.append(("error", str(summary["error"])))
+    rows.append(("eval loss", f"{loss(summary['eval_loss_initial'])} -> {loss(summary['eval_loss_final'])}"))
+    if summary["outer_steps"]:
+        share = ascii_only(numbers.percent(summary["merged_share"]))
+        mean = numbers.decimal(summary["contributors_mean"], 2)
+        merges = f"{summary['outer_steps']} outer steps by {mean} learners each"
+        rows.append(("merged", f"{share} of the tokens, in {merges}"))
+    stalls = sum(learner["stall_seconds"] for learner in summary["per_learner"])
+    goodput = ascii_only(numbers.percent(summary["goodput"]))
+    rows.append(("goodput", f"{goodput}; the learners waited {ascii_only(numbers.seconds(stalls))} in all"))
+    restarts = sum(learner.get("restarts", 0) for learner in summary["per_learner"])
+    if restarts:
+        lost = sum(learner.get("tokens_lost", 0.0) for learner in summary["per_learner"])
+        rows.append(("restarts", f"{restarts} of learners; {scaled(round(lost))} tokens died with them"))
+    rows.append(("sent", ascii_only(numbers.size(summary["bytes_sent_total"]))))
+    rows.append(("report", str(Path(folder, "report.html"))))
+    return rows
+
+
+def ascii_only(text: str) -> str:
+    """Numbers for a terminal or a log file, whose fonts and encodings are unknown: ASCII."""
+    return text.replace(numbers.SPACE, " ").replace(numbers.UNKNOWN, "-").replace("\u2212", "-").replace("µ", "u")
+
+
+def scaled(value: float | None) -> str:
+    """1.23 M."""
+    return ascii_only(numbers.scaled(value))
+
+
+def loss(value: float | None) -> str:
+    """A loss with three decimals."""
+    return ascii_only(numbers.decimal(value, 3))
+
+
+def short(path: Path) -> str:
+    """A path from the current folder, where it is inside it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,110 @@
+"""The end of a run in processes: summary, trace and report, from what its daemon knew and the hosts left behind.
+
+`finish` builds the graph again, and so imports the run's program. A private daemon calls it in a thread; a machine's
+daemon, which outlives its runs and loads nobody's code, calls `finish_apart`, which starts
+`python -m isthmus.programs.finishing RUN` with the ending on standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack  # type: ignore[import-untyped]
+
+from isthmus.programs import spec
+from isthmus.programs.command.report import write_report
+from isthmus.programs.summary import fragment_sizes, summarise
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.daemon import Daemon
+from isthmus.runtime.errors import RequestError
+from isthmus.runtime.store import write_bytes, write_json
+from isthmus.runtime.trace import Span, as_perfetto
+
+FINISH_SECONDS_MAX: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended: `record` is what the recorder published last, `cpu_seconds` what daemon and hosts used,
+    `ended_ns` the instant on the machine's monotonic clock."""
+
+    outcome: str
+    error: str | None
+    record: dict[str, Any]
+    cpu_seconds: float
+    bytes_sent_by_shards: int
+    ended_ns: int
+
+    @classmethod
+    def of(cls, daemon: Daemon, cpu_seconds: float) -> Ending:
+        """How the run of this daemon ended, now."""
+        sent = round(daemon.former_figures.get("syncer.bytes_sent", 0))
+        record = daemon.status_last
+        return cls(daemon.outcome, daemon.error, record, cpu_seconds, sent, time.monotonic_ns())
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def finish(folder: Path, ending: Ending) -> None:
+    """Write what comes at the end of a run."""
+    told = spec.load(folder)
+    spans = [
+        Span(*fields) for path in sorted((folder / "spans").glob("*.json")) for fields in json.loads(path.read_text())
+    ]
+    name, sizes = _name_and_sizes(told)
+    summary = summarise(
+        ending.record,
+        sorted(spans, key=lambda span: span.begun),
+        program=name,
+        outcome=ending.outcome,
+        learners=told.job.learners,
+        shards=told.roles.get("syncer", 0),
+        fragment_sizes=sizes,
+        ended=ending.ended_ns - told.zero_ns,
+        cpu_seconds=told.cpu_seconds + ending.cpu_seconds,
+        bytes_sent_by_shards=ending.bytes_sent_by_shards,
+    )
+    summary["error"] = ending.error
+    write_json(folder / "summary.json", summary)
+    zero = Instant(ending.record.get("zero") or 0)
+    events: dict[str, Any] = {"traceEvents": list(as_perfetto(spans, zero)), "displayTimeUnit": "ms"}
+    write_bytes(folder / "trace.json", json.dumps(events, separators=(",", ":")).encode())
+    write_report(folder)
+
+
+def _name_and_sizes(told: spec.Spec) -> tuple[str, list[int]]:
+    """The program's name and the sizes of its fragments; none where its files have changed, which ends a run, too."""
+    try:
+        graph = told.graph()
+    except RequestError:
+        return told.job.program, []
+    return told.job.program if ":" not in told.job.program else graph.name, fragment_sizes(graph)
+
+
+def finish_apart(folder: Path, ending: Ending) -> None:
+    """The same in a process of its own; what goes wrong there is in the run's log of the daemon."""
+    with (folder / "logs" / "daemon.log").open("ab") as log:
+        subprocess.run(
+            [sys.executable, "-m", "isthmus.programs.finishing", str(folder)],
+            input=msgpack.packb(asdict(ending)),
+            stdout=log,
+            stderr=log,
+            timeout=FINISH_SECONDS_MAX,
+            check=False,
+            start_new_session=True,  # A Ctrl-C on the daemon's terminal is not for it.
+        )
+
+
+if __name__ == "__main__":
+    finish(Path(sys.argv[1]), Ending(**msgpack.unpackb(sys.stdin.buffer.read(), strict_map_key=False)))

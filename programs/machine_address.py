@@ -1,0 +1,50 @@
+"""Where a machine's daemon listens, as the user writes it: tcp://ADDRESS:PORT, on loopback for now.
+
+Loopback only, because nothing is encrypted or authenticated yet: whoever reaches a daemon may start and end runs.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from typing import Final
+
+from isthmus.runtime.errors import ConfigError
+
+_FORM: Final = re.compile(r"tcp://(?P<host>[^:/\[\]]+):(?P<port>\d{1,5}|\*)")
+_PORT_MAX: Final = 65535
+
+
+def checked(text: str, doing: str, *, may_choose: bool = False) -> str:
+    """The endpoint that `text` names; ConfigError if it is no address, or one that others can reach.
+
+    Port 0 or * is a free one, for a daemon that `may_choose`.
+    """
+    form = _FORM.fullmatch(text)
+    port = None if form is None else 0 if form["port"] == "*" else int(form["port"])
+    if form is None or port is None or port > _PORT_MAX or not (port or may_choose):
+        free = "; port 0 is any free one" if may_choose else ""
+        raise ConfigError(doing, f"tcp://ADDRESS:PORT{free}", repr(text), "Write for example tcp://127.0.0.1:7400.")
+    host = "127.0.0.1" if form["host"] == "localhost" else form["host"]
+    if not _is_loopback(host):
+        do = "Keys come first, and are not there yet: nothing leaves a machine in the open. Use tcp://127.0.0.1:PORT."
+        raise ConfigError(doing, "an address of this machine only, 127.0.0.1", repr(form["host"]), do)
+    return f"tcp://{host}:{port or '*'}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.IPv4Address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_listening(endpoint: str, seconds_max: float = 2.0) -> bool:
+    """Whether anybody accepts connections there; a name that nobody listens at is refused at once by the kernel."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=seconds_max).close()
+    except OSError:
+        return False
+    return True

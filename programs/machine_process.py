@@ -1,0 +1,104 @@
+"""`isthmus daemon`: the daemon of a machine, in the foreground.
+
+It says in lines on standard output where it listens and which runs it took, finished and refused. The first Ctrl-C,
+SIGTERM or SIGHUP asks its runs to stop and waits for them; a second one ends them at once. Either way nothing is left
+running. A daemon that is killed leaves its runs to the next one of its name; without one they end within a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+import zmq
+from setproctitle import setproctitle
+
+from isthmus.programs import machine_address, machine_config
+from isthmus.programs.machine_daemon import MachineDaemon
+from isthmus.programs.machine_registry import Claim, Run
+from isthmus.programs.settings import collecting
+from isthmus.runtime.control import ask
+from isthmus.runtime.errors import ConfigError, Fault
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def serve(name: str, listen: str, config: Path | None) -> int:
+    """Serve until signals end it; the exit status: 0, or 1 if a second one ended runs at once.
+
+    ConfigError if name, address or configuration are wrong, or taken.
+    """
+    faults: list[Fault] = []
+    if not _NAME.fullmatch(name):
+        expected = "letters, digits, '.', '_' and '-', 64 at most"
+        faults.append(Fault("Reading --name", expected, repr(name), "Write for example --name alpha."))
+    endpoint, permitted = "", machine_config.MachineConfig()
+    with collecting(faults):
+        endpoint = machine_address.checked(listen, "Reading --listen", may_choose=True)
+    with collecting(faults):
+        permitted = machine_config.read(config)
+    if faults:
+        raise ConfigError.of(faults)
+    claim = Claim(name)
+    loop = uvloop.new_event_loop()
+    try:
+        machine = _open(loop, name, endpoint, permitted, claim)
+    except BaseException:
+        claim.close(forget=False)
+        raise
+    setproctitle(f"isthmus daemon {name}")
+    _tell(f"daemon {name} listens at {machine.endpoint}, process id {os.getpid()}")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # nohup lets a process ignore SIGHUP, and that is to stay so.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, machine.request_end)
+    claim.write(machine.endpoint, claim.former)
+    for run in claim.former:
+        machine.adopt(run)
+    loop.run_forever()
+    machine.close()
+    claim.close(forget=True)
+    _tell(f"daemon {name} has ended")
+    return 1 if machine.has_killed else 0
+
+
+def _open(loop: Any, name: str, endpoint: str, permitted: machine_config.MachineConfig, claim: Claim) -> MachineDaemon:
+    """The daemon, bound; ConfigError if its address is taken."""
+
+    def changed(runs: list[Run]) -> None:
+        claim.write(machine.endpoint, runs)
+
+    try:
+        machine = MachineDaemon(loop, name, endpoint, permitted, tell=_tell, on_change=changed, on_idle=loop.stop)
+    except zmq.ZMQError as error:
+        doing = f"Listening at {endpoint}"
+        if error.errno == zmq.EADDRINUSE:
+            do = "Take another port with --listen, or end what listens there."
+            raise ConfigError(doing, "a free port", _who(endpoint), do) from None
+        do = "Name an address of this machine, such as tcp://127.0.0.1:7400."
+        raise ConfigError(doing, "an address and a port that can be bound", str(error), do) from None
+    return machine
+
+
+def _who(endpoint: str) -> str:
+    """Who has a port, as far as it tells."""
+    answer = None
+    with suppress(ConfigError):
+        answer = ask(endpoint, {"type": "machine"}, seconds_max=1.0)
+    if answer is None or answer["type"] != "machine":
+        return "one in use"
+    return f"the daemon {answer['name']!r}, process id {answer['pid']}"
+
+
+def _tell(line: str) -> None:
+    """A line for people; nobody may be there any more to read it."""
+    with suppress(OSError, ValueError):
+        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+        sys.stdout.flush()

@@ -1,0 +1,49 @@
+"""A process that a daemon takes for a host: it says hello and reports, and trains nothing.
+
+Started as `python supervised_host.py RUN ROLE/SLOT INCARNATION DAEMON`. What it is to do is in the file RUN/behave, by
+its name: 'serve', 'mute' (never a word), 'crash' (end at once with status 3), or 'over' (say that the run is over).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+from isthmus.runtime.control import HEARTBEAT_SECONDS, ControlClient, Message
+
+
+def main(folder: Path, replica: str, incarnation: int, daemon: str) -> int:
+    """Serve until the daemon says that it is over."""
+    behaviour = json.loads((folder / "behave").read_text()).get(replica, "serve")
+    if behaviour == "crash":
+        return 3
+    if behaviour == "mute":
+        threading.Event().wait()
+    loop = asyncio.new_event_loop()
+
+    def hear(message: Message) -> None:
+        if message["type"] == "exit":
+            loop.stop()
+
+    client = ControlClient(loop, daemon, hear)
+
+    def say(kind: str) -> None:
+        told = {"replica": replica, "incarnation": incarnation, "run": str(folder.resolve()), "endpoints": []}
+        client.send({**told, "type": kind, "phase": "serving", "published": {}, "figures": {"pid": os.getpid()}})
+
+    def beat() -> None:
+        say("over" if behaviour == "over" else "heartbeat")
+        loop.call_later(HEARTBEAT_SECONDS, beat)
+
+    say("hello")
+    beat()
+    loop.run_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]))

@@ -1,0 +1,110 @@
+"""Signals to the command at every stage of the start: it ends as it promises, and leaves nothing running."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.programs.process_run import Run
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def is_preparing(run: Run) -> bool:
+    """Whether the child that prepares the request is there."""
+    return len(run.processes()) == 2 and not run.folder.exists()
+
+
+def is_daemon_starting(run: Run) -> bool:
+    return (run.folder / "logs").exists() and not (run.folder / "daemon.json").exists()
+
+
+def are_hosts_starting(run: Run) -> bool:
+    return (run.folder / "daemon.json").exists()
+
+
+def is_compiling(run: Run) -> bool:
+    return run.host("learner/0").get("phase") == "compiling"
+
+
+def is_without_merges(run: Run) -> bool:
+    return run.host("learner/0").get("phase") in ("recovering", "stepping")
+
+
+def reach(run: Run, stage: Callable[[Run], bool]) -> None:
+    """Wait for a stage of the start; some last a few hundredths of a second, so they are looked for without a pause."""
+    until = time.monotonic() + 60
+    while not stage(run):
+        assert time.monotonic() < until
+        assert run.command.poll() is None, (run.command.communicate(), run.story())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_during_preparation_nothing_is_started(start: Callable[..., Run], number: signal.Signals) -> None:
+    run = start(learners=1)
+    reach(run, is_preparing)
+    if number == signal.SIGKILL:
+        run.command.kill()
+    else:
+        run.signal(number)
+    out, error = run.command.communicate(timeout=20)
+    assert run.command.returncode == (-number if number == signal.SIGKILL else 1)
+    words = {signal.SIGINT: "isthmus: ended by Ctrl-C.\n", signal.SIGTERM: "isthmus: ended by SIGTERM.\n"}
+    assert error == words.get(number, "")
+    assert "Traceback" not in out
+    run.wait_until_gone()
+    assert not run.folder.exists()
+
+
+@pytest.mark.parametrize("stage", [are_hosts_starting, is_compiling, is_without_merges])
+def test_kill_leaves_nothing_running(start: Callable[..., Run], stage: Callable[[Run], bool]) -> None:
+    run = start(learners=1)
+    reach(run, stage)
+    run.command.kill()
+    run.command.communicate()
+    run.wait_until_gone()
+    assert run.summary()["outcome"] == "failed"
+    assert "Traceback" not in run.story()
+
+
+@pytest.mark.parametrize("stage", [is_daemon_starting, are_hosts_starting, is_without_merges])
+def test_a_first_ctrl_c_brings_the_run_to_its_end(start: Callable[..., Run], stage: Callable[[Run], bool]) -> None:
+    run = start(learners=1)
+    reach(run, stage)
+    run.signal(signal.SIGINT)
+    assert run.finish()["tokens_pending"] == 0
+
+
+@pytest.mark.parametrize("stage", [is_daemon_starting, is_compiling])
+def test_a_second_one_ends_it_at_once(start: Callable[..., Run], stage: Callable[[Run], bool]) -> None:
+    run = start(learners=1)
+    reach(run, stage)
+    # Both are sent while the command cannot act on the first.
+    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+        run.command.send_signal(number)
+    _, error = run.command.communicate(timeout=20)
+    assert run.command.returncode == 1, error
+    assert "ended at once by a second Ctrl-C" in error
+    assert "Traceback" not in error
+    run.wait_until_gone()
+
+
+def test_kill_before_the_daemon_has_said_where_it_is_leaves_nothing_running(start: Callable[..., Run]) -> None:
+    run = start(learners=1)
+    reach(run, is_daemon_starting)
+    run.command.kill()
+    run.command.communicate()
+    run.wait_until_gone()
+    assert "Traceback" not in run.story()
+
+
+def test_kill_of_a_run_that_trains_leaves_nothing_running(start: Callable[..., Run]) -> None:
+    run = start()
+    run.wait_for_merges(5)
+    assert len(run.processes()) >= 7
+    run.command.kill()
+    run.command.communicate()
+    run.wait_until_gone()

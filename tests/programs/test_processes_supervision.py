@@ -1,0 +1,227 @@
+"""A daemon and processes that play hosts: whom it replaces, whom it leaves alone, and what the next daemon knows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from isthmus.runtime import daemon as daemons
+from isthmus.runtime.clock import Duration, milliseconds
+from isthmus.runtime.control import ask
+from isthmus.runtime.daemon import Daemon
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.ledger import started_at
+from isthmus.runtime.process import Silence
+
+pytestmark = pytest.mark.timeout(60)
+
+HOST = Path(__file__).with_name("supervised_host.py")
+ROLES = {"learner": 2, "recorder": 1}
+PAUSE = threading.Event()
+
+
+class Launch:
+    """Starts processes that play hosts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
+        return list(wanted)
+
+    def __call__(self, replica: Replica, incarnation: int, endpoint: str) -> int:
+        command = [sys.executable, str(HOST), str(self.folder), str(replica), str(incarnation), endpoint]
+        return os.posix_spawn(sys.executable, command, os.environ, setsid=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Watched:
+    """A daemon on a loop in a thread of its own."""
+
+    def __init__(self, folder: Path, patience: Duration = daemons.PATIENCE, **behaviours: str) -> None:
+        self.folder = folder
+        told = {name.replace("_", "/"): behaviour for name, behaviour in behaviours.items()}
+        (folder / "behave").write_text(json.dumps(told))
+        self.is_over = threading.Event()
+        self._loop = uvloop.new_event_loop()
+        self.daemon = Daemon(
+            self._loop,
+            folder,
+            ROLES,
+            name="test",
+            listen="tcp://127.0.0.1:*",
+            launch=Launch(folder),
+            on_over=lambda daemon: self.is_over.set(),
+            patience=patience,
+        )
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        self.daemon.start()
+        self._loop.run_forever()
+        self.daemon.close()
+        self._loop.close()
+
+    def die(self) -> None:
+        """End as a daemon that is killed: its hosts go on."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self.daemon.end, "failed", "the test is over")
+            assert self.is_over.wait(10)
+            self.die()
+
+    def say(self, kind: str, **more: Any) -> dict[str, Any] | None:
+        return ask(self.daemon.endpoint, {"type": kind, **more})
+
+    def host(self, name: str) -> dict[str, Any]:
+        status = self.say("status")
+        assert status is not None
+        found: dict[str, Any] = next(host for host in status["hosts"] if host["name"] == name)
+        return found
+
+    def wait_for(self, what: Callable[[], Any]) -> Any:
+        for _ in range(1000):
+            if found := what():
+                return found
+            PAUSE.wait(0.01)
+        raise AssertionError(self.events())
+
+    def wait_for_life(self, name: str, incarnation: int) -> dict[str, Any]:
+        """Wait until this life of a host serves."""
+
+        def lives() -> dict[str, Any]:
+            host = self.host(name)
+            return host if host["incarnation"] == incarnation and host["phase"] == "serving" else {}
+
+        found: dict[str, Any] = self.wait_for(lives)
+        return found
+
+    def events(self) -> list[str]:
+        lines = (self.folder / "events.jsonl").read_text().splitlines()
+        return [f"{line['host']}#{line['incarnation']} {line['what']}" for line in map(json.loads, lines)]
+
+
+@pytest.fixture
+def supervise(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    """Starts daemons, one after another, of one run."""
+    started: list[Watched] = []
+
+    def begin(**options: Any) -> Watched:
+        started.append(Watched(tmp_path, **options))
+        return started[-1]
+
+    yield begin
+    started[-1].close()
+
+
+def test_a_host_that_is_silent_for_too_long_is_killed_and_replaced(supervise: Callable[..., Watched]) -> None:
+    watched = supervise(patience=milliseconds(1500))
+    pid = watched.wait_for_life("learner/1", 1)["pid"]
+    watched.wait_for_life("learner/0", 1)
+    os.kill(pid, signal.SIGSTOP)
+    assert watched.wait_for_life("learner/1", 2)["pid"] != pid
+    assert started_at(pid) is None
+    assert watched.host("learner/0")["incarnation"] == 1
+    events = [event for event in watched.events() if event.startswith("learner/1#1")]
+    assert "killed: no heartbeat for" in events[-2]
+    assert events[-1] == "learner/1#1 killed by signal SIGKILL"
+
+
+def test_a_process_that_never_says_a_word_is_replaced(
+    supervise: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemons, "HELLO_SECONDS", 2.0)
+    watched = supervise(learner_1="mute")
+    (watched.folder / "behave").write_text("{}")
+    watched.wait_for_life("learner/1", 2)
+    assert watched.host("learner/0")["incarnation"] == 1
+    assert "learner/1#1 killed: no word from it for 2 s" in watched.events()
+
+
+def test_a_host_that_ends_again_and_again_fails_the_run(
+    supervise: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("isthmus.runtime.lives.BACKOFF_SECONDS", (0.0, 0.01))
+    watched = supervise(learner_1="crash")
+    assert watched.is_over.wait(20)
+    assert watched.daemon.outcome == "failed"
+    assert "learner/1 ended again and again" in str(watched.daemon.error)
+    assert "exited with status 3" in str(watched.daemon.error)
+
+
+def test_a_learner_that_dies_while_the_run_stops_is_missed_only_if_it_was_the_last(
+    supervise: Callable[..., Watched],
+) -> None:
+    watched = supervise()
+    first = watched.wait_for_life("learner/0", 1)["pid"]
+    second = watched.wait_for_life("learner/1", 1)["pid"]
+    assert watched.say("stop") is not None
+    os.kill(second, signal.SIGKILL)
+    watched.wait_for(lambda: watched.host("learner/1")["phase"] == "gone")
+    os.kill(first, signal.SIGKILL)
+    watched.wait_for_life("learner/0", 2)
+    assert (watched.host("learner/1")["phase"], watched.host("learner/1")["incarnation"]) == ("gone", 1)
+
+
+def test_a_host_of_another_run_is_left_alone(supervise: Callable[..., Watched], tmp_path: Path) -> None:
+    watched = supervise()
+    watched.wait_for_life("learner/0", 1)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "behave").write_text("{}")
+    command = [sys.executable, str(HOST), str(other), "learner/0", "7", watched.daemon.endpoint]
+    with subprocess.Popen(command) as stranger:
+        watched.wait_for(lambda: "malformed hello: a host of another run" in (watched.say("status") or {})["refused"])
+        assert stranger.poll() is None
+        stranger.kill()
+    assert watched.host("learner/0")["incarnation"] == 1
+
+
+def test_the_next_daemon_knows_that_the_run_is_to_stop(supervise: Callable[..., Watched]) -> None:
+    first = supervise()
+    first.wait_for_life("learner/0", 1)
+    first.wait_for_life("recorder/0", 1)
+    assert first.say("stop") is not None
+    first.die()
+    (first.folder / "behave").write_text(json.dumps({"recorder/0": "over"}))
+    second = supervise(recorder_0="over")
+    os.kill(second.host("recorder/0")["pid"], signal.SIGKILL)
+    assert second.is_over.wait(20)
+    assert second.daemon.outcome == "stopped"
+
+
+def test_the_next_daemon_of_a_run_that_is_over_starts_nothing(supervise: Callable[..., Watched]) -> None:
+    first = supervise(recorder_0="over")
+    assert first.is_over.wait(20)
+    first.die()
+    second = supervise()
+    assert second.is_over.wait(20)
+    assert second.daemon.outcome == "done"
+    assert {host["incarnation"] for host in second.daemon.status()["hosts"]} == {1}
+    assert {host["pid"] for host in second.daemon.status()["hosts"]} == {None}
+
+
+def test_what_a_process_slept_itself_is_not_the_daemons_silence() -> None:
+    silence = Silence(0.0, 0.25)
+    assert silence.beat(0.25) == 0.25
+    assert silence.beat(0.5) == 0.5
+    assert silence.beat(100.75) == 0.75  # A hundred seconds late.
+    assert silence.beat(101.0) == 1.0
+    silence.heard(101.125)
+    assert silence.beat(101.25) == 0.125

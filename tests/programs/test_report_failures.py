@@ -1,0 +1,230 @@
+"""The report of a run in which hosts died: who was away, what the others did meanwhile, what was lost."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from isthmus.programs.command.chart_absence import draw_absence
+from isthmus.programs.command.chart_curves import draw_curves
+from isthmus.programs.command.chart_merges import draw_merges
+from isthmus.programs.command.chart_overview import draw_overview
+from isthmus.programs.command.chart_window import Window
+from isthmus.programs.command.report import absence_svg, load, write_report
+from isthmus.programs.command.report_failures import failures_section
+from isthmus.programs.command.report_lives import close_ups, steps_between, windows
+from isthmus.programs.command.report_reading import read_absences
+from tests.programs import deaths
+from tests.programs.run_folder import build, write_json
+
+KILLED, SILENT = deaths.KILLED, deaths.SILENT
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Learner 2 dies and comes back; later the evaluator, then the syncer; learner 1 is paused; hosts close."""
+    run = build(tmp_path_factory.mktemp("runs") / "run", steps=1200, away=2)
+    gone, back = deaths.kill_learner(run, 2)
+    deaths.kill_evaluator(run, 18.0, 21.5)
+    deaths.kill_syncer(run, 24.0, 25.0)
+    deaths.apart(
+        run,
+        (gone + 0.05, "learner/2", 1, KILLED),
+        (gone + 0.06, "learner/2", 2, "restarted"),
+        (18.0, "evaluator/0", 1, KILLED),
+        (18.01, "evaluator/0", 2, "restarted"),
+        (24.0, "syncer/0", 1, KILLED),
+        (24.01, "syncer/0", 2, "restarted"),
+        (24.8, "learner/1", 1, SILENT),
+        (26.0, "learner/1", 1, "heard again after 3000.0 ms"),
+        (31.0, "learner/0", 1, SILENT),
+    )
+    assert back - gone > 2
+    return run
+
+
+def words(text: str) -> str:
+    """Markup as somebody reads it."""
+    return re.sub(r"<[^>]*>", " ", text).replace("\u202f", " ")
+
+
+def test_absences_are_placed_on_the_time_of_the_run(folder: Path) -> None:
+    record = load(folder)
+    assert [(item.host, item.kind) for item in record.absences] == [
+        ("learner/2", "gone"),
+        ("evaluator/0", "gone"),
+        ("learner/1", "silent"),
+        ("syncer/0", "gone"),
+    ]
+    learner, evaluator, paused, syncer = record.absences
+    first = next(report for report in record.reports if report.incarnation == 2)
+    assert learner.ended == first.time
+    assert (evaluator.begun, syncer.begun) == (pytest.approx(18.0), pytest.approx(24.0))
+    assert evaluator.ended == next(item.time for item in record.evaluations if item.time > 19)
+    assert syncer.ended == next(item.time for item in record.merges if item.version == [2, item.version[1]])
+    assert (paused.begun, paused.ended) == (pytest.approx(23.0), pytest.approx(26.0))
+    assert read_absences(folder) == record.absences
+    assert not record.problems
+
+
+def test_the_table_says_what_happened_and_what_was_lost(folder: Path) -> None:
+    page = words(failures_section(load(folder)))
+    for told in (
+        "was killed by signal SIGKILL",
+        "as life 2",
+        "1 234 tokens; its optimizer&#x27;s moments",
+        "under epoch 2, from the newest fragments that learners held, with zero momentum",
+        "its momentum, which is zero at the beginning of an epoch",
+        "evaluations that were due meanwhile",
+        "silent (suspect): no heartbeat for 1.80 s",
+        "heard again at 26.0 s",
+    ):
+        assert told in page, told
+    assert "learner 0 was away" not in page
+
+
+def test_a_killed_life_is_drawn_from_its_reports_and_the_others_from_their_trace(folder: Path) -> None:
+    record = load(folder)
+    (window, absences), *_ = windows(record)
+    assert [item.host for item in absences] == ["learner/2"]
+    steps = steps_between(record, window)
+    (told,) = steps[2].told
+    assert told == (window.begin, pytest.approx(absences[0].begun))
+    assert all(firing.begun >= absences[0].begun for firing in steps[2].traced)
+    for other in (steps[0], steps[1], steps[3]):
+        assert not other.told
+        assert other.pause_max == pytest.approx(4e-5, abs=1e-6)
+    chart = ET.fromstring(absence_svg(folder))
+    hatched = [item for item in chart.iter() if item.get("fill", "").startswith("url(#told-")]
+    assert len(hatched) == 1
+    assert len([item for item in chart.iter() if item.get("class") == "cross"]) == 1
+    frame = next(item for item in chart.iter() if item.get("class") == "absent")
+    scale = float(hatched[0].get("width")) / (told.end - told.begin)
+    assert float(frame.get("width")) == pytest.approx(scale * absences[0].seconds, abs=0.02)
+    assert "killed by signal SIGKILL, away for" in "".join(chart.itertext())
+
+
+def test_the_numbers_of_the_others_are_those_of_the_trace(folder: Path) -> None:
+    record = load(folder)
+    absence = record.absences[0]
+    counts = [
+        len(record.timeline.between(f"learner/{slot}", "inner-step", absence.begun, absence.ended))
+        for slot in (0, 1, 3)
+    ]
+    page = words(failures_section(record))
+    assert f"learners 0, 1 and 3 made {sum(counts)} inner steps" in page
+    assert re.search(r"The longest pause between two of their steps was 0\.04 ms\.", page)
+
+
+def test_close_ups_show_single_steps_around_death_and_return(folder: Path) -> None:
+    record = load(folder)
+    (goes, said), (back, then) = close_ups(record, record.absences)
+    assert (said, then) == ("learner 2 goes", "learner 2 is back")
+    assert (goes.begin + goes.end) / 2 == pytest.approx(record.absences[0].begun)
+    assert (back.begin + back.end) / 2 == pytest.approx(record.absences[0].ended)
+    chart = ET.fromstring(draw_absence(record, goes, record.absences, 530))
+    shades = [item for item in chart.iter() if re.fullmatch(r"step( odd)? c0", item.get("class", ""))]
+    boxes = sum(item.get("d", "").count("z") for item in shades)
+    assert len(shades) == 2
+    assert boxes == len(record.timeline.between("learner/0", "inner-step", *goes))
+
+
+def test_absences_that_meet_share_a_picture(folder: Path) -> None:
+    found = windows(load(folder))
+    hosts = [[item.host for item in absences] for _, absences in found]
+    assert hosts == [["learner/2"], ["evaluator/0", "learner/1", "syncer/0"]]
+    assert all(0 <= window.begin < window.end <= load(folder).wall_seconds for window, _ in found)
+
+
+def test_the_curve_of_evaluations_has_a_gap(folder: Path) -> None:
+    record = load(folder)
+    for axis in ("tokens", "time"):
+        chart = ET.fromstring(draw_curves(record, axis))
+        lines = [item.get("d") for item in chart.iter() if item.get("class") == "evaluation" and item.get("d")]
+        assert len(lines) == 2
+        ends = [float(re.findall(r"[\d.]+", lines[0])[-2]), float(re.findall(r"[\d.]+", lines[1])[0])]
+        (band,) = [item for item in chart.iter() if item.get("class") == "missing"]
+        begin, wide = float(band.get("x")), float(band.get("width"))
+        assert ends[0] <= begin
+        assert begin + wide == pytest.approx(ends[1], abs=0.1)
+
+
+def test_merges_and_pace_show_the_deaths(folder: Path) -> None:
+    record = load(folder)
+    merges = draw_merges(record)
+    assert merges.count('class="absent"') == 1
+    assert "recover" not in merges
+    assert "the only member voted" not in merges
+    overview = ET.fromstring(draw_overview(record))
+    (cross,) = [item for item in overview.iter() if item.get("class") == "cross"]
+    assert "learner 2 was killed by signal SIGKILL" in "".join(cross.itertext())
+
+
+def test_a_host_that_did_not_come_back_is_said_to(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", steps=300)
+    deaths.apart(run, (4.0, "evaluator/0", 1, "exited with status 1"))
+    summary = json.loads((run / "summary.json").read_text())
+    write_json(run / "summary.json", {**summary, "outcome": "failed", "error": "evaluator/0 <ended> 6 times"})
+    rows = [row for row in deaths.read_lines(run / "evaluations.jsonl") if row["time"] < 4]
+    deaths.write_lines(run / "evaluations.jsonl", rows)
+    page = write_report(run).read_text()
+    assert "it did not come back" in page
+    assert "<pre>evaluator/0 &lt;ended&gt; 6 times</pre>" in page
+    assert "and did not come back" in page
+
+
+def test_nobody_died(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", steps=60)
+    assert "All hosts shared one process" in failures_section(load(run))
+    with pytest.raises(ValueError, match="expected an absence"):
+        absence_svg(run)
+    deaths.apart(run)
+    assert "No host ended before its time" in failures_section(load(run))
+    assert 'class="absent"' not in write_report(run).read_text()
+
+
+def test_without_a_summary_times_count_from_the_submission(folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_file() and path.name != "summary.json":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    record = load(tmp_path)
+    assert record.absences[0].begun == pytest.approx(load(folder).absences[0].begun + deaths.START_SECONDS)
+    assert not windows(record)
+    page = failures_section(record)
+    assert "times count from the submission" in page
+    assert "did not come back" not in page
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\x00", b"[1]\n{}\n", b'{"at": 1e999, "host": "x", "what": 3}\n'])
+@pytest.mark.parametrize("name", ["events.jsonl", "spec.json"])
+def test_damaged_files_cost_only_what_they_hold(tmp_path: Path, name: str, data: bytes) -> None:
+    run = build(tmp_path / "run", steps=60)
+    deaths.apart(run, (0.5, "learner/0", 1, KILLED))
+    (run / name).write_bytes(data)
+    assert 'id="failures"' in write_report(run).read_text()
+
+
+def test_what_hosts_say_is_only_text(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", steps=200)
+    hostile = "<script>alert(1)</script>"
+    host = f"learner/0{hostile}"
+    deaths.apart(run, (1.0, host, 1, f"failed: {hostile}"), (1.0, host, 1, KILLED), (2.0, "evaluator/0", 1, KILLED))
+    assert "<script>" not in write_report(run).read_text()
+
+
+def test_many_deaths_stay_small(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", learners=8, steps=1500)
+    often = [(at, "learner/1", life, KILLED) for life, at in enumerate(range(1, 30), 1)]
+    starts = [(at + 0.5, "learner/1", life + 1, "restarted") for at, _, life, _ in often]
+    deaths.apart(run, *sorted([*often, *starts]))
+    assert len(write_report(run).read_bytes()) < 2_000_000
+
+
+def test_an_empty_window_is_no_accident(folder: Path) -> None:
+    record = load(folder)
+    chart = ET.fromstring(draw_absence(record, Window(5.0, 6.0), [], 530))
+    assert not [item for item in chart.iter() if item.get("class") == "absent"]
