@@ -1,4 +1,4 @@
-"""How long a round waits for more votes than it needs: moving averages, slack, grace, and fairness to the slow.
+"""How long a round waits for more votes than it needs: typical delays, slack, grace, and fairness to the slow.
 
 Decides the length of the grace window, and which learner a round must wait for, and how long. Does not decide when a
 round opens (`pacing`), nor does it wait: the quorum of the merge node does.
@@ -15,11 +15,14 @@ part; it is derived from the learners' own delay between answer and adoption (`D
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
+OBSERVATIONS: Final = 15
+"""Of which a delay is the median: about two sweeps of 8 fragments."""
 WEIGHT: Final = 1 / 8
 """Of the newest observation in a moving average: that of TCP's round-trip estimate (RFC 6298), as are the next two."""
 DEVIATION_WEIGHT: Final = 1 / 4
@@ -35,17 +38,26 @@ DEADLINE_SLACKS: Final = 4
 """A deadline of which nothing is known: so many times tau steps of the slowest learner."""
 
 
-@dataclass(slots=True)
-class Average:
-    """An exponential moving average; 0 before the first observation."""
+class Typical:
+    """The median of the last OBSERVATIONS; 0 before the first.
 
-    value: float = 0.0
-    count: int = 0
+    Not a moving average: one round of the start, when everything is cold, or one in which a process did not get a core,
+    takes 50 times as long as the others, and would hold H and tau up for dozens of rounds.
+    """
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._last: deque[float] = deque(maxlen=OBSERVATIONS)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was observed."""
+        return bool(self._last)
 
     def observe(self, value: float) -> None:
-        """Take one more value; the first counts in full."""
-        self.value += (value - self.value) * (WEIGHT if self.count else 1)
-        self.count += 1
+        """Take one more value."""
+        self._last.append(value)
+        self.value = median(self._last)
 
 
 @dataclass(slots=True)
@@ -87,7 +99,7 @@ def grace(gamma: float, slack: float) -> int:
 
 
 class Delays:
-    """Moving averages, in nanoseconds, of what a round's parts take.
+    """What a round's parts typically take, in nanoseconds.
 
     quorum: opening to quorum, where the quorum was not everybody because the run had just begun.
     waited: quorum to close, that is the grace.
@@ -96,10 +108,10 @@ class Delays:
     """
 
     def __init__(self) -> None:
-        self.quorum = Average()
-        self.waited = Average()
-        self.publishing = Average()
-        self.answered = Average()
+        self.quorum = Typical()
+        self.waited = Typical()
+        self.publishing = Typical()
+        self.answered = Typical()
 
     def observe(self, opened_at: int, quorum_at: int, closed_at: int, published_at: int, *, is_usual: bool) -> None:
         """Take the instants of one round. One that is not usual waited for everybody: its quorum tells nothing."""
@@ -125,7 +137,7 @@ class Delays:
         votes come in between quorum and close, so the median learner's waits for half of that. With a quorum of several
         the first of them wait for the last, which counts as transfer here: the grace is then on the short side.
         """
-        if not self.answered.count:
+        if not self.answered.is_known:
             return 0.0
         return max(0.0, self.answered.value - self.publishing.value - self.waited.value / 2)
 

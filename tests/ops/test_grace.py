@@ -1,4 +1,4 @@
-"""The arithmetic of grace: moving averages, slack and the window, fairness and its deadlines, in closed form."""
+"""The arithmetic of grace: typical delays, slack and the window, fairness and its deadlines, in closed form."""
 
 import math
 
@@ -6,17 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.grace import Average, Delays, Fairness, Spread, grace, slack, slowest_step
+from isthmus.ops.grace import OBSERVATIONS, Delays, Fairness, Spread, Typical, grace, slack, slowest_step
 
-# -- averages, slack and grace -----------------------------------------------------------------------------------------
+# -- delays, slack and grace -----------------------------------------------------------------------------------------
 
 
-def test_an_average_forgets_by_eighths():
-    average = Average()
-    average.observe(80)
-    average.observe(0)
-    average.observe(16)
-    assert average.value == 80 * 7 / 8 + (16 - 80 * 7 / 8) / 8
+def test_a_delay_is_the_median_of_the_last():
+    typical = Typical()
+    assert (typical.value, typical.is_known) == (0, False)
+    typical.observe(500)
+    assert (typical.value, typical.is_known) == (500, True)
+    for _ in range(OBSERVATIONS):
+        typical.observe(10)
+    for _ in range(OBSERVATIONS // 2):
+        typical.observe(900)
+    assert typical.value == 10, "so many rounds of a stall change nothing"
+    typical.observe(900)
+    assert typical.value == 900
 
 
 def test_a_spread_follows_rfc_6298():
@@ -68,6 +74,7 @@ def test_sync_is_publication_and_half_the_transfer():
     assert delays.transfer == 40
     assert delays.sync == 6 + 20
     assert delays.round_trip == 30 + 26
+    delays.observe_answered([(100, 16)])
     delays.observe_answered([(100, 16)])
     assert delays.round_trip == delays.answered.value - 10, "what learners see counts where it is longer"
 
