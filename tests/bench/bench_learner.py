@@ -25,13 +25,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-ISTHMUS = Path(sys.executable).with_name("isthmus")
+from observed import cpu_of, pin, signal_all, training
+
 BAR_CPU_MS = 0.5
 BARS = {8: 0.93, 64: 0.97}
 SETTLE_SECONDS = 0.3
-NS = 1e9
 
 
 class Turn(NamedTuple):
@@ -39,7 +39,7 @@ class Turn(NamedTuple):
 
     rate: float
     cpu: float
-    threads: dict[str, float]
+    threads: dict[int, float]
 
 
 def bare(batch: int) -> None:
@@ -66,28 +66,6 @@ def bare(batch: int) -> None:
             print(json.dumps({"time": told, "step": step}), flush=True)
 
 
-def threads_of(pid: int) -> Iterator[Path]:
-    """The folders of a process's threads."""
-    yield from Path(f"/proc/{pid}/task").iterdir()
-
-
-def cpu_of(pid: int) -> dict[str, float]:
-    """CPU seconds of each thread, by number."""
-    used = {}
-    for thread in threads_of(pid):
-        try:
-            used[thread.name] = int((thread / "schedstat").read_text().split()[0]) / NS
-        except OSError:
-            continue
-    return used
-
-
-def pin(pid: int, core: int) -> None:
-    """Let every thread of a process run on one core only."""
-    for thread in threads_of(pid):
-        os.sched_setaffinity(int(thread.name), {core})
-
-
 class Steps:
     """The steps that a file of lines {"time", "step"} tells, by time."""
 
@@ -104,54 +82,18 @@ class Steps:
 
 def take_turn(pid: int, steps: Steps, seconds: float, zero: float, others: list[int]) -> Turn:
     """Let a process run alone for a while."""
-    for each in (pid, *others):
-        os.kill(each, signal.SIGCONT)
+    signal_all((pid, *others), signal.SIGCONT)
     time.sleep(SETTLE_SECONDS)
     before, begun = cpu_of(pid), time.monotonic()
     time.sleep(seconds)
     after, ended = cpu_of(pid), time.monotonic()
     time.sleep(SETTLE_SECONDS)
-    for each in (*others, pid):
-        os.kill(each, signal.SIGSTOP)
+    signal_all((*others, pid), signal.SIGSTOP)
     count, took = steps.between(begun - zero, ended - zero)
     rate = count / took
     used = {thread: after[thread] - before.get(thread, 0.0) for thread in after}
     made = rate * (ended - begun)
     return Turn(rate, sum(used.values()) / made, {thread: each / made for thread, each in used.items()})
-
-
-def status(folder: Path) -> dict[str, Any]:
-    """What `isthmus status` tells of a run."""
-    command = [str(ISTHMUS), "status", "--json", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    told: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"hosts": [], "outcome": "unknown"}
-    return told
-
-
-@contextmanager
-def training(here: Path, batch: int) -> Iterator[tuple[int, Steps, float, list[int]]]:
-    """A run of one learner: its pid, its steps, the zero of their times, and the pids of all others."""
-    options = ["--learners", "1", "--tokens", "100000000000", "--set", f"task.batch={batch}", "--quiet"]
-    command = [str(ISTHMUS), "train", "--transport", "zmq", *options, "--run-dir", str(here / "run")]
-    run = subprocess.Popen(command, cwd=here, stdout=subprocess.DEVNULL)
-    try:
-        pids: dict[str, int] = {}
-        while not (here / "run" / "metrics.jsonl").exists() or (here / "run" / "metrics.jsonl").stat().st_size < 5000:
-            time.sleep(0.5)
-            if run.poll() is not None:
-                raise SystemExit("the run ended before it had begun")
-        told = status(here / "run")
-        pids = {host["name"]: host["pid"] for host in told["hosts"] if host["pid"]}
-        pids["daemon"] = told["pid"]
-        learner = pids.pop("learner/0")
-        for pid in (run.pid, *pids.values()):
-            pin(pid, 1)
-        pin(learner, 0)
-        zero = json.loads((here / "run" / "spec.json").read_text())["zero_ns"] + told["training"]["zero"]
-        yield learner, Steps(here / "run" / "metrics.jsonl", 0), zero / NS, [*pids.values(), run.pid]
-    finally:
-        run.kill()
-        run.wait()
 
 
 @contextmanager
@@ -163,7 +105,7 @@ def bare_loop(here: Path, batch: int) -> Iterator[tuple[int, Steps]]:
     try:
         while (here / "bare.jsonl").stat().st_size < 2000:
             time.sleep(0.2)
-        pin(loop.pid, 0)
+        pin([loop.pid], 0)
         yield loop.pid, Steps(here / "bare.jsonl")
     finally:
         loop.kill()
@@ -178,18 +120,20 @@ def measure(pairs: int, seconds: float, batch: int) -> list[tuple[Turn, Turn]]:
         bare_loop(Path(folder), batch) as (loop, loop_steps),
     ):
         os.kill(loop, signal.SIGSTOP)
-        with training(Path(folder), batch) as (learner, learner_steps, zero, others):
-            for pid in (*others, learner):
-                os.kill(pid, signal.SIGSTOP)
+        with training(Path(folder, "run"), "--set", f"task.batch={batch}", learners=1) as run:
+            learner, others = run.pids["learner/0"], run.others("learner/0")
+            pin(others, 1)
+            pin([learner], 0)
+            steps = Steps(run.folder / "metrics.jsonl", 0)
+            signal_all((*others, learner), signal.SIGSTOP)
             for number in range(pairs):
                 turns = [
                     lambda: take_turn(loop, loop_steps, seconds, 0.0, []),
-                    lambda: take_turn(learner, learner_steps, seconds, zero, others),
+                    lambda: take_turn(learner, steps, seconds, run.zero, others),
                 ]
                 made = [turn() for turn in (turns if number % 2 else turns[::-1])]
                 found.append((made[0], made[1]) if number % 2 else (made[1], made[0]))
-            for pid in (*others, learner):
-                os.kill(pid, signal.SIGCONT)
+            signal_all((*others, learner), signal.SIGCONT)
     return found
 
 
