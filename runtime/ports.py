@@ -20,8 +20,16 @@ KEY_TYPES: Final = (int, str)
 """What may name a mailbox, a replica or a round: exactly these, because a bool or a NumPy integer is another thing once
 it has been on the tape or the wire."""
 
+CONSTANTS_PER_EDGE: Final = 1 << 16
+"""More than the largest capacity of a Queue, so that constants of different edges have different handles."""
+
 KEPT_MAX: Final = 4096
 """Keys of one edge of which the newest item is kept: far more than a model has fragments."""
+
+
+def constant(edge: int, index: int) -> Handle:
+    """The handle of initial item `index` of an edge: negative, the same on every host."""
+    return Handle(-1 - edge * CONSTANTS_PER_EDGE - index)
 
 
 class Link:
@@ -190,6 +198,14 @@ class Outlet:
         if link.credit == 0:
             self.starved += 1
 
+    def restore(self, link: Link) -> bool:
+        """Take one credit back that a consumer here has used; whether there had been none."""
+        was_starved = link.credit == 0
+        if was_starved:
+            self.starved -= 1
+        link.credit += 1
+        return was_starved
+
     def grant(self, link: Link, count: int) -> None:
         """Take `count` credits back; RemoteProtocolError if the consumer took more than it was sent."""
         under_way = link.edge.capacity - link.credit
@@ -228,11 +244,12 @@ class Route:
 
 
 class Exit:
-    """An output port with the edges that leave it."""
+    """An output port with the edges that leave it; `has_fields`: some of them need fields of its items."""
 
-    __slots__ = ("outlets", "plan", "routes")
+    __slots__ = ("has_fields", "outlets", "plan", "routes")
 
     def __init__(self, plan: OutputPlan) -> None:
+        self.has_fields = bool(plan.fields)
         self.outlets: list[Outlet] = []
         self.plan = plan
         self.routes: list[Route] = []

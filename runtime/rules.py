@@ -195,6 +195,7 @@ def _quorum(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
         return
     yield from _openers(graph, node, fires)
     yield from _voters(graph, node, fires)
+    yield from _initial_items(graph, node, fires)
 
 
 def _openers(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
@@ -207,13 +208,20 @@ def _openers(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
                 describe_policy(edge),
                 "Write Queue(capacity), with as many as rounds may be open.",
             )
-        elif edge.policy.initial and _producers_max(graph, edges) > 1:
-            yield Fault(
-                f"edge {edge}",
-                "no initial items where several replicas open rounds: each would open the same rounds",
-                describe_policy(edge),
-                "Let the openers emit the first rounds.",
-            )
+
+
+def _initial_items(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
+    """Rounds are opened and voted in by items that were emitted: of initial items cores see no field."""
+    for port, who in ((fires.opened_by, "opener emit the first rounds"), (fires.port, "voters emit the first votes")):
+        for edge in graph.edges_into(node, port):
+            if isinstance(edge.policy, Queue) and is_well_formed(edge.policy) and edge.policy.initial:
+                yield Fault(
+                    f"edge {edge}",
+                    f"no initial items on port {port!r} of a Quorum node: the {fires.key!r} in them is not seen, so "
+                    "they would belong to no round",
+                    describe_policy(edge),
+                    f"Leave `initial` out, and let the {who}.",
+                )
 
 
 def _voters(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:

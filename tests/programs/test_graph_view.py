@@ -64,9 +64,9 @@ def graph() -> Graph:
     graph.edge(data["batch"], step["batch"], Queue(2))
     graph.edge(step["fragment"], merge["answer"], Latest("fragment"), to=syncer.at("fragment"))
     graph.edge(step["progress"], pacer["progress"], Latest())
-    graph.edge(pacer["round"], merge["round"], Queue(4, initial=({"round": 0},)))
+    graph.edge(pacer["round"], merge["round"], Queue(4))
     graph.edge(pacer["pull"], step["pull"], Latest("fragment"))
-    graph.edge(merge["gradient"], outer["gradient"], Queue(4))
+    graph.edge(merge["gradient"], outer["gradient"], Queue(4, initial=(0,)))
     graph.edge(outer["update"], step["update"], Latest("fragment"))
     graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
     graph.edge(step["progress"], keep["progress"], Latest())
@@ -94,9 +94,9 @@ edges
   data.batch -> inner-step.batch          Queue(2)             to same learner
   inner-step.fragment -> merge.answer     Latest(fragment)     to syncer at fragment
   inner-step.progress -> pacer.progress   Latest               to every syncer
-  pacer.round -> merge.round              Queue(4, 1 initial)  to same syncer
+  pacer.round -> merge.round              Queue(4)             to same syncer
   pacer.pull -> inner-step.pull           Latest(fragment)     to every learner
-  merge.gradient -> outer-step.gradient   Queue(4)             to same syncer
+  merge.gradient -> outer-step.gradient   Queue(4, 1 initial)  to same syncer
   outer-step.update -> inner-step.update  Latest(fragment)     to every learner
   outer-step.merged -> pacer.merged       Latest(fragment)     to same syncer
   inner-step.progress -> log.progress     Latest               to every keeper
@@ -114,7 +114,7 @@ who waits for whom, with every replica on a host of its own
                       [Latest(fragment), syncer at fragment]
               and, behind it, by data (learner)
   outer-step  held up by inner-step (learner):
-                  outer-step waits for an item from merge on merge.gradient -> outer-step.gradient [Queue(4)]
+                  outer-step waits for an item from merge on merge.gradient -> outer-step.gradient [Queue(4, 1 initial)]
                   merge waits for an item from inner-step (learner) on inner-step.fragment -> merge.answer
                       [Latest(fragment), syncer at fragment]
               and, behind it, by data (learner)
@@ -191,9 +191,9 @@ flowchart LR
     n0 -->|"batch: Queue(2)"| n1
     n1 -.->|"fragment to answer: Latest(fragment), syncer at fragment"| n3
     n1 -.->|"progress: Latest"| n2
-    n2 -->|"round: Queue(4, 1 initial)"| n3
+    n2 -->|"round: Queue(4)"| n3
     n2 -.->|"pull: Latest(fragment)"| n1
-    n3 -->|"gradient: Queue(4)"| n4
+    n3 -->|"gradient: Queue(4, 1 initial)"| n4
     n4 -.->|"update: Latest(fragment)"| n1
     n4 -.->|"merged: Latest(fragment)"| n2
     n1 -.->|"progress: Latest"| n5
@@ -236,9 +236,9 @@ def test_json(graph: Graph) -> None:
     assert (nodes["write"]["mode"], nodes["write"]["on"]) == ("may-block", "disk")
     assert nodes["write"]["blocked_by"] == ["data", "inner-step", "merge", "outer-step", "pacer"]
     edges = {(edge["source"], edge["target"]): edge for edge in shape["edges"]}
-    assert edges["pacer.round", "merge.round"] == {
-        "source": "pacer.round",
-        "target": "merge.round",
+    assert edges["merge.gradient", "outer-step.gradient"] == {
+        "source": "merge.gradient",
+        "target": "outer-step.gradient",
         "policy": "Queue",
         "capacity": 4,
         "key": None,

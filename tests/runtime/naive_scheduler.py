@@ -54,7 +54,10 @@ class Node:
     is_idle: bool = False
     is_nudged: bool = False
     is_due: bool = False
+    is_ending: bool = False
     is_finished: bool = False
+    held: list[e.Output] = field(default_factory=list)
+    """What the last firing emitted and there was no credit for, in order."""
     firings: int = 0
     started: int = 0
     asked: list[tuple[q.QuorumEvent, Instant]] = field(default_factory=list)
@@ -99,10 +102,8 @@ class NaiveScheduler:
                 self._emit(self.nodes[event.node], event.outputs)
             case e.FiringEnded():
                 node = self.nodes[event.node]
-                node.is_running, node.is_idle = False, event.is_idle
+                node.is_running, node.is_idle, node.is_ending = False, event.is_idle, event.is_finished
                 self._emit(node, event.outputs)
-                if event.is_finished:
-                    self._finish(node)
             case e.BodyFailed():
                 self.nodes[event.node].is_open = self.nodes[event.node].is_running = False
                 self.commands.append(e.FailHost(event.node, event.error))
@@ -117,15 +118,19 @@ class NaiveScheduler:
             case e.StopRequested():
                 for node in self.nodes.values():
                     node.is_nudged = True
-        while ready := [node for node in self.nodes.values() if self.is_ready(node)]:
-            self._start(ready[0])
+        is_settled = False
+        while not is_settled:
+            while ready := [node for node in self.nodes.values() if self.is_ready(node)]:
+                self._start(ready[0])
+            left = [self._emit(node) for node in self.nodes.values()]
+            is_settled = not any(left)
         self.drops.update(command.reason for command in self.commands if isinstance(command, e.DropItem))
         return self.commands
 
     # -- who is ready --------------------------------------------------------------------------------------------------
 
     def is_ready(self, node: Node) -> bool:
-        if not node.is_open or node.is_running or node.is_finished:
+        if not node.is_open or node.is_running or node.is_finished or node.held:
             return False
         if any(pair.credit() < 1 for pair in self.queues_out_of(node)):
             return False
@@ -201,7 +206,7 @@ class NaiveScheduler:
                 self.commands.append(e.GrantCredit(pair.edge.index, pair.member, 1))
 
     def _finish(self, node: Node) -> None:
-        node.is_finished = True
+        node.is_ending, node.is_finished = False, True
         for pair in self.into:
             if pair.edge.target == node.plan.index:
                 self._empty(pair, "node finished")
@@ -243,10 +248,9 @@ class NaiveScheduler:
         slots = sorted(member.replica.slot for member in self.live if member.replica.role == edge.target_role)
         return Replica(edge.target_role, number % high if low == high else slots[number % len(slots)])
 
-    def is_allowed(self, node: Node, outputs: Iterable[e.Output]) -> bool:
-        """Whether there is credit for all these outputs."""
-        spent = Counter(pair for output in outputs for pair in self.targets(node, output))
-        return all(pair.edge.kind != "queue" or count <= pair.credit() for pair, count in spent.items())
+    def can_leave(self, node: Node, output: e.Output) -> bool:
+        """Whether there is credit for an output wherever it goes."""
+        return all(pair.edge.kind != "queue" or pair.credit() > 0 for pair in self.targets(node, output))
 
     def newest(self, edge: EdgePlan) -> dict[Any, tuple[Handle, e.Fields]]:
         """The newest item of every key of a Latest edge, in the order of being emitted."""
@@ -257,32 +261,41 @@ class NaiveScheduler:
                 newest[key] = (handle, fields)
         return newest
 
-    def _emit(self, node: Node, outputs: Iterable[e.Output]) -> None:
-        for output in outputs:
-            pairs = self.targets(node, output)
-            keeping = [
-                self.plan.edges[index]
-                for index in node.plan.outputs[output.port].edges
-                if self.plan.edges[index].kind == "latest" and self.plan.edges[index].route != "local"
-            ]
-            uses = len(pairs) + len(keeping)
-            if uses == 0:
-                self.commands.append(e.DropItem(output.handle, "nobody to send to"))
-            if uses > 1:
-                self.commands.append(e.ShareItem(output.handle, uses))
-            for edge in keeping:
-                key = _key(edge, output.fields)
-                if key in self.newest(edge):
-                    self.commands.append(e.DropItem(self.newest(edge)[key][0], "newest no more"))
-                self.emitted.append((edge, key, output.handle, output.fields))
-            for pair in pairs:
-                pair.sent += 1
-                key = _key(pair.edge, output.fields)
-                if pair in self.into:
-                    self._put(pair, key, output.handle, output.fields, source=node.plan.index)
-                else:
-                    sent = e.SendItem(pair.edge.index, pair.member, output.handle, key, output.fields)
-                    self.commands.append(sent)
+    def _emit(self, node: Node, outputs: Iterable[e.Output] = ()) -> bool:
+        """Let a node's outputs leave, after those that it holds, until one has no credit; whether any did."""
+        node.held += outputs
+        count = len(node.held)
+        while node.held and self.can_leave(node, node.held[0]):
+            self._let_leave(node, node.held.pop(0))
+        if node.is_ending and not node.held:
+            self._finish(node)
+        return len(node.held) < count
+
+    def _let_leave(self, node: Node, output: e.Output) -> None:
+        pairs = self.targets(node, output)
+        keeping = [
+            self.plan.edges[index]
+            for index in node.plan.outputs[output.port].edges
+            if self.plan.edges[index].kind == "latest" and self.plan.edges[index].route != "local"
+        ]
+        uses = len(pairs) + len(keeping)
+        if uses == 0:
+            self.commands.append(e.DropItem(output.handle, "nobody to send to"))
+        if uses > 1:
+            self.commands.append(e.ShareItem(output.handle, uses))
+        for edge in keeping:
+            key = _key(edge, output.fields)
+            if key in self.newest(edge):
+                self.commands.append(e.DropItem(self.newest(edge)[key][0], "newest no more"))
+            self.emitted.append((edge, key, output.handle, output.fields))
+        for pair in pairs:
+            pair.sent += 1
+            key = _key(pair.edge, output.fields)
+            if pair in self.into:
+                self._put(pair, key, output.handle, output.fields, source=node.plan.index)
+            else:
+                sent = e.SendItem(pair.edge.index, pair.member, output.handle, key, output.fields)
+                self.commands.append(sent)
 
     def _arrive(self, event: e.ItemArrived) -> None:
         found = [p for p in self.into if p.edge.index == event.edge and p.member == event.source and p not in self.out]
@@ -459,6 +472,7 @@ class NaiveScheduler:
             held.update(handle for _, handle in pair.waiting())
         for node in self.nodes.values():
             held.update(handle for _, handle in node.came)
+            held.update(output.handle for output in node.held)
         for edge in self.plan.edges.values():
             held.update(handle for handle, _ in self.newest(edge).values())
         return held

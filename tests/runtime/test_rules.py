@@ -240,22 +240,26 @@ def test_routes() -> None:
     ]
 
 
-def quorum(opening: Policy = Queue(2), **changes: Any) -> tuple[Graph, Node, Node]:  # noqa: B008
+def quorum(
+    opening: Policy = Queue(2),  # noqa: B008
+    voting: Policy = Latest(),  # noqa: B008
+    **changes: Any,
+) -> tuple[Graph, Node, Node]:
     """Up to 4 voters and a merge with a pacer; `changes` are those of its firing rule."""
     graph = Graph("example")
     voter, syncer = graph.role("voter", replicas=(1, 4)), graph.role("syncer", replicas=(1, 1))
     answer, pacer = voter.node("answer", source), syncer.node("pacer", source)
     rule: dict[str, Any] = {"port": "vote", "key": "round", "opened_by": "opening"} | changes
     merging = syncer.node("merge", merge, fires=Quorum(**rule))
-    graph.edge(answer["result"], merging["vote"], Latest())
+    graph.edge(answer["result"], merging["vote"], voting)
     graph.edge(pacer["result"], merging["opening"], opening)
     return graph, answer, merging
 
 
-@pytest.mark.parametrize("opening", [Queue(2), Queue(2, initial=({"round": 0},))])
-def test_a_sound_quorum(opening: Policy) -> None:
+@pytest.mark.parametrize("voting", [Latest(), Queue(1)])
+def test_a_sound_quorum(voting: Policy) -> None:
     """The port `decision` needs neither edge nor default, and the ports of votes and openings no default."""
-    verify(quorum(opening, count_min=4, grace=milliseconds(0))[0])
+    verify(quorum(voting=voting, count_min=4, grace=milliseconds(0))[0])
 
 
 MERGE = "node 'merge', which fires by Quorum"
@@ -321,11 +325,14 @@ def test_the_edges_of_a_quorum() -> None:
     ]
 
 
-def test_initial_openings_come_from_one_replica() -> None:
-    graph, _, merging = quorum(Queue(2, initial=({"round": 0},)))
-    graph.edge(graph.roles[1].node("second", source)["result"], merging["opening"], Queue(2))
-    assert messages(graph) == [
-        "edge pacer.result -> merge.opening: expected no initial items where several replicas open rounds: each would "
-        "open the same rounds, found Queue(2, 1 initial).",
-        "Let the openers emit the first rounds.",
+def test_a_quorum_has_no_initial_items() -> None:
+    queue = Queue(2, initial=({"round": 0},))
+    unseen = "of a Quorum node: the 'round' in them is not seen, so they would belong to no round, found"
+    opening, voting = "edge pacer.result -> merge.opening", "edge answer.result -> merge.vote"
+    assert messages(quorum(queue, queue)[0]) == [
+        f"{opening}: expected no initial items on port 'opening' {unseen} Queue(2, 1 initial).",
+        "Leave `initial` out, and let the opener emit the first rounds.",
+        f"{voting}: expected no initial items on port 'vote' {unseen} Queue(2, 1 initial).",
+        "Leave `initial` out, and let the voters emit the first votes.",
     ]
+    assert len(messages(quorum(Queue(2, initial=5))[0])) == 2  # type: ignore[arg-type]

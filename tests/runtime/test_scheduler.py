@@ -28,6 +28,7 @@ from isthmus.runtime.events import (
     StopRequested,
     TimerFired,
 )
+from isthmus.runtime.flow import HELD_MAX
 from isthmus.runtime.graph import AnyOf, Every, Graph, Latest, Policy, Queue, Route
 from isthmus.runtime.ids import Handle
 from isthmus.runtime.scheduler import constant
@@ -280,6 +281,105 @@ def test_what_a_firing_emits_on_its_way_leaves_at_once() -> None:
     assert story.at(2, ended(0, (0, 2))) == [run(0, 2)]
 
 
+# -- what has to wait for credit ---------------------------------------------------------------------------------------
+
+
+def sent_to(slot: int, *handles: int) -> list[SendItem]:
+    return [SendItem(0, life(f"there/{slot}"), H(handle)) for handle in handles]
+
+
+def test_outputs_beyond_the_credit_leave_in_order_as_credit_comes() -> None:
+    story = Story(source_here(Queue(2)), "there/0")
+    assert story.at(1, ended(0, (0, 1), (0, 2), (0, 3), (0, 4), (0, 5))) == sent_to(0, 1, 2)
+    assert story.at(2, StopRequested()) == []
+    assert story.at(3, CreditGranted(0, life("there/0"), 1)) == sent_to(0, 3)
+    assert story.at(4, CreditGranted(0, life("there/0"), 2)) == sent_to(0, 4, 5)
+    assert story.at(5, CreditGranted(0, life("there/0"), 1)) == [run(0, 2)]
+
+
+def test_credit_for_more_than_what_is_held_lets_the_node_fire_at_once() -> None:
+    story = Story(source_here(Queue(2)), "there/0")
+    story.at(1, ended(0, (0, 1), (0, 2), (0, 3)))
+    assert story.at(2, CreditGranted(0, life("there/0"), 2)) == [*sent_to(0, 3), run(0, 2)]
+
+
+def test_a_consumer_here_takes_held_outputs_one_by_one() -> None:
+    story = Story(two_nodes(Queue(1)))
+    assert story.at(1, ended(0, (0, 1), (0, 2), (0, 3))) == [run(1, 1, (0, [("here/0", 1)]))]
+    assert story.at(2, ended(1)) == [run(1, 2, (0, [("here/0", 2)]))]
+    assert story.at(3, ended(1)) == [run(1, 3, (0, [("here/0", 3)])), run(0, 2)]
+
+
+def test_the_slowest_consumer_holds_an_output_for_all() -> None:
+    story = Story(source_here(Queue(1)), "there/0", "there/1")
+    assert story.at(1, ended(0, (0, 1), (0, 2))) == [ShareItem(H(1), 2), *sent_to(0, 1), *sent_to(1, 1)]
+    assert story.at(2, CreditGranted(0, life("there/0"), 1)) == []
+    both = [ShareItem(H(2), 2), *sent_to(0, 2), *sent_to(1, 2)]
+    assert story.at(3, CreditGranted(0, life("there/1"), 1)) == both
+
+
+def two_ports() -> Graph:
+    """source.out -> sink.item by a Queue, source.hint -> sink.hint by Latest; the source is here, the sink there."""
+    graph = Graph("two ports")
+    here, there = graph.role("here", replicas=(1, 3)), graph.role("there", replicas=(1, 3))
+    source = here.node("source", body(outputs="out hint"))
+    sink = there.node("sink", body(required="item", sampled="hint"))
+    graph.edge(source["out"], sink["item"], Queue(1))
+    graph.edge(source["hint"], sink["hint"], Latest())
+    return graph
+
+
+def test_whatever_is_emitted_later_waits_behind_what_is_held() -> None:
+    story = Story(two_ports(), "there/0")
+    hint = [ShareItem(H(3), 2), SendItem(1, life("there/0"), H(3))]
+    assert story.at(1, ItemsEmitted(0, (Output(0, H(1)), Output(0, H(2))))) == sent_to(0, 1)
+    assert story.at(2, ItemsEmitted(0, (Output(1, H(3)),))) == []
+    assert story.at(3, CreditGranted(0, life("there/0"), 1)) == [*sent_to(0, 2), *hint]
+    assert story.at(4, ended(0, (0, 4))) == []
+    assert story.at(5, CreditGranted(0, life("there/0"), 1)) == sent_to(0, 4)
+
+
+def test_a_node_ends_when_the_last_of_what_it_holds_has_left() -> None:
+    story = Story(two_nodes(Queue(1)))
+    assert story.at(1, ended(0, (0, 1), (0, 2), (0, 3), finished=True)) == [run(1, 1, (0, [("here/0", 1)]))]
+    assert story.at(2, ended(1)) == [run(1, 2, (0, [("here/0", 2)])), EndNode(0)]
+    assert story.at(3, ended(1)) == [run(1, 3, (0, [("here/0", 3)]))]
+    assert story.at(4, ended(1)) == []
+
+
+def test_held_outputs_leave_in_the_order_of_the_graph_whoever_got_credit_first() -> None:
+    graph = Graph("two sources")
+    here, there = graph.role("here", replicas=(1, 1)), graph.role("there", replicas=(1, 1))
+    first, second = here.node("first", body(outputs="out")), here.node("second", body(outputs="out"))
+    both, far = here.node("both", body("left right")), there.node("far", body(sampled="left right"))
+    graph.edge(second["out"], both["left"], Queue(1))
+    graph.edge(first["out"], both["right"], Queue(1))
+    graph.edge(first["out"], far["left"], Latest())
+    graph.edge(second["out"], far["right"], Latest())
+    story = Story(graph, "there/0")
+    story.at(1, ended(0, (0, 1), (0, 2)))
+    commands = story.at(2, ended(1, (0, 3), (0, 4)))
+    assert [command.handle for command in commands if isinstance(command, SendItem)] == [3, 2, 4]
+
+
+def test_a_pair_that_begins_while_outputs_are_held_is_not_meant() -> None:
+    story = Story(source_here(Queue(1)), "there/0")
+    story.at(1, ended(0, (0, 1), (0, 2)))
+    assert story.at(2, ReplicaJoined(life("there/1"))) == []
+    assert story.at(3, CreditGranted(0, life("there/0"), 1)) == sent_to(0, 2)
+    both = [ShareItem(H(3), 2), *sent_to(0, 3), *sent_to(1, 3)]
+    assert story.at(4, CreditGranted(0, life("there/0"), 1), ended(0, (0, 3))) == [run(0, 2), *both]
+
+
+def test_what_is_held_for_a_replica_that_leaves_is_dropped_where_nobody_else_is_meant() -> None:
+    story = Story(source_here(Queue(1)), "there/0", "there/1")
+    story.at(1, ended(0, (0, 1), (0, 2), (0, 3)), CreditGranted(0, life("there/0"), 1))
+    assert story.at(2, ReplicaLeft(life("there/1"))) == sent_to(0, 2)
+    gone = [DropItem(H(3), "nobody to send to"), run(0, 2)]
+    assert story.at(3, ReplicaJoined(life("there/0", 2))) == gone
+    assert story.core.statistics() == {"nobody to send to": 1, "firings": 2}
+
+
 def test_the_newest_item_of_a_mailbox_is_kept_for_replicas_that_join_later() -> None:
     story = Story(source_here(Latest("key")), is_open=True)
     assert story.at(1, ended(0, (0, 1, {"key": 0}), (0, 2, {"key": 1}))) == [run(0, 2)]
@@ -365,12 +465,28 @@ def test_an_illegal_event_says_what_is_wrong(event: Any, what: str) -> None:
     assert story.at(1, ended(0)) == [run(0, 2)]
 
 
-def test_a_body_may_emit_as_much_as_it_has_credit_for() -> None:
+def test_a_node_holds_no_more_than_it_may() -> None:
     story = Story(source_here(Queue(2)), "there/0")
-    with pytest.raises(LocalProtocolError, match=r"'source' emitted 3 items at once on .* credit for 2"):
-        story.at(1, ended(0, (0, 1), (0, 2), (0, 3)))
+    many = [(0, number) for number in range(1, HELD_MAX + 4)]
+    refused = (
+        rf"'source' emitted {HELD_MAX + 3} items at once: expected at most {HELD_MAX} that have to wait for credit, "
+        rf"found {HELD_MAX + 1}. Emit fewer a firing, or raise the capacity of its Queue edges."
+    )
+    with pytest.raises(LocalProtocolError, match=refused):
+        story.at(1, ended(0, *many))
     sent = [SendItem(0, life("there/0"), H(1)), SendItem(0, life("there/0"), H(2))]
-    assert story.at(2, ended(0, (0, 1), (0, 2))) == sent
+    assert story.at(2, ItemsEmitted(0, ended(0, *many[:-1]).outputs)) == sent
+    with pytest.raises(LocalProtocolError, match=f"'source' emitted 1 items at once: .* found {HELD_MAX + 1}"):
+        story.at(3, ended(0, many[-1]))
+    assert story.at(4, CreditGranted(0, life("there/0"), 1)) == [SendItem(0, life("there/0"), H(3))]
+    assert story.at(5, ended(0, many[-1])) == []
+
+
+def test_an_output_that_needs_no_credit_is_held_too_and_counts() -> None:
+    story = Story(two_ports(), "there/0")
+    assert story.at(1, ItemsEmitted(0, tuple(Output(0, H(1 + i)) for i in range(1 + HELD_MAX)))) == sent_to(0, 1)
+    with pytest.raises(LocalProtocolError, match=f"found {HELD_MAX + 1}"):
+        story.at(2, ItemsEmitted(0, (Output(1, H(9999)),)))
 
 
 def test_a_peer_may_send_and_grant_no_more_than_there_is_credit_for() -> None:
@@ -396,10 +512,13 @@ def test_the_check_notices_what_does_not_agree() -> None:
         (lambda core: setattr(core._nodes[0].outlets[0], "starved", 1), "source: starved"),
         (lambda core: setattr(core._nodes[1].inlets[0][1], "filled", 1), "sink: filled"),
         (lambda core: setattr(core._nodes[0], "is_running", False), "source: ready, but not started"),
-        (lambda core: core._routes[0].links.clear(), "source.out -> sink.item: links"),
-        (lambda core: core._arrivals[0].links[life("here/0")].items.append(1), "filled"),
-        (lambda core: setattr(core._routes[0].links[life("here/0")], "credit", 3), "credit out of range"),
-        (lambda core: setattr(core._routes[0].links[life("here/0")], "credit", 1), "are not its capacity"),
+        (lambda core: core._nodes[0].held.append(Output(0, H(1))), "source: holds what could leave"),
+        (lambda core: core._nodes[0].held.extend([Output(0, H(1))] * (HELD_MAX + 1)), "source: holds more than it may"),
+        (lambda core: setattr(core._nodes[0], "is_ending", True), "source: ending, but holds nothing"),
+        (lambda core: core._roster.routes[0].links.clear(), "source.out -> sink.item: links"),
+        (lambda core: core._roster.arrivals[0].links[life("here/0")].items.append(1), "filled"),
+        (lambda core: setattr(core._roster.routes[0].links[life("here/0")], "credit", 3), "credit out of range"),
+        (lambda core: setattr(core._roster.routes[0].links[life("here/0")], "credit", 1), "are not its capacity"),
     ):
         story = Story(two_nodes(Queue(2)))
         break_it(story.core)

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from isthmus.runtime import events as e
 from isthmus.runtime.clock import Duration, Instant, milliseconds
 from isthmus.runtime.errors import LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.flow import HELD_MAX
 from isthmus.runtime.graph import AllOf, AnyOf, Every, Firing, Graph, Latest, Node, Policy, Queue, Quorum, Role, Route
 from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.lowering import EdgePlan, Plan, lower
@@ -29,6 +30,8 @@ from tests.runtime.naive_scheduler import NaiveScheduler
 HERE = Member(Replica("here", 0), 1)
 RANGES = ((1, 3), (2, 2))
 PORTS = ("left", "right", "side")
+PORTS_EMITTED = st.sampled_from([[], [0], [1], [0, 1], [0, 0, 1, 0], [1, 1, 1], [0] * 6, [1, 0, 0, 1, 0, 1]])
+"""The output ports that a firing emits on: on some of them more often than any Queue gives credit for."""
 
 
 @cache
@@ -53,6 +56,7 @@ def plans(draw: st.DrawFn) -> Plan:
     names = [f"node-{i}" for i in range(count)]
     ends = [*names, "far"]
     is_quorum = {name: draw(st.integers(0, 2)) == 2 for name in names} | {"far": False}
+    kinds_of_edges = draw(st.sampled_from([["queue"], ["queue", "latest"]]))
     ports = [(name, port) for name in names if is_quorum[name] for port in PORTS[:2]]
     ports += draw(st.lists(st.tuples(st.sampled_from(ends), st.sampled_from(PORTS)), min_size=1, max_size=5))
     entering: dict[tuple[str, str], list[tuple[str, Policy, Route | None]]] = {}
@@ -64,7 +68,7 @@ def plans(draw: st.DrawFn) -> Plan:
         if source == target == "far" or any(other == source for other, *_ in sources) or (is_round and sources):
             continue
         is_opening = is_round and port == "right"
-        kind = kinds.setdefault((target, port), "queue" if is_opening else draw(st.sampled_from(["queue", "latest"])))
+        kind = kinds.setdefault((target, port), "queue" if is_opening else draw(st.sampled_from(kinds_of_edges)))
         roles = ["there" if end == "far" else "here" for end in (source, target)]
         sources.append((source, draw(policies(kind, is_round)), draw(routes(roles, here, there))))
     nodes: dict[str, Node] = {}
@@ -207,16 +211,15 @@ class SchedulerMachine(RuleBasedStateMachine):
                 fields |= {"round": self.rounds} | data.draw(openings())
         return fields or None
 
-    def outputs(self, data: st.DataObject, index: int) -> tuple[e.Output, ...]:
-        """What a running node may emit now."""
+    def outputs(
+        self, data: st.DataObject, index: int, ports: st.SearchStrategy[list[int]] = PORTS_EMITTED
+    ) -> tuple[e.Output, ...]:
+        """What a running node may emit now: as much as it likes, whatever credit there is."""
         node = self.naive.nodes[index]
         outputs: list[e.Output] = []
-        for port in data.draw(st.lists(st.integers(0, 1), max_size=3)):
+        for port in data.draw(ports):
             fields = self.item_fields(data, [self.plan.edges[i] for i in node.plan.outputs[port].edges])
-            output = e.Output(port, Handle(self.payloads.last + 1), fields)
-            if self.naive.is_allowed(node, [*outputs, output]):
-                self.payloads.new()
-                outputs.append(output)
+            outputs.append(e.Output(port, self.payloads.new(), fields))
         return tuple(outputs)
 
     # -- legal events --------------------------------------------------------------------------------------------------
@@ -248,17 +251,36 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tell(e.FiringEnded(index, self.outputs(data, index), is_idle, is_finished == 9))
 
     @precondition(lambda self: self.running())
-    @rule(data=st.data(), times=st.integers(1, 8))
-    def go_on(self, data: st.DataObject, times: int) -> None:
+    @rule(data=st.data(), times=st.integers(1, 8), share=st.integers(0, 2))
+    def go_on(self, data: st.DataObject, times: int, share: int) -> None:
         for index in self.running() * times:
             if self.naive.nodes[index].is_running:
                 self.tell(e.FiringEnded(index, self.outputs(data, index)))
+            if share:
+                self.grant(share)
 
     @precondition(lambda self: self.running())
     @rule(data=st.data())
     def emit(self, data: st.DataObject) -> None:
         index = data.draw(st.sampled_from(self.running()))
         self.tell(e.ItemsEmitted(index, self.outputs(data, index)))
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data(), is_finished=st.booleans(), share=st.integers(1, 2))
+    def flood(self, data: st.DataObject, is_finished: bool, share: int) -> None:
+        """A firing ends with more than there is credit for; then its consumers take some."""
+        index = data.draw(st.sampled_from(self.running()))
+        queues = [
+            number
+            for number, output in enumerate(self.naive.nodes[index].plan.outputs)
+            if any(self.plan.edges[edge].kind == "queue" for edge in output.edges)
+        ]
+        ports = st.just(queues * 2 + [0, 1] + queues * 2)
+        self.tell(e.FiringEnded(index, self.outputs(data, index, ports), False, is_finished))
+        for _ in range(data.draw(st.integers(0, 6))):
+            self.grant(share)
+            for consumer in self.running():
+                self.tell(e.FiringEnded(consumer, ()))
 
     @rule(data=st.data(), times=st.integers(1, 4))
     def arrive(self, data: st.DataObject, times: int) -> None:
@@ -313,7 +335,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.refuse_members()
         if self.running():
             self.refuse_outputs(data)
-        if self.core._now == self.now > 0:
+        if self.core._flow.now == self.now > 0:
             self.refuse(e.StopRequested(), LocalProtocolError, self.now - 1)
 
     def refuse_a_strange_node(self, index: int) -> None:
@@ -331,7 +353,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         legal = [e.Output(out.port, out.handle, out.fields) for out in self.outputs(data, index)]
         for output in legal:
             self.payloads.use(output.handle)
-        wrong = data.draw(st.sampled_from(["port", "fields", "credit"]))
+        wrong = data.draw(st.sampled_from(["port", "fields", "flood"]))
         node = self.naive.nodes[index]
         if wrong == "port":
             legal.append(e.Output(data.draw(st.sampled_from([-1, 2])), Handle(99)))
@@ -347,7 +369,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             flood = [out for out in legal if any(p.edge.kind == "queue" for p in self.naive.targets(node, out))]
             if not flood:
                 return
-            legal += [e.Output(flood[0].port, Handle(99), flood[0].fields)] * 4
+            capacity_max = max(edge.capacity for edge in self.plan.edges.values())
+            legal += [e.Output(flood[0].port, Handle(99), flood[0].fields)] * (HELD_MAX + capacity_max + 1)
         kind = data.draw(st.sampled_from([e.FiringEnded, e.ItemsEmitted]))
         self.refuse(kind(index, tuple(legal)), LocalProtocolError)
 
