@@ -46,10 +46,16 @@ def main(arguments: list[str]) -> int:
         if refusal:
             daemon.send(json.dumps({"refused": refusal}).encode())
             continue
+        reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
-            _fork_host(folder, daemon, json.loads(request))
-        os.waitpid(child, 0)
+            os.close(reader)
+            _fork_host(folder, daemon, writer, json.loads(request))
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            host = int(pipe.read())
+        os.waitpid(child, 0)  # Not before then is the host a child of the daemon, which may want to wait for it.
+        daemon.send(json.dumps({"pid": host}).encode())
     return 0
 
 
@@ -79,15 +85,16 @@ def _resolved(value: Any) -> Any:
     return reference.resolve(value) if isinstance(value, Reference) else value
 
 
-def _fork_host(folder: Path, daemon: socket.socket, request: dict[str, Any]) -> None:
+def _fork_host(folder: Path, daemon: socket.socket, writer: int, request: dict[str, Any]) -> None:
     """In the child: leave a grandchild behind, say which, and end."""
     host = os.fork()
     if host:
-        daemon.send(json.dumps({"pid": host}).encode())
+        os.write(writer, str(host).encode())
         os._exit(0)
     status = 1
     try:
         daemon.close()
+        os.close(writer)
         os.setsid()
         replica = Replica.parse(request["name"])
         with log_of(folder, replica).open("ab") as log, Path(os.devnull).open("rb") as nothing:

@@ -14,15 +14,25 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
+        self._last = int(signal.SIGINT)
 
     def take(self, number: int, frame: FrameType | None) -> None:
         """The signals' handler."""
-        self.count += 1
+        self.count, self._last = self.count + 1, number
+
+    def error(self) -> KeyboardInterrupt:
+        """What the last one would have raised."""
+        return KeyboardInterrupt(*_names(self._last))
 
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """A handler that makes a signal what Ctrl-C is: a KeyboardInterrupt, with the signal's name in it."""
-    raise KeyboardInterrupt(signal.Signals(number).name)
+    """A handler that makes a signal what Ctrl-C is: a KeyboardInterrupt, with the name of the signal."""
+    raise KeyboardInterrupt(*_names(number))
+
+
+def _names(number: int) -> list[str]:
+    """The name of a signal; nothing for that of Ctrl-C, as Python has it."""
+    return [] if number == signal.SIGINT else [signal.Signals(number).name]
 
 
 @contextmanager

@@ -38,6 +38,8 @@ DAEMON_SECONDS: Final = 20.0
 """How long a daemon may take to say where it is: it imports a few modules and binds a socket."""
 DAEMONS_MAX: Final = 5
 """So many daemons in a row that die before the run is over are not an accident."""
+SIGNAL_SECONDS: Final = 0.05
+"""How often it is looked whether a signal has come."""
 SECOND: Final = "ended at once by a second Ctrl-C"
 
 
@@ -67,25 +69,28 @@ def submit(request: Request, machine: str | None = None) -> Submitted:
 def submit_apart(make: Callable[[], Request], machine: str | None = None) -> Submitted:
     """Make a request and submit it in a child, so that this process imports neither jax nor the task.
 
-    Raises what `make` raises, as a RequestError with the same faults; RunError if the child dies. The child goes with
-    this process, however it ends.
+    Raises what `make` raises, as a RequestError with the same faults; RunError if the child dies; KeyboardInterrupt at
+    a signal. The child goes with this process, however it ends. Where jax is imported already there is no
+    child: nothing would be gained, and a process with its threads must not be forked.
     """
-    reader, writer = os.pipe()
+    if "jax" in sys.modules:
+        return submit(make(), machine)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        _prepare(make, machine, writer)
-    os.close(writer)
-    try:
-        with os.fdopen(reader) as pipe:
-            text = pipe.read()
-    except BaseException:  # Ctrl-C, as a rule.
-        os.kill(child, signal.SIGKILL)
-        raise
-    finally:
-        os.waitpid(child, 0)
+    # Counted, because what a handler raises in the middle of a fork is lost.
+    with interrupts() as interrupted:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            _prepare(make, machine, writer)
+        os.close(writer)
+        try:
+            text = _read(reader, interrupted)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(reader)
     if not text:
         raise RunError("the process that prepared the request died")
     answer = json.loads(text)
@@ -95,6 +100,18 @@ def submit_apart(make: Callable[[], Request], machine: str | None = None) -> Sub
     if "error" in answer:
         raise RunError(answer["error"])
     return submitted(Path(answer["folder"]), answer["name"])
+
+
+def _read(reader: int, interrupted: Interrupts) -> bytes:
+    """All that comes through a pipe; KeyboardInterrupt if a signal comes first."""
+    parts = []
+    while True:
+        if interrupted.count:
+            raise interrupted.error()
+        if select.select([reader], [], [], SIGNAL_SECONDS)[0]:
+            parts.append(os.read(reader, 1 << 16))
+            if not parts[-1]:
+                return b"".join(parts)
 
 
 def _prepare(make: Callable[[], Request], machine: str | None, writer: int) -> NoReturn:

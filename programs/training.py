@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from isthmus.programs import reference
 from isthmus.programs.program import Program
-from isthmus.programs.request import Request, prepare
+from isthmus.programs.request import NAMELESS_TASK, Request, prepare
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, RunError, nearest
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from isthmus.programs.processes import Submitted
     from isthmus.programs.run import Outcome, Watch
 
-TRANSPORTS: Final = ("inproc", "zmq")
-"""How the hosts of a run talk: in this process, or as processes over ZeroMQ. The first is the default."""
+TRANSPORTS: Final = ("zmq", "inproc")
+"""How the hosts of a run talk: as processes over ZeroMQ, or in this process. The first is the default."""
 FINAL: Final = Path("snapshots", "final")
 _ROWS: Final = re.compile(r"(?P<name>.*)\[(?P<start>\d+):\d+\]")
 
@@ -59,8 +59,9 @@ def train(
 ) -> Result:
     """Train `task` (a Task, 'file.py:name', or None for the shipped one) by `program` on `tokens` tokens in all.
 
-    Progress is shown unless `quiet`. Ctrl-C ends the run early, with what has been trained. ConfigError or GraphError
-    if the request is wrong, before anything is started; RunError if the run fails.
+    The hosts are processes (`transport="zmq"`, the default), which import the task from its file, or are in this one
+    ("inproc"). Progress is shown unless `quiet`. Ctrl-C ends the run early, with what has been trained. ConfigError or
+    GraphError if the request is wrong, before anything is started; RunError if the run fails.
     """
     check_transport(transport)
     if (module := reference.loading()) is not None:
@@ -68,12 +69,14 @@ def train(
         raise ConfigError(f"Importing {module}", "a module that can be imported", "a call of train()", do)
     run = {"learners": learners, "tokens": tokens, "seed": seed}
     request = prepare(program, task, run=run, run_dir=run_dir).to_train()
+    if transport != "inproc":
+        _check_named(request)
 
     from isthmus.programs.command.live import watching
     from isthmus.programs.processes import submit
 
     with watching(request, quiet=quiet) as watch:
-        outcome = start(request, watch) if transport != "zmq" else start_processes(submit(request), watch)
+        outcome = start(request, watch) if transport == "inproc" else start_processes(submit(request), watch)
     summary = outcome.summary
     return Result(summary["eval_loss_final"], summary, read_final(request), request.run_dir)
 
@@ -83,6 +86,14 @@ def check_transport(transport: str | None) -> None:
     if transport not in (None, *TRANSPORTS):
         do = f"{nearest(str(transport), TRANSPORTS)} Without it, it is {TRANSPORTS[0]!r}."
         raise ConfigError("Choosing the transport", " or ".join(map(repr, TRANSPORTS)), repr(transport), do)
+
+
+def _check_named(request: Request) -> None:
+    """ConfigError for a task that processes could not import."""
+    if request.job.task.text == NAMELESS_TASK:
+        do = 'Write task = Task(...) at the top level of a .py file, or pass transport="inproc".'
+        expected = "a task that other processes can import: one with a name in the file that makes it"
+        raise ConfigError("Starting processes", expected, "a task without a file or a name", do)
 
 
 def start(request: Request, watch: Watch | None) -> Outcome:

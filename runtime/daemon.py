@@ -14,29 +14,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from isthmus.runtime.clock import Duration, seconds
 from isthmus.runtime.control import HEARTBEAT_SECONDS, ControlServer, Message, decode, encode
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.ledger import Ledger, started_at
-from isthmus.runtime.lives import HEALTHY_SECONDS, SERVING, Life, Restarts, ending
+from isthmus.runtime.lives import BACKOFF_SECONDS, HEALTHY_SECONDS, SERVING, Life
 from isthmus.runtime.membership import PHASES, HeartbeatArrived, HostAnnounced, HostEnded, MembershipOptions
 from isthmus.runtime.roll import Roll
 from isthmus.runtime.store import Lines, write_json
+from isthmus.runtime.supervisor import Launch, Supervisor
 
 ADOPT_SECONDS: Final = 10.0
 """How long a new daemon waits for hosts that it adopted to find it, which they do within a few seconds."""
 EXIT_SECONDS: Final = 10.0
 """How long hosts may take to end when they are told to; then they are killed."""
-HELLO_SECONDS: Final = 60.0
-"""How long a process may take to say hello, which is two seconds of imports where nobody is in the way."""
 PATIENCE: Final = seconds(20)
 """The daemon sees processes end. Silence only tells of one that hangs or is stopped, so a host is replaced after 20 s
 of it, or 18.8 s where its heartbeats were regular: long enough for somebody to stop and resume it."""
@@ -46,19 +42,6 @@ REFUSED_MAX: Final = 256
 """Different faults of messages that are told apart."""
 HURRY_SECONDS: Final = 5.0
 """Once a run is to stop, nobody waits longer than this for a learner that is suspect."""
-
-
-class Launch(Protocol):
-    """Starts host processes, as children of this one."""
-
-    def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
-        """These are about to be asked for; the result is the order that loses least time."""
-
-    def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
-        """Start a host, which finds its daemon at `endpoint`, and call `started` with its pid, now or later."""
-
-    def close(self) -> None:
-        """No more hosts are asked for. Those that were started go on."""
 
 
 class Daemon:
@@ -81,13 +64,12 @@ class Daemon:
         self.outcome = "running"
         self.error: str | None = None
         self.status_last: dict[str, Any] = {}
-        self.former_figures: dict[str, float] = {}
-        self._loop, self._launch, self._on_over = loop, launch, on_over
+        self._loop, self._on_over = loop, on_over
         self._replicas = [Replica(role, slot) for role in roles for slot in range(roles[role])]
-        self._lives: dict[Replica, Life] = {}
-        self._restarts = Restarts()
         self._run = str(folder.resolve())
         self._ledger = Ledger(folder / "daemon.sqlite")
+        self._supervisor = Supervisor(loop, launch, self._ledger, self)
+        self._lives = self._supervisor.lives
         self._events = Lines(folder / "events.jsonl")
         options = MembershipOptions(
             slots_max=dict(roles),
@@ -102,7 +84,6 @@ class Daemon:
         self._is_over = False
         self._is_closed = False
         self._adopting: set[Replica] = set()
-        self._starting: set[Replica] = set()
         self._recall()
         self._server = ControlServer(loop, listen, self._hear)
         self.endpoint = self._server.endpoint
@@ -124,16 +105,12 @@ class Daemon:
         write_json(self.folder / "daemon.json", here)
         wanted = []
         for replica in self._replicas:
-            known = self._ledger.newest(replica)
-            if known is not None and started_at(known.pid) == known.started:
-                member = Member(replica, known.incarnation)
-                self._watch(Life(member, known.pid, os.pidfd_open(known.pid), is_child=False))
+            if self._supervisor.adopt(replica):
                 self._adopting.add(replica)
-                self.tell(Member(replica, known.incarnation), "adopted by a new daemon")
+                self.tell(self._lives[replica].member, "adopted by a new daemon")
             elif self.outcome == "running":
                 wanted.append(replica)
-        for replica in self._launch.prepare(wanted):
-            self._start(replica)
+        self._supervisor.start_all(wanted, self.endpoint)
         if self.outcome != "running":
             self.end(self.outcome)
         if self._adopting:
@@ -152,8 +129,13 @@ class Daemon:
         """Kill every host, and be over."""
         self._settle(outcome, error)
         for life in list(self._lives.values()):
-            self._kill(life)
+            self._supervisor.kill(life)
         self._finish_if_alone()
+
+    @property
+    def former_figures(self) -> Mapping[str, float]:
+        """What hosts that have ended had used: 'ROLE.cpu_seconds', 'ROLE.bytes_sent'."""
+        return self._supervisor.figures
 
     def status(self) -> dict[str, Any]:
         """What `isthmus status` shows."""
@@ -165,11 +147,8 @@ class Daemon:
     def close(self) -> None:
         """Let go of everything; the hosts, if any are left, go on."""
         self._is_closed = True
-        self._launch.close()
+        self._supervisor.close()
         self._roll.close()
-        for life in self._lives.values():
-            self._loop.remove_reader(life.watch)
-            os.close(life.watch)
         self._server.close()
         self._events.close()
         self._ledger.close()
@@ -186,64 +165,37 @@ class Daemon:
 
     def _recall(self) -> None:
         """Take in what the daemon before this one has noted."""
-        over, figures = self._ledger.noted("over"), self._ledger.noted("figures")
+        over = self._ledger.noted("over")
         if over is not None:
             told = decode(over)
             self.outcome, self.error, self.status_last = told["outcome"], told["error"], told["training"]
-        if figures is not None:
-            self.former_figures = decode(figures)["figures"]
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def _start(self, replica: Replica) -> None:
-        if self._is_ending or replica in self._lives or replica in self._starting:
+        if self._is_ending or self._is_closed:
             return
-        member = Member(replica, self._ledger.next(replica))
-        self._starting.add(replica)
-        self._launch(member, self.endpoint, partial(self._started, member))
+        try:
+            self._supervisor.start(replica, self.endpoint)
+        except OSError as error:  # No memory, or no process left; there may be later.
+            self._roll.explain(replica, f"not restarted yet: {error}")
+            self._loop.call_later(BACKOFF_SECONDS[-1], self._start, replica)
 
-    def _started(self, member: Member, pid: int) -> None:
-        """There is a process for a member."""
-        self._starting.discard(member.replica)
-        self._ledger.started(member.replica, member.incarnation, pid)
-        life = Life(member, pid, os.pidfd_open(pid), is_child=True)
-        self._watch(life)
-        if member.incarnation > 1:
-            self.tell(member, "restarted")
+    def life_began(self, life: Life) -> None:
+        """There is a process for a replica."""
+        if life.member.incarnation > 1:
+            self.tell(life.member, "restarted")
         if self._is_ending:
-            self._kill(life)
+            self._supervisor.kill(life)
 
-    def _watch(self, life: Life) -> None:
-        self._lives[life.member.replica] = life
-        self._loop.add_reader(life.watch, self._ended, life)
-        self._loop.call_later(HELLO_SECONDS, self._expect_hello, life, self._loop.time() + HELLO_SECONDS)
+    def life_mute(self, life: Life, reason: str) -> None:
+        """A process that says nothing is replaced."""
+        self.member_removed(life.member, reason)
 
-    def _expect_hello(self, life: Life, due: float) -> None:
-        """Replace a process that has not said a word."""
-        if self._is_closed or self._lives.get(life.member.replica) is not life or life.peer:
-            return
-        if self._loop.time() - due > 1.0:  # This daemon was stopped itself: a hello may lie unread.
-            self._loop.call_later(HELLO_SECONDS, self._expect_hello, life, self._loop.time() + HELLO_SECONDS)
-        else:
-            self.member_removed(life.member, f"no word from it for {HELLO_SECONDS:.0f} s")
-
-    def _ended(self, life: Life) -> None:
-        """A process is gone."""
+    def life_ended(self, life: Life, reason: str) -> None:
+        """A process is gone; the next one takes its place, unless the run is ending."""
         replica = life.member.replica
         self._adopting.discard(replica)
-        self._loop.remove_reader(life.watch)
-        os.close(life.watch)
-        del self._lives[replica]
-        code = None
-        if life.is_child:
-            _, status, used = os.wait4(life.pid, 0)
-            code = os.waitstatus_to_exitcode(status)
-            life.figures["cpu_seconds"] = used.ru_utime + used.ru_stime
-        for name in ("cpu_seconds", "bytes_sent"):
-            key = f"{replica.role}.{name}"
-            self.former_figures[key] = self.former_figures.get(key, 0.0) + float(life.figures.get(name, 0))
-        self._ledger.note("figures", encode({"type": "figures", "figures": self.former_figures}))
-        reason = ending(code)
         if not self._is_ending:
             self.tell(life.member, reason)
         self._roll.explain(replica, reason)
@@ -260,21 +212,17 @@ class Daemon:
     def _start_later(self, former: Life, reason: str) -> None:
         """Start the next life of a replica, unless lives of it end again and again."""
         replica = former.member.replica
-        delay = self._restarts.delay(former, time.monotonic())
+        delay = self._supervisor.delay(former)
         if delay is None:
             what = f"{replica} ended again and again before it had served for {HEALTHY_SECONDS:.0f} s"
             self.end("failed", f"{what}; the last time: {reason}. Look at {self._log(replica)}.")
         else:
             self._loop.call_later(delay, self._start, replica)
 
-    def _kill(self, life: Life) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(life.watch, signal.SIGKILL)
-
     def _finish_if_alone(self) -> None:
-        if self._is_ending and not self._lives and not self._starting and not self._is_over:
+        if self._is_ending and self._supervisor.is_idle and not self._is_over:
             self._is_over = True
-            self._launch.close()
+            self._supervisor.start_no_more()
             self._on_over(self)
 
     def _log(self, replica: Replica) -> Path:
@@ -303,15 +251,22 @@ class Daemon:
         member = Member(Replica.parse(message["replica"]), int(message["incarnation"]))
         life = self._lives.get(member.replica)
         if life is None or life.member != member:
-            self._server.send(peer, {"type": "exit", "reason": "another incarnation has taken this place"})
+            # Of one that is being started, this daemon does not know yet which process it is.
+            if self._supervisor.is_starting(member.replica):
+                self._server.refused["too early"] += 1
+            else:
+                self._server.send(peer, {"type": "exit", "reason": "another incarnation has taken this place"})
             return None
         life.peer = peer
         return life
 
     def _hello(self, peer: bytes, message: Message) -> None:
         life = self._life_of(peer, message)
-        if life is None:
-            return
+        if life is not None:
+            self._welcome(peer, life, message)
+
+    def _welcome(self, peer: bytes, life: Life, message: Message) -> None:
+        """Let a host in."""
         life.endpoints = [str(endpoint) for endpoint in message["endpoints"]]
         self._note(life, message)
         self._adopting.discard(life.member.replica)
@@ -322,10 +277,11 @@ class Daemon:
 
     def _heartbeat(self, peer: bytes, message: Message) -> None:
         life = self._life_of(peer, message)
-        if life is None:
-            return
-        self._note(life, message)
-        self._roll.remember(HeartbeatArrived(life.member, _phase(life.phase)))
+        if life is not None and life.member not in self._roll.members():
+            self._welcome(peer, life, message)  # Its hello was lost, or came before its pid was known.
+        elif life is not None:
+            self._note(life, message)
+            self._roll.remember(HeartbeatArrived(life.member, _phase(life.phase)))
 
     def _note(self, life: Life, message: Message) -> None:
         life.phase = str(message["phase"])
@@ -351,7 +307,8 @@ class Daemon:
         """A body raised; its host ends, and is restarted like any other that ends."""
         life = self._life_of(peer, message)
         if life is not None:
-            self.tell(life.member, f"failed: {message['error']}")
+            life.error = str(message["error"])
+            self.tell(life.member, f"failed: {life.error}")
 
     def _stop(self, peer: bytes, message: Message) -> None:
         self.request_stop()
@@ -381,7 +338,7 @@ class Daemon:
         life = self._lives.get(member.replica)
         if life is not None and life.member == member:
             self.tell(member, f"killed: {reason}")
-            self._kill(life)
+            self._supervisor.kill(life)
 
     def tell(self, member: Member, what: str) -> None:
         """Write down what happened to a host."""

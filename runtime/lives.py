@@ -24,13 +24,14 @@ SERVING: Final = frozenset({"stepping", "serving", "final"})
 @dataclass(slots=True)
 class Life:
     """One host process, and whether it `is_child` of this one. `watch` is its pidfd, `peer` the address of its control
-    socket once it has said hello."""
+    socket once it has said hello, `error` what it said of its failure."""
 
     member: Member
     pid: int
     watch: int
     is_child: bool
     peer: bytes = b""
+    error: str = ""
     endpoints: list[str] = field(default_factory=list)
     phase: str = "starting"
     served_at: float | None = None

@@ -146,14 +146,14 @@ def train(
 ) -> None:
     """Train a model, and watch it.
 
-    Without arguments, four learners and a syncer train a small language model on Python's own library, in this process.
+    Without arguments, four learners and a syncer, a process each, train a small language model on Python's library.
 
     Ctrl-C merges what there is and ends the run; a second one ends it at once. Without --detach the run ends with this
     command.
     """
     where = options.cluster_of(cluster)
     asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
-    if transport == "zmq" or cluster is not None or detach:
+    if transport != "inproc" or cluster is not None or detach:
         from isthmus.programs.command import apart
 
         apart.train(asked, is_detached=detach, quiet=quiet)

@@ -92,8 +92,8 @@ Transport: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--transport",
-        metavar="inproc|zmq",
-        help="In this process (the default), or in processes over ZeroMQ.",
+        metavar="zmq|inproc",
+        help="A process for each host, over ZeroMQ (the default), or everything in this one.",
         rich_help_panel=_WHERE,
     ),
 ]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,17 +48,16 @@ class Run:
         *more: str,
         learners: int = 2,
         tokens: int = FOREVER,
-        environment: Mapping[str, str] | None = None,
+        task: str = TASK,
     ) -> None:
         self.here, self.folder = folder, folder / "run"
-        (folder / "paced.py").write_text(TASK)
+        (folder / "paced.py").write_text(task)
         options = ["--task", "paced.py:task"] if "--task" not in more and "--model" not in more else []
         options += ["--learners", str(learners), "--tokens", str(tokens), *more]
         command = [str(ISTHMUS), "train", "--transport", "zmq", *options, "--run-dir", "run"]
         pipe = subprocess.PIPE
-        env = {**os.environ, **(environment or {})}
         self.command = subprocess.Popen(
-            command, cwd=folder, stdout=pipe, stderr=pipe, text=True, env=env, start_new_session=True
+            command, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True
         )
 
     # -- waiting -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """A process that a daemon takes for a host: it says hello and reports, and trains nothing.
 
 Started as `python supervised_host.py RUN ROLE/SLOT INCARNATION DAEMON`. What it is to do is in the file RUN/behave, by
-its name: 'serve', 'mute' (never a word), 'crash' (end at once with status 3), or 'over' (say that the run is over).
+its name: 'serve', 'mute' (in its first life never a word), 'crash' (end at once with status 3), or 'over' (say that the
+run is over).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def main(folder: Path, replica: str, incarnation: int, daemon: str) -> int:
     behaviour = json.loads((folder / "behave").read_text()).get(replica, "serve")
     if behaviour == "crash":
         return 3
-    if behaviour == "mute":
+    if behaviour == "mute" and incarnation == 1:
         threading.Event().wait()
     loop = asyncio.new_event_loop()
 
@@ -36,11 +37,15 @@ def main(folder: Path, replica: str, incarnation: int, daemon: str) -> int:
         client.send({**told, "type": kind, "phase": "serving", "published": {}, "figures": {"pid": os.getpid()}})
 
     def beat() -> None:
+        endpoint = json.loads((folder / "daemon.json").read_text())["endpoint"]
+        if endpoint != client.endpoint:
+            client.dial(endpoint)
+            say("hello")
         say("over" if behaviour == "over" else "heartbeat")
         loop.call_later(HEARTBEAT_SECONDS, beat)
 
     say("hello")
-    beat()
+    loop.call_soon(beat)
     loop.run_forever()
     return 0
 

@@ -132,7 +132,7 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("train --set program.gamma=1", "below 1", "1.0", "0.8"),
     ("train --set task.layers=0", "at least 1", "0", "task.layers"),
     ("train --model nan", "a size of the shipped task", "'nan'", "Did you mean 'nano'?"),
-    ("train --transport zmk", "'inproc' or 'zmq'", "'zmk'", "Did you mean 'zmq'?"),
+    ("train --transport zmk", "'zmq' or 'inproc'", "'zmk'", "Did you mean 'zmq'?"),
     # Files.
     ("train --config configs/no.toml", "a file", "nothing there", "--config"),
     ("train --config configs/broken.toml", "TOML", "line 1", "Correct the file"),
@@ -286,7 +286,7 @@ def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(training, "start", started)
     line = "train --model micro --set task.layers=1 --data ring.py --tokens 1e6 --seed 3 --run-dir new --quiet"
     (folder / "ring.py").write_text(RING * 20)
-    result = isthmus(*line.split(), "--set", "task.context=16")
+    result = isthmus(*line.split(), "--set", "task.context=16", "--transport", "inproc")
     assert (result.exit_code, result.stderr) == (0, "")
     (request,) = started.requests
     assert request.config["run"] == {
@@ -314,5 +314,5 @@ def test_a_run_that_fails_is_status_1(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, message: str
 ) -> None:
     monkeypatch.setattr(training, "start", Started(error))
-    result = isthmus("train", "--task", "mine.py:task")
+    result = isthmus("train", "--task", "mine.py:task", "--transport", "inproc")
     assert (result.exit_code, result.stderr) == (1, message)

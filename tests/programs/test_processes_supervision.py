@@ -16,10 +16,11 @@ import pytest
 import uvloop
 
 from isthmus.runtime import daemon as daemons
+from isthmus.runtime import supervisor
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.control import ask
 from isthmus.runtime.daemon import Daemon
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.ledger import started_at
 from isthmus.runtime.process import Silence
 
@@ -31,17 +32,25 @@ PAUSE = threading.Event()
 
 
 class Launch:
-    """Starts processes that play hosts."""
+    """Starts processes that play hosts; `known` is called with what tells their pids, `fails` with who is to start."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        known: Callable[[Callable[[], None]], Any] = lambda tell: tell(),
+        fails: Callable[[Member], bool] = lambda member: False,
+    ) -> None:
+        self.folder, self.known, self.fails = folder, known, fails
 
     def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
         return list(wanted)
 
-    def __call__(self, replica: Replica, incarnation: int, endpoint: str) -> int:
-        command = [sys.executable, str(HOST), str(self.folder), str(replica), str(incarnation), endpoint]
-        return os.posix_spawn(sys.executable, command, os.environ, setsid=True)
+    def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
+        if self.fails(member):
+            raise OSError("no room")
+        command = [sys.executable, str(HOST), str(self.folder), str(member.replica), str(member.incarnation), endpoint]
+        pid = os.posix_spawn(sys.executable, command, os.environ, setsid=True)
+        self.known(lambda: started(pid))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -50,30 +59,38 @@ class Launch:
 class Watched:
     """A daemon on a loop in a thread of its own."""
 
-    def __init__(self, folder: Path, patience: Duration = daemons.PATIENCE, **behaviours: str) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, patience: Duration = daemons.PATIENCE, launch: Launch | None = None, **behaviours: str
+    ) -> None:
+        self.folder, self._launch = folder, launch or Launch(folder)
         told = {name.replace("_", "/"): behaviour for name, behaviour in behaviours.items()}
         (folder / "behave").write_text(json.dumps(told))
-        self.is_over = threading.Event()
+        self.is_over, self._is_there = threading.Event(), threading.Event()
         self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, args=[patience])
+        self._thread.start()
+        assert self._is_there.wait(10)
+
+    def _serve(self, patience: Duration) -> None:
         self.daemon = Daemon(
             self._loop,
-            folder,
+            self.folder,
             ROLES,
             name="test",
             listen="tcp://127.0.0.1:*",
-            launch=Launch(folder),
+            launch=self._launch,
             on_over=lambda daemon: self.is_over.set(),
             patience=patience,
         )
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
+        self._loop.call_soon(self._is_there.set)
         self.daemon.start()
         self._loop.run_forever()
         self.daemon.close()
         self._loop.close()
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Call it on the daemon's loop."""
+        self._loop.call_soon_threadsafe(call)
 
     def die(self) -> None:
         """End as a daemon that is killed: its hosts go on."""
@@ -146,9 +163,8 @@ def test_a_host_that_is_silent_for_too_long_is_killed_and_replaced(supervise: Ca
 def test_a_process_that_never_says_a_word_is_replaced(
     supervise: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemons, "HELLO_SECONDS", 2.0)
+    monkeypatch.setattr(supervisor, "HELLO_SECONDS", 2.0)
     watched = supervise(learner_1="mute")
-    (watched.folder / "behave").write_text("{}")
     watched.wait_for_life("learner/1", 2)
     assert watched.host("learner/0")["incarnation"] == 1
     assert "learner/1#1 killed: no word from it for 2 s" in watched.events()
@@ -179,6 +195,33 @@ def test_a_learner_that_dies_while_the_run_stops_is_missed_only_if_it_was_the_la
     assert (watched.host("learner/1")["phase"], watched.host("learner/1")["incarnation"]) == ("gone", 1)
 
 
+def test_a_host_that_speaks_before_its_pid_is_known_is_let_in_later(
+    supervise: Callable[..., Watched], tmp_path: Path
+) -> None:
+    waiting: list[Callable[[], None]] = []
+    watched = supervise(launch=Launch(tmp_path, known=waiting.append))
+
+    def heard() -> int:
+        status = watched.say("status") or {}
+        return sum(count for reason, count in status["refused"].items() if reason == "too early")
+
+    watched.wait_for(lambda: heard() > len(ROLES))
+    for tell in waiting:
+        watched.later(tell)
+    for name in ("learner/0", "learner/1", "recorder/0"):
+        watched.wait_for_life(name, 1)
+    assert watched.events() == []
+
+
+def test_a_machine_without_room_is_asked_again(
+    supervise: Callable[..., Watched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemons, "BACKOFF_SECONDS", (0.1,))
+    watched = supervise(launch=Launch(tmp_path, fails=lambda member: member.incarnation == 2))
+    os.kill(watched.wait_for_life("learner/1", 1)["pid"], signal.SIGKILL)
+    watched.wait_for_life("learner/1", 3)
+
+
 def test_a_host_of_another_run_is_left_alone(supervise: Callable[..., Watched], tmp_path: Path) -> None:
     watched = supervise()
     watched.wait_for_life("learner/0", 1)
@@ -199,9 +242,8 @@ def test_the_next_daemon_knows_that_the_run_is_to_stop(supervise: Callable[..., 
     first.wait_for_life("recorder/0", 1)
     assert first.say("stop") is not None
     first.die()
-    (first.folder / "behave").write_text(json.dumps({"recorder/0": "over"}))
     second = supervise(recorder_0="over")
-    os.kill(second.host("recorder/0")["pid"], signal.SIGKILL)
+    os.kill(second.wait_for_life("recorder/0", 1)["pid"], signal.SIGKILL)
     assert second.is_over.wait(20)
     assert second.daemon.outcome == "stopped"
 
@@ -213,8 +255,9 @@ def test_the_next_daemon_of_a_run_that_is_over_starts_nothing(supervise: Callabl
     second = supervise()
     assert second.is_over.wait(20)
     assert second.daemon.outcome == "done"
-    assert {host["incarnation"] for host in second.daemon.status()["hosts"]} == {1}
-    assert {host["pid"] for host in second.daemon.status()["hosts"]} == {None}
+    status = second.say("status")
+    assert status is not None
+    assert [(host["incarnation"], host["pid"]) for host in status["hosts"]] == 3 * [(1, None)]
 
 
 def test_what_a_process_slept_itself_is_not_the_daemons_silence() -> None:

@@ -56,7 +56,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_training_gives_the_model_and_the_figures(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     program = decoupled_diloco(interval=6, fragments=2)
-    result = train(program, task(), learners=2, tokens=32 * 400, run_dir="here", quiet=True)
+    result = train(program, task(), learners=2, tokens=32 * 400, run_dir="here", transport="inproc", quiet=True)
     assert result.run_dir == tmp_path / "here"
     assert result.summary == json.loads((result.run_dir / "summary.json").read_text())
     assert result.summary["outcome"] == "done"
@@ -75,17 +75,36 @@ def test_training_gives_the_model_and_the_figures(tmp_path: Path, capfd: pytest.
 
 def test_a_body_that_fails_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no batch 6") as caught:
-        train("decoupled-diloco", task(batch=failing), learners=2, tokens=32 * 400, run_dir="here", quiet=True)
+        train(
+            "decoupled-diloco",
+            task(batch=failing),
+            learners=2,
+            tokens=12800,
+            transport="inproc",
+            run_dir="here",
+            quiet=True,
+        )
+    assert str(tmp_path / "here") in str(caught.value)
+    assert json.loads((tmp_path / "here" / "summary.json").read_text())["outcome"] == "failed"
+
+
+def test_a_body_that_fails_again_and_again_ends_a_run_in_processes_and_says_why(tmp_path: Path) -> None:
+    guarded = "def batch(at):\n    assert at.position < 6, 'no batch after the fifth'\n"
+    (tmp_path / "stuck.py").write_text(MINE.replace("def batch(at):\n", guarded))
+    with pytest.raises(RunError, match="no batch after the fifth") as caught:
+        train("decoupled-diloco", "stuck.py:task", learners=1, tokens=12800, run_dir="here", quiet=True)
     assert str(tmp_path / "here") in str(caught.value)
     assert json.loads((tmp_path / "here" / "summary.json").read_text())["outcome"] == "failed"
 
 
 def test_a_wrong_request_starts_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="or 'zmq'") as caught:
+    with pytest.raises(ConfigError, match="or 'inproc'") as caught:
         train("decoupled-diloco", task(), transport="tcp", tokens=1000)
-    assert "'inproc'" in str(caught.value)
+    assert "'zmq'" in str(caught.value)
     with pytest.raises(ConfigError, match="expected a key of section"):
         train(decoupled_diloco(intervall=3), task(), tokens=1000, transport="inproc")
+    with pytest.raises(ConfigError, match='or pass transport="inproc"'):
+        train("decoupled-diloco", task(), tokens=1000)
     assert list(tmp_path.iterdir()) == []
 
 
