@@ -16,9 +16,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import zmq
 
@@ -38,6 +38,8 @@ from isthmus.runtime.sockets import CONTROL_MARK, DATA_MARK, Socket
 
 SOCKETS_MAX: Final = 16
 """Of a context, beside four for each peer: two to dial with, and a monitor for each."""
+
+Receive: TypeAlias = Callable[[Sequence[Bytes]], list[Event]]
 
 
 class Owner(Protocol):
@@ -158,8 +160,9 @@ class Connections:
         """New sockets to a peer that listens."""
         assert isinstance(peer.route, Endpoints)
         ears = Ears(self, peer, session)
-        control = Socket(self._loop, self._context, zmq.DEALER, CONTROL_MARK, ears.hear_control, ears.gone)
-        data = Socket(self._loop, self._context, zmq.DEALER, DATA_MARK, ears.hear_data, ears.gone)
+        open_socket = partial(Socket, self._loop, self._context, zmq.DEALER, gone=ears.gone)
+        control = open_socket(CONTROL_MARK, lambda address, frames: ears.hear_control(frames))
+        data = open_socket(DATA_MARK, lambda address, frames: ears.hear_data(frames))
         try:
             control.connect(peer.route.control)
             data.connect(peer.route.data)
@@ -203,14 +206,14 @@ class Connections:
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def hear(self, peer: Peer, session: Session, receive: Callable[[], list[Event]]) -> None:
-        """A message came for a session: act on what it means, or end the session that does not understand it."""
+    def hear(self, peer: Peer, session: Session, receive: Receive, frames: Sequence[Bytes]) -> None:
+        """A message came for a session, whose `receive` understands it: act on what it means, or end the session."""
         if peer.session is not session:
             self._counts["stale"] += 1
             return
         peer.heard_at = self._clock.now()
         try:
-            events = receive()
+            events = receive(frames)
         except RefusalError as refusal:
             self.refuse(peer, refusal)
         else:
@@ -281,12 +284,15 @@ class Connections:
             session, link = peer.session, peer.link
             if session is None or link is None:
                 continue
-            message = session.next_control(is_beat=True)
+            message = session.next_control(now, is_beat=True)
             silent_max = self._limits.silence_max if peer.is_up else self._limits.handshake_max
             if message is not None and not link.send_control(message):
                 self.end(peer, "disconnected")
             elif now - peer.heard_at > silent_max and not is_late:
-                self.end(peer, f"silent for {silent_max / 1e9:g} s")
+                told = f"silent for {silent_max / 1e9:g} s"
+                # One that was only stopped reads this first, and dials at once.
+                link.send_control(session.refusal("silence", told))
+                self.end(peer, told)
 
 
 class Ears:
@@ -297,11 +303,11 @@ class Ears:
 
     def hear_control(self, frames: list[Bytes]) -> None:
         """A message on the control socket."""
-        self._connections.hear(self._peer, self._session, partial(self._session.receive_control, frames))
+        self._connections.hear(self._peer, self._session, self._session.receive_control, frames)
 
     def hear_data(self, frames: list[Bytes]) -> None:
         """A message on the data socket."""
-        self._connections.hear(self._peer, self._session, partial(self._session.receive_data, frames))
+        self._connections.hear(self._peer, self._session, self._session.receive_data, frames)
 
     def gone(self) -> None:
         """A socket has lost its connection."""

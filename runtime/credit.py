@@ -8,6 +8,10 @@ receiver has not said to have taken, or one message if it is larger, and the rec
 own bytes or what its items claim to measure, whichever is more, and at least CHARGE_MIN: libzmq bounds messages, so a
 window must be a number of messages, too. Items are counted per pair of members, over all connections: a consumer tells
 how many it took in all.
+
+What was taken is told at once where somebody may wait for it, and otherwise with the next report that goes for another
+reason, at the latest the next heartbeat. Somebody may wait where much was taken, or where what is left of the window
+could be too small for the next message; a window that is smaller than a message therefore knows no delay.
 """
 
 from __future__ import annotations
@@ -21,6 +25,11 @@ CHARGE_MIN: Final = 16 << 10
 """Bytes; what a message of one small item costs the two loops is about the copying of so many."""
 EDGES_MAX: Final = 1 << 12
 """Edges between one pair of hosts; a program has tens."""
+LARGE_BYTES: Final = 256 << 10
+"""Of a message or an item: to keep it for a heartbeat is memory that its sender wants back, and the report costs less
+than a tenth of what receiving it did."""
+MESSAGE_BYTES_MAX: Final = 6 << 20
+"""What an honest message costs at most: a chunk, a header, and what is around them when they are relayed."""
 
 
 def charge(message_bytes: int, claims_bytes: int) -> int:
@@ -81,7 +90,9 @@ class Intake:
     def take(self, cost: int) -> bool:
         """A message was taken; whether the sender should hear of it now."""
         self._taken += cost
-        return self._taken == self._received or self._taken - self._announced >= self.size_bytes // 4
+        untold = self._taken - self._announced
+        is_short = self._taken == self._received and untold + MESSAGE_BYTES_MAX > self.size_bytes
+        return is_short or cost >= LARGE_BYTES or untold >= self.size_bytes // 4
 
     def announce(self) -> int:
         """The total to tell the sender."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from isthmus.runtime.channel import Receiver
+from isthmus.runtime.clock import Clock
 from isthmus.runtime.ids import Member
 from isthmus.runtime.peers import Held, Peer
 
@@ -21,11 +22,12 @@ class Delivery:
     def __init__(
         self,
         peers: Mapping[Member, Peer],
+        clock: Clock,
         counts: Counter[str],
         taken: Callable[[Peer], None],
         saw: Callable[[Member, int], None],
     ) -> None:
-        self._peers, self._counts, self._taken, self._saw = peers, counts, taken, saw
+        self._peers, self._clock, self._counts, self._taken, self._saw = peers, clock, counts, taken, saw
         self._receiver: Receiver | None = None
         self._credit: list[tuple[Member, int, int]] = []
         self._is_paused = self._is_busy = self._is_closed = False
@@ -85,7 +87,7 @@ class Delivery:
 
     def _give(self, receiver: Receiver, peer: Peer, held: Held) -> None:
         snapshot, parcel = held.parcels.popleft()
-        held.session.acknowledge()
+        held.session.acknowledge(self._clock.now(), parcel.size_bytes)
         if snapshot:
             self._saw(peer.member, snapshot)
         self._counts["items_received"] += 1

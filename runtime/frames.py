@@ -73,6 +73,7 @@ _CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
 _SCALARS: Final = frozenset(dtype.type for dtype in DTYPES)
 _PLAIN: Final[frozenset[type]] = frozenset({type(None), bool, int, float, str, bytes, np.ndarray}) | _SCALARS
 _KEYS: Final[frozenset[type]] = frozenset({str, int})
+_CONTAINERS: Final = (list, dict, tuple, Mapping)
 
 _INLINE, _LARGE, _TUPLE = 1, 2, 3
 _ARRAY, _SCALAR, _BLOB = 0, 1, 2
@@ -143,7 +144,7 @@ class Encoder:
 
     def encode(self, item: Any) -> Encoded:
         """An item as a spec and pieces. Arrays are taken as they are, not copied; JAX arrays by `np.asarray`."""
-        _check_tree(item if type(item) is dict else [item], 1, LEAVES_MAX)
+        _check_tree(item)
         spec = self._packed(item, INLINE_BYTES_TOTAL)
         if len(spec) > SPEC_BYTES_SMALL:
             spec = self._packed(_with_blobs(item), INLINE_BYTES_TOTAL)
@@ -159,7 +160,7 @@ class Encoder:
 
     def small(self, value: Any) -> bytes:
         """A value that must fit into a header: its arrays are inside."""
-        _check_tree([value], 0, LEAVES_MAX)
+        _check_tree(value)
         spec = self._packed(value, TEXT_BYTES_MAX)
         if self._large or len(spec) > TEXT_BYTES_MAX:
             raise _unsendable(f"at most {TEXT_BYTES_MAX} bytes of fields", f"{len(spec)} or more", "Name fewer fields.")
@@ -203,22 +204,14 @@ def _unsendable(expected: str, found: str, do: str) -> LocalProtocolError:
     return LocalProtocolError(f"an item for another host: expected {expected}, found {found}. {do}")
 
 
-def _check_tree(node: Any, depth: int, left: int) -> int:
-    """How many more leaves may follow `node`; LocalProtocolError for a tree too deep, too large or ill keyed."""
-    kind, values = type(node), node
-    if kind is dict or (kind is not list and kind is not tuple and isinstance(node, Mapping)):
-        values = node.values()
-        if not _KEYS.issuperset(map(type, node)):
-            raise _unsendable("keys that are str or int", repr(list(node)[:4]), "Use such keys.")
-    left -= len(node)
-    if left < 0 or depth > DEPTH_MAX:
-        raise _unsendable(f"at most {LEAVES_MAX} leaves, {DEPTH_MAX} levels deep", "more", "Use arrays.")
-    if not _PLAIN.issuperset(map(type, values)):
-        for value in values:
-            kind = type(value)
-            if kind is list or kind is dict or (kind not in _PLAIN and isinstance(value, Mapping | list | tuple)):
-                left = _check_tree(value, depth + 1, left)
-    return left
+def _check_tree(item: Any) -> None:
+    """LocalProtocolError for a tree too deep, too large or ill keyed."""
+    try:
+        if isinstance(item, _CONTAINERS):
+            _survey(item, 1, LEAVES_MAX, [])
+    except RefusalError as beyond:
+        allowed = f"at most {LEAVES_MAX} leaves, {DEPTH_MAX} levels, and keys that are str or int"
+        raise _unsendable(allowed, str(beyond), "Use arrays, and such keys.") from beyond
 
 
 def _with_blobs(node: Any) -> Any:
@@ -234,10 +227,43 @@ def _with_blobs(node: Any) -> Any:
     return node
 
 
+# -- both ways ---------------------------------------------------------------------------------------------------------
+
+
+def _survey(node: Any, depth: int, left: int, odd: list[tuple[Any, Any, Any]]) -> int:
+    """How many more leaves may follow a container; RefusalError for one too deep, too large or ill keyed.
+
+    `odd` gets (container, key, value) of all that is no plain leaf, in the order of the tree. Lists of plain leaves are
+    most of what small items have; they cost no call.
+    """
+    kind, values = type(node), node
+    is_mapping = kind is dict or (kind is not list and kind is not tuple and isinstance(node, Mapping))
+    if is_mapping:
+        values = node.values()
+        if not _KEYS.issuperset(map(type, node)):
+            raise RefusalError("keys", f"keys that are neither str nor int: {list(node)[:4]!r:.80}")
+    left -= len(node)
+    if left < 0 or depth > DEPTH_MAX:
+        raise RefusalError("depth", f"more than {LEAVES_MAX} leaves or {DEPTH_MAX} levels")
+    if _PLAIN.issuperset(map(type, values)):
+        return left
+    for key, value in node.items() if is_mapping else enumerate(node):
+        kind = type(value)
+        if kind is list and depth < DEPTH_MAX and _PLAIN.issuperset(map(type, value)):
+            left -= len(value)
+        elif kind is list or kind is dict or (kind not in _PLAIN and isinstance(value, _CONTAINERS)):
+            left = _survey(value, depth + 1, left, odd)
+        elif kind not in _PLAIN:
+            odd.append((node, key, value))
+    if left < 0:
+        raise RefusalError("depth", f"more than {LEAVES_MAX} leaves")
+    return left
+
+
 # -- in ----------------------------------------------------------------------------------------------------------------
 
 
-def decode(spec: Bytes | bytes) -> Any:
+def decode(spec: memoryview | bytes) -> Any:
     """The tree of an encoded value, with `Large` leaves and marked tuples; RefusalError if it is not well formed.
 
     Lists and dicts are checked by `Assembly` or by whoever knows what has to be there.
@@ -304,17 +330,22 @@ class Assembly:
         self._tree = [tree]
         self._holders: list[tuple[Any, Any, Large]] = []
         self._is_marked = False
-        if type(tree) is dict or type(tree) is list:
-            self._survey(tree, 1, LEAVES_MAX)
-        else:
-            self._survey(self._tree, 0, LEAVES_MAX)
-        self.size_bytes = sum(large.size_bytes for _, _, large in self._holders)
+        odd: list[tuple[Any, Any, Any]] = []
+        _survey(self._tree, 0, LEAVES_MAX + 1, odd)
+        for container, key, leaf in odd:
+            if type(leaf) is Large:
+                self._holders.append((container, key, leaf))
+            elif type(leaf) is _Mark and type(container) is list and key == 0 and container is not self._tree:
+                self._is_marked = True
+            else:
+                raise RefusalError("encoding", f"a leaf of type {type(leaf).__name__}")
+        self._buffer: Bytes | None = None
+        self._filled = self._next = self.size_bytes = self.wanted = 0
+        if self._holders:
+            self.size_bytes = sum(large.size_bytes for _, _, large in self._holders)
+            self.wanted = self._size_wanted()
         if len(self._holders) > LARGE_MAX or self.size_bytes > ITEM_BYTES_MAX:
             raise RefusalError("size", f"{len(self._holders)} large arrays of {self.size_bytes} bytes")
-        self._buffer: Bytes | None = None
-        self._filled = 0
-        self._next = 0
-        self.wanted = self._size_wanted()
 
     def add(self, frame: Bytes, digest: int) -> None:
         """The next frame. RefusalError, with nothing changed, if it is not the one that is wanted."""
@@ -345,28 +376,6 @@ class Assembly:
         if self._next == len(self._holders):
             return 0
         return min(CHUNK_BYTES, self._holders[self._next][2].size_bytes - self._filled)
-
-    def _survey(self, node: Any, depth: int, left: int) -> int:
-        """Check one container and all below it, and find what is still to come; how many more leaves may follow."""
-        is_dict = type(node) is dict
-        left -= len(node)
-        if left < 0 or depth > DEPTH_MAX:
-            raise RefusalError("depth", f"more than {LEAVES_MAX} leaves or {DEPTH_MAX} levels")
-        if is_dict and not _KEYS.issuperset(map(type, node)):
-            raise RefusalError("keys", "a key that is neither str nor int")
-        if _PLAIN.issuperset(map(type, node.values() if is_dict else node)):
-            return left
-        for key, value in node.items() if is_dict else enumerate(node):
-            kind = type(value)
-            if kind is list or kind is dict:
-                left = self._survey(value, depth + 1, left)
-            elif kind is Large:
-                self._holders.append((node, key, value))
-            elif kind is _Mark and not is_dict and key == 0 and depth:
-                self._is_marked = True
-            elif kind not in _PLAIN:
-                raise RefusalError("encoding", f"a leaf of type {kind.__name__}")
-        return left
 
 
 def _memory(size_bytes: int) -> Bytes:

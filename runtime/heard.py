@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from isthmus.runtime.channel import Parcel
+from isthmus.runtime.clock import Duration
 from isthmus.runtime.frames import Bytes
 from isthmus.runtime.ids import Member
 from isthmus.runtime.lanes import Shipment
@@ -23,9 +24,10 @@ class CreditHeard(NamedTuple):
 
 
 class ShipmentsEnded(NamedTuple):
-    """These have arrived, or, where `is_superseded`, never will."""
+    """These have arrived, `ages` ago (0 where nobody knows); or, where `is_superseded`, they never will."""
 
     shipments: list[Shipment]
+    ages: list[Duration]
     is_superseded: bool = False
 
 

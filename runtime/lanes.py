@@ -118,15 +118,16 @@ class Load(NamedTuple):
 
 
 class Outbound:
-    """Everything from here to one peer."""
+    """Everything from here to one peer. `acknowledged` counts the items of this connection that the peer was given."""
 
     def __init__(self) -> None:
         self.line: Line[Shipment] = Line()
         self.kept: deque[Shipment] = deque()
         self.window: Window | None = None
         self.items_begun = self.bytes_begun = 0
+        self.acknowledged = 0
         self._sequences: dict[int, int] = {}
-        self._begun = self._acknowledged = 0
+        self._begun = 0
         self._current: Shipment | None = None
 
     def put(self, shipment: Shipment) -> Shipment | None:
@@ -152,9 +153,13 @@ class Outbound:
                 superseded.append(shipment)
         self.kept.clear()
         self.window = window
-        self._begun = self._acknowledged = 0
+        self._begun = self.acknowledged = 0
         self._current = None
         return done[::-1], superseded
+
+    def has_more(self) -> bool:
+        """Whether anything waits, or is sent in part."""
+        return self._current is not None or len(self.line) > 0
 
     def load(self, raw_bytes_max: int, pieces_max: int, records_max: int) -> Load | None:
         """What to send now, at most so much: at least one piece or item; None if nothing waits or credit is short.
@@ -162,7 +167,7 @@ class Outbound:
         What it returns is under way from now on.
         """
         window, current = self.window, self._current
-        if window is None:
+        if window is None or not self.has_more():
             return None
         load = Load(self._begun - (current is not None), current.sent if current else 0, [], [])
         head_bytes, raw_bytes = OVERHEAD_BYTES, 0
@@ -200,12 +205,12 @@ class Outbound:
     def acknowledge(self, total: int) -> list[Shipment]:
         """The other side has `total` items of this connection; those that it had not yet. RefusalError if it cannot."""
         complete = self._begun - (self._current is not None)
-        if not self._acknowledged <= total <= complete:
+        if not self.acknowledged <= total <= complete:
             raise RefusalError(
-                "credit", f"{total} items acknowledged, {self._acknowledged} before, {complete} were sent"
+                "credit", f"{total} items acknowledged, {self.acknowledged} before, {complete} were sent"
             )
-        done = [self.kept.popleft() for _ in range(total - self._acknowledged)]
-        self._acknowledged = total
+        done = [self.kept.popleft() for _ in range(total - self.acknowledged)]
+        self.acknowledged = total
         return done
 
     def close(self) -> int:

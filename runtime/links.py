@@ -88,13 +88,15 @@ class RelayedLink:
 
     def send_control(self, message: bytes) -> bool:
         """Send a control message."""
+        is_taken = self._through.relay(RELAY, self._own, self._peer, message)
         self._wake()
-        return self._through.relay(RELAY, self._own, self._peer, message)
+        return is_taken
 
     def send_data(self, frames: Sequence[Any]) -> bool:
         """Send a data message."""
+        is_taken = self._through.forward(self._own, self._peer, frames)
         self._wake()
-        return self._through.forward(self._own, self._peer, frames)
+        return is_taken
 
     def close(self) -> None:
         """There is nothing to close."""

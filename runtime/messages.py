@@ -25,7 +25,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.refusal import RefusalError
 
 MAGIC: Final = b"is"
-VERSION: Final = 1
+VERSION: Final = 2
 PREFIX_BYTES: Final = 16
 HEADER_BYTES_MAX: Final = SPEC_BYTES_MAX + (256 << 10)
 """Of a sealed frame: one item without its large arrays, its fields, and the digests of a message."""
@@ -38,6 +38,10 @@ RECORD_BYTES: Final = 10
 """Of a record beside its envelope and spec, at most."""
 RECORDS_MAX: Final = 1024
 """Items that begin in one message."""
+AGES_MAX: Final = 256
+"""Items of whose arrival one STATE tells."""
+AGE_LAST: Final = (1 << 32) - 1
+"""Microseconds; an item that arrived longer ago than an hour is said to have arrived then."""
 TOKEN_BYTES: Final = 16
 NAME_LENGTH_MAX: Final = 256
 
@@ -45,6 +49,7 @@ HELLO, WELCOME, STATE, REFUSAL, RELAY, UNREACHABLE, ATTACH, BATCH, RELAYED = ran
 
 _PREFIX: Final = struct.Struct("<2sHIQ")
 _COUNT_LAST: Final = (1 << 63) - 1
+_INTEGER: Final = frozenset({int})
 _pack = msgpack.Packer(strict_types=True).pack
 
 
@@ -70,12 +75,14 @@ class Hello(NamedTuple):
 class State(NamedTuple):
     """Where the sender of this message is: totals of the connection, so that a later one says all that an earlier one
     did. `heard` counts control messages, `taken` bytes, `acknowledged` items that the receiver was given; `granted` has
-    the edges whose total has changed. It is the heartbeat, too.
+    the edges whose total has changed. `ages` says of each newly acknowledged item how many microseconds ago that was;
+    of more than AGES_MAX, the last age stands for the rest. It is the heartbeat, too.
     """
 
     heard: int
     taken: int
     acknowledged: int
+    ages: list[int]
     granted: dict[int, int]
 
 
@@ -124,15 +131,16 @@ def unseal(frame: Bytes, size_bytes_max: int) -> tuple[int, Any]:
         raise RefusalError(
             reason, f"a first frame of {size} bytes, {PREFIX_BYTES + 1} to {size_bytes_max} are accepted"
         )
-    magic, version, connection, digest = _PREFIX.unpack_from(frame.data)
+    view = frame.data
+    magic, version, connection, digest = _PREFIX.unpack_from(view)
     if magic != MAGIC:
         raise RefusalError("magic", f"a message begins with {magic!r}, ours with {MAGIC!r}")
     if version != VERSION:
         raise RefusalError(
             "version", f"protocol version {version}; this host speaks {VERSION}. Install the same isthmus"
         )
-    body = frame[PREFIX_BYTES:]
-    if xxhash.xxh3_64_intdigest(body.data, connection) != digest:
+    body = view[PREFIX_BYTES:]
+    if xxhash.xxh3_64_intdigest(body, connection) != digest:
         raise RefusalError("digest", f"a first frame of {size} bytes is damaged")
     fields = decode(body)
     if type(fields) is not list or not fields or type(fields[0]) is not int:
@@ -179,8 +187,12 @@ def pack_state(state: State) -> bytes:
 
 def state_of(fields: list[Any]) -> State:
     """A STATE; RefusalError if it is not well formed."""
-    _, heard, taken, acknowledged, granted = _exactly(fields, 5)
-    return State(_count(heard), _count(taken), _count(acknowledged), _totals(granted))
+    _, heard, taken, acknowledged, ages, granted = _exactly(fields, 6)
+    if type(ages) is not list or len(ages) > AGES_MAX or not _INTEGER.issuperset(map(type, ages)):
+        raise _malformed("ages", ages)
+    if ages and not 0 <= min(ages) <= max(ages) <= AGE_LAST:
+        raise _malformed(f"ages of 0 to {AGE_LAST} us", ages)
+    return State(_count(heard), _count(taken), _count(acknowledged), ages, _totals(granted))
 
 
 def pack_refusal(reason: str, story: str) -> bytes:
@@ -246,7 +258,7 @@ def pack_batch(transfer: int, piece: int, digests: list[int], records: Sequence[
 def batch_of(fields: list[Any]) -> Batch:
     """A BATCH; RefusalError if it is not well formed."""
     _, transfer, piece, digests, records = _exactly(fields, 5)
-    if type(digests) is not list or len(digests) > FRAMES_MAX or not set(map(type, digests)) <= {int}:
+    if type(digests) is not list or len(digests) > FRAMES_MAX or not _INTEGER.issuperset(map(type, digests)):
         raise _malformed("digests", digests)
     if type(records) is not list or len(records) > RECORDS_MAX:
         raise _malformed("records", records)

@@ -68,7 +68,7 @@ class Reception:
         self._datas: dict[bytes, Ears] = {}
         self._awaited: dict[bytes, tuple[AcceptedLink, Ears]] = {}
         self._tokens: dict[AcceptedLink, bytes] = {}
-        self._early: OrderedDict[bytes, list[Bytes]] = OrderedDict()
+        self._early: OrderedDict[bytes, tuple[bytes, list[Bytes]]] = OrderedDict()
         self._refused: OrderedDict[bytes, None] = OrderedDict()
 
     def bind(self, endpoint: str) -> Endpoints:
@@ -94,19 +94,18 @@ class Reception:
         self._control.close()
         self._data.close()
 
-    def _control_came(self, frames: list[Bytes]) -> None:
-        address = frames[0].tobytes()
+    def _control_came(self, address: bytes, frames: list[Bytes]) -> None:
         ears = self._controls.get(address)
         if ears is not None:
-            ears.hear_control(frames[1:])
+            ears.hear_control(frames)
         elif address in self._refused:
             self._counts["unheard"] += 1
         else:
             try:
-                self._greet(address, frames[1:])
+                self._greet(address, frames)
             except RefusalError as refusal:
                 self._refuse(address, refusal)
-                connection = messages.connection_of(frames[1]) if len(frames) > 1 else 0
+                connection = messages.connection_of(frames[0])
                 told = messages.seal(connection, messages.pack_refusal(refusal.reason, str(refusal)))
                 self._control.send([address, told])
 
@@ -123,40 +122,39 @@ class Reception:
         self._awaited[hello.token] = link, ears
         early = self._early.pop(hello.token, None)
         if early is not None:
-            self._attach(hello.token, early)
+            self._attach(hello.token, *early)
 
-    def _data_came(self, frames: list[Bytes]) -> None:
-        address = frames[0].tobytes()
+    def _data_came(self, address: bytes, frames: list[Bytes]) -> None:
         ears = self._datas.get(address)
         if ears is not None:
-            ears.hear_data(frames[1:])
+            ears.hear_data(frames)
         elif address in self._refused:
             self._counts["unheard"] += 1
         else:
             try:
-                if len(frames) != 2:
-                    raise RefusalError("message", f"an ATTACH of {len(frames) - 1} frames")
-                _, fields = messages.unseal(frames[1], messages.CONTROL_BYTES_MAX)
+                if len(frames) != 1:
+                    raise RefusalError("message", f"an ATTACH of {len(frames)} frames")
+                _, fields = messages.unseal(frames[0], messages.CONTROL_BYTES_MAX)
                 if fields[0] != messages.ATTACH:
                     raise RefusalError("state", f"a data connection begins with ATTACH, not with kind {fields[0]}")
-                self._attach(messages.token_of(fields), frames)
+                self._attach(messages.token_of(fields), address, frames)
             except RefusalError as refusal:
                 self._refuse(address, refusal)
 
-    def _attach(self, token: bytes, frames: list[Bytes]) -> None:
+    def _attach(self, token: bytes, address: bytes, frames: list[Bytes]) -> None:
         awaited = self._awaited.pop(token, None)
         if awaited is not None:
             link, ears = awaited
-            link.data = frames[0].tobytes()
-            self._datas[link.data] = ears
-            ears.hear_data(frames[1:])
+            link.data = address
+            self._datas[address] = ears
+            ears.hear_data(frames)
         elif token in self._early:
             raise RefusalError("stranger", "a second data connection with one token")
         else:
-            self._early[token] = frames
+            self._early[token] = address, frames
             if len(self._early) > EARLY_MAX:
-                _, oldest = self._early.popitem(last=False)
-                self._refuse(oldest[0].tobytes(), RefusalError("crowd", "too many data connections wait for a HELLO"))
+                _, (oldest, _) = self._early.popitem(last=False)
+                self._refuse(oldest, RefusalError("crowd", "too many data connections wait for a HELLO"))
 
     def _forget(self, link: AcceptedLink) -> None:
         """The session of a link is over."""

@@ -16,6 +16,7 @@ REASONS: Final = {
     "stranger": "a message for another member, or from one that has left",
     "connection": "a connection number that is not newer, or not this one",
     "crossed": "both sides dialled; the other connection stays",
+    "silence": "nothing heard for too long",
     "crowd": "more peers, edges or half-open connections than are allowed",
     "digest": "damaged bytes",
     "encoding": "no msgpack, or not of the agreed types",

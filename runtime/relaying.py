@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -70,7 +69,7 @@ class Relaying:
         session = peer.session
         if session is not None and connection == session.connection:
             receive = session.receive_control if isinstance(event, RelayHeard) else session.receive_data
-            self._connections.hear(peer, session, partial(receive, frames))
+            self._connections.hear(peer, session, receive, frames)
         elif isinstance(event, RelayHeard) and connection > peer.accepted:
             self._greet(through, peer, connection, frames[0])
         else:

@@ -6,9 +6,11 @@ time, choose whom to dial, or decide when a silent peer is lost.
 Theory of operation. The side that dials says HELLO on its control socket and ATTACH on its data socket, the other side
 WELCOME; the dialler answers with its first STATE, and only then does the other side send data, so that no item arrives
 before the WELCOME that explains it. Then both send STATEs (how much was heard, taken, acknowledged and granted, as
-totals) and batches. Which kind is legal in which state is a table. A connection that was used up is never revived: the
-next one has a higher number, and starts from what HELLO and WELCOME say was delivered. Whatever is not legal raises
-`RefusalError`, and the session is over.
+totals) and batches. A STATE goes at once where somebody may wait for what it says; small items are acknowledged with
+the next one, at the latest the heartbeat, because hearing of them costs as much as sending them did. The STATE then
+says how long ago they came. Which kind is legal in which state is a table. A connection that was used up is never
+revived: the next one has a higher number, and starts from what HELLO and WELCOME say was delivered. Whatever is not
+legal raises `RefusalError`, and the session is over.
 
 Control messages are bounded like data: at most AHEAD_MAX that the other side has not heard, beside one per heartbeat,
 which is never held back. Nothing is lost by waiting, since totals say all that earlier totals did.
@@ -22,8 +24,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from isthmus.runtime import messages
 from isthmus.runtime.batches import Incoming, frames_of
-from isthmus.runtime.clock import Instant
-from isthmus.runtime.credit import Grants, Intake, Window, charge
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.credit import LARGE_BYTES, Grants, Intake, Window, charge
 from isthmus.runtime.frames import CHUNK_BYTES, Bytes
 from isthmus.runtime.heard import (
     CreditHeard,
@@ -38,7 +40,7 @@ from isthmus.runtime.heard import (
 )
 from isthmus.runtime.ids import Member
 from isthmus.runtime.lanes import Inbound, Outbound
-from isthmus.runtime.messages import Hello, State
+from isthmus.runtime.messages import AGE_LAST, AGES_MAX, Hello, State
 from isthmus.runtime.refusal import RefusalError
 
 AHEAD_MAX: Final = 256
@@ -131,6 +133,7 @@ class Session:
         self._owes_hello = True
         self._owes_attach = phase == "dialled"
         self._owes_state = False
+        self._given: list[Instant] = []
         self._acknowledged = 0
         self._told = self._told_heard = self._heard = self._heard_told = 0
         self._incoming = Incoming(pair.inbound)
@@ -204,10 +207,13 @@ class Session:
         if self._intake.take(cost):
             self._owes_state = True
 
-    def acknowledge(self) -> None:
-        """The next item was given to the receiver."""
+    def acknowledge(self, now: Instant, size_bytes: int) -> None:
+        """The next item, of so many bytes, was given to the receiver."""
         self._acknowledged += 1
-        self._owes_state = True
+        if len(self._given) < AGES_MAX:
+            self._given.append(now)
+        if size_bytes >= LARGE_BYTES or len(self._given) == AGES_MAX:
+            self._owes_state = True
 
     def close(self) -> None:
         """Nothing more is sent or understood."""
@@ -221,7 +227,13 @@ class Session:
 
     # -- out -----------------------------------------------------------------------------------------------------------
 
-    def next_control(self, *, is_beat: bool = False) -> bytes | None:
+    def has_more(self) -> bool:
+        """Whether there may be something to say before the next heartbeat."""
+        pair = self._pair
+        is_owing = self._owes_state or self._owes_hello or self._owes_attach
+        return is_owing or pair.outbound.has_more() or pair.grants.has_news() or bool(self._relays or self._forwards)
+
+    def next_control(self, now: Instant, *, is_beat: bool = False) -> bytes | None:
         """The next message for the control socket, None if there is nothing to say; a heartbeat says where we are."""
         if self.phase == "over":
             return None
@@ -241,7 +253,9 @@ class Session:
         self._told += 1
         self._heard_told = self._heard
         self._owes_state = False
-        state = State(self._heard, self._intake.announce(), self._acknowledged, self._pair.grants.news())
+        given, self._given = self._given, []
+        ages = [min((now - at) // 1000, AGE_LAST) for at in given]
+        state = State(self._heard, self._intake.announce(), self._acknowledged, ages, self._pair.grants.news())
         return messages.seal(self.connection, messages.pack_state(state))
 
     def next_data(self, now: Instant) -> list[Any] | None:
@@ -307,7 +321,8 @@ class Session:
         self._window = Window(min(hello.window, WINDOW_BYTES_MAX), hello.held)
         credits = self._pair.grants.hear(hello.granted)
         done, superseded = self._pair.outbound.open(self._window, hello.delivered)
-        ended = ShipmentsEnded(done), ShipmentsEnded(superseded, is_superseded=True)
+        unknown = [Duration(0)] * len(done)
+        ended = ShipmentsEnded(done, unknown), ShipmentsEnded(superseded, [], is_superseded=True)
         return [*ended, *(CreditHeard(edge, count) for edge, count in credits)]
 
     def _live_since(self, was: Phase, events: list[Event]) -> list[Event]:
@@ -329,13 +344,18 @@ class Session:
         if not self._told_heard <= state.heard <= self._told:
             found = f"{state.heard} control messages heard, {self._told_heard} before, {self._told} were sent"
             raise RefusalError("credit", found)
+        ages = state.ages
+        more = max(0, state.acknowledged - self._pair.outbound.acknowledged)
+        if len(ages) != min(more, AGES_MAX):
+            raise RefusalError("message", f"{len(ages)} ages of {more} items")
         self._window.take(state.taken)
         done = self._pair.outbound.acknowledge(state.acknowledged)
         credits = self._pair.grants.hear(state.granted)
         self._told_heard = state.heard
         events: list[Event] = [CreditHeard(edge, count) for edge, count in credits]
         if done:
-            events.append(ShipmentsEnded(done))
+            ages += ages[-1:] * (len(done) - len(ages))
+            events.append(ShipmentsEnded(done, [Duration(1000 * age) for age in ages]))
         return events
 
     def _attached(self, fields: list[Any], frames: Sequence[Bytes]) -> list[Event]:

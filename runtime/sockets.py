@@ -3,9 +3,9 @@
 Decides socket options and how a socket is read; knows nothing of what its messages mean.
 
 Theory of operation. A ZeroMQ socket has one file descriptor, readable when libzmq wants to be asked. The loop watches
-it; we then take messages until there are none, and ask again after every send, because sending takes the descriptor's
-signal away, too. A turn takes a bounded number of messages and bytes and leaves the rest to the next one, so that no
-peer keeps the loop.
+it; we then take messages until libzmq says that there are none, and ask again after every send, because sending takes
+the descriptor's signal away, too. A turn takes a bounded number of messages and bytes and leaves the rest to the next
+one, so that no peer keeps the loop.
 
 We reconnect, not libzmq: a dialled socket has one connection in its life. When it ends, libzmq says that nothing can be
 sent any more, and the socket is replaced. A bound socket outlives its peers; sending to one that has gone fails. The
@@ -50,7 +50,8 @@ NOBLOCK: Final = int(zmq.NOBLOCK)
 SNDMORE_NOBLOCK: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 """As plain integers: an operation on pyzmq's enumerations costs more than asking libzmq."""
 
-Hear: TypeAlias = Callable[[list[Bytes]], None]
+Hear: TypeAlias = Callable[[bytes, list[Bytes]], None]
+"""Called with the address that a bound socket gave the sender (empty on a dialled one), and the frames."""
 
 
 class Socket:
@@ -73,7 +74,6 @@ class Socket:
         self._socket = context.socket(kind)
         for option, value in _options(kind, mark).items():
             self._socket.setsockopt(option, value)
-        self._socket.copy_threshold = COPY_BYTES_MAX
         _secure(self._socket)
         self._monitor: zmq.Socket[bytes] | None = None
         self._fds: list[int] = []
@@ -104,7 +104,7 @@ class Socket:
         try:
             for index, frame in enumerate(frames):
                 flags = NOBLOCK if index == last else SNDMORE_NOBLOCK
-                self._socket.send(frame, flags, copy=False)
+                self._socket.send(frame, flags, len(frame) < COPY_BYTES_MAX)
         except zmq.Again as error:
             if self._is_router:
                 raise LocalProtocolError("a high-water mark was reached, which credit should prevent") from error
@@ -130,41 +130,44 @@ class Socket:
         """Take what has come, up to the bounds of a turn."""
         self._is_scheduled = False
         messages = size_bytes = 0
+        is_over = False
         try:
-            while messages < TURN_MESSAGES_MAX and size_bytes < TURN_BYTES_MAX and self._has_message():
-                frames = self._receive()
-                messages += 1
-                size_bytes += sum(map(len, frames))
-                self._hear(frames)
+            while not is_over and messages < TURN_MESSAGES_MAX and size_bytes < TURN_BYTES_MAX:
+                is_over = self._is_closed or not self._has_message()
+                if not is_over:
+                    address, frames = self._receive()
+                    messages += 1
+                    size_bytes += sum(map(len, frames))
+                    self._hear(address, frames)
         finally:
-            self._look()
+            if not is_over:
+                self._look()
 
-    def _has_message(self) -> bool:
-        return not self._is_closed and bool(self._state() & POLLIN)
-
-    def _state(self) -> int:
-        state = self._socket.getsockopt(EVENTS)
-        assert isinstance(state, int)
-        return state
-
-    def _receive(self) -> list[Bytes]:
-        frame = self._socket.recv(NOBLOCK, copy=False)
-        frames = [np.frombuffer(frame.buffer, np.uint8)]
-        while frame.more:
-            frame = self._socket.recv(NOBLOCK, copy=False)
+    def _receive(self) -> tuple[bytes, list[Bytes]]:
+        address = self._socket.recv(NOBLOCK) if self._is_router else b""
+        frames: list[Bytes] = []
+        is_more = True
+        while is_more:
+            frame = self._socket.recv(NOBLOCK, False)
+            is_more = frame.more
             if len(frames) < TURN_FRAMES_KEPT:
                 frames.append(np.frombuffer(frame.buffer, np.uint8))
-        return frames
+        return address, frames
 
     def _look(self) -> None:
-        """Ask what libzmq has to say: messages to read in the next turn, or the end of the connection."""
-        if self._is_closed or self._is_scheduled:
-            return
-        state = self._state()
-        if state & POLLIN:
+        """Read in the next turn what libzmq has, unless that is agreed already."""
+        if not self._is_closed and not self._is_scheduled and self._has_message():
             self._schedule()
-        elif not self._is_router and not state & POLLOUT:
+
+    def _has_message(self) -> bool:
+        """Ask what libzmq has to say: there is a message, or, where there is none, that the connection has ended."""
+        state = self._socket.getsockopt(EVENTS)
+        assert isinstance(state, int)
+        if state & POLLIN:
+            return True
+        if not self._is_router and not state & POLLOUT:
             self._end()
+        return False
 
     def _schedule(self) -> None:
         self._is_scheduled = True

@@ -20,7 +20,7 @@ from typing import Any
 
 from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel, Receiver
-from isthmus.runtime.clock import Clock
+from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.connections import Connections
 from isthmus.runtime.delivery import Delivery
 from isthmus.runtime.frames import Encoded, Encoder
@@ -37,8 +37,8 @@ class ZmqChannel:
 
     `on_peer_up(member)`: items can be sent. `on_peer_lost(member, reason)`: a connection ended, or none could be made
     (said once for each reason); the channel tries again until `forget`. `on_snapshot(member, number)`: an item whose
-    sender had a higher snapshot number than `snapshot` comes next. `watch` is told of transfers when they are
-    acknowledged.
+    sender had a higher snapshot number than `snapshot` comes next. `watch` is told of transfers once they are
+    acknowledged, those of small items up to a heartbeat after they have ended.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ZmqChannel:
         self._connections = Connections(
             own, self, clock=clock, loop=loop, limits=limits or Limits(), counts=self._counts
         )
-        self._delivery = Delivery(self._connections.peers, self._counts, self.wake, self._saw)
+        self._delivery = Delivery(self._connections.peers, clock, self._counts, self.wake, self._saw)
         self._relaying = Relaying(self._connections, self.wake, self._counts)
 
     # -- the contract --------------------------------------------------------------------------------------------------
@@ -118,7 +118,10 @@ class ZmqChannel:
     def statistics(self) -> dict[str, int]:
         """Items and bytes sent and received, items superseded and dropped, as every channel counts them; beside them
         `relayed` messages, `stale` ones of older connections, `unheard` ones from refused addresses, and, as
-        `refused_REASON`, everything that a peer sent and that was not accepted."""
+        `refused_REASON`, everything that a peer sent and that was not accepted.
+
+        Of a peer that has left, what it had not acknowledged counts as dropped: a few small items may have arrived
+        within its last heartbeat."""
         names = ("items_sent", "items_received", "bytes_sent", "bytes_received", "superseded", "dropped")
         counts = dict.fromkeys(names, 0) | self._counts
         for peer in self._connections.peers.values():
@@ -155,6 +158,8 @@ class ZmqChannel:
 
     def wake(self, peer: Peer) -> None:
         """Let a peer hear, at the end of this turn of the loop, what there is to say."""
+        if peer.session is None or not peer.session.has_more():
+            return
         if not self._awake:
             self._clock.call_soon(self._turn)
         self._awake[peer.member] = peer
@@ -195,11 +200,12 @@ class ZmqChannel:
         session, link = peer.session, peer.link
         if session is None or link is None:
             return
-        while (message := session.next_control()) is not None:
+        now = self._clock.now()
+        while (message := session.next_control(now)) is not None:
             if not link.send_control(message):
                 self._connections.end(peer, "disconnected")
                 return
-        frames = session.next_data(self._clock.now())
+        frames = session.next_data(now)
         if frames is None:
             return
         if link.send_data(frames):
@@ -212,8 +218,9 @@ class ZmqChannel:
             self._counts["superseded"] += len(event.shipments)
         elif self._watch is not None:
             now = self._clock.now()
-            for each in event.shipments:
-                self._watch(each.parcel.edge, self.member, peer.member, each.parcel.size_bytes, each.begun, now)
+            for each, age in zip(event.shipments, event.ages, strict=True):
+                arrived = max(each.begun, Instant(now - age))
+                self._watch(each.parcel.edge, self.member, peer.member, each.parcel.size_bytes, each.begun, arrived)
 
     def _saw(self, member: Member, number: int) -> None:
         if number > self.snapshot:

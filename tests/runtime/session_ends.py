@@ -50,6 +50,8 @@ class End:
         self.got: list[Parcel] = []
         self.credit: Counter[int] = Counter()
         self.ended: list[Any] = []
+        self.ages: list[int] = []
+        self.now = NOW
         self.superseded = 0
 
     def send(self, edge: int, item: Any, *, key: Any = None, replaces: bool = False, size_bytes: int = 0) -> None:
@@ -78,15 +80,23 @@ class End:
         self.data.clear()
 
     def pump(self) -> bool:
-        """Say what there is to say; whether there was anything."""
+        """Say what there is to say; whether there was anything. Whatever there is, the session has announced it."""
         if self.session is None:
             return False
         was = len(self.control) + len(self.data)
-        while (message := self.session.next_control()) is not None:
+        is_announced = self.session.has_more()
+        while (message := self.session.next_control(self.now)) is not None:
             self.control.append(message)
-        while (parts := self.session.next_data(NOW)) is not None:
+        while (parts := self.session.next_data(self.now)) is not None:
             self.data.append(parts)
-        return len(self.control) + len(self.data) > was
+        is_more = len(self.control) + len(self.data) > was
+        assert is_announced or not is_more
+        return is_more
+
+    def beat(self) -> None:
+        """Say where we are, as at every heartbeat."""
+        assert self.session is not None
+        self.control.append(self.session.next_control(self.now, is_beat=True))
 
     def take(self, events: Sequence[Any]) -> None:
         for event in events:
@@ -98,6 +108,7 @@ class End:
             elif isinstance(event, ShipmentsEnded):
                 self.superseded += len(event.shipments) if event.is_superseded else 0
                 self.ended += [] if event.is_superseded else [each.parcel.item for each in event.shipments]
+                self.ages += [] if event.is_superseded else event.ages
             else:
                 self.events.append(event)
         self.deliver()
@@ -107,7 +118,7 @@ class End:
             source, event = self.held.popleft()
             for _, parcel in event.parcels:
                 self.got.append(parcel)
-                source.acknowledge()
+                source.acknowledge(self.now, parcel.size_bytes)
             if self.session is not None:
                 self.session.take(event.cost)
 

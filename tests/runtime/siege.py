@@ -49,13 +49,13 @@ class Stranger:
 
     def greet(self, world: World, is_up: Callable[[], bool]) -> None:
         """Shake hands as we should."""
-        self.control.send(self.session.next_control())
+        self.control.send(self.session.next_control(Instant(0)))
         self.data.send_multipart(self.session.next_data(Instant(0)))
 
         def answered() -> bool:
             while self.control.poll(0):
                 self.session.receive_control([np.frombuffer(self.control.recv(), np.uint8)])
-            if self.session.phase == "live" and (said := self.session.next_control()) is not None:
+            if self.session.phase == "live" and (said := self.session.next_control(Instant(0))) is not None:
                 self.control.send(said)
             return is_up()
 

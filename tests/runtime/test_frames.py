@@ -199,6 +199,19 @@ def test_what_no_wire_can_carry_is_our_own_fault(item: Any, found: str) -> None:
     assert alike(assembled(encoder.encode({"ok": 1})), {"ok": 1})
 
 
+@pytest.mark.parametrize("inner", [[], [1], {}, {"a": 1}, (), [np.arange(2)], [np.zeros(20_000)]])
+def test_thirty_two_levels_are_the_most_on_both_sides(inner: Any) -> None:
+    encoder = Encoder()
+    item = inner
+    for _ in range(31):
+        item = [item]
+    assert alike(assembled(encoder.encode(item)), item)
+    with pytest.raises(LocalProtocolError, match="32 levels"):
+        encoder.encode([item])
+    with pytest.raises(LocalProtocolError, match="32 levels"):
+        encoder.encode({"a": item})
+
+
 def test_fields_must_be_small() -> None:
     encoder = Encoder()
     assert frames.decode(encoder.small([1, {"a": np.float32(2)}])) == [1, {"a": np.float32(2)}]
@@ -233,7 +246,12 @@ UINT8 = frames.DTYPES.index(np.dtype("uint8"))
         (bytes(msgpack.packb("x" * 70_000)), "encoding"),
         (bytes(msgpack.packb([msgpack.Timestamp(1, 2)])), "encoding"),
         (b"\x91" * 60 + b"\xc0", "depth"),
+        (b"\x91" * 33, "encoding"),
+        (b"\x91" * 32 + b"\x90", "depth"),
+        (b"\x91" * 32 + b"\x80", "depth"),
+        (b"\x91" * 32 + b"\x91\x01", "depth"),
         (b"\xdc\xff\xff" + b"\x91\xc0" * 0xFFFF, "depth"),
+        (b"\x92\xdc\x80\x00" + b"\xc0" * 0x8000 + b"\xdc\x80\x00" + b"\xc0" * 0x8000, "depth"),
         (bytes(msgpack.packb({1.5: 2})), "keys"),
         (bytes(msgpack.packb({None: 2})), "keys"),
         (extension(9, b"12345678"), "encoding"),

@@ -74,7 +74,7 @@ def test_a_host_outlives_ten_thousand_hostile_messages(world: World, context: An
     def mutated_first(each: Stranger) -> None:
         """A HELLO and an ATTACH that nearly are one."""
         nonlocal sent
-        hello = each.session.next_control()
+        hello = each.session.next_control(Instant(0))
         (attach,) = each.session.next_data(Instant(0)) or [b""]
         assert hello is not None
         for side, first in ((each.control, hello), (each.data, attach)):
@@ -88,7 +88,7 @@ def test_a_host_outlives_ten_thousand_hostile_messages(world: World, context: An
         nonlocal sent
         item = {"x": np.arange(rng.randrange(1, 30_000)), "y": [1, (2.5, None)], "z": "text"}
         frames = each.batch(item)
-        state = messages.seal(1, messages.pack_state(messages.State(0, 0, 0, {1: 2})))
+        state = messages.seal(1, messages.pack_state(messages.State(0, 0, 0, [], {1: 2})))
         spoil = rng.choice([mutated, resealed])
         if rng.random() < 0.5:
             each.control.send(spoil(rng, state))
@@ -129,7 +129,7 @@ def test_a_session_refuses_or_understands_whatever_comes(rng: random.Random, is_
     made = shipment(encoder, encoder.encode(item), parcel, 0, True)
     envelope, encoded = made.cargo  # type: ignore[misc]
     batch = messages.pack_batch(0, 0, [], [messages.pack_record(1, envelope, encoded.spec)])
-    state = messages.pack_state(messages.State(1, 0, 0, {1: 2}))
+    state = messages.pack_state(messages.State(1, 0, 0, [], {1: 2}))
     relay = messages.pack_relay(messages.RELAY, stranger(1), stranger(2), b"inner")
     frame = resealed(rng, messages.seal(1, batch if is_data else rng.choice([state, relay])))
     frames = [np.frombuffer(frame, np.uint8)]
@@ -144,7 +144,7 @@ def test_a_session_refuses_or_understands_whatever_comes(rng: random.Random, is_
 KNOWN_AS = {
     "truncated": lambda frame: frame[:10],
     "magic": lambda frame: b"xx" + frame[2:],
-    "version": lambda frame: frame[:2] + b"\x02\x00" + frame[4:],
+    "version": lambda frame: frame[:2] + bytes([messages.VERSION + 1, 0]) + frame[4:],
     "digest": lambda frame: frame[:-1] + bytes([frame[-1] ^ 1]),
     "oversized": lambda frame: frame + bytes(CHUNK_BYTES - len(frame)),
 }
@@ -162,7 +162,7 @@ def test_each_fault_has_its_name_and_costs_only_that_peer(
             frames = each.batch([1, 2])
             each.data.send_multipart([KNOWN_AS[reason](frames[0])])
         else:
-            hello = each.session.next_control()
+            hello = each.session.next_control(Instant(0))
             assert hello is not None
             each.control.send(KNOWN_AS[reason](hello))
 
@@ -178,7 +178,7 @@ def test_a_connection_that_is_not_newer_does_not_replace_one(world: World, conte
     siege = Siege(world, context)
     first, second = (Stranger(context, siege.endpoints, stranger(0)) for _ in range(2))
     first.greet(world, lambda: first.member in siege.syncer.ups)
-    hello = second.session.next_control()
+    hello = second.session.next_control(Instant(0))
     assert hello is not None
     second.control.send(hello)
     world.until(lambda: siege.syncer.count("refused_connection") == 1)

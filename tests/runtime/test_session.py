@@ -98,9 +98,9 @@ def test_the_dialler_says_first_where_it_is_and_then_what_it_relays() -> None:
 def test_a_heartbeat_is_sent_whenever_it_is_asked_for() -> None:
     a, b = connected()
     assert a.session is not None
-    assert a.session.next_control() is None
+    assert a.session.next_control(NOW) is None
     for _ in range(2):
-        message = a.session.next_control(is_beat=True)
+        message = a.session.next_control(NOW, is_beat=True)
         assert message is not None
         b.hear_control(message)
 
@@ -159,7 +159,7 @@ def test_a_session_that_is_over_says_nothing_more() -> None:
     a.send(1, "x")
     a.pair.grants.give(1, 1)
     a.session.close()
-    assert (a.session.next_control(is_beat=True), a.session.next_data(NOW)) == (None, None)
+    assert (a.session.next_control(NOW, is_beat=True), a.session.next_data(NOW)) == (None, None)
     assert not a.session.relay(messages.RELAY, A, C)
     assert not a.session.forward(A, C, [b"x"])
     with pytest.raises(RefusalError, match="state"):
@@ -266,12 +266,12 @@ LARGE = Encoder().encode(np.zeros(20_000, np.uint8)).spec
 
 CONTROL: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "truncated"),
-    "truncated": (sealed(packed(3, 0, 0, 0, {}))[:12], "truncated"),
+    "truncated": (sealed(packed(3, 0, 0, 0, [], {}))[:12], "truncated"),
     "oversized": (sealed(b"\xc4" * (1 << 20)), "oversized"),
     "random": (b"\x93\x11" * 50, "magic"),
-    "version": (b"is\x09\x00" + sealed(packed(3, 0, 0, 0, {}))[4:], "version"),
-    "damaged": (sealed(packed(3, 0, 0, 0, {}))[:-1] + b"\x81", "digest"),
-    "another connection": (sealed(packed(3, 0, 0, 0, {}), 2), "connection"),
+    "version": (b"is\x09\x00" + sealed(packed(3, 0, 0, 0, [], {}))[4:], "version"),
+    "damaged": (sealed(packed(3, 0, 0, 0, [], {}))[:-1] + b"\x81", "digest"),
+    "another connection": (sealed(packed(3, 0, 0, 0, [], {}), 2), "connection"),
     "no list": (sealed(b"\x01"), "message"),
     "empty list": (sealed(b"\x90"), "message"),
     "no kind": (sealed(packed("x")), "message"),
@@ -280,11 +280,18 @@ CONTROL: dict[str, tuple[bytes, str]] = {
     "WELCOME again": (sealed(messages.pack_hello(messages.WELCOME, hello())), "state"),
     "data on control": (sealed(batch(record())), "state"),
     "short STATE": (sealed(packed(3, 0)), "message"),
-    "STATE with a text": (sealed(packed(3, 0, "x", 0, {})), "message"),
-    "STATE below zero": (sealed(packed(3, 0, -1, 0, {})), "message"),
-    "too much heard": (sealed(packed(3, 99, 0, 0, {})), "credit"),
-    "too much taken": (sealed(packed(3, 0, 1 << 40, 0, {})), "credit"),
-    "too much acknowledged": (sealed(packed(3, 0, 0, 5, {})), "credit"),
+    "STATE with a text": (sealed(packed(3, 0, "x", 0, [], {})), "message"),
+    "STATE below zero": (sealed(packed(3, 0, -1, 0, [], {})), "message"),
+    "too much heard": (sealed(packed(3, 99, 0, 0, [], {})), "credit"),
+    "too much taken": (sealed(packed(3, 0, 1 << 40, 0, [], {})), "credit"),
+    "too much acknowledged": (sealed(packed(3, 0, 0, 5, [0] * 5, {})), "credit"),
+    "ages of nothing": (sealed(packed(3, 0, 0, 0, [1], {})), "message"),
+    "no ages": (sealed(packed(3, 0, 0, 5, [], {})), "message"),
+    "ages that are no list": (sealed(packed(3, 0, 0, 1, 7, {})), "message"),
+    "an age that is no number": (sealed(packed(3, 0, 0, 1, [True], {})), "message"),
+    "an age below zero": (sealed(packed(3, 0, 0, 1, [-1], {})), "message"),
+    "an age beyond reason": (sealed(packed(3, 0, 0, 1, [1 << 32], {})), "message"),
+    "too many ages": (sealed(packed(3, 0, 0, 257, [0] * 257, {})), "message"),
     "RELAY without message": (sealed(packed(5, ["learner", 1, 1], ["learner", 2, 1], 7)), "message"),
     "RELAY without member": (sealed(packed(5, ["learner", 1, 1], ["learner", 1], b"")), "message"),
     "REFUSAL of nothing": (sealed(packed(4)), "message"),
@@ -295,7 +302,7 @@ DATA: dict[str, tuple[list[bytes], str]] = {
     "oversized": ([sealed(b"\xc4" * (2 << 20))], "oversized"),
     "many frames": ([sealed(batch(record()))] + [b""] * 300, "oversized"),
     "random": ([b"\x11\x93" * 20, b"x"], "magic"),
-    "control on data": ([sealed(packed(3, 0, 0, 0, {}))], "state"),
+    "control on data": ([sealed(packed(3, 0, 0, 0, [], {}))], "state"),
     "ATTACH again": ([sealed(messages.pack_attach(TOKEN))], "state"),
     "empty batch": ([sealed(batch())], "message"),
     "frames without digests": ([sealed(batch(record())), b"x"], "message"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from isthmus.runtime import frames, session
-from tests.runtime.session_ends import A, B, End, settle
+from tests.runtime.session_ends import NOW, A, B, End, settle
 
 
 class Connections(RuleBasedStateMachine):
@@ -92,7 +92,7 @@ class Connections(RuleBasedStateMachine):
     @rule(here=st.integers(0, 1))
     def beat(self, here: int) -> None:
         end = self.ends[here]
-        message = end.session.next_control(is_beat=True) if end.session is not None else None
+        message = end.session.next_control(NOW, is_beat=True) if end.session is not None else None
         if message is not None:
             end.control.append(message)
 

@@ -12,18 +12,20 @@ import pytest
 
 from isthmus.runtime import frames
 from isthmus.runtime.channel import Channel, Parcel
-from isthmus.runtime.clock import milliseconds
+from isthmus.runtime.clock import milliseconds, seconds
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.frames import CHUNK_BYTES
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.links import Endpoints
+from isthmus.runtime.links import AcceptedLink, DialledLink, Endpoints
 from isthmus.runtime.peers import Limits
 from isthmus.runtime.sockets import Socket
 from isthmus.runtime.wire import ZmqChannel
-from tests.runtime.cables import LEARNERS, MIB, PATIENT, SYNCER, World, connected, floats, pair
+from tests.runtime.cables import LEARNERS, MIB, PATIENT, SYNCER, End, World, connected, floats, pair
 from tests.runtime.channel_conformance import ChannelConformance, Ends, MakeEnds, Recorder
 
 HUB = Member(Replica("hub", 0), 1)
+SILENT = PATIENT._replace(heartbeat=seconds(60))
+"""Without heartbeats: whatever comes about does so without them."""
 
 
 @pytest.fixture
@@ -69,10 +71,19 @@ class WireEnds(Ends):
 
     def leave(self, member: Member) -> None:
         if not self.world.loop.is_running():
-            self.rest()  # What was received but is not acknowledged yet would count as dropped, too.
+            self.rest()
+            self.world.until(self.is_acknowledged)  # What is not would count as dropped, though it was received.
         self.ends.pop(member)[0].close()
         for channel, _ in self.ends.values():
             channel.forget(member)
+
+    def is_acknowledged(self) -> bool:
+        """Whether everybody has heard of all that was given to a receiver."""
+        peers = {member: channel._connections.peers for member, (channel, _) in self.ends.items()}
+        pairs = [(peers[one][other], peers[other][one]) for one in peers for other in peers[one].keys() & peers.keys()]
+        return all(
+            there.session and there.session._acknowledged == here.pair.outbound.acknowledged for here, there in pairs
+        )
 
     def until(self, holds: Callable[[], bool]) -> None:
         self.world.until(holds)
@@ -236,6 +247,67 @@ def test_transfers_are_watched_and_counted(world: World) -> None:
     assert (learner.count("items_sent"), learner.count("bytes_sent")) == (1, MIB)
     assert (syncer.count("items_received"), syncer.count("bytes_received")) == (1, MIB)
     assert syncer.items[0][1].digest == 5
+
+
+def test_small_items_are_not_answered_one_by_one_and_their_arrival_is_known_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncer, learner, _ = connected(world, SILENT)
+    world.until(lambda: both_live(syncer, learner))
+    said = control_messages(monkeypatch)
+    for number in range(60):
+        learner.send(SYNCER, 1, number)
+        syncer.send(LEARNERS[0], 1, number)
+        world.until(lambda: len(syncer.items) == len(learner.items) == number + 1)  # noqa: B023
+        if number == 0:
+            world.pass_time(milliseconds(100))
+    assert (said, learner.transfers, syncer.transfers) == ([], [], [])
+    syncer.channel.grant(LEARNERS[0], 1, 1)
+    world.until(lambda: len(learner.transfers) == 60)
+    begun, ended = ([transfer[at] for transfer in learner.transfers] for at in (4, 5))
+    assert ended == sorted(ended)
+    assert all(first <= last for first, last in zip(begun, ended, strict=True))
+    assert ended[1] - ended[0] >= milliseconds(99)
+    assert len(said) == 1
+
+
+def test_an_acknowledgement_waits_for_the_heartbeat_and_no_longer(world: World) -> None:
+    syncer, learner, _ = connected(world, PATIENT)
+    learner.send(SYNCER, 1, "small")
+    world.until(lambda: bool(learner.transfers))
+    assert not learner.channel._connections.peers[SYNCER].pair.outbound.kept
+    assert syncer.got(1) == ["small"]
+
+
+@pytest.mark.parametrize("window_bytes", [16 << 10, 128 << 10, 5 * MIB, 8 * MIB])
+def test_no_window_is_so_small_that_anything_waits_for_a_heartbeat(world: World, window_bytes: int) -> None:
+    syncer, learner, _ = connected(world, SILENT._replace(window_bytes=window_bytes))
+    for number in range(40):
+        learner.send(SYNCER, 1, [number, np.zeros((0, 100, 60_000, 3 * MIB)[number % 4], np.uint8)])
+        if number % 3 == 0:
+            world.until(lambda: len(syncer.items) == number + 1)  # noqa: B023
+    world.until(lambda: len(syncer.items) == 40)
+    assert [number for number, _ in syncer.got(1)] == list(range(40))
+
+
+def both_live(*ends: End) -> bool:
+    """Whether every connection is live, with nothing left to say."""
+    peers = [peer for end in ends for peer in end.channel._connections.peers.values()]
+    return all(peer.session and peer.session.phase == "live" and not peer.session.has_more() for peer in peers)
+
+
+def control_messages(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Everything that is said on control sockets from now on."""
+    said: list[bytes] = []
+    for kind in (DialledLink, AcceptedLink):
+        send = kind.send_control
+
+        def note(self: Any, message: bytes, send: Any = send) -> bool:
+            said.append(message)
+            return bool(send(self, message))
+
+        monkeypatch.setattr(kind, "send_control", note)
+    return said
 
 
 def test_nothing_keeps_an_item_that_was_acknowledged(world: World) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from isthmus.runtime.clock import milliseconds
+from isthmus.runtime.clock import milliseconds, seconds
 from isthmus.runtime.frames import CHUNK_BYTES
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.peers import Limits
@@ -47,6 +47,16 @@ def test_two_that_only_dial_talk_through_a_third(world: World) -> None:
     world.until(lambda: one.credit[LEARNERS[1], 1] == 4)
     assert syncer.count("relayed") > 40
     assert syncer.got(2) == list(range(10))
+
+
+def test_a_relayed_pair_needs_no_heartbeat(world: World) -> None:
+    _, (one, other), _ = relayed(world, PATIENT._replace(heartbeat=seconds(60)))
+    for number in range(5):
+        one.send(LEARNERS[1], 1, [number, floats(3, number)])
+        other.send(LEARNERS[0], 1, number)
+        one.channel.grant(LEARNERS[1], 1, 1)
+        world.until(lambda: len(one.items) == len(other.items) == number + 1)  # noqa: B023
+        world.until(lambda: other.credit[LEARNERS[0], 1] == number + 1)  # noqa: B023
 
 
 def test_a_relayed_pair_survives_the_loss_of_either_way(world: World) -> None:
