@@ -23,8 +23,8 @@ METRIC_NS: Final = 200_000_000
 STATUS_NS: Final = 500_000_000
 CONTROL_NS: Final = 1_000_000_000
 """Pacers fire on what they hear; this lets them notice, too, that time has passed."""
-SETTLE_NS: Final = 5_000_000_000
-"""How long after the last final fragment the learners' last reports are waited for."""
+SETTLE_NS: Final = 2_000_000_000
+"""How long after the last final fragment the learners' last reports are waited for: that of a dead one never comes."""
 
 
 class Recorder:

@@ -258,6 +258,8 @@ class Daemon:
                 self._server.send(peer, {"type": "exit", "reason": "another incarnation has taken this place"})
             return None
         life.peer = peer
+        if self._is_ending:  # It was not there when everybody was told.
+            self._server.send(peer, {"type": "exit", "reason": "the run is over"})
         return life
 
     def _hello(self, peer: bytes, message: Message) -> None:

@@ -154,6 +154,10 @@ class Run:
         for name in ("report.html", "trace.json", "metrics.jsonl", "merges.jsonl", "graph.json", "config.toml"):
             assert (self.folder / name).stat().st_size, name
         assert len(list((self.folder / "snapshots" / "final").glob("*.safetensors"))) == summary["fragments"] > 0
+        for account in summary["fragment_accounts"]:
+            parts = [account[part] for part in ("merged", "overlapped", "refused", "lost", "pending")]
+            assert min(parts) >= 0, account
+            assert sum(parts) == account["trained"], account
         self.wait_until_gone()
         return summary
 

@@ -70,7 +70,7 @@ def test_kill_leaves_nothing_running(start: Callable[..., Run], stage: Callable[
     assert "Traceback" not in run.story()
 
 
-@pytest.mark.parametrize("stage", [is_daemon_starting, are_hosts_starting, is_without_merges])
+@pytest.mark.parametrize("stage", [is_daemon_starting, is_without_merges])
 def test_a_first_ctrl_c_brings_the_run_to_its_end(start: Callable[..., Run], stage: Callable[[Run], bool]) -> None:
     run = start(learners=1)
     reach(run, stage)
