@@ -5,6 +5,7 @@ Started by a daemon, never by hand. It builds the graph from the run's spec, low
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,17 @@ def meets(mine: Replica, other: Replica) -> Meeting:
     return "dial" if mine < other else "wait"
 
 
+def settle_on_core(replica: Replica, learners: int) -> None:
+    """Keep a learner on one core, where learners share the cores of this machine.
+
+    Each has its part then. Left to the kernel, three may sit on one core for a second while the fourth has another one
+    to itself, and theirs are the answers that come too late (docs/decisions/0012).
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if replica.role == "learner" and learners > len(cores):
+        os.sched_setaffinity(0, {cores[replica.slot % len(cores)]})
+
+
 def main(arguments: list[str]) -> int:
     """Serve until the daemon says that it is over; the exit status."""
     folder, replica = Path(arguments[0]), Replica.parse(arguments[1])
@@ -38,6 +50,7 @@ def main(arguments: list[str]) -> int:
     setproctitle(f"isthmus {replica}")
     prepare_environment(1)
     told = spec.load(folder)
+    settle_on_core(replica, told.roles.get("learner", 0))
     plan = lower(told.graph())[replica.role]
 
     def resolve(wanted: Reference) -> Any:

@@ -16,7 +16,7 @@ from isthmus.runtime.graph import Every, Graph, Job, Latest, Node, Queue, Refere
 
 RUN_FOLDER: Final = Reference("isthmus:run-folder")
 """Resolved by whoever runs the recorder to the path of the run folder; not part of what a program is."""
-PERIOD: Final = milliseconds(50)
+PERIOD: Final = milliseconds(100)
 
 
 def with_recorder(graph: Graph, job: Job) -> None:
@@ -55,7 +55,7 @@ def with_recorder(graph: Graph, job: Job) -> None:
 def _add_evaluator(graph: Graph, job: Job, authored: list[Node]) -> None:
     """Evaluation of the token-weighted mean of the learners' parameters, for programs without a global model."""
     role = graph.role("evaluator", replicas=(1, 1))
-    evaluate = role.node("evaluate", EvaluateMean, job.task, tokens=job.tokens, fires=Every(Duration(4 * PERIOD)))
+    evaluate = role.node("evaluate", EvaluateMean, job.task, tokens=job.tokens, fires=Every(Duration(2 * PERIOD)))
     for node in _emitting(authored, "parameters"):
         graph.edge(node["parameters"], evaluate["parameters"], Latest())
         graph.edge(node["progress"], evaluate["progress"], Latest())

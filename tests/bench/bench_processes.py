@@ -4,7 +4,8 @@
 
 cpu      CPU seconds of the bare loop for the same tokens / CPU seconds of all processes of a run of 4 learners, start
          and end included on both sides. The bare loop is two processes that make half of the steps each, one a core,
-         because the run keeps both cores busy, too.
+         because the run keeps both cores busy, too; and, beside it, four that make a quarter each, two a core, as the
+         learners do, who evict each other from the caches.
 memory   proportional memory (PSS) of all processes of that run while it trains, and of the syncer.
 stopped  two learners, one a core; every other process is stopped (SIGSTOP) for 30 s: their steps a second / before.
 dead     learner 3 of 4 is killed (SIGKILL) while the daemon is stopped and cannot restart it: tokens a second, and
@@ -35,7 +36,8 @@ STOPPED_SECONDS = 30.0
 DEAD_SECONDS = 10.0
 SETTLE_SECONDS = 1.0
 BARS = {
-    "cpu: bare loop / run": (">=", 0.75),
+    "cpu: two bare loops / run": (">=", 0.75),
+    "cpu: four bare loops / run": (">=", 0.75),
     "memory: all, GiB": ("<=", 2.2),
     "memory: syncer, MiB": ("<=", 200.0),
     "stopped: steps a second / before": (">=", 0.98),
@@ -72,11 +74,11 @@ def children_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def bare_seconds(tokens: int) -> float:
-    """CPU seconds of the bare loop for so many tokens."""
+def bare_seconds(tokens: int, count: int) -> float:
+    """CPU seconds of so many bare loops side by side for so many tokens."""
     before = children_seconds()
-    half = str(tokens // BATCH_TOKENS // 2)
-    loops = [subprocess.Popen([sys.executable, __file__, "--bare", str(core), half]) for core in (0, 1)]
+    steps = str(tokens // BATCH_TOKENS // count)
+    loops = [subprocess.Popen([sys.executable, __file__, "--bare", str(each % 2), steps]) for each in range(count)]
     for loop in loops:
         if loop.wait():
             raise SystemExit(f"the bare loop ended with {loop.returncode}")
@@ -85,7 +87,7 @@ def bare_seconds(tokens: int) -> float:
 
 def whole_run(folder: Path, tokens: int) -> tuple[dict[str, Any], dict[str, int]]:
     """The summary of a run, and the proportional memory of its processes in the middle of it."""
-    command = [str(ISTHMUS), "train", "--transport", "zmq", "--tokens", str(tokens), "--quiet"]
+    command = [str(ISTHMUS), "train", "--tokens", str(tokens), "--quiet"]
     run = subprocess.Popen([*command, "--run-dir", str(folder)], stdout=subprocess.DEVNULL)
     memory: dict[str, int] = {}
     while run.poll() is None:
@@ -101,12 +103,16 @@ def whole_run(folder: Path, tokens: int) -> tuple[dict[str, Any], dict[str, int]
 
 def measure_cpu(folder: Path, tokens: int) -> dict[str, float]:
     """One run and one bare loop."""
-    loop = bare_seconds(tokens)
+    two = bare_seconds(tokens, 2)
     summary, memory = whole_run(folder / "run", tokens)
+    four = bare_seconds(tokens, LEARNERS)
+    used = summary["cpu_seconds_total"]
     return {
-        "cpu: bare loop / run": loop / summary["cpu_seconds_total"],
-        "cpu: run, seconds": summary["cpu_seconds_total"],
-        "cpu: bare loop, seconds": loop,
+        "cpu: two bare loops / run": two / used,
+        "cpu: four bare loops / run": four / used,
+        "cpu: run, seconds": used,
+        "cpu: two bare loops, seconds": two,
+        "cpu: four bare loops, seconds": four,
         "cpu: eval loss": summary["eval_loss_final"],
         "cpu: contributors": summary["contributors_mean"],
         "cpu: merged share": summary["merged_share"],

@@ -61,7 +61,7 @@ def status(folder: Path) -> dict[str, Any]:
 @contextmanager
 def training(folder: Path, *options: str, learners: int) -> Iterator[Run]:
     """A run without an end, once every learner steps and fragments are merged."""
-    command = [str(ISTHMUS), "train", "--transport", "zmq", "--learners", str(learners), "--quiet"]
+    command = [str(ISTHMUS), "train", "--learners", str(learners), "--quiet"]
     if "--tokens" not in options:
         command += ["--tokens", str(10**12)]
     run = subprocess.Popen([*command, *options, "--run-dir", str(folder)], stdout=subprocess.DEVNULL)
