@@ -207,7 +207,7 @@ def main() -> None:
     found: dict[str, list[float]] = {}
     for _ in range(asked.runs):
         for measure in measures:
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 for name, value in measure(Path(folder), asked.tokens).items():
                     found.setdefault(name, []).append(value)
     if asked.json:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 ISTHMUS = Path(sys.executable).with_name("isthmus")
 NS = 1e9
 READY_SECONDS_MAX = 120.0
+END_SECONDS_MAX = 30.0
 
 
 class Run(NamedTuple):
@@ -71,6 +72,15 @@ def training(folder: Path, *options: str, learners: int) -> Iterator[Run]:
         if run.poll() is None:
             run.kill()
         run.wait()
+        _wait_for_daemon(folder)
+
+
+def _wait_for_daemon(folder: Path) -> None:
+    """The daemon ends after its command, when it has written what is left of the run."""
+    pid = json.loads((folder / "daemon.json").read_text())["pid"]
+    until = time.monotonic() + END_SECONDS_MAX
+    while time.monotonic() < until and not (folder / "over.json").exists() and Path(f"/proc/{pid}").exists():
+        time.sleep(0.1)
 
 
 def _ready(run: subprocess.Popen[bytes], folder: Path, learners: int) -> Run:
