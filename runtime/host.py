@@ -1,7 +1,7 @@
 """The host: the only driver. It feeds events to the core and performs the commands, nothing else.
 
 Clock, channel and executor are given; the same host runs in a test under the virtual clock and in a process of its own.
-Payloads live here, behind handles: the core says what each handle is used for, and after its last use it is forgotten.
+Payloads stay here, behind handles (`payloads`): the core says what each handle is used for.
 Every event goes to the core under one lock, in the order of taking it, and onto the tape with what the core decided.
 
 Whoever ends a firing tells the core: the node's own thread, where the executor has threads, so that the next firing of
@@ -47,9 +47,10 @@ from isthmus.runtime.events import (
     TimerFired,
 )
 from isthmus.runtime.graph import AllOf, AnyOf, Every, Firing, Quorum, Reference
-from isthmus.runtime.ids import Handle, Member
+from isthmus.runtime.ids import Member
 from isthmus.runtime.lowering import EdgePlan, NodePlan, Plan
-from isthmus.runtime.scheduler import CONSTANTS_PER_EDGE, Scheduler
+from isthmus.runtime.payloads import Payload, Payloads
+from isthmus.runtime.scheduler import Scheduler
 from isthmus.runtime.tape import Tape
 from isthmus.runtime.trace import Span, Trace
 
@@ -78,14 +79,6 @@ class Ended(NamedTuple):
     emissions: list[Emission]
     is_idle: bool
     is_finished: bool
-
-
-class Payload(NamedTuple):
-    """An item with its digest (0 if none was taken) and its size."""
-
-    item: Any
-    digest: int
-    size_bytes: int
 
 
 class Host:
@@ -119,9 +112,7 @@ class Host:
         self._nodes: dict[int, NodePlan] = {node.index: node for node in plan.nodes}
         self._exits = {node.index: {output.name: i for i, output in enumerate(node.outputs)} for node in plan.nodes}
         self._bodies: dict[int, Callable[..., Any]] = {}
-        self._items: dict[Handle, Payload] = {}
-        self._uses: dict[Handle, int] = {}
-        self._handle_last = 0
+        self._payloads = Payloads(plan)
         self._timers: dict[int, Callable[[], None]] = {}
         self._waiting: dict[int, Instant] = {}
         self._is_closed = False
@@ -196,7 +187,7 @@ class Host:
     def item_arrived(self, source: Member, parcel: Parcel) -> None:
         """An item came over the channel."""
         with self._lock:
-            handle = self._keep(Payload(parcel.item, parcel.digest, parcel.size_bytes))
+            handle = self._payloads.keep(Payload(parcel.item, parcel.digest, parcel.size_bytes))
             self.traffic.bytes_received += parcel.size_bytes
             self._feed(ItemArrived(parcel.edge, source, handle, parcel.fields, parcel.digest))
         self._run_errands()
@@ -299,9 +290,11 @@ class Host:
         for port, entries in command.inputs:
             plan = node.inputs[port]
             if plan.is_bare:
-                inputs[plan.name] = self._take(entries[0][2]).item
+                inputs[plan.name] = self._payloads.take(entries[0][2]).item
             else:
-                inputs[plan.name] = {(replica, key): self._take(handle).item for replica, key, handle in entries}
+                inputs[plan.name] = {
+                    (replica, key): self._payloads.take(handle).item for replica, key, handle in entries
+                }
         if isinstance(node.fires, Quorum) and any(port.name == "decision" for port in node.inputs):
             inputs["decision"] = command.decision
         return inputs
@@ -361,7 +354,7 @@ class Host:
         return tuple(
             Output(
                 emission.port,
-                self._keep(Payload(emission.item, emission.digest, emission.size_bytes)),
+                self._payloads.keep(Payload(emission.item, emission.digest, emission.size_bytes)),
                 emission.fields,
                 emission.digest,
             )
@@ -385,41 +378,21 @@ class Host:
             self._waiting[node.index] = now
         return FiringEnded(node.index, self._outputs(ended.emissions), ended.is_idle, ended.is_finished)
 
-    # -- payloads ------------------------------------------------------------------------------------------------------
-
-    def _keep(self, payload: Payload) -> Handle:
-        self._handle_last += 1
-        handle = Handle(self._handle_last)
-        self._items[handle] = payload
-        return handle
-
-    def _take(self, handle: Handle) -> Payload:
-        """Use a payload once."""
-        if handle < 0:
-            edge, index = divmod(-1 - handle, CONSTANTS_PER_EDGE)
-            return Payload(self.plan.edges[edge].initial[index], 0, 0)
-        left = self._uses.get(handle, 1) - 1
-        if left == 0:
-            self._uses.pop(handle, None)
-            return self._items.pop(handle)
-        self._uses[handle] = left
-        return self._items[handle]
-
     def _forget(self, event: Event) -> None:
         """Let go of the payloads of an event that the core did not take."""
         if isinstance(event, ItemArrived):
-            self._items.pop(event.handle, None)
+            self._payloads.forget(event.handle)
         elif isinstance(event, ItemsEmitted | FiringEnded):
             for output in event.outputs:
-                self._items.pop(output.handle, None)
+                self._payloads.forget(output.handle)
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def _send_item(self, command: SendItem) -> None:
-        self._send(command, self._take(command.handle))
+        self._send(command, self._payloads.take(command.handle))
 
     def _resend_item(self, command: ResendItem) -> None:
-        self._send(command, self._items[command.handle])
+        self._send(command, self._payloads.look(command.handle))
 
     def _send(self, command: SendItem | ResendItem, payload: Payload) -> None:
         edge: EdgePlan = self.plan.edges[command.edge]
@@ -431,10 +404,10 @@ class Host:
         self._errands.append(partial(self._channel.grant, command.source, command.edge, command.count))
 
     def _share_item(self, command: ShareItem) -> None:
-        self._uses[command.handle] = command.uses
+        self._payloads.share(command.handle, command.uses)
 
     def _drop_item(self, command: DropItem) -> None:
-        self._take(command.handle)
+        self._payloads.take(command.handle)
 
     def _set_timer(self, command: SetTimer) -> None:
         self._errands.append(partial(self._wind, command.timer, command.at))

@@ -74,7 +74,6 @@ class Socket:
         self._socket = context.socket(kind)
         for option, value in _options(kind, mark).items():
             self._socket.setsockopt(option, value)
-        _secure(self._socket)
         self._monitor: zmq.Socket[bytes] | None = None
         self._fds: list[int] = []
         self._listen(self._socket, self._read)
@@ -216,7 +215,3 @@ def _options(kind: int, mark: int) -> dict[int, int]:
     if kind == zmq.ROUTER:
         options[zmq.ROUTER_MANDATORY] = 1
     return options
-
-
-def _secure(socket: zmq.Socket[bytes]) -> None:
-    """Where keys and the authenticated identity of peers belong (CURVE); on loopback there are none."""

@@ -32,6 +32,7 @@ from observed import cpu_of, pin, signal_all, training
 BAR_CPU_MS = 0.5
 BARS = {8: 0.93, 32: 0.97}
 SETTLE_SECONDS = 0.3
+START_SECONDS_MAX = 120.0
 
 
 class Turn(NamedTuple):
@@ -42,8 +43,23 @@ class Turn(NamedTuple):
     threads: dict[int, float]
 
 
+class Window(NamedTuple):
+    """A stretch of the monotonic clock, in seconds, and the CPU seconds of each thread in it."""
+
+    begun: float
+    ended: float
+    threads: dict[int, float]
+
+    def turn(self, ends: list[float]) -> Turn:
+        """With the instants at which steps ended: those that ended in it, over the time between first and last."""
+        inside = [end for end in ends if self.begun <= end <= self.ended]
+        rate = (len(inside) - 1) / (inside[-1] - inside[0])
+        made = rate * (self.ended - self.begun)
+        return Turn(rate, sum(self.threads.values()) / made, {name: cpu / made for name, cpu in self.threads.items()})
+
+
 def bare(batch: int) -> None:
-    """The loop without a runtime: prints how many steps it has made, every 20 ms, until it is killed."""
+    """The loop without a runtime: prints the instant at which each step ended, until it is killed."""
     os.environ.update(NPROC="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false", OMP_NUM_THREADS="1")
     from isthmus.ops.data import At
     from isthmus.ops.training import Learner
@@ -55,86 +71,73 @@ def bare(batch: int) -> None:
     learner = Learner(nano, (), seed=0)
     learner.compile(nano.batch(At(0, 0, 0)))
     learner.begin()
-    pending, step, told = None, 0, 0.0
+    pending, step, ends = None, 0, []
     while True:
         loss = learner.step(nano.batch(At(0, 0, step)), 0.5)
         if pending is not None:
             float(pending)
         pending, step = loss, step + 1
-        if time.monotonic() - told > 0.02:
-            told = time.monotonic()
-            print(json.dumps({"time": told, "step": step}), flush=True)
+        ends.append(time.monotonic())
+        if len(ends) == 32:
+            print(*ends, sep="\n", flush=True)
+            ends.clear()
 
 
-class Steps:
-    """The steps that a file of lines {"time", "step"} tells, by time."""
-
-    def __init__(self, path: Path, learner: int | None = None) -> None:
-        self._path, self._learner = path, learner
-
-    def between(self, begun: float, ended: float) -> tuple[float, float]:
-        """Steps, and the seconds between the first and the last line in a stretch of time."""
-        lines = [json.loads(line) for line in self._path.read_text().splitlines() if line.endswith("}")]
-        rows = [(line["time"], line["step"]) for line in lines if self._learner in (None, line.get("learner"))]
-        inside = [row for row in rows if begun <= row[0] <= ended]
-        return inside[-1][1] - inside[0][1], inside[-1][0] - inside[0][0]
-
-
-def take_turn(pid: int, steps: Steps, seconds: float, zero: float, others: list[int]) -> Turn:
-    """Let a process run alone for a while."""
+def take_turn(pid: int, seconds: float, others: list[int]) -> Window:
+    """Let a process run for a while, with those that it needs."""
     signal_all((pid, *others), signal.SIGCONT)
     time.sleep(SETTLE_SECONDS)
     before, begun = cpu_of(pid), time.monotonic()
     time.sleep(seconds)
     after, ended = cpu_of(pid), time.monotonic()
-    time.sleep(SETTLE_SECONDS)
     signal_all((*others, pid), signal.SIGSTOP)
-    count, took = steps.between(begun - zero, ended - zero)
-    rate = count / took
-    used = {thread: after[thread] - before.get(thread, 0.0) for thread in after}
-    made = rate * (ended - begun)
-    return Turn(rate, sum(used.values()) / made, {thread: each / made for thread, each in used.items()})
+    return Window(begun, ended, {thread: after[thread] - before.get(thread, 0.0) for thread in after})
 
 
 @contextmanager
-def bare_loop(here: Path, batch: int) -> Iterator[tuple[int, Steps]]:
+def bare_loop(here: Path, batch: int) -> Iterator[int]:
     """The bare loop in a process of its own."""
-    with (here / "bare.jsonl").open("w") as lines:
+    with (here / "bare.txt").open("w") as lines:
         command = [sys.executable, __file__, "--bare", "--batch", str(batch)]
         loop = subprocess.Popen(command, stdout=lines)
     try:
-        while (here / "bare.jsonl").stat().st_size < 2000:
+        until = time.monotonic() + START_SECONDS_MAX
+        while (here / "bare.txt").stat().st_size < 500:
             time.sleep(0.2)
+            if loop.poll() is not None or time.monotonic() > until:
+                raise SystemExit("the bare loop does not step")
         pin([loop.pid], 0)
-        yield loop.pid, Steps(here / "bare.jsonl")
+        yield loop.pid
     finally:
         loop.kill()
         loop.wait()
 
 
 def measure(pairs: int, seconds: float, batch: int) -> list[tuple[Turn, Turn]]:
-    """Turns of the bare loop and of the learner, in alternating order."""
-    found = []
+    """Turns of the bare loop and of the learner, in alternating order; steps by the clock of whoever made them."""
+    alone: list[Window] = []
+    inside: list[Window] = []
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        bare_loop(Path(folder), batch) as (loop, loop_steps),
+        bare_loop(Path(folder), batch) as loop,
     ):
         os.kill(loop, signal.SIGSTOP)
         with training(Path(folder, "run"), "--set", f"task.batch={batch}", learners=1) as run:
             learner, others = run.pids["learner/0"], run.others("learner/0")
             pin(others, 1)
             pin([learner], 0)
-            steps = Steps(run.folder / "metrics.jsonl", 0)
             signal_all((*others, learner), signal.SIGSTOP)
             for number in range(pairs):
-                turns = [
-                    lambda: take_turn(loop, loop_steps, seconds, 0.0, []),
-                    lambda: take_turn(learner, steps, seconds, run.zero, others),
-                ]
-                made = [turn() for turn in (turns if number % 2 else turns[::-1])]
-                found.append((made[0], made[1]) if number % 2 else (made[1], made[0]))
+                for side in (number % 2, 1 - number % 2):
+                    if side:
+                        alone.append(take_turn(loop, seconds, []))
+                    else:
+                        inside.append(take_turn(learner, seconds, others))
             signal_all((*others, learner), signal.SIGCONT)
-    return found
+            run.stop()
+            made = [ended for _, ended in run.spans("learner/0", "inner-step")]
+        bare_made = list(map(float, Path(folder, "bare.txt").read_text().split()))
+    return [(one.turn(bare_made), other.turn(made)) for one, other in zip(alone, inside, strict=True)]
 
 
 def spread(values: list[float]) -> str:

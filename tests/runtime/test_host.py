@@ -119,8 +119,8 @@ def test_no_payload_is_kept_that_the_core_does_not_hold(jitter: float) -> None:
         for record in tape.read(data):
             naive.handle(record.event, record.at)
         held = {handle: uses for handle, uses in naive.held().items() if handle > 0}
-        assert {handle: host._uses.get(handle, 1) for handle in host._items} == held
-        assert host._uses.keys() <= host._items.keys()
+        assert {handle: host._payloads._uses.get(handle, 1) for handle in host._payloads._items} == held
+        assert host._payloads._uses.keys() <= host._payloads._items.keys()
         assert len(held) < 20
 
 
@@ -208,7 +208,7 @@ def test_the_newest_items_are_sent_to_who_joins_late_and_are_still_kept(
         resent = [(target, parcel.edge, parcel.item["data"][0], replaces) for target, parcel, replaces in channel.sent]
         assert resent == [(joiner, 1, 2.0, True), (joiner, 1, 3.0, True)]
         channel.sent.clear()
-    assert {payload.item["data"][0] for payload in host._items.values()} == {2.0, 3.0}
+    assert {payload.item["data"][0] for payload in host._payloads._items.values()} == {2.0, 3.0}
 
 
 def test_payloads_of_an_event_that_the_core_refuses_are_let_go(feeding: tuple[Host, Ends, World]) -> None:
@@ -219,7 +219,7 @@ def test_payloads_of_an_event_that_the_core_refuses_are_let_go(feeding: tuple[Ho
     outputs = host._outputs([Emission(0, {"key": 1}, {"key": 1}, 0, 0)])
     for event in (FiringEnded(0, outputs), ItemsEmitted(0, outputs)):
         host.handle(event)
-        assert host._items == {}
+        assert host._payloads._items == {}
     assert failures == ["a firing of node 0 emitted or ended that had not begun"] * 2
 
 
@@ -256,14 +256,14 @@ def test_a_peer_that_does_wrong_is_counted_and_survived(alone: tuple[Host, Ends,
         "stranger/0#1 sent an item on edge 0, which does not lead here": 1,
         "here/0#1 granted credit on edge 0, no Queue that begins here": 1,
     }
-    assert list(host._items) == [2, 3]
+    assert list(host._payloads._items) == [2, 3]
     assert channel.granted == [(life("here/0"), 0, 1)]
     for number in range(REFUSED_MAX + 50):
         host.item_arrived(life("here/0"), item(100 + number))
     assert len(host.refused) == REFUSED_MAX + 1
     assert host.refused["others"] == 54
     assert host.refused.total() == 4 + REFUSED_MAX + 50
-    assert len(host._items) == 2
+    assert len(host._payloads._items) == 2
 
 
 def test_a_closed_host_takes_nothing_and_keeps_nothing(alone: tuple[Host, Ends, World]) -> None:
@@ -271,7 +271,7 @@ def test_a_closed_host_takes_nothing_and_keeps_nothing(alone: tuple[Host, Ends, 
     host.close()
     host.item_arrived(life("here/0"), item(0))
     host.request_stop()
-    assert host._items == {}
+    assert host._payloads._items == {}
     assert not channel.is_open
     assert world.clock.due() is None or world.clock.step() is not None
     assert host.scheduler.statistics()["firings"] == 0
