@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     from isthmus.ops.training import Learner
 
 REPORT_NS: Final = 100_000_000
+WATCH_NS: Final = 250_000_000
 STEP_TIME_DECAY: Final = 0.9
 
 
 class InnerStep:
     """Batches in; captured fragments, progress and, every `emit_every` steps, all parameters out.
 
-    `progress` is for those who pace; `report` is the same for those who watch: every 100 ms, unless nobody paces.
+    `progress` is for those who pace, every `report_every` steps or 100 ms; `report` is the same for those who watch,
+    every 250 ms, or as often where nobody paces.
 
     `fragments` are those of the program, none for programs that exchange whole trees; `report_every` the steps between
     two reports of progress, which come at least every 100 ms; `tokens` the budget that the learning rate follows, where
@@ -262,8 +264,7 @@ class InnerStep:
         self._began_at = now
         count = self._task.tokens_per_batch
         trained = sum(self._totals.values())
-        with self._learner.turn():
-            loss = self._learner.step(batch, min(1.0, trained / self._budget) if self._budget else 0.0)
+        loss = self._learner.step(batch, min(1.0, trained / self._budget) if self._budget else 0.0)
         self._step += 1
         self._tokens += count
         for ledger in self._ledgers.values():
@@ -288,11 +289,11 @@ class InnerStep:
     def _reports(self, *, has_news: bool, has_changed: bool) -> list[tuple[str, Progress]]:
         """What there is to tell those who pace, and those who watch."""
         is_first = self._reported_step < 0
-        if not is_first and not self._is_report_due(has_news=has_news or has_changed):
+        if not is_first and not self._is_report_due(has_news=has_news, has_changed=has_changed):
             return []
         ports = ["progress"] if "progress" in self._context.connected else []
         if "report" in self._context.connected:
-            is_rare = self._context.now() - self._watched_at >= REPORT_NS
+            is_rare = self._context.now() - self._watched_at >= WATCH_NS
             if not ports or is_first or has_changed or is_rare or self._phase != "stepping":
                 ports.append("report")
         if not ports:
@@ -302,11 +303,13 @@ class InnerStep:
             self._watched_at, self._loss_sum, self._loss_count = self._reported_at, 0.0, 0
         return [(port, report) for port in ports]
 
-    def _is_report_due(self, *, has_news: bool) -> bool:
+    def _is_report_due(self, *, has_news: bool, has_changed: bool) -> bool:
+        if has_changed:
+            return True
         if self._phase != "stepping":
             return has_news
         due = self._step - self._reported_step >= self._report_every
-        return due or has_news or self._context.now() - self._reported_at >= REPORT_NS
+        return due or self._context.now() - self._reported_at >= REPORT_NS
 
     def _report(self) -> Progress:
         self._reported_step, self._reported_at = self._step, self._context.now()

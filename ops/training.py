@@ -9,8 +9,7 @@ for JAX may alias it for ever. Compiled functions are shared by all learners of 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -100,7 +99,6 @@ class Learner:
         self._moments: Any = None
         self.reset_moments()
         self._shares_cores = jax.default_backend() == "cpu"
-        self._dispatched: jax.Array | None = None
 
     def begin(self) -> None:
         """Make the first parameters of the task, the same for the same seed."""
@@ -123,22 +121,18 @@ class Learner:
             for leaf in [*leaves, loss]:
                 leaf.block_until_ready()
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Where learners share the cores of a process, a turn at them, until what was dispatched in it is computed."""
-        if self._shares_cores:
-            with CORES:
-                yield
-                if self._dispatched is not None:
-                    self._dispatched.block_until_ready()
-        else:
-            yield
-
     def step(self, batch: Any, progress: float) -> jax.Array:
-        """Dispatch one inner step; the result is its loss, which may still be on its way."""
+        """One inner step; the result is its loss. On the CPU it takes a turn at the cores, until it is computed;
+        otherwise it is dispatched, and may still be on its way."""
+        if not self._shares_cores:
+            return self.dispatch(batch, progress)
+        with CORES:
+            return self.dispatch(batch, progress).block_until_ready()
+
+    def dispatch(self, batch: Any, progress: float) -> jax.Array:
+        """One inner step, on its way; the result is its loss."""
         state = (self._leaves, self._moments)
         (self._leaves, self._moments), loss = self._functions.step(state, batch, np.float32(progress))
-        self._dispatched = loss
         return loss  # type: ignore[no-any-return]
 
     def extract(self, fragment: int) -> jax.Array:

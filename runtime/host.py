@@ -334,10 +334,12 @@ class Host:
                 known = ", ".join(self._exits[node.index]) or "none"
                 raise LocalProtocolError(f"node {node.name!r} emitted on port {name!r}; its outputs are: {known}")
             output = node.outputs[port]
-            codec.freeze(item)
             crosses = any(self.plan.edges[edge].route != "local" for edge in output.edges)
-            digest = codec.digest(item) if crosses and self._tape is not None else 0
-            size_bytes = codec.size_bytes(item) if crosses else 0
+            if crosses:
+                size_bytes, digest = codec.seal(item)
+            else:
+                codec.freeze(item)
+                size_bytes = digest = 0
             fields = None
             if output.fields or output.fields_optional:
                 fields = codec.fields(item, (*output.fields, *output.fields_optional))

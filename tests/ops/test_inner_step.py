@@ -93,12 +93,12 @@ def test_the_optimizer_begins_at_the_parameters_that_were_adopted() -> None:
     assert all(np.all(np.asarray(leaf) == 0.5) for leaf in jax.tree.leaves(body._learner._moments))
 
 
-def test_those_who_only_watch_hear_every_100_ms_and_of_every_change_of_phase() -> None:
+def test_those_who_only_watch_hear_every_250_ms_and_of_every_change_of_phase() -> None:
     task = SmallTask()
     body, parts, context = opened(task)
     context.connected |= {"report"}
     seen: list[tuple[str, int, str]] = []
-    for position in range(60):
+    for position in range(140):
         news = {("syncer/0", part.index): update(part, 0, 0.5) for part in parts} if not position else None
         context.at += 9_000_000
         _, emitted = drive(body, update=news, batch=batch(task, position))
@@ -152,8 +152,20 @@ def test_an_older_version_is_never_adopted() -> None:
     task = SmallTask()
     body, parts, _ = stepping(task)
     drive(body, update={KEY: update(parts[0], 3, 3.0)})
-    _, emitted = drive(body, update={KEY: update(parts[0], 2, 9.0)}, batch=batch(task, 0))
+    drive(body, update={KEY: update(parts[0], 2, 9.0)}, batch=batch(task, 0))
+    _, emitted = drive(body, batch=batch(task, 1))
     assert reports(emitted)[0]["versions"][0] == [1, 3]
+
+
+def test_a_learner_that_steps_reports_every_so_many_steps_and_not_at_news() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    reported = []
+    for number in range(1, 7):
+        more = {"update": {KEY: update(parts[0], number, 1.0)}} if number == 3 else {}
+        pulls = {"pull": {KEY: pull(0, 20)}} if number == 5 else {}
+        reported.append(bool(reports(drive(body, batch=batch(task, number), **more, **pulls)[1])))
+    assert reported == [False, True, False, True, False, True]
 
 
 def test_after_a_final_pull_no_step_is_made_and_the_account_closes() -> None:

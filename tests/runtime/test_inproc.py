@@ -117,9 +117,9 @@ def test_a_transfer_takes_as_long_as_its_delay_says_and_none_overtakes_another()
     b.open(got)
     arrivals: list[int] = []
     got.on_item = lambda source, parcel_: arrivals.append(clock.now() // milliseconds(1))
-    for number, size in enumerate((20, 10, 30)):
-        a.send(B, parcel(QUEUE, block(number, size * KIB - 8)), replaces=False)
-    a.send(B, parcel(QUEUE, block(3, 10 * KIB - 8)), replaces=False)
+    structure = parcel(QUEUE, block(0, 0)).size_bytes + 2
+    for number, size in enumerate((20, 10, 30, 10)):
+        a.send(B, parcel(QUEUE, block(number, size * KIB - structure)), replaces=False)
     while clock.step():
         pass
     assert arrivals == [20, 20, 30, 30]
