@@ -8,7 +8,7 @@ leave their host (a report of a learner: 320 Python calls less), and lists of pl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -42,6 +42,7 @@ def freeze(item: Any, depth: int = 0) -> None:
     if type(item) is np.ndarray:
         item.flags.writeable = False
         return
+    values: Collection[Any]
     if type(item) is list or type(item) is tuple:
         values = item
     elif isinstance(item, Mapping):

@@ -18,13 +18,13 @@ from isthmus.runtime.graph import Quorum
 from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.lowering import NodePlan
 from isthmus.runtime.ports import Link
-from isthmus.runtime.quorum import (
+from isthmus.runtime.quorum import QuorumCore
+from isthmus.runtime.voting import (
     CancelQuorumTimer,
     CloseRound,
     MemberJoined,
     MemberLeft,
     QuorumCommand,
-    QuorumCore,
     QuorumEvent,
     QuorumTimerFired,
     RefuseOpening,

@@ -16,14 +16,14 @@ from isthmus.runtime import quorum
 from isthmus.runtime.clock import Duration, Instant, milliseconds
 from isthmus.runtime.errors import InvariantError, LocalProtocolError
 from isthmus.runtime.ids import Handle, Member, Replica
-from isthmus.runtime.quorum import (
+from isthmus.runtime.quorum import QuorumCore
+from isthmus.runtime.voting import (
     CancelQuorumTimer,
     CloseRound,
     Decision,
     MemberJoined,
     MemberLeft,
     QuorumCommand,
-    QuorumCore,
     QuorumEvent,
     QuorumTimerFired,
     RefuseOpening,
