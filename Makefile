@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help train test check bench soak clean
+.PHONY: help install train test check bench soak clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -24,6 +24,8 @@ help:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,check]'
 	touch $@
 
+install: .venv/installed
+
 train: .venv/installed
 	$(BIN)/isthmus train
 
@@ -41,6 +43,9 @@ check: .typing/isthmus
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p isthmus.runtime -p isthmus.ops -p isthmus.programs
 	$(BIN)/lint-imports
+
+soak: .venv/installed
+	$(BIN)/isthmus simulate world --seeds 10000
 
 bench: .venv/installed-test
 	for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done

@@ -11,6 +11,7 @@ over the held-out text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
@@ -61,21 +62,29 @@ class At:
         )
 
 
+def of_slot(numbers: int | Sequence[int], slot: int) -> int:
+    """What holds for a slot, where every slot has the same number or a number of its own: slots beyond the last number
+    have that."""
+    return numbers if isinstance(numbers, int) else numbers[min(slot, len(numbers) - 1)]
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Batches of `sequences` windows of `length` consecutive tokens each.
+    """Batches of `sequences` windows of `length` consecutive tokens each; of a tuple, each slot has its own number, and
+    the evaluation that of slot 0.
 
     DataError if the training split is shorter than one batch, or the held-out text shorter than one window.
     """
 
     corpus: Corpus
-    sequences: int
+    sequences: int | tuple[int, ...]
     length: int
 
     def __post_init__(self) -> None:
+        most = self.sequences if isinstance(self.sequences, int) else max(self.sequences)
         for name, side, needed in (
-            ("training", self.corpus.train, self.sequences * self.length),
+            ("training", self.corpus.train, most * self.length),
             ("held-out", self.corpus.evaluation, self.length),
         ):
             if len(side) < needed:
@@ -85,7 +94,7 @@ class Windows:
     @property
     def evaluation_batches(self) -> int:
         """How many batches the evaluation is: at least 256 windows, and whole batches."""
-        return -(-EVALUATION_WINDOWS_MIN // self.sequences)
+        return -(-EVALUATION_WINDOWS_MIN // of_slot(self.sequences, 0))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -95,13 +104,13 @@ class Windows:
         )
 
     def batch(self, at: At) -> Batch:
-        """{"tokens": [sequences, length]}: newly made, and the same for the same `at`.
+        """{"tokens": [sequences of the slot, length]}: newly made, and the same for the same `at`.
 
         The evaluation is `evaluation_batches` long, from position 0, whatever seed and slot, and begins anew after it.
         """
         if at.split == "train":
             side = self.corpus.train
-            starts = at.rng().integers(0, len(side) - self.length, self.sequences, endpoint=True)
+            starts = at.rng().integers(0, len(side) - self.length, of_slot(self.sequences, at.slot), endpoint=True)
         else:
             side = self.corpus.evaluation
             starts = self._evaluation_starts(at.position % self.evaluation_batches, len(side) - self.length)
@@ -111,6 +120,7 @@ class Windows:
         return {"tokens": tokens.astype(self.dtype, copy=False)}
 
     def _evaluation_starts(self, position: int, last: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        count = self.evaluation_batches * self.sequences
-        index = np.arange(position * self.sequences, (position + 1) * self.sequences, dtype=np.int64)
+        sequences = of_slot(self.sequences, 0)
+        count = self.evaluation_batches * sequences
+        index = np.arange(position * sequences, (position + 1) * sequences, dtype=np.int64)
         return index * last // (count - 1)

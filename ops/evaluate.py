@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, TypedDict
 
 from isthmus.ops.fragment import Fragment
 from isthmus.ops.items import Progress, Update, Vector, merge_totals
+from isthmus.ops.learning import evaluation_of
 from isthmus.ops.tree import named_leaves, tree_mean
 
 TIMES_DEFAULT: Final = 20
@@ -59,9 +60,7 @@ class Evaluate:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
-        from isthmus.ops.training import Evaluation
-
-        self._evaluation = Evaluation(self._task, context.seed)
+        self._evaluation = evaluation_of(self._task, context.seed)
 
     def __call__(self, update: Mapping[Any, Update] | None = None) -> dict[str, Evaluated] | None:
         """Take in what was published; evaluate if that is due."""
@@ -107,9 +106,7 @@ class EvaluateMean:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
-        from isthmus.ops.training import Evaluation
-
-        self._evaluation = Evaluation(self._task, context.seed)
+        self._evaluation = evaluation_of(self._task, context.seed)
 
     def __call__(
         self, parameters: Mapping[Any, Any] | None = None, progress: Mapping[Any, Progress] | None = None

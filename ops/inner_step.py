@@ -5,23 +5,23 @@ step and wait for the loss of the step before, so that one step is computed whil
 leave before the step begins. The order matters: a pull answered before the updates would carry a stale base.
 
 Phases. *ready*: with fragments, a learner waits (idle) until it has adopted all of them; without, it begins with first
-parameters of its own. *stepping*. *final*: told so by a pull of kind 'final' (or by `stop`, where there is no syncer),
-it steps no more, and stays idle to answer and to adopt. A learner whose loss is not finite says that it is sick, and
-starts its optimizer anew once it has adopted every fragment again.
+parameters of its own. *stepping*, as long as the budget is not known to be spent; then it is idle, for it would train
+beyond it. *final*: told so by a pull of kind 'final', or, where it came too late for that, by a fragment that is final
+already (where there is no syncer, by `stop`), it stays idle to answer and to adopt. A learner whose loss is not finite
+says that it is sick, and starts its optimizer anew once it has adopted every fragment again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from isthmus.ops.accounts import FragmentLedger, clock_of
+from isthmus.ops.data import of_slot
 from isthmus.ops.fragment import Fragment
 from isthmus.ops.items import Capture, Progress, Round, Update, Vector, as_totals, merge_totals
-
-if TYPE_CHECKING:
-    from isthmus.ops.training import Learner
+from isthmus.ops.learning import Learning, learner_of
 
 REPORT_NS: Final = 100_000_000
 WATCH_NS: Final = 250_000_000
@@ -72,7 +72,7 @@ class InnerStep:
         self._step = self._tokens = self._step_time = self._delay_steps = 0
         self._reported_step = -1
         self._reported_at = self._watched_at = self._began_at = self._first_at = self._stepping = 0
-        self._sick = self._has_begun = False
+        self._sick = self._has_begun = self._is_over = False
         self._unhealed: set[int] = set()
 
     def prepare(self) -> None:
@@ -85,14 +85,10 @@ class InnerStep:
     def open(self, context: Any) -> None:
         """Compile every function; without a syncer, make the first parameters, too."""
         from isthmus.ops.data import At
-        from isthmus.ops.turnstile import give_way
-
-        give_way()  # Before jax makes its threads, which inherit it.
-        from isthmus.ops.training import Learner
 
         self._context = context
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
-        self._learner: Learner = Learner(self._task, self._fragments, seed=context.seed, alpha=self._alpha)
+        self._learner: Learning = learner_of(self._task, self._fragments, seed=context.seed, alpha=self._alpha)
         self._learner.compile(self._task.batch(At(context.seed, self._slot, 0)))
         if not self._fragments:
             self._learner.begin()
@@ -105,7 +101,7 @@ class InnerStep:
         progress: Any = None,
     ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
         """One boundary; `batch` is None where this node is idle. Yields the answers, returns everything else."""
-        before = self._phase
+        before = self._phase, self.is_idle
         news = self._adopt_all(update) + self._hear(progress)
         answers: list[tuple[str, Any]] = []
         for request in sorted((pull or {}).values(), key=lambda asked: asked["round"]):
@@ -113,14 +109,24 @@ class InnerStep:
             merge_totals(self._totals, request["totals"])
             answers.extend(self._answer(request))
         yield answers
-        if self._phase == "stepping" and batch is not None:
+        has_stepped = self._phase == "stepping" and batch is not None and not self._is_spent()
+        if has_stepped:
             self._train(batch)
         if self._phase == "final":
             self._settle_loss(None)
-        emitted = self._parameters()
-        self.is_idle = self._phase != "stepping"
+        emitted = self._parameters(has_stepped=has_stepped)
+        self.is_idle = self._phase != "stepping" or self._is_spent()
         self.is_finished = self._phase == "final" and not self._fragments
-        return emitted + self._reports(has_news=news > 0, has_changed=before != self._phase)
+        return emitted + self._reports(has_news=news > 0, has_changed=before != (self._phase, self.is_idle))
+
+    @property
+    def phase(self) -> Literal["ready", "stepping", "final"]:
+        """Where this learner is: who drives it from outside may have it step later, or answer, while it is idle."""
+        return self._phase
+
+    def _is_spent(self) -> bool:
+        """Whether all that is known to be trained makes up the budget: then no step is needed any more."""
+        return 0 < self._budget <= sum(self._totals.values())
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
@@ -139,22 +145,28 @@ class InnerStep:
         merge_totals(self._totals, update["totals"])
         clock = clock_of(update["clock"], self._slot)
         ledger = self._ledgers.get(p)
+        # Of the zeros before a first version nothing may survive, nor of what is not finite.
+        adopt = self._learner.replace if ledger is None or self._sick else self._learner.adopt
         if ledger is None:
             self._ledgers[p] = FragmentLedger(self._incarnation, version, begin=self._tokens)
-        elif version < ledger.base:
+        elif version < ledger.base or (version == ledger.base and update["kind"] == "recover"):
             return
         else:
             answered = self._answered.pop(p, None)
             # How long a shard was away says nothing of a round trip.
-            if answered is not None and version[0] == ledger.base[0]:
+            if answered is not None and version[0] == ledger.base[0] and update["kind"] != "recover":
                 self._delay_steps = self._step - answered[1]
             ledger.adopted(version, clock, self._tokens)
         self._anchors[p], self._clocks[p] = update["values"], update["clock"]
-        self._learner.adopt(p, update["values"])
+        adopt(p, update["values"])
         self._heal(p)
-        if self._phase == "ready" and len(self._ledgers) == len(self._fragments):
-            self._learner.reset_moments()
-            self._phase = "stepping"
+        self._is_over |= update["kind"] == "final"
+        if len(self._ledgers) == len(self._fragments):
+            if self._phase == "ready":
+                self._learner.reset_moments()
+                self._phase = "stepping"
+            if self._is_over:
+                self._phase = "final"
 
     def _hear(self, control: Any) -> int:
         """Take in progress and a request to stop, where this program has no syncer."""
@@ -200,7 +212,7 @@ class InnerStep:
         if not self._has_begun:
             self._learner.begin()
             for p, values in self._anchors.items():
-                self._learner.adopt(p, values)
+                self._learner.replace(p, values)
             self._has_begun = True
         return [("fragment", self._capture(request))]
 
@@ -240,14 +252,14 @@ class InnerStep:
             anchor=None,
         )
 
-    def _parameters(self) -> list[tuple[str, Any]]:
+    def _parameters(self, *, has_stepped: bool) -> list[tuple[str, Any]]:
         """All parameters: the copy taken a boundary ago, which the device has made by now; at the end, the last."""
         if self._emit_every is None or "parameters" not in self._context.connected:
             return []
         captured, self._captured = self._captured, None
         if self._phase == "final":
             captured = self._learner.copy()
-        elif self._step and self._step % self._emit_every == 0:
+        elif has_stepped and self._step % self._emit_every == 0:
             self._captured = self._learner.copy()
         return [] if captured is None else [("parameters", self._learner.tree(captured))]
 
@@ -262,7 +274,7 @@ class InnerStep:
             average = self._step_time or took
             self._step_time = round(STEP_TIME_DECAY * average + (1 - STEP_TIME_DECAY) * took)
         self._began_at = now
-        count = self._task.tokens_per_batch
+        count = of_slot(self._task.tokens_per_batch, self._slot)
         trained = sum(self._totals.values())
         loss = self._learner.step(batch, min(1.0, trained / self._budget) if self._budget else 0.0)
         self._step += 1
@@ -306,7 +318,7 @@ class InnerStep:
     def _is_report_due(self, *, has_news: bool, has_changed: bool) -> bool:
         if has_changed:
             return True
-        if self._phase != "stepping":
+        if self.is_idle:
             return has_news
         due = self._step - self._reported_step >= self._report_every
         return due or self._context.now() - self._reported_at >= REPORT_NS

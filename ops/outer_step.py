@@ -3,7 +3,8 @@
 Holds Theta and the momentum of this shard's fragments in float32. Without compression what is published is Theta bit
 for bit, in a new buffer each time. A fragment is published again, unchanged, where an answer to it was refused (its
 learner may have missed the version before), and once more as final at the end. A shard that comes back begins with the
-version that learners hold, and with a momentum of zero.
+version that learners hold, and with a momentum of zero; it publishes that version, for those who hold an older one or
+none, and whoever holds it leaves it aside.
 """
 
 from __future__ import annotations
@@ -48,8 +49,7 @@ class OuterStep:
             self._step(gradient)
         merging: Merging = {**gradient["merging"], "published_at": self._now()}
         emitted: dict[str, Any] = {"merged": merging}
-        is_known = gradient["kind"] == "recover"  # Whoever holds an older version is sent this one when it is refused.
-        if (merged and not is_known) or (p in self._theta and (gradient["kind"] == "final" or merging["refused"])):
+        if merged or (p in self._theta and (gradient["kind"] == "final" or merging["refused"])):
             emitted["update"] = self._update(gradient)
         if gradient["kind"] == "final" and p in self._theta:
             emitted["final"] = self._final(p, emitted["update"])

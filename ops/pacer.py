@@ -11,6 +11,8 @@ p mod S = s. Each is in one of these states, and never has two rounds open:
                                   resting --stopping and no round open, its final round--> ended
 
 - *initial*: once enough learners are there, the one in the lowest slot sends the first version of all fragments.
+- *recover*: a shard that came back hears everybody who has trained, or waits a second, before it asks the holders of a
+  fragment for the newest version, which takes the place of the first.
 - *merge*: fragments are due on a grid of H steps of the fastest learner (`pacing`), on the terms of `terms`.
 - *final*: once the tokens are spent, or somebody asks for it, all fragments are merged a last time with everybody.
 
@@ -47,7 +49,8 @@ class PacerContext(Protocol):
 
 
 RECOVERY_GRACE: Final = 1_000_000_000
-"""Nanoseconds for which a shard that came back waits for more learners than the first to say what they hold."""
+"""Nanoseconds for which a shard that came back waits for more learners than the first: to be heard of at all, and then
+to say what they hold. Only the newest of it is in all that the others hold."""
 
 
 @dataclass(slots=True)
@@ -94,6 +97,7 @@ class Pacer:
         self._born: set[int] = set()
         self._ended: set[int] = set()
         self._round_last = 0
+        self._recovers_at: int | None = None
         self._is_stopping = False
 
     def open(self, context: PacerContext) -> None:
@@ -232,11 +236,21 @@ class Pacer:
         unborn = [fragment for fragment in self._own if fragment not in self._born | self._rounds.keys()]
         holders = {fragment: _members(self._roster.holding(fragment)) for fragment in unborn}
         if any(holders.values()):
+            if self._awaits_holders():
+                return []
             return [self._open_round(each, "recover", members) for each, members in holders.items() if members]
         giver = self._start.giver(_members(self._roster.live()), self._context.now())
         if giver is None:
             return []
         return [self._open_round(each, "initial", [giver]) for each in unborn]
+
+    def _awaits_holders(self) -> bool:
+        """Whether somebody who has trained in this run, and may hold the newest version, is yet to be heard of."""
+        now = self._context.now()
+        if self._recovers_at is None:
+            self._recovers_at = now + RECOVERY_GRACE
+        heard = {learner.slot for learner in self._roster.live()}
+        return now < self._recovers_at and any(slot not in heard for slot, _ in self._totals)
 
     def _open_merges(self) -> list[Round]:
         """What is due, the longest overdue first, as far as there is room in flight."""

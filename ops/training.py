@@ -46,10 +46,14 @@ class Functions:
         self.touched = [sorted({index[unit.tensor] for unit in fragment.units}) for fragment in fragments]
         self.extract: list[jax.stages.Wrapped] = []
         self.adopt: list[jax.stages.Wrapped] = []
+        self.replace: list[jax.stages.Wrapped] = []
         for fragment, touched in zip(fragments, self.touched, strict=True):
             places = {names[i]: place for place, i in enumerate(touched)}
             self.extract.append(jax.jit(partial(_extract, fragment, places)))
-            self.adopt.append(jax.jit(partial(_adopt, fragment, places, alpha), donate_argnums=0))
+            self.replace.append(jax.jit(partial(_adopt, fragment, places, 0.0), donate_argnums=0))
+            self.adopt.append(
+                jax.jit(partial(_adopt, fragment, places, alpha), donate_argnums=0) if alpha else self.replace[-1]
+            )
 
     def trace(self, batch: Any) -> None:
         """Trace everything that every learner will call: what there is to do before a device is there."""
@@ -60,7 +64,8 @@ class Functions:
         self.copy.trace(leaves)
         for p, touched in enumerate(self.touched):
             self.extract[p].trace([leaves[i] for i in touched])
-            self.adopt[p].trace([leaves[i] for i in touched], np.zeros(self._sizes[p], np.float32))
+            for adopt in dict.fromkeys((self.replace[p], self.adopt[p])):
+                adopt.trace([leaves[i] for i in touched], np.zeros(self._sizes[p], np.float32))
 
     def _step(self, loss_of: Callable[..., Any], state: tuple[Any, Any], batch: Any, progress: Any) -> Any:
         """One inner step: (leaves, optimizer state) -> the same, and the loss before the step."""
@@ -114,10 +119,9 @@ class Learner:
             (leaves, _), loss = functions.step(state, batch, np.float32(0.0))
             for p, touched in enumerate(functions.touched):
                 values = functions.extract[p]([leaves[i] for i in touched])
-                for i, leaf in zip(
-                    touched, functions.adopt[p]([leaves[i] for i in touched], np.asarray(values)), strict=True
-                ):
-                    leaves[i] = leaf
+                for adopt in dict.fromkeys((functions.replace[p], functions.adopt[p])):
+                    for i, leaf in zip(touched, adopt([leaves[i] for i in touched], np.asarray(values)), strict=True):
+                        leaves[i] = leaf
             for leaf in [*leaves, loss]:
                 leaf.block_until_ready()
 
@@ -144,9 +148,15 @@ class Learner:
 
     def adopt(self, fragment: int, values: Vector) -> None:
         """Replace a fragment by alpha times itself and 1 - alpha times `values`, float32[n]."""
+        self._write(fragment, self._functions.adopt[fragment], values)
+
+    def replace(self, fragment: int, values: Vector) -> None:
+        """Replace a fragment by `values`, float32[n], whatever alpha is."""
+        self._write(fragment, self._functions.replace[fragment], values)
+
+    def _write(self, fragment: int, adopt: jax.stages.Wrapped, values: Vector) -> None:
         touched = self._functions.touched[fragment]
-        adopted = self._functions.adopt[fragment]([self._leaves[i] for i in touched], values)
-        for i, leaf in zip(touched, adopted, strict=True):
+        for i, leaf in zip(touched, adopt([self._leaves[i] for i in touched], values), strict=True):
             self._leaves[i] = leaf
 
     def adopt_tree(self, parameters: Any) -> None:

@@ -68,6 +68,7 @@ def main(arguments: list[str]) -> int:
         loop,
         asked.run,
         told.roles,
+        run=told.run,
         name=asked.name,
         listen=asked.listen,
         launch=Launcher(loop, asked.run, told.computing),

@@ -20,10 +20,12 @@ import msgpack  # type: ignore[import-untyped]
 
 from isthmus.programs import spec
 from isthmus.programs.command.report import write_report
-from isthmus.programs.summary import fragment_sizes, summarise
+from isthmus.programs.summary import fragment_sizes, fragments_of, summarise
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.daemon import Daemon
 from isthmus.runtime.errors import RequestError
+from isthmus.runtime.graph import Graph
+from isthmus.runtime.ids import Replica
 from isthmus.runtime.store import write_bytes, write_json
 from isthmus.runtime.trace import Span, as_perfetto
 
@@ -33,7 +35,8 @@ FINISH_SECONDS_MAX: Final = 120.0
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a run ended: `record` is what the recorder published last, `cpu_seconds` what daemon and hosts used,
-    `ended_ns` the instant on the machine's monotonic clock."""
+    `ended_ns` the instant on the machine's monotonic clock, `lost` the replica that could not be had back,
+    `retired` the learners' slots that have gone with their machines."""
 
     outcome: str
     error: str | None
@@ -41,13 +44,17 @@ class Ending:
     cpu_seconds: float
     bytes_sent_by_shards: int
     ended_ns: int
+    lost: str | None
+    retired: list[int]
 
     @classmethod
     def of(cls, daemon: Daemon, cpu_seconds: float) -> Ending:
         """How the run of this daemon ended, now."""
         sent = round(daemon.former_figures.get("syncer.bytes_sent", 0))
         record = daemon.status_last
-        return cls(daemon.outcome, daemon.error, record, cpu_seconds, sent, time.monotonic_ns())
+        lost = None if daemon.lost is None else str(daemon.lost)
+        retired = [replica.slot for replica in daemon.fleet.retired]
+        return cls(daemon.outcome, daemon.error, record, cpu_seconds, sent, time.monotonic_ns(), lost, retired)
 
 
 def cpu_seconds() -> float:
@@ -62,20 +69,24 @@ def finish(folder: Path, ending: Ending) -> None:
     spans = [
         Span(*fields) for path in sorted((folder / "spans").glob("*.json")) for fields in json.loads(path.read_text())
     ]
-    name, sizes = _name_and_sizes(told)
+    graph = _graph(told)
+    for slot in ending.retired:
+        if slot in ending.record.get("learners", {}):
+            ending.record["learners"][slot]["is_gone"] = True
     summary = summarise(
         ending.record,
         sorted(spans, key=lambda span: span.begun),
-        program=name,
+        program=told.job.program if graph is None or ":" not in told.job.program else graph.name,
         outcome=ending.outcome,
         learners=told.job.learners,
         shards=told.roles.get("syncer", 0),
-        fragment_sizes=sizes,
+        fragment_sizes=[] if graph is None else fragment_sizes(graph),
         ended=ending.ended_ns - told.zero_ns,
         cpu_seconds=told.cpu_seconds + ending.cpu_seconds,
         bytes_sent_by_shards=ending.bytes_sent_by_shards,
     )
-    summary["error"] = ending.error
+    gone = "" if graph is None or ending.lost is None else fragments_of(graph, Replica.parse(ending.lost))
+    summary["error"] = f"{ending.error} Lost with it: {gone}." if gone else ending.error
     write_json(folder / "summary.json", summary)
     zero = Instant(ending.record.get("zero") or 0)
     events: dict[str, Any] = {"traceEvents": list(as_perfetto(spans, zero)), "displayTimeUnit": "ms"}
@@ -83,13 +94,12 @@ def finish(folder: Path, ending: Ending) -> None:
     write_report(folder)
 
 
-def _name_and_sizes(told: spec.Spec) -> tuple[str, list[int]]:
-    """The program's name and the sizes of its fragments; none where its files have changed, which ends a run, too."""
+def _graph(told: spec.Spec) -> Graph | None:
+    """The run's graph; None where the program's files have changed, which ends a run, too."""
     try:
-        graph = told.graph()
+        return told.graph()
     except RequestError:
-        return told.job.program, []
-    return told.job.program if ":" not in told.job.program else graph.name, fragment_sizes(graph)
+        return None
 
 
 def finish_apart(folder: Path, ending: Ending) -> None:

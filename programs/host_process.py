@@ -17,19 +17,12 @@ from isthmus.programs.environment import prepare_environment
 from isthmus.programs.recording import RUN_FOLDER
 from isthmus.runtime.graph import Reference
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.keys import Keyring, read_pair
 from isthmus.runtime.lowering import lower
-from isthmus.runtime.process import HostProcess, Meeting
-from isthmus.runtime.wire import ZmqChannel
-
-
-def meets(mine: Replica, other: Replica) -> Meeting:
-    """How two hosts meet: learners dial all others and are never dialled, so that they may sit behind NAT, and reach
-    each other through a relay; of two others the one that comes first by name dials."""
-    if mine.role == other.role == "learner":
-        return "relay"
-    if "learner" in (mine.role, other.role):
-        return "dial" if mine.role == "learner" else "wait"
-    return "dial" if mine < other else "wait"
+from isthmus.runtime.meetings import meets
+from isthmus.runtime.process import HostProcess
+from isthmus.runtime.wire import WireChannel
+from isthmus.runtime.zmq_sockets import ZmqSockets
 
 
 def settle_on_core(replica: Replica, learners: int) -> None:
@@ -50,24 +43,38 @@ def main(arguments: list[str]) -> int:
     setproctitle(f"isthmus {replica}")
     prepare_environment(1)
     told = spec.load(folder)
-    settle_on_core(replica, told.roles.get("learner", 0))
+    settle_on_core(replica, told.here.learners)
     plan = lower(told.graph())[replica.role]
 
     def resolve(wanted: Reference) -> Any:
         return folder if wanted == RUN_FOLDER else reference.resolve(wanted)
 
+    machines: dict[Replica, str] = {}
+    keys = None
+    if told.here.secret:
+        keys = Keyring(read_pair(Path(told.here.secret)), name=told.here.machine)
     host = HostProcess(
         plan,
         member,
         folder=folder,
+        run=told.run,
         daemon=arguments[3],
         zero_ns=told.zero_ns,
         seed=told.job.seed,
-        binds=replica.role != "learner",
+        listens=None if replica.role == "learner" else told.here.address,
+        machines=machines,
+        keys=keys,
         meets=lambda other: meets(replica, other),
         resolve=resolve,
-        open_channel=lambda clock, loop, watch: ZmqChannel(
-            member, clock=clock, loop=loop, run=told.run, fingerprint=told.fingerprint, watch=watch
+        open_channel=lambda clock, loop, watch: WireChannel(
+            member,
+            clock=clock,
+            sockets=ZmqSockets(loop, keys),
+            run=told.run,
+            fingerprint=told.fingerprint,
+            watch=watch,
+            machine_of=lambda other: machines.get(other.replica),
+            holds_strangers=True,
         ),
     )
     return host.run()

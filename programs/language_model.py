@@ -27,7 +27,7 @@ def task(
     context: int = 64,
     tied: bool = False,
     dtype: str = "float32",
-    batch: int = 8,
+    batch: int | tuple[int, ...] = 8,
     lr: float = 0.006,
     warmup: float = 0.05,
     weight_decay: float = 0.1,
@@ -40,8 +40,9 @@ def task(
 
     - `layers`, `width`, `heads`, `context` (tokens), `tied` (the output head is the token embedding), `dtype`
       ("float32" or "bfloat16", of the computation: parameters are float32): the model.
-    - `batch`: sequences a batch. `lr`: the peak of the learning rate; `warmup`: the share of the run in which it rises
-      to there; `weight_decay` of matrices; `clip`: the largest global norm of a gradient.
+    - `batch`: sequences a batch, or a tuple with those of each slot; slots beyond its end have the last. `lr`: the peak
+      of the learning rate; `warmup`: the share of the run in which it rises to there; `weight_decay` of matrices;
+      `clip`: the largest global norm of a gradient.
     - `data`: files and folders, read as bytes, or `.npy` and `.bin` files of token ids with their `vocabulary` size;
       `token_dtype`: "uint16" or "uint32", of `.bin` files. Nothing is the standard library.
 
@@ -52,7 +53,8 @@ def task(
         raise ConfigError.of(faults)
     try:
         corpus = _load(find(data), vocabulary, token_dtype)
-        windows = Windows(corpus, sequences=batch, length=context + 1)
+        sequences = batch if isinstance(batch, int) else tuple(batch)
+        windows = Windows(corpus, sequences, length=context + 1)
     except DataError as error:
         raise ConfigError(error.doing, error.expected, error.found, error.do) from error
 
@@ -63,7 +65,7 @@ def task(
         partial(model.init, config),
         partial(model.loss, config),
         windows.batch,
-        tokens_per_batch=batch * context,
+        tokens_per_batch=sequences * context if isinstance(sequences, int) else tuple(n * context for n in sequences),
         optimizer=optimizer.adamw(peak=lr, warmup=warmup, weight_decay=weight_decay, clip=clip),
         evaluation=windows.evaluation_batches,
         embeddings=("embedding",) if tied else ("embedding", "head"),
@@ -78,6 +80,10 @@ class _Rule(NamedTuple):
     expected: str
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 _COUNT = _Rule((int,), lambda value: value >= 1, "an integer of at least 1")
 _NUMBER = (int, float)
 _DTYPES, _TOKEN_DTYPES = ("float32", "bfloat16"), ("uint16", "uint32")
@@ -88,7 +94,11 @@ _RULES: Mapping[str, _Rule] = {
     "context": _COUNT,
     "tied": _Rule((bool,), lambda _: True, "true or false"),
     "dtype": _Rule((str,), _DTYPES.__contains__, " or ".join(_DTYPES)),
-    "batch": _COUNT,
+    "batch": _Rule(
+        (int, tuple, list),
+        lambda value: _COUNT.holds(value) if isinstance(value, int) else bool(value) and all(map(_is_count, value)),
+        "an integer of at least 1, or a list of them, one for each slot",
+    ),
     "lr": _Rule(_NUMBER, lambda value: 0 < value < math.inf, "a number above 0"),
     "warmup": _Rule(_NUMBER, lambda value: 0 <= value < 1, "a number from 0 to below 1, a share of the run"),
     "weight_decay": _Rule(_NUMBER, lambda value: 0 <= value < math.inf, "a number of at least 0"),

@@ -55,7 +55,7 @@ class Launcher:
 
     def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
         """Start the fork server, if one of these needs it; they come last, because it is not ready at once."""
-        if any(replica.role in self._computing for replica in wanted):
+        if self._socket is None and any(replica.role in self._computing for replica in wanted):
             self._start_server()
         return sorted(wanted, key=lambda replica: replica.role in self._computing)
 

@@ -86,7 +86,9 @@ def _embedding_faults(task: Task, named: list[tuple[str, Any]]) -> Iterator[Faul
 def _check_batches(task: Task, seed: int) -> Any:
     """The batch at the beginning; ConfigError if batches elsewhere are not like it."""
     first = At(seed, 0, 0)
-    others = (At(seed, 0, 1), At(seed, 1, 0), At(seed, 0, 0, "evaluation"))
+    others = [At(seed, 0, 1), At(seed, 0, 0, "evaluation")]
+    if isinstance(task.tokens_per_batch, int):
+        others.append(At(seed, 1, 0))
 
     def make(at: At) -> Any:
         return _call(f"task.batch({at})", task.batch, partial(task.batch, at))
@@ -97,6 +99,10 @@ def _check_batches(task: Task, seed: int) -> Any:
         for at, other in zip(others, rest, strict=True):
             faults += _difference_faults(first, batch, at, other)
         faults += _purity_faults(first, batch, again)
+    if not isinstance(task.tokens_per_batch, int):
+        for slot in range(1, len(task.tokens_per_batch)):
+            at, later = At(seed, slot, 0), At(seed, slot, 1)
+            faults += _difference_faults(at, make(at), later, make(later))
     if faults:
         raise ConfigError.of(faults)
     return batch

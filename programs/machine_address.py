@@ -1,23 +1,23 @@
-"""Where a machine's daemon listens, as the user writes it: tcp://ADDRESS:PORT, on loopback for now.
+"""Where a machine's daemon listens, as the user writes it: tcp://ADDRESS:PORT, on loopback where there are no keys.
 
-Loopback only, because nothing is encrypted or authenticated yet: whoever reaches a daemon may start and end runs.
+Without keys nothing is encrypted, and whoever reaches a daemon may start and end runs.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
 from typing import Final
 
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.keys import DO_KEYS, is_loopback
 
 _FORM: Final = re.compile(r"tcp://(?P<host>[^:/\[\]]+):(?P<port>\d{1,5}|\*)")
 _PORT_MAX: Final = 65535
 
 
-def checked(text: str, doing: str, *, may_choose: bool = False) -> str:
-    """The endpoint that `text` names; ConfigError if it is no address, or one that others can reach.
+def checked(text: str, doing: str, *, may_choose: bool = False, has_keys: bool = False) -> str:
+    """The endpoint that `text` names; ConfigError if it is no address, or, without keys, one that others can reach.
 
     Port 0 or * is a free one, for a daemon that `may_choose`.
     """
@@ -27,17 +27,10 @@ def checked(text: str, doing: str, *, may_choose: bool = False) -> str:
         free = "; port 0 is any free one" if may_choose else ""
         raise ConfigError(doing, f"tcp://ADDRESS:PORT{free}", repr(text), "Write for example tcp://127.0.0.1:7400.")
     host = "127.0.0.1" if form["host"] == "localhost" else form["host"]
-    if not _is_loopback(host):
-        do = "Keys come first, and are not there yet: nothing leaves a machine in the open. Use tcp://127.0.0.1:PORT."
-        raise ConfigError(doing, "an address of this machine only, 127.0.0.1", repr(form["host"]), do)
+    if not has_keys and not is_loopback(f"tcp://{host}:{port}"):
+        expected = "an address that only this machine reaches, 127.0.0.1, because there are no keys"
+        raise ConfigError(doing, expected, repr(form["host"]), f"Keys come first. {DO_KEYS}")
     return f"tcp://{host}:{port or '*'}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.IPv4Address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def is_listening(endpoint: str, seconds_max: float = 2.0) -> bool:

@@ -1,30 +1,44 @@
 """The daemon of a machine: takes runs that commands hand to it, supervises several at once, and answers for them.
 
-Each run has a `Daemon` of its own on the same loop, and its folder is on this machine. A run is running, then finishing
-(its processes have ended, and summary and report are written), then over: `over.json` is there. What may be loaded is
-judged by name before anything starts; this process imports nobody's code. Every message has one answer, and one that
-asks for what cannot be is answered with the faults, as a request that is wrong.
+Each run has a `Daemon` of its own on the same loop, and its folder is on this machine, which is the run's home. A run
+is running, then finishing (its processes have ended, and summary and report are written), then over: `over.json` is
+there. What may be loaded is judged by name before anything starts; this process imports nobody's code. Every message
+of a command has one answer, and one that asks for what cannot be is answered with the faults, as a request that is
+wrong. What other machines say, and the parts that this one has in their runs, is with its neighbours.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, final
 
 import zmq
 
 from isthmus.programs import spec
+from isthmus.programs.handover import Handover, Sites
+from isthmus.programs.logbook import end_of_log
 from isthmus.programs.machine_config import MachineConfig
+from isthmus.programs.machine_link import Home
+from isthmus.programs.machine_links import refusal
+from isthmus.programs.machine_neighbours import Neighbours
 from isthmus.programs.machine_registry import Run
 from isthmus.programs.machine_run import LEASE_TICKS_MAX, TICK_SECONDS, MachineRun, has_hosts, told_of
+from isthmus.programs.muster import Asked, muster
+from isthmus.programs.outposts import NOTE
 from isthmus.runtime.control import ControlServer, Message, version_of
 from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.keys import Keyring
 
 FORMER_MAX: Final = 100
 """How many runs that are over it remembers."""
+MALFORMED: Final = (KeyError, TypeError, ValueError, OSError)
+"""What reading a message may fail with."""
 UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError)
 """What a run may fail with that cannot be supervised."""
 ENDED_BY_COMMAND: Final = f"the command that watched the run has not been heard of for {LEASE_TICKS_MAX} s"
@@ -33,8 +47,8 @@ ENDED_BY_DAEMON: Final = "ended with the daemon of its machine"
 
 @final
 class MachineDaemon:
-    """The runs of one machine. `on_change` is called with the runs that are not over whenever they change, `tell` with
-    a line for people; `on_idle` when it is ending and no run is left."""
+    """The runs of one machine, whose parts in runs of others are in `folder`. `on_change` is called with the runs that
+    are not over whenever they change, `tell` with a line for people; `on_idle` when it is ending and no run is left."""
 
     def __init__(
         self,
@@ -42,6 +56,8 @@ class MachineDaemon:
         name: str,
         listen: str,
         config: MachineConfig,
+        keys: Keyring | None,
+        folder: Path,
         *,
         tell: Callable[[str], None],
         on_change: Callable[[list[Run]], None],
@@ -50,21 +66,38 @@ class MachineDaemon:
         """Bind; zmq.ZMQError if the endpoint is taken."""
         self.name = name
         self.has_killed = False
-        self._loop, self._config = loop, config
-        self._tell, self._on_change, self._on_idle = tell, on_change, on_idle
+        self.ends_when_expelled = False
+        self.keys, self._loop, self._config = keys, loop, config
+        self.tell, self._on_change, self._on_idle = tell, on_change, on_idle
         self._runs: dict[str, MachineRun] = {}
         self._former: dict[str, str] = {}
         self._is_ending = False
-        self._server = ControlServer(loop, listen, self._hear, self._stranger)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = ControlServer(loop, listen, self._hear, self._stranger, keys=keys, on_unknown=self._unknown)
         self.endpoint = self._server.endpoint
+        self.neighbours = Neighbours(
+            loop,
+            name,
+            folder,
+            config,
+            keys,
+            runs=lambda: list(self._runs.values()),
+            send=self._server.send,
+            tell=tell,
+            caller=lambda: self._server.caller,
+            on_change=self._changed,
+            on_expelled=self._expelled,
+        )
         self._handlers: Mapping[str, Callable[[Message], Message]] = {
             "machine": lambda message: self._machine(),
-            "check": self._check,
+            "call": self._call,
             "take": self._take,
             "watch": self._watch,
             "stop": self._stop,
             "end": self._end,
+            "expel": self._expel,
         }
+        self._later: Mapping[str, Callable[[Message], Awaitable[Message]]] = {"check": self._check, "log": self._log}
         loop.call_later(TICK_SECONDS, self._tick)
 
     # -- from outside --------------------------------------------------------------------------------------------------
@@ -72,13 +105,16 @@ class MachineDaemon:
     def adopt(self, run: Run) -> None:
         """Go on with a run of the daemon before this one: with its hosts that live, or to its end if none does."""
         folder = Path(run.folder)
-        if (folder / "over.json").exists():
+        if (folder / NOTE).exists():
+            self.neighbours.outposts.adopt(folder)
+            return
+        if (folder / "over.json").exists() or not (folder / spec.SPEC).exists():
             return
         try:
             told, is_alive = told_of(folder, "Adopting a run"), has_hosts(folder)
-            held = self._hold(folder, told, is_watched=run.is_watched)
+            held = self._hold(folder, told, Sites.load(folder), is_watched=run.is_watched)
         except (ConfigError, *UNABLE) as error:
-            self._tell(f"leaves {folder}, a run of the daemon before it: {error}")
+            self.tell(f"leaves {folder}, a run of the daemon before it: {error}")
             return
         self._say(held, f"adopts {folder}" if is_alive else f"finds {folder} without a living process")
         if not is_alive:
@@ -93,43 +129,93 @@ class MachineDaemon:
             elif run.daemon.outcome == "running":
                 self.has_killed = True
                 run.daemon.end("failed", ENDED_BY_DAEMON)
+        self.neighbours.leave()
         if is_first and self._runs:
-            self._tell(f"asks {_count(len(self._runs))} to stop, and waits; a second signal ends them at once")
-        if not self._runs:
-            self._on_idle()
+            self.tell(f"asks {_count(len(self._runs))} to stop, and waits; a second signal ends them at once")
+        self._leave_if_idle()
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call it on the loop of this daemon, in so many seconds."""
+        self._loop.call_later(seconds, call)
 
     def close(self) -> None:
         """Unbind."""
+        self.neighbours.close()
         self._server.close()
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def _hear(self, peer: bytes, message: Message) -> None:
-        handler = self._handlers.get(message["type"])
+        kind = message["type"]
         try:
-            if handler is None:
-                raise ValueError(f"no message: {message['type']!r}")
-            answer = handler(message)
-        except ConfigError as error:
-            answer = {"type": "refused", "faults": [list(fault) for fault in error.faults]}
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            found = f"{type(error).__name__}: {error}"
-            fault = Fault("Reading a message", "one that a daemon can act on", found, "Use one version everywhere.")
-            answer = {"type": "refused", "faults": [list(fault)]}
+            if kind in self.neighbours.handlers:
+                self.neighbours.handlers[kind](peer, message)
+                return
+            if kind in self._later:
+                task = self._loop.create_task(self._answer_later(peer, self._later[kind], message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                return
+            if kind not in self._handlers:
+                raise ValueError(f"no message: {kind!r}")
+            answer = self._handlers[kind](message)
+        except (ConfigError, *MALFORMED) as error:
+            answer = refusal(_explained(error))
+        self._server.send(peer, answer)
+
+    async def _answer_later(self, peer: bytes, handler: Callable[[Message], Awaitable[Message]], said: Message) -> None:
+        try:
+            answer = await handler(said)
+        except (ConfigError, *MALFORMED) as error:
+            answer = refusal(_explained(error))
         self._server.send(peer, answer)
 
     def _stranger(self, message: Message) -> None:
-        self._tell(f"refused a command of {version_of(message)}; this is {version_of()}")
+        self.tell(f"refused a command of {version_of(message)}; this is {version_of()}")
+
+    def _unknown(self, key: str, address: str) -> None:
+        self.tell(f"refused a connection from {address}, whose key it does not admit: isthmus admit NAME {key}")
 
     def _machine(self) -> Message:
         runs = [{"run": folder, "outcome": run.daemon.outcome} for folder, run in self._runs.items()]
         former = [{"run": folder, "outcome": outcome} for folder, outcome in self._former.items()]
         return {"type": "machine", "name": self.name, "pid": os.getpid(), "runs": runs, "former": former}
 
-    def _check(self, message: Message) -> Message:
-        """Whether a job of this program and task would be taken."""
-        self._permit(str(message["program"]), str(message["task"]), str(message["run"]))
+    def _call(self, message: Message) -> Message:
+        """Another machine is the home of a run, and wants this one to link itself."""
+        home = Home(**message["home"])
+        if self.keys is not None and self.keys.name_of(home.public_key) != home.name:
+            do = f"Type here: isthmus admit {home.name} KEY."
+            raise ConfigError(f"Linking to {home.name!r}", "a home whose key is admitted", "a stranger", do)
+        self.neighbours.link(home)
+        return self._machine()
+
+    async def _check(self, message: Message) -> Message:
+        """Whether this machine and all others that are to take part would take a run."""
+        sites, faults = Sites.read(message["cluster"]), [Fault(*fault) for fault in message["faults"]]
+        program, task = str(message["program"]), str(message["task"])
+        computing = [str(role) for role in message["computing"]]
+        home = sites.sites[sites.home]
+        try:
+            self._permit(program, task, str(message["run"]))
+        except ConfigError as error:
+            faults += error.faults
+        asked = []
+        for site in sites.others:
+            check = {"type": "check", "program": program, "task": task}
+            digest = sites.digest if sites.computes(site, computing) else ""
+            here = Home(self.name, str(home.address), home.public_key or "")
+            asked.append(Asked(site, here, {**check, "digest": digest}))
+        faults += await muster(self.neighbours.links, asked, self.keys)
+        if faults:
+            raise ConfigError.of(faults)
         return {"type": "permitted"}
+
+    async def _log(self, message: Message) -> Message:
+        """The end of the log of a host, or of a daemon, of a run that may be over."""
+        folder = Path(str(message["run"]))
+        text = await end_of_log(folder, str(message["name"]), self._runs.get(str(folder)), self.neighbours.links)
+        return {"type": "log", "text": text}
 
     def _permit(self, program: str, task: str, run: str) -> None:
         faults = list(self._config.faults(program, task, self.name))
@@ -137,29 +223,36 @@ class MachineDaemon:
             do = "Start it again, or wait until it has been."
             faults.append(Fault(f"Handing a run to the daemon {self.name!r}", "one that goes on", "it is ending", do))
         if faults:
-            self._tell(f"refused {run}: expected {faults[0].expected}, found {faults[0].found}")
+            self.tell(f"refused {run}: expected {faults[0].expected}, found {faults[0].found}")
             raise ConfigError.of(faults)
 
     def _take(self, message: Message) -> Message:
-        """Start a run whose folder is ready."""
-        folder, is_watched = Path(str(message["run"])), bool(message["is_watched"])
-        doing = f"Handing {folder} to the daemon {self.name!r}"
-        told = told_of(folder, doing)
-        self._permit(told.job.program, told.job.task.text, str(folder))
-        if str(folder) in self._runs or (folder / "daemon.json").exists():
-            raise ConfigError(doing, "a run that has not started", "one that has", "Start another: isthmus train.")
+        """Make the folder of a run, and start it."""
+        handed, is_watched = Handover.read(message["handover"]), bool(message["is_watched"])
+        doing = f"Handing {handed.run_dir} to the daemon {self.name!r}"
+        told = spec.read(handed.spec)
+        self._permit(told.job.program, told.job.task.text, handed.run_dir)
+        folder = handed.make_folder(time.monotonic_ns(), self._config.secret)
         try:
-            run = self._hold(folder, told, is_watched=is_watched)
+            run = self._hold(folder, told_of(folder, doing), handed.sites, is_watched=is_watched)
         except UNABLE as error:
             do = "Look at the folder and at what the machine has left: space, memory, processes."
             raise ConfigError(doing, "to supervise it", f"{type(error).__name__}: {error}", do) from error
-        self._say(run, f"took {folder}: {sum(told.roles.values())} hosts{'' if is_watched else ', detached'}")
+        elsewhere = f" on {len(handed.sites.sites)} machines" if handed.sites.others else ""
+        hosts = f"{sum(told.roles.values())} hosts{elsewhere}"
+        self._say(run, f"took {folder}: {hosts}{'' if is_watched else ', detached'}")
         return {"type": "taken"}
 
     def _watch(self, message: Message) -> Message:
-        """The status of a run; renews its lease."""
+        """The status of a run, or its summary, if it is over; renews its lease, if a watching command asks."""
+        folder = Path(str(message["run"]))
+        if str(folder) not in self._runs and (folder / "over.json").exists() and folder.is_absolute():
+            path = folder / "summary.json"
+            summary = json.loads(path.read_text()) if path.exists() else None
+            return {"type": "over", "run": str(folder), "summary": summary}
         run = self._run_of(message)
-        run.renew()
+        if message.get("renews", True):
+            run.renew()
         return {"type": "status", **run.daemon.status()}
 
     def _stop(self, message: Message) -> Message:
@@ -172,6 +265,19 @@ class MachineDaemon:
         self._run_of(message).daemon.end("failed", str(message["reason"]))
         return {"type": "ending"}
 
+    def _expel(self, message: Message) -> Message:
+        name = str(message["name"])
+        was_linked = self.neighbours.links.is_up(name)
+        count = self.neighbours.expel(name)
+        self.tell(f"expels {name}, which took part in {_count(count)}")
+        return {"type": "expelled", "runs": count, "was_linked": was_linked or count > 0}
+
+    def _expelled(self, home: str) -> None:
+        """Another machine's runs have no place for this one any more."""
+        self.tell(f"expelled by {home}")
+        if self.ends_when_expelled:
+            self.request_end()
+
     def _run_of(self, message: Message) -> MachineRun:
         """The run that a message is about; ConfigError if it is over, or not of this daemon."""
         folder = str(message["run"])
@@ -183,13 +289,16 @@ class MachineDaemon:
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
-    def _hold(self, folder: Path, told: spec.Spec, *, is_watched: bool) -> MachineRun:
+    def _hold(self, folder: Path, told: spec.Spec, sites: Sites, *, is_watched: bool) -> MachineRun:
         """Be responsible for a run from now on."""
         run = MachineRun(
             self._loop,
             folder,
             told,
             machine=self.name,
+            sites=sites,
+            links=self.neighbours.links,
+            keys=self.keys,
             is_watched=is_watched,
             on_over=lambda: self._over(run),
         )
@@ -205,7 +314,9 @@ class MachineDaemon:
         if len(self._former) > FORMER_MAX:
             del self._former[next(iter(self._former))]
         self._changed()
-        if self._is_ending and not self._runs:
+
+    def _leave_if_idle(self) -> None:
+        if self._is_ending and not self._runs and not self.neighbours.outposts.folders:
             self._on_idle()
 
     def _tick(self) -> None:
@@ -217,12 +328,22 @@ class MachineDaemon:
                 run.daemon.end("failed", ENDED_BY_COMMAND)
 
     def _changed(self) -> None:
-        self._on_change([Run(folder, run.is_watched) for folder, run in self._runs.items()])
+        held = [Run(str(folder), is_watched=False) for folder in self.neighbours.outposts.folders]
+        self._on_change([*(Run(folder, run.is_watched) for folder, run in self._runs.items()), *held])
+        self._leave_if_idle()
 
     def _say(self, run: MachineRun, line: str) -> None:
         """Tell people, and the run's own log of its daemon."""
-        self._tell(line)
+        self.tell(line)
         run.log(line)
+
+
+def _explained(error: Exception) -> ConfigError:
+    """What is wrong with a message that nobody can act on."""
+    if isinstance(error, ConfigError):
+        return error
+    found = f"{type(error).__name__}: {error}"
+    return ConfigError("Reading a message", "one that a daemon can act on", found, "Use one version everywhere.")
 
 
 def _count(count: int) -> str:

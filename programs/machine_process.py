@@ -8,26 +8,26 @@ running. A daemon that is killed leaves its runs to the next one of its name; wi
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import uvloop
 import zmq
 from setproctitle import setproctitle
 
-from isthmus.programs import machine_address, machine_config
+from isthmus.programs import machine_address, machine_config, machine_keys, machine_name, machine_registry
+from isthmus.programs.machine_config import MachineConfig
 from isthmus.programs.machine_daemon import MachineDaemon
+from isthmus.programs.machine_keys import Admissions
 from isthmus.programs.machine_registry import Claim, Run
 from isthmus.programs.settings import collecting
 from isthmus.runtime.control import ask
 from isthmus.runtime.errors import ConfigError, Fault
-
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def serve(name: str, listen: str, config: Path | None) -> int:
@@ -36,20 +36,29 @@ def serve(name: str, listen: str, config: Path | None) -> int:
     ConfigError if name, address or configuration are wrong, or taken.
     """
     faults: list[Fault] = []
-    if not _NAME.fullmatch(name):
-        expected = "letters, digits, '.', '_' and '-', 64 at most"
-        faults.append(Fault("Reading --name", expected, repr(name), "Write for example --name alpha."))
+    with collecting(faults):
+        machine_name.checked(name, "Reading --name", "for example --name alpha")
     endpoint, permitted = "", machine_config.MachineConfig()
     with collecting(faults):
-        endpoint = machine_address.checked(listen, "Reading --listen", may_choose=True)
-    with collecting(faults):
         permitted = machine_config.read(config)
+    with collecting(faults):
+        has_keys = permitted.pair is not None
+        endpoint = machine_address.checked(listen, "Reading --listen", may_choose=True, has_keys=has_keys)
     if faults:
         raise ConfigError.of(faults)
+    return run(name, endpoint, permitted, lambda machine: None)
+
+
+def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[MachineDaemon], None]) -> int:
+    """Be the daemon `name` until signals, or another machine, end it; the exit status. `begin` is called at the start.
+
+    ConfigError if name or address are taken.
+    """
     claim = Claim(name)
     loop = uvloop.new_event_loop()
     try:
         machine = _open(loop, name, endpoint, permitted, claim)
+        begin(machine)
     except BaseException:
         claim.close(forget=False)
         raise
@@ -59,24 +68,42 @@ def serve(name: str, listen: str, config: Path | None) -> int:
         # nohup lets a process ignore SIGHUP, and that is to stay so.
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             loop.add_signal_handler(number, machine.request_end)
+    admissions = None
+    if machine.keys is not None:
+        who = machine.neighbours
+        admissions = Admissions(
+            loop, name, machine.keys, tell=_tell, on_admitted=who.readmit, on_expelled=who.expel_quietly
+        )
     claim.write(machine.endpoint, claim.former)
     for run in claim.former:
         machine.adopt(run)
     loop.run_forever()
     machine.close()
+    if admissions is not None:
+        admissions.close()
     claim.close(forget=True)
     _tell(f"daemon {name} has ended")
     return 1 if machine.has_killed else 0
 
 
-def _open(loop: Any, name: str, endpoint: str, permitted: machine_config.MachineConfig, claim: Claim) -> MachineDaemon:
+def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: Claim) -> MachineDaemon:
     """The daemon, bound; ConfigError if its address is taken."""
 
     def changed(runs: list[Run]) -> None:
         claim.write(machine.endpoint, runs)
 
     try:
-        machine = MachineDaemon(loop, name, endpoint, permitted, tell=_tell, on_change=changed, on_idle=loop.stop)
+        machine = MachineDaemon(
+            loop,
+            name,
+            endpoint,
+            permitted,
+            machine_keys.keyring(name, permitted),
+            machine_registry.state_folder().parent / "runs" / name,
+            tell=_tell,
+            on_change=changed,
+            on_idle=loop.stop,
+        )
     except zmq.ZMQError as error:
         doing = f"Listening at {endpoint}"
         if error.errno == zmq.EADDRINUSE:

@@ -1,30 +1,44 @@
-"""One run under the daemon of a machine: its `Daemon`, its lease, and its end.
+"""One run under the daemon of its home machine: its `Daemon`, its lease, its outposts elsewhere, and its end.
 
 A run that is *watched* has a lease, which its command renews with every question. The machine's daemon ticks; when
 nobody has asked for LEASE_TICKS_MAX ticks, the command is gone. A tick that comes late counts once, so a daemon that
 was stopped does not blame its commands. A run that is *detached* has no lease.
 
-Summary and report are written by a process of its own, because this one loads nobody's code and has other runs.
+An outpost is *stationed* whenever its machine is there and does not say that it has this run. At the end logs and
+spans are fetched from there; then summary and report are written by a process of its own, because this one loads
+nobody's code and has other runs.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs import spec
 from isthmus.programs.finishing import Ending, finish_apart
+from isthmus.programs.gathering import gather
+from isthmus.programs.handover import Sites
 from isthmus.programs.launch import Launcher
+from isthmus.programs.machine_links import Links
+from isthmus.programs.outposts import STATION
+from isthmus.runtime.control import Message
 from isthmus.runtime.daemon import Daemon
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.fleet import LEARNER
+from isthmus.runtime.keys import Keyring
 from isthmus.runtime.ledger import Ledger
 from isthmus.runtime.store import write_json
 
 TICK_SECONDS: Final = 1.0
+CHECK_SECONDS_MAX: Final = 60.0
+"""How long a machine that joins may read its data."""
 LEASE_TICKS_MAX: Final = 10
 """A command asks four times a second; ten seconds without a question are long for a busy machine, too."""
 
@@ -34,13 +48,24 @@ class MachineRun:
     """A run from when it is taken until it is over; `on_over` is called then, once."""
 
     def __init__(
-        self, loop: Any, folder: Path, told: spec.Spec, *, machine: str, is_watched: bool, on_over: Callable[[], None]
+        self,
+        loop: Any,
+        folder: Path,
+        told: spec.Spec,
+        *,
+        machine: str,
+        sites: Sites,
+        links: Links,
+        keys: Keyring | None,
+        is_watched: bool,
+        on_over: Callable[[], None],
     ) -> None:
         """Bind, and start the processes soon, which may take a second or more.
 
         Raises OSError, sqlite3.Error, zmq.ZMQError or RunError if the run cannot be supervised.
         """
-        self.folder = folder
+        self.folder, self.name = folder, told.run
+        self._told, self._sites, self._links = told, sites, links
         self._loop, self._machine, self._on_over = loop, machine, on_over
         self._unheard = 0 if is_watched else None
         self._launch = Launcher(loop, folder, told.computing)
@@ -48,10 +73,13 @@ class MachineRun:
             loop,
             folder,
             told.roles,
+            run=told.run,
             name=machine,
             listen="tcp://127.0.0.1:*",
             launch=self._launch,
-            on_over=self._finish,
+            on_over=self._gather,
+            slots_max=told.slots_max,
+            places=sites.places(self._send, lambda: {} if keys is None else {n: k for k, n in keys.admitted.items()}),
         )
         loop.call_soon(self._start)
 
@@ -59,6 +87,31 @@ class MachineRun:
     def is_watched(self) -> bool:
         """Whether it ends with its command."""
         return self._unheard is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not come to its end."""
+        return self.daemon.outcome == "running"
+
+    def check(self) -> Message:
+        """What a machine is asked before it takes part."""
+        job = self._told.job
+        return {"type": "check", "program": job.program, "task": job.task.text, "digest": self._sites.digest}
+
+    def station(self, machine: str, islands: int = 0) -> None:
+        """Tell a machine what this run is; one that is about to join, before its learners have slots."""
+        if not self.is_running:
+            return
+        data = json.loads((self.folder / spec.SPEC).read_text())
+        fleet = self.daemon.fleet
+        learners = sum(name == machine and replica.role == LEARNER for replica, name in fleet.machines.items())
+        site = self._sites.sites.get(machine)
+        here = spec.Here("127.0.0.1" if site is None else site.host, learners or islands, machine)
+        told: Message = {"spec": {**data, "here": asdict(here)}, "age_ns": time.monotonic_ns() - self._told.zero_ns}
+        self._send(machine, {"type": STATION, **told})
+
+    def _send(self, machine: str, message: Message) -> None:
+        self._links.send(machine, {**message, "run": self.name})
 
     def renew(self) -> None:
         """Its command has asked something."""
@@ -80,19 +133,34 @@ class MachineRun:
                 file.write(f"isthmus daemon {self._machine}: {line}\n")
 
     def _start(self) -> None:
+        for machine in self.daemon.fleet.others:
+            self.station(machine)
         try:
             self.daemon.start()
         except (OSError, sqlite3.Error) as error:
             self.daemon.end("failed", f"its processes could not be started: {type(error).__name__}: {error}")
 
+    def _gather(self, daemon: Daemon) -> None:
+        """Every process has ended: fetch what they have left elsewhere."""
+        self._gathering = self._loop.create_task(self._fetch(daemon))
+
+    async def _fetch(self, daemon: Daemon) -> None:
+        try:
+            machines = [name for name in daemon.fleet.others if self._links.is_up(name)]
+            await gather(self._links, self.name, self.folder, machines, self.log)
+        finally:
+            daemon.fleet.dismiss()
+            self._finish(daemon)
+
     def _finish(self, daemon: Daemon) -> None:
-        """Every process has ended."""
+        """Write what comes at the end."""
         by_hosts = sum(value for name, value in daemon.former_figures.items() if name.endswith(".cpu_seconds"))
         ending = Ending.of(daemon, by_hosts + self._launch.cpu_seconds)
 
         def work() -> None:
             try:
-                finish_apart(self.folder, ending)
+                with suppress(OSError):  # The folder is gone: nobody is interested any more.
+                    finish_apart(self.folder, ending)
             finally:
                 self._loop.call_soon_threadsafe(self._over)
 

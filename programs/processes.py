@@ -52,29 +52,41 @@ class Submitted:
     run_dir: Path
 
 
-def submit(request: Request, machine: str | None = None) -> Submitted:
-    """Make the run folder of a verified request, with what daemon and hosts read; `machine` is where it is to run."""
+def submit(request: Request) -> Submitted:
+    """Make the run folder of a verified request, with what daemon and hosts read."""
     from isthmus.programs.command.graph_view import as_json
 
     run_folder.create(request.run_dir, request.config)
-    placement = {node.name: machine or platform.node() for node in request.graph.nodes}
+    placement = {node.name: platform.node() for node in request.graph.nodes}
     shape = as_json(request.graph, request.proof, request.fingerprint, placement)
     write_json(request.run_dir / "graph.json", shape)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    spec.submit(request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds)
+    spec.write(request.run_dir, spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds))
     return Submitted(request.name, request.job, request.run_dir)
 
 
-def submit_apart(make: Callable[[], Request], machine: str | None = None) -> Submitted:
-    """Make a request and submit it in a child, so that this process imports neither jax nor the task.
+def submit_apart(make: Callable[[], Request]) -> Submitted:
+    """Make a request and submit it in a child; raises what `apart` does."""
 
-    Raises what `make` raises, as a RequestError with the same faults; RunError if the child dies; KeyboardInterrupt at
+    def work() -> dict[str, Any]:
+        made = submit(make())
+        return {"folder": str(made.run_dir), "name": made.name}
+
+    told = apart(work)
+    return submitted(Path(told["folder"]), told["name"])
+
+
+def apart(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `work` returns, as JSON would have it, done in a child, so that this process imports neither jax nor the
+    task.
+
+    Raises what `work` raises, as a RequestError with the same faults; RunError if the child dies; KeyboardInterrupt at
     a signal. The child goes with this process, however it ends. Where jax is imported already there is no
     child: nothing would be gained, and a process with its threads must not be forked.
     """
     if "jax" in sys.modules:
-        return submit(make(), machine)
+        return work()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     # Counted, because what a handler raises in the middle of a fork is lost.
@@ -83,7 +95,7 @@ def submit_apart(make: Callable[[], Request], machine: str | None = None) -> Sub
         child = os.fork()
         if child == 0:
             os.close(reader)
-            _prepare(make, machine, writer)
+            _prepare(work, writer)
         os.close(writer)
         try:
             text = _read(reader, interrupted)
@@ -93,13 +105,14 @@ def submit_apart(make: Callable[[], Request], machine: str | None = None) -> Sub
             os.close(reader)
     if not text:
         raise RunError("the process that prepared the request died")
-    answer = json.loads(text)
+    answer: dict[str, Any] = json.loads(text)
     if "faults" in answer:
         kinds = {kind.__name__: kind for kind in (ConfigError, GraphError, PlacementError)}
         raise kinds[answer["kind"]].of([Fault(*fault) for fault in answer["faults"]])
     if "error" in answer:
         raise RunError(answer["error"])
-    return submitted(Path(answer["folder"]), answer["name"])
+    done: dict[str, Any] = answer["done"]
+    return done
 
 
 def _read(reader: int, interrupted: Interrupts) -> bytes:
@@ -114,8 +127,8 @@ def _read(reader: int, interrupted: Interrupts) -> bytes:
                 return b"".join(parts)
 
 
-def _prepare(make: Callable[[], Request], machine: str | None, writer: int) -> NoReturn:
-    """In the child: write what came of the request into the pipe, and end, or end with whoever reads it."""
+def _prepare(work: Callable[[], dict[str, Any]], writer: int) -> NoReturn:
+    """In the child: write what came of the work into the pipe, and end, or end with whoever reads it."""
 
     def end_with_reader() -> None:
         poll = select.poll()
@@ -127,7 +140,7 @@ def _prepare(make: Callable[[], Request], machine: str | None, writer: int) -> N
         signal.signal(number, signal.SIG_IGN)  # A terminal sends them here, too; the command acts on them.
     threading.Thread(target=end_with_reader, daemon=True).start()
     try:
-        answer = json.dumps(_answer(make, machine)).encode()
+        answer = json.dumps(_answer(work)).encode()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         with os.fdopen(writer, "wb") as pipe:
@@ -141,14 +154,13 @@ def submitted(folder: Path, name: str) -> Submitted:
     return Submitted(name, spec.load(folder).job, folder)
 
 
-def _answer(make: Callable[[], Request], machine: str | None) -> dict[str, Any]:
+def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
-        made = submit(make(), machine)
+        return {"done": work()}
     except RequestError as error:
         return {"kind": type(error).__name__, "faults": [list(fault) for fault in error.faults]}
     except BaseException:
         return {"error": f"preparing the request failed:\n{traceback.format_exc()}"}
-    return {"folder": str(made.run_dir), "name": made.name}
 
 
 def run_processes(request: Submitted, *, watch: Watch | None) -> Outcome:
@@ -161,9 +173,13 @@ def run_processes(request: Submitted, *, watch: Watch | None) -> Outcome:
 def outcome_of(folder: Path, watch: Watch | None) -> Outcome:
     """What came of a run that is over; RunError if it failed."""
     path = folder / "summary.json"
-    if not path.exists():
+    return ended(folder, json.loads(path.read_text()) if path.exists() else None, watch)
+
+
+def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> Outcome:
+    """What came of a run with this summary; RunError if it failed."""
+    if summary is None:
         raise RunError("the run ended without a summary")
-    summary: dict[str, Any] = json.loads(path.read_text())
     if watch is not None:
         watch.close(summary)
     if summary["outcome"] == "failed":

@@ -16,7 +16,15 @@ from isthmus.programs.settings import Schema
 from isthmus.runtime.errors import ConfigError, nearest
 from isthmus.runtime.graph import Graph, Job
 
-SHIPPED: Final[Mapping[str, str]] = MappingProxyType({"decoupled-diloco": "isthmus.programs.decoupled:build"})
+SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "decoupled-diloco": "isthmus.programs.decoupled:build",
+        "streaming-diloco": "isthmus.programs.streaming_diloco:build",
+        "diloco": "isthmus.programs.diloco:build",
+        "data-parallel": "isthmus.programs.data_parallel:build",
+        "elastic-data-parallel": "isthmus.programs.elastic_data_parallel:build",
+    }
+)
 """The programs that come with the package, by name, with the references of their builders."""
 
 DEFAULT: Final = "decoupled-diloco"

@@ -85,7 +85,7 @@ class Recorder:
             self._hear(report, now)
         for merging in sorted((merged or {}).values(), key=lambda item: (item["published_at"], item["fragment"])):
             self._write_merge(merging)
-        for evaluated in _items(evaluation):
+        for evaluated in sorted(_items(evaluation), key=lambda item: (item["tokens"], item["kind"] == "final")):
             self._evaluations.append(evaluated)
             line = {"tokens": evaluated["tokens"], "eval_loss": evaluated["loss"], "kind": evaluated["kind"]}
             self._write(self._losses, now, line)

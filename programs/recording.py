@@ -12,7 +12,7 @@ from isthmus.ops.evaluate import EvaluateMean
 from isthmus.programs.recorder import Recorder
 from isthmus.programs.summary import fragment_sizes
 from isthmus.runtime.clock import Duration, milliseconds
-from isthmus.runtime.graph import Every, Graph, Job, Latest, Node, Queue, Reference
+from isthmus.runtime.graph import Every, Graph, Job, Latest, Node, Reference
 
 RUN_FOLDER: Final = Reference("isthmus:run-folder")
 """Resolved by whoever runs the recorder to the path of the run folder; not part of what a program is."""
@@ -43,7 +43,7 @@ def with_recorder(graph: Graph, job: Job) -> None:
     for node in _emitting(authored, "merged"):
         graph.edge(node["merged"], record["merged"], Latest("fragment"))
     for node in evaluators:
-        graph.edge(node["evaluation"], record["evaluation"], Queue(capacity=32))
+        graph.edge(node["evaluation"], record["evaluation"], Latest("tokens"))
     for node in _emitting(graph.nodes, "final"):
         graph.edge(node["final"], record["final"], Latest("fragment"))
     for node in authored:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, Literal, NamedTuple, final
 
 from isthmus.programs import language_model, reference, run_folder
 from isthmus.programs.environment import prepare_environment
@@ -120,7 +120,7 @@ class _Subject(NamedTuple):
 class _Parts(NamedTuple):
     """What is known once the first step has found no fault."""
 
-    run: Mapping[str, int]
+    run: Mapping[str, Any]
     settings: Mapping[str, Any]
     subject: _Subject
     run_dir: Path
@@ -135,7 +135,7 @@ def _gather(
     faults: list[Fault],
 ) -> _Parts:
     """The first step: each part for itself, and one ConfigError with what is wrong in any of them."""
-    budget: Mapping[str, int] = {}
+    budget: Mapping[str, Any] = {}
     with collecting(faults):
         budget = _run(**Schema.of("run", _run).read(run))
         prepare_environment(budget["learners"])
@@ -161,8 +161,13 @@ def _short_name(program: Program) -> str:
 
 
 def _run(
-    *, tokens: int = 4_100_000, seed: int = 0, learners: int = 4, slots_max: int = SLOTS_MAX_DEFAULT
-) -> Mapping[str, int]:
+    *,
+    tokens: int = 4_100_000,
+    seed: int = 0,
+    learners: int = 4,
+    slots_max: int = SLOTS_MAX_DEFAULT,
+    local_batch: Literal["same", "paced"] = "same",
+) -> Mapping[str, Any]:
     """Section `run.`; ConfigError for values out of range."""
     rules = (
         ("tokens", tokens, 1, None, "Say how many tokens to train on in all."),
@@ -177,7 +182,13 @@ def _run(
             faults.append(Fault(f"Reading run.{name}", expected, str(value), do))
     if faults:
         raise ConfigError.of(faults)
-    return {"tokens": tokens, "seed": seed, "learners": learners, "slots_max": slots_max}
+    return {
+        "tokens": tokens,
+        "seed": seed,
+        "learners": learners,
+        "slots_max": slots_max,
+        "local_batch": local_batch,
+    }
 
 
 def _find_task(task: Task | str | None, settings: Mapping[str, Any]) -> _Subject:
@@ -216,9 +227,9 @@ def _job(program: Program, parts: _Parts) -> Job:
         program=program.reference,
         task=parts.subject.reference,
         layout=layout(task, parts.run["seed"]),
-        tokens_per_batch=task.tokens_per_batch,
+        tokens_per_batch=task.tokens_mean(parts.run["learners"]),
         settings=MappingProxyType(dict(parts.settings)),
-        **parts.run,
+        **{name: value for name, value in parts.run.items() if name != "local_batch"},
     )
 
 

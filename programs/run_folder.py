@@ -61,12 +61,24 @@ def create(path: Path, config: Mapping[str, Mapping[str, Any]], *, latest: bool 
     """Make the folder with its config.toml, and, if it is to be the `latest`, let runs/latest in the current folder
     point to it."""
     path.mkdir(parents=True, exist_ok=True)
-    head = "# The whole configuration of this run. To start it again: isthmus train --config THIS_FILE\n\n"
-    (path / CONFIG).write_text(head + toml.document(config), encoding="utf-8")
+    (path / CONFIG).write_text(document(config), encoding="utf-8")
     if latest:
-        # A link that cannot be made (a read-only current folder beside --run-dir) costs a convenience, not the run.
-        with suppress(OSError):
-            _point_latest_to(path)
+        point_latest_to(path)
+
+
+def document(config: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text of config.toml."""
+    head = "# The whole configuration of this run. To start it again: isthmus train --config THIS_FILE\n\n"
+    return head + toml.document(config)
+
+
+def point_latest_to(path: Path) -> None:
+    """Let runs/latest in the current folder point to a run folder.
+
+    A link that cannot be made (a read-only current folder beside --run-dir) costs a convenience, not the run.
+    """
+    with suppress(OSError):
+        _point_latest_to(path)
 
 
 def _point_latest_to(path: Path) -> None:

@@ -6,8 +6,9 @@ Every host builds the graph itself from it and compares the fingerprint: no code
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -25,18 +26,32 @@ SPEC: Final = "spec.json"
 
 
 @dataclass(frozen=True, slots=True)
+class Here:
+    """What differs from machine to machine: the `address` on which hosts listen, how many `learners` share it, the name
+    of the machine, and the file of its secret key, where it has one."""
+
+    address: str
+    learners: int
+    machine: str = ""
+    secret: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Spec:
-    """A run as its processes know it. `roles` gives the replicas of each role, `computing` the roles whose hosts import
-    jax and the task, `zero_ns` the instant of the machine's
-    monotonic clock that all its times count from, `cpu_seconds` what the command had used by then."""
+    """A run as its processes know it. `run` is a name that no other run has, `roles` gives the replicas of each role at
+    the start, `slots_max` the most that there may be, `computing` the roles whose hosts import jax and the task,
+    `zero_ns` the instant of the machine's monotonic clock that all its times count from, `cpu_seconds` what the command
+    had used by then."""
 
     run: str
     job: Job
     fingerprint: str
     roles: Mapping[str, int]
+    slots_max: Mapping[str, int]
     computing: tuple[str, ...]
     zero_ns: int
     cpu_seconds: float
+    here: Here
 
     def graph(self) -> Graph:
         """The graph, built here; ConfigError if it is not the one that was submitted."""
@@ -50,48 +65,55 @@ class Spec:
         return graph
 
 
-def submit(request: Request, *, zero_ns: int, cpu_seconds: float) -> Spec:
-    """Write a request's spec into its run folder."""
-    counts = roster_counts(request.graph, request.job.learners)
-    computing = _computing(request.graph)
-    spec = Spec(request.run_dir.name, request.job, request.fingerprint, counts, computing, zero_ns, cpu_seconds)
+def of(request: Request, *, zero_ns: int, cpu_seconds: float) -> dict[str, Any]:
+    """A request's spec as data, for a run on this machine alone."""
     job = request.job
-    write_json(
-        request.run_dir / SPEC,
-        {
-            "run": spec.run,
-            "fingerprint": spec.fingerprint,
-            "roles": dict(counts),
-            "computing": list(computing),
-            "zero_ns": zero_ns,
-            "cpu_seconds": cpu_seconds,
-            "job": {
-                "program": job.program,
-                "task": job.task.text,
-                "layout": [[tensor.name, list(tensor.shape), tensor.dtype, tensor.averaged] for tensor in job.layout],
-                "tokens_per_batch": job.tokens_per_batch,
-                "tokens": job.tokens,
-                "learners": job.learners,
-                "slots_max": job.slots_max,
-                "seed": job.seed,
-                "settings": dict(job.settings),
-            },
+    counts = roster_counts(request.graph, job.learners)
+    most = {role.name: role.replicas_max for role in request.graph.roles}
+    return {
+        "run": f"{request.run_dir.name}-{secrets.token_hex(4)}",
+        "fingerprint": request.fingerprint,
+        "roles": counts,
+        "slots_max": {"learner": min(job.slots_max, most["learner"])} if "learner" in counts else {},
+        "computing": list(_computing(request.graph)),
+        "zero_ns": zero_ns,
+        "cpu_seconds": cpu_seconds,
+        "here": asdict(Here("127.0.0.1", counts.get("learner", 0))),
+        "job": {
+            "program": job.program,
+            "task": job.task.text,
+            "layout": [[tensor.name, list(tensor.shape), tensor.dtype, tensor.averaged] for tensor in job.layout],
+            "tokens_per_batch": job.tokens_per_batch,
+            "tokens": job.tokens,
+            "learners": job.learners,
+            "slots_max": job.slots_max,
+            "seed": job.seed,
+            "settings": dict(job.settings),
         },
-    )
-    return spec
+    }
+
+
+def write(folder: Path, told: Mapping[str, Any]) -> None:
+    """Write a spec into a run folder."""
+    write_json(folder / SPEC, told)
 
 
 def load(folder: Path) -> Spec:
     """The spec in a run folder."""
-    told: dict[str, Any] = json.loads((folder / SPEC).read_text())
-    job = told.pop("job")
+    return read(json.loads((folder / SPEC).read_text()))
+
+
+def read(data: Mapping[str, Any]) -> Spec:
+    """The spec that some data stand for; KeyError, TypeError or ValueError if they stand for none."""
+    told = dict(data)
+    work = dict(told.pop("job"))
     layout = tuple(
-        TensorSpec(name, tuple(shape), dtype, averaged) for name, shape, dtype, averaged in job.pop("layout")
+        TensorSpec(name, tuple(shape), dtype, averaged) for name, shape, dtype, averaged in work.pop("layout")
     )
-    settings = MappingProxyType(job.pop("settings"))
-    computing = tuple(told.pop("computing"))
-    job = Job(layout=layout, task=Reference(job.pop("task")), settings=settings, **job)
-    return Spec(job=job, computing=computing, **told)
+    settings = MappingProxyType(work.pop("settings"))
+    computing, here = tuple(told.pop("computing")), Here(**told.pop("here"))
+    job = Job(layout=layout, task=Reference(work.pop("task")), settings=settings, **work)
+    return Spec(job=job, computing=computing, here=here, **told)
 
 
 def _computing(graph: Graph) -> tuple[str, ...]:

@@ -13,20 +13,42 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from isthmus.ops.fragment import Fragment
 from isthmus.runtime.graph import Graph
+from isthmus.runtime.ids import Replica
 from isthmus.runtime.trace import Span
 
 PARTS = ("merged", "overlapped", "refused", "lost", "pending")
+FRAGMENTS_NAMED_MAX = 16
+"""Fragments that are listed where a shard is lost."""
 UPTIME_STEPS = 3
 """A learner counts as up for so many median steps after the end of its last step."""
 
 
 def fragment_sizes(graph: Graph) -> list[int]:
     """The sizes of the fragments that a program exchanges, in values; none where it exchanges whole trees."""
+    return [fragment.size for fragment in _fragments(graph)]
+
+
+def fragments_of(graph: Graph, shard: Replica) -> str:
+    """The fragments that a syncer shard serves, for people: 'fragments 1 (head), 3 (norm and 2 more)'; '' if none."""
+    shards = next((role.replicas_max for role in graph.roles if role.name == shard.role == "syncer"), 0)
+    own = [fragment for fragment in _fragments(graph) if shards and fragment.index % shards == shard.slot]
+    named = [f"{fragment.index} ({_first([unit.name for unit in fragment.units], 1)})" for fragment in own]
+    return f"fragment{'s' if len(own) > 1 else ''} {_first(named, FRAGMENTS_NAMED_MAX)}" if own else ""
+
+
+def _first(names: Sequence[str], count: int) -> str:
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more
+
+
+def _fragments(graph: Graph) -> Sequence[Fragment]:
     for node in graph.nodes:
         if node.role == "learner" and node.keywords.get("fragments"):
-            return [fragment.size for fragment in node.keywords["fragments"]]
-    return []
+            found: Sequence[Fragment] = node.keywords["fragments"]
+            return found
+    return ()
 
 
 def roster_counts(graph: Graph, learners: int) -> dict[str, int]:
@@ -87,7 +109,9 @@ def summarise(
 
 
 def fragment_accounts(
-    lives: Sequence[Mapping[str, Any]], merged: Mapping[int, Mapping[int, int]], fragments: int
+    lives: Sequence[Mapping[str, Any]],
+    merged: Mapping[int, Mapping[int, int]],
+    fragments: int,
 ) -> list[dict[str, int]]:
     """The account of each fragment, over all lives of all learners: integers that add up to all trained tokens.
 
@@ -122,16 +146,18 @@ def merged_share(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int]) ->
 def _slot_account(p: int, lives: Sequence[Mapping[str, Any]], merged: int) -> dict[str, int]:
     """All parts but the pending one of a slot's tokens in fragment `p`, of which a shard says that it merged `merged`.
 
-    What a former life had pending is lost, but for answers that were merged after its last report: those show as the
-    difference between the shard's count of merged tokens and the learner's. A shard that died may have merged what
-    nobody received; its next life does not have that, and learners book it as something else: it is not merged.
+    What a former life had pending is lost, or one that `is_gone` for good with its machine, but for answers that were
+    merged after its last report: those show as the difference between the shard's count of merged tokens and the
+    learner's. A shard that died may have merged what
+    nobody received; its next life does not have that, and learners book it as something else: it is not merged. And it
+    may not have told of its last merge, which learners know from the update.
     """
     known = [life for life in lives if len(life["accounts"]) > p]
-    overlapped, refused = (sum(life["accounts"][p][part] for life in known) for part in (1, 2))
-    merged = min(merged, sum(life["tokens"] for life in lives) - overlapped - refused)
+    adopted, overlapped, refused = (sum(life["accounts"][p][part] for life in known) for part in (0, 1, 2))
+    merged = min(max(merged, adopted), sum(life["tokens"] for life in lives) - overlapped - refused)
     newest = max((life["incarnation"] for life in known), default=0)
-    ended = sum(life["accounts"][p][4] for life in known if life["incarnation"] < newest)
-    merged_late = max(0, merged - sum(life["accounts"][p][0] for life in known))
+    ended = sum(life["accounts"][p][4] for life in known if life["incarnation"] < newest or life.get("is_gone"))
+    merged_late = max(0, merged - adopted)
     lost = max(0, ended - merged_late)
     return {"merged": merged, "overlapped": overlapped, "refused": refused, "lost": lost}
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from isthmus.ops.data import At, Split
+from isthmus.ops.data import At, Split, of_slot
 from isthmus.runtime.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -30,8 +30,10 @@ class Task:
     - `init(key)`: the first parameters, a pytree of float32 arrays, from a jax random key.
     - `loss(params, batch)`: a scalar to make small. It is compiled and differentiated, so it reads arrays only.
     - `batch(at)`: a pytree of numpy arrays; a pure function of `at`, and of one structure, shape and dtype for every
-      `at`. With `at.split == "evaluation"` it is held-out data.
-    - `tokens_per_batch`: what one batch counts for in the token budget and in the accounts.
+      `at`, or for every `at` of one slot where `tokens_per_batch` is a tuple. With `at.split == "evaluation"` it is
+      held-out data.
+    - `tokens_per_batch`: what one batch counts for in the token budget and in the accounts. A tuple has the number of
+      each slot, where slots have batches of their own sizes; slots beyond its end have the last.
     - `optimizer`: an optax gradient transformation. One that takes extra arguments gets `progress=`, the share in
       [0, 1] of the run's token budget that has been trained, as a traced float32.
     - `evaluation`: the number of batches of the evaluation split whose mean loss is reported; None is 16.
@@ -43,7 +45,7 @@ class Task:
     loss: Callable[[Any, Any], Any]
     batch: Callable[[At], Any]
     _: KW_ONLY
-    tokens_per_batch: int
+    tokens_per_batch: int | tuple[int, ...]
     optimizer: optax.GradientTransformation
     evaluation: int | None = None
     embeddings: tuple[str, ...] = ()
@@ -53,6 +55,12 @@ class Task:
         if faults:
             raise ConfigError.of(faults)
         object.__setattr__(self, "embeddings", tuple(self.embeddings))
+        if not isinstance(self.tokens_per_batch, int):
+            object.__setattr__(self, "tokens_per_batch", tuple(self.tokens_per_batch))
+
+    def tokens_mean(self, learners: int) -> int:
+        """The tokens of one batch, on average over so many learners, in whole tokens."""
+        return round(sum(of_slot(self.tokens_per_batch, slot) for slot in range(learners)) / learners)
 
     def evaluation_batches(self, seed: int) -> Iterator[Any]:
         """The batches of the evaluation, in order and made one at a time: slot 0, positions from 0."""
@@ -69,9 +77,11 @@ def _faults(task: Task) -> Iterator[Fault]:
     if not all(callable(getattr(task.optimizer, name, None)) for name in ("init", "update")):
         do = "Pass for example optimizer=optax.adamw(1e-3)."
         yield Fault(doing, "optimizer= an optax gradient transformation", repr(task.optimizer), do)
-    if not _is_count(task.tokens_per_batch):
+    counts = task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple | list) else (task.tokens_per_batch,)
+    if not counts or not all(map(_is_count, counts)):
         do = "Say how many tokens (or samples) one batch counts for."
-        yield Fault(doing, "tokens_per_batch= an integer of at least 1", repr(task.tokens_per_batch), do)
+        expected = "tokens_per_batch= an integer of at least 1, or a tuple of them, one for each slot"
+        yield Fault(doing, expected, repr(task.tokens_per_batch), do)
     if not (task.evaluation is None or _is_count(task.evaluation)):
         do = f"Say how many batches to evaluate on, or leave it out for {EVALUATION_BATCHES}."
         yield Fault(doing, "evaluation= an integer of at least 1, or None", repr(task.evaluation), do)

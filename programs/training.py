@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from isthmus.programs.cluster import Machine
+    from isthmus.programs.handover import Handover
+    from isthmus.programs.machine_client import Daemon
     from isthmus.programs.processes import Submitted
     from isthmus.programs.run import Outcome, Watch
 
@@ -112,12 +113,12 @@ def start_processes(submitted: Submitted, watch: Watch | None) -> Outcome:
         return run_processes(submitted, watch=watch)
 
 
-def start_on_machine(machine: Machine, submitted: Submitted, watch: Watch | None) -> Outcome:
-    """Let a machine's daemon run what was submitted; RunError, which names the run folder, if the run fails."""
+def start_on_machine(daemon: Daemon, handed: Handover, submitted: Submitted, watch: Watch | None) -> Outcome:
+    """Let a machine's daemon run what it is handed; RunError, which names the run folder, if the run fails."""
     from isthmus.programs.machine_client import run_on_machine
 
     with _naming(submitted.run_dir):
-        return run_on_machine(machine, submitted, watch)
+        return run_on_machine(daemon, handed, submitted, watch)
 
 
 @contextmanager

@@ -5,7 +5,8 @@
         assert result.waits == 0 and result.eval_loss < 1.0
 
 Bodies compute for real; how long they take, and how long items travel, is what the test says. The same arguments give
-the same losses and the same tape, byte for byte.
+the same losses and the same tape, byte for byte. With faults the hosts are on machines of their own, over the real wire
+on simulated sockets, and are restarted; without, over a simpler network that is faster.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from isthmus.programs.program import Program
     from isthmus.programs.task import Task
     from isthmus.runtime.ids import Replica
-    from isthmus.runtime.sim import World
+    from isthmus.runtime.sim import Fault, Universe, World
     from isthmus.runtime.trace import Span
 
 
@@ -39,7 +40,8 @@ class Result:
     """What came of a run in a world.
 
     `waits` is the virtual time, in nanoseconds, that inner-steps were kept waiting by a missing item or credit; `tapes`
-    hold the encoded tape of every host by name; `spans` every firing and transfer.
+    hold the encoded tape of every host by name (with faults, of every life: 'learner/2#1'); `spans` every firing and
+    transfer; `faults` counts, by kind, those that really happened.
     """
 
     summary: dict[str, Any]
@@ -50,6 +52,7 @@ class Result:
     spans: list[Span]
     folder: Path
     status: dict[str, Any]
+    faults: dict[str, int]
 
 
 class Worlds:
@@ -58,7 +61,7 @@ class Worlds:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._count = 0
-        self._open: list[World] = []
+        self._open: list[World | Universe] = []
 
     def run(
         self,
@@ -73,12 +76,15 @@ class Worlds:
         delay_ms: float = 1.0,
         jitter: float = 0.05,
         seconds_max: float = 3600.0,
+        faults: Sequence[Fault] = (),
     ) -> Result:
         """Train until `steps` inner steps a learner (on average) are done, and the end is merged.
 
         An inner step takes `step_ms` / `speeds[slot]` (1 where none is given), any other firing a fiftieth of
-        `step_ms`, with `jitter` (a share); items travel `delay_ms` between hosts. RequestError for a request that is
-        wrong, RunError if a body fails, TimeoutError if the run is not over after `seconds_max` virtual seconds.
+        `step_ms`, with `jitter` (a share); items travel `delay_ms` between hosts. `faults` (`isthmus.runtime.sim`)
+        name hosts by replica, and machines: every learner and syncer has its own ('learner-2'), the others are at
+        'home'. RequestError for a request that is wrong, RunError if a body fails or a fault did not happen,
+        TimeoutError if the run is not over after `seconds_max` virtual seconds.
         """
         from isthmus.programs import run_folder
         from isthmus.programs.recording import RUN_FOLDER
@@ -86,12 +92,14 @@ class Worlds:
         from isthmus.programs.request import prepare
         from isthmus.programs.summary import fragment_sizes, roster_counts, summarise
         from isthmus.runtime.clock import Duration, milliseconds
+        from isthmus.runtime.errors import RunError
+        from isthmus.runtime.graph import Reference
         from isthmus.runtime.ids import Replica
-        from isthmus.runtime.sim import World
+        from isthmus.runtime.sim import Climate, Universe, World
         from isthmus.runtime.trace import Trace
 
         self._count += 1
-        tokens = steps * learners * task.tokens_per_batch
+        tokens = steps * learners * task.tokens_mean(learners)
         budget = {"learners": learners, "tokens": tokens, "seed": seed}
         request = prepare(program, task, run=budget, run_dir=self._folder / f"run-{self._count}")
         run_folder.create(request.run_dir, request.config, latest=False)
@@ -102,20 +110,40 @@ class Worlds:
                 return milliseconds(step_ms / 50)
             return milliseconds(step_ms / (speeds[replica.slot] if replica.slot < len(speeds) else 1.0))
 
+        def found(reference: Reference) -> Any:
+            return request.run_dir if reference == RUN_FOLDER else resolve(reference)
+
         counts = roster_counts(request.graph, learners)
-        world = World(
-            request.plans,
-            counts,
-            seed=seed,
-            resolve=lambda reference: request.run_dir if reference == RUN_FOLDER else resolve(reference),
-            duration=duration,
-            delay=lambda edge, size_bytes: milliseconds(delay_ms),
-            jitter=jitter,
-            trace=trace,
-        )
+        world: World | Universe
+        if faults:
+            world = Universe(
+                request.plans,
+                counts,
+                seed=seed,
+                resolve=found,
+                duration=duration,
+                jitter=jitter,
+                climate=Climate(latency=delay_ms / 1e3, jitter=jitter * delay_ms / 1e3),
+                faults=faults,
+                trace=trace,
+            )
+        else:
+            world = World(
+                request.plans,
+                counts,
+                seed=seed,
+                resolve=found,
+                duration=duration,
+                delay=lambda edge, size_bytes: milliseconds(delay_ms),
+                jitter=jitter,
+                trace=trace,
+            )
         self._open.append(world)
         world.run(lambda: ("recorder/0", "record") in world.ended, seconds_max=seconds_max)
-        status = world.hosts[Replica("recorder", 0)].published["record"]
+        if isinstance(world, Universe) and world.injector.missed:
+            raise RunError(f"the run was over before these happened: {'; '.join(world.injector.missed)}")
+        hosts = world.hosts
+        status = hosts[Replica("recorder", 0)].published["record"]
         summary = summarise(
             status,
             trace.spans,
@@ -126,7 +154,7 @@ class Worlds:
             fragment_sizes=fragment_sizes(request.graph),
             ended=world.clock.now(),
             cpu_seconds=0.0,
-            bytes_sent_by_shards=sum(h.traffic.bytes_sent for r, h in world.hosts.items() if r.role == "syncer"),
+            bytes_sent_by_shards=sum(h.traffic.bytes_sent for r, h in hosts.items() if r.role == "syncer"),
         )
         return Result(
             summary=summary,
@@ -137,6 +165,7 @@ class Worlds:
             spans=list(trace.spans),
             folder=request.run_dir,
             status=status,
+            faults=dict(world.injector.counts) if isinstance(world, Universe) else {},
         )
 
     def close(self) -> None:

@@ -13,31 +13,24 @@ silent for too long.
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-import zmq
-
-from isthmus.runtime import messages
 from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.errors import ConfigError, LocalProtocolError
 from isthmus.runtime.frames import Bytes
 from isthmus.runtime.heard import Event
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.keys import check_server
 from isthmus.runtime.links import AcceptedLink, DialledLink, Endpoints, Link, RelayedLink
 from isthmus.runtime.messages import Hello
 from isthmus.runtime.peers import Limits, Peer, Route
-from isthmus.runtime.reception import Reception
+from isthmus.runtime.reception import MachineOf, Reception
 from isthmus.runtime.refusal import RefusalError
 from isthmus.runtime.session import Identity, Session
-from isthmus.runtime.sockets import CONTROL_MARK, DATA_MARK, Socket
-
-SOCKETS_MAX: Final = 16
-"""Of a context, beside four for each peer: two to dial with, and a monitor for each."""
+from isthmus.runtime.sockets import Sockets
 
 Receive: TypeAlias = Callable[[Sequence[Bytes]], list[Event]]
 
@@ -64,15 +57,15 @@ class Connections:
         owner: Owner,
         *,
         clock: Clock,
-        loop: asyncio.AbstractEventLoop,
+        sockets: Sockets,
         limits: Limits,
         counts: Counter[str],
+        machine_of: MachineOf,
     ) -> None:
         self.own = own
         self.peers: dict[Member, Peer] = {}
-        self._owner, self._clock, self._loop, self._limits, self._counts = owner, clock, loop, limits, counts
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._context.set(zmq.MAX_SOCKETS, 4 * limits.peers_max + SOCKETS_MAX)
+        self._owner, self._clock, self._sockets, self._limits, self._counts = owner, clock, sockets, limits, counts
+        self._machine_of = machine_of
         self._gone: dict[Replica, int] = {}
         self._reception: Reception | None = None
         self._is_closed = False
@@ -86,7 +79,7 @@ class Connections:
             self.discard(peer)
         if self._reception is not None:
             self._reception.close()
-        self._context.destroy(linger=0)
+        self._sockets.close()
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
@@ -103,6 +96,9 @@ class Connections:
                 raise LocalProtocolError(f"{self.own.member} cannot know {member}: {len(self.peers)} peers are known")
             peer = self.peers[member] = Peer(member)
         peer.is_expected = True
+        if isinstance(route, Endpoints):
+            for endpoint in route[:2]:
+                check_server(endpoint, self._sockets.keys, route.key, f"dialling {member}")
         if route is not None and peer.route != route:
             peer.route = route
             self._dial(peer)
@@ -152,21 +148,21 @@ class Connections:
         if isinstance(peer.route, Member) and (through is None or not through.is_up or peer.member < self.own.member):
             return
         peer.dialled += 1
-        token = secrets.token_bytes(messages.TOKEN_BYTES)
-        session = Session.dial(self.own, peer.member, peer.pair, peer.dialled, token, peer.intake(self._limits))
-        self._start(peer, session, self._sockets(peer, session) if through is None else self.way_through(through, peer))
+        token, intake = self._sockets.token(), peer.intake(self._limits)
+        session = Session.dial(self.own, peer.member, peer.pair, peer.dialled, token, intake)
+        self._start(peer, session, self._way_to(peer, session) if through is None else self.way_through(through, peer))
 
-    def _sockets(self, peer: Peer, session: Session) -> Link:
+    def _way_to(self, peer: Peer, session: Session) -> Link:
         """New sockets to a peer that listens."""
         assert isinstance(peer.route, Endpoints)
         ears = Ears(self, peer, session)
-        open_socket = partial(Socket, self._loop, self._context, zmq.DEALER, gone=ears.gone)
-        control = open_socket(CONTROL_MARK, lambda address, frames: ears.hear_control(frames))
-        data = open_socket(DATA_MARK, lambda address, frames: ears.hear_data(frames))
+        dealer = self._sockets.dealer
+        control = dealer("control", lambda address, frames, machine: ears.hear_control(frames), ears.gone)
+        data = dealer("data", lambda address, frames, machine: ears.hear_data(frames), ears.gone)
         try:
-            control.connect(peer.route.control)
-            data.connect(peer.route.data)
-        except zmq.ZMQError as error:
+            control.connect(peer.route.control, peer.route.key)
+            data.connect(peer.route.data, peer.route.key)
+        except OSError as error:
             control.close()
             data.close()
             expected, found = "two endpoints such as tcp://127.0.0.1:4001", f"{tuple(peer.route)}: {error}"
@@ -178,7 +174,7 @@ class Connections:
     def bind(self, endpoint: str) -> Endpoints:
         """Listen. ConfigError where that is not possible."""
         if self._reception is None:
-            self._reception = Reception(self._loop, self._context, self.own, self, self._counts)
+            self._reception = Reception(self._sockets, self.own, self, self._counts, self._machine_of)
         return self._reception.bind(endpoint)
 
     def accept(self, link: AcceptedLink, connection: int, hello: Hello) -> Ears:
@@ -247,7 +243,7 @@ class Connections:
         self._cancel_retry(peer)
         self.peers[peer.member] = peer
         peer.session, peer.link = session, link
-        peer.heard_at = self._clock.now()
+        peer.began_at = peer.heard_at = self._clock.now()
         self._owner.wake(peer)
 
     def _close_session(self, peer: Peer) -> None:
@@ -284,15 +280,26 @@ class Connections:
             session, link = peer.session, peer.link
             if session is None or link is None:
                 continue
+            if self._is_expelled(link):
+                self.refuse(peer, RefusalError("expelled", f"the machine of {peer.member} is not admitted any more"))
+                continue
             message = session.next_control(now, is_beat=True)
+            # One that says that it lives, and gets no further with its handshake, has lost a part of it.
+            since = peer.heard_at if peer.is_up else peer.began_at
             silent_max = self._limits.silence_max if peer.is_up else self._limits.handshake_max
             if message is not None and not link.send_control(message):
                 self.end(peer, "disconnected")
-            elif now - peer.heard_at > silent_max and not is_late:
-                told = f"silent for {silent_max / 1e9:g} s"
+            elif now - since > silent_max and not is_late:
+                told = f"{'silent' if peer.is_up else 'no connection'} for {silent_max / 1e9:g} s"
                 # One that was only stopped reads this first, and dials at once.
                 link.send_control(session.refusal("silence", told))
                 self.end(peer, told)
+
+    def _is_expelled(self, link: Link) -> bool:
+        """Whether a machine that has dialled us is admitted no longer; what it says is not heard in any case."""
+        machine = link.machine if isinstance(link, AcceptedLink) else None
+        keys = self._sockets.keys
+        return machine is not None and keys is not None and not keys.admits(machine)
 
 
 class Ears:
@@ -309,7 +316,7 @@ class Ears:
         """A message on the data socket."""
         self._connections.hear(self._peer, self._session, self._session.receive_data, frames)
 
-    def gone(self) -> None:
+    def gone(self, reason: str) -> None:
         """A socket has lost its connection."""
         if self._peer.session is self._session:
-            self._connections.end(self._peer, "disconnected")
+            self._connections.end(self._peer, reason)

@@ -1,8 +1,9 @@
-"""Control messages between a daemon, its hosts and commands: small msgpack maps over ZeroMQ, on loopback.
+"""Control messages between daemons, their hosts and commands: small msgpack maps over ZeroMQ.
 
 Decides what such a message may be and how it travels; what it asks for is the daemon's or the host's business. Each
 message is one frame, a map with a text `type`. It carries no payloads: a message larger than MESSAGE_BYTES_MAX, or one
-that is no such map, is dropped and counted. Everybody dials the daemon, which binds.
+that is no such map, is dropped and counted. Everybody dials the daemon, which binds. Without keys both stay on
+loopback; with keys nobody gets in who is not admitted, and each message has a `caller`, the machine whose key it is.
 
 Every message names the version of isthmus that it comes from. Nobody acts on one of another version: a daemon counts it
 and answers what it is itself, a host drops it, a command tells its user.
@@ -11,8 +12,10 @@ and answers what it is itself, a host drops it, a command tells its user.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from typing import Any, Final
@@ -20,12 +23,21 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 import zmq
 
+from isthmus.runtime import handshakes
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.handshakes import Handshakes
+from isthmus.runtime.keys import Keyring, check_open, check_server
+from isthmus.runtime.zap import Zap
 
 MESSAGE_BYTES_MAX: Final = 4 << 20
 """A status with the accounts of 64 learners and 64 fragments takes a quarter of this."""
 PROTOCOL: Final = 1
 HEARTBEAT_SECONDS: Final = 0.25
+RETRY_SECONDS: Final = 1.0
+"""Between two attempts of one who is not admitted yet; each costs who listens half a millisecond."""
+CUTS_MAX: Final = 5
+"""Attempts of a command whose handshake was cut without a reason, as libzmq does for a wrong key, and sometimes for no
+keys at all; a tenth of a second each."""
 DETACH: Final = b"detach"
 """What a command writes into the pipe that it holds to a daemon, before it goes away and the run goes on."""
 
@@ -77,7 +89,9 @@ def decode(data: bytes) -> Message:
 class ControlServer:
     """The daemon's end: a ROUTER. `handle(peer, message)` is called on the loop; `send` answers at any time.
 
-    `on_stranger` is told of each message of another version.
+    `on_stranger` is told of each message of another version. With `keys` only machines that they admit are heard, and
+    `caller` is the one whose message is being handled: for whom it may speak is for `handle` to judge. `on_unknown(key,
+    address)` is told of keys that are not admitted.
     """
 
     def __init__(
@@ -86,22 +100,32 @@ class ControlServer:
         endpoint: str,
         handle: Callable[[bytes, Message], None],
         on_stranger: Callable[[Message], None] = lambda message: None,
+        *,
+        keys: Keyring | None = None,
+        on_unknown: Callable[[str, str], None] = lambda key, address: None,
     ) -> None:
-        """Bind; zmq.ZMQError if the endpoint is taken."""
+        """Bind; zmq.ZMQError if the endpoint is taken, ConfigError if it leaves the machine and there are no keys."""
+        check_open(endpoint, keys, f"Listening at {endpoint}")
         self._loop = loop
         self._handle = handle
         self._on_stranger = on_stranger
+        self._keys = keys
+        self.caller: str | None = None
+        """The machine whose message is being handled; None without keys."""
         self.refused: Counter[str] = Counter()
         self._context = zmq.Context()
+        self._zap = None if keys is None else Zap(loop, self._context, keys, on_unknown)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        handshakes.secure_server(self._socket, keys, "daemon")
+        self._handshakes: Handshakes | None = None
+        if keys is not None:
+            self._handshakes = Handshakes(loop, self._context, self._socket, self._count)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError:
-            self._socket.close(0)
-            self._context.term()
+            self._end()
             raise
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._file = self._socket.fileno()
@@ -120,48 +144,91 @@ class ControlServer:
     def close(self) -> None:
         """Unbind."""
         self._loop.remove_reader(self._file)
+        self._end()
+
+    def _end(self) -> None:
+        if self._handshakes is not None:
+            self._handshakes.close()
+        if self._zap is not None:
+            self._zap.close()
         self._socket.close()
         self._context.term()
 
     def _drain(self) -> None:
-        if self._socket.closed:
+        while self._has_message():
+            peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            self._hear(peer.bytes, frames)
+
+    def _count(self, reason: str) -> None:
+        self.refused[reason] += 1
+
+    def _has_message(self) -> bool:
+        return not self._socket.closed and bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _hear(self, peer: bytes, frames: list[zmq.Frame]) -> None:
+        """Handle a message, or count why not."""
+        caller = None if self._keys is None else self._keys.name_of(handshakes.user_id(frames[0]))
+        if self._keys is not None and caller is None:
+            self.refused["expelled"] += 1
             return
-        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            try:
-                if len(frames) != 2:
-                    raise ValueError(f"not a control message: {len(frames) - 1} frames")
-                message = decode(frames[1])
-            except ValueError as error:
-                self.refused[str(error).partition(":")[0]] += 1
-                continue
-            if is_of_this_version(message):
-                self._handle(frames[0], message)
-            else:
-                self.refused["another version"] += 1
-                self.send(frames[0], {"type": "another version"})
-                self._on_stranger(message)
+        try:
+            if len(frames) != 1:
+                raise ValueError(f"not a control message: {len(frames)} frames")
+            message = decode(frames[0].bytes)
+        except ValueError as error:
+            self.refused[str(error).partition(":")[0]] += 1
+            return
+        if not is_of_this_version(message):
+            self.refused["another version"] += 1
+            self.send(peer, {"type": "another version"})
+            self._on_stranger(message)
+        else:
+            self.caller = caller
+            self._handle(peer, message)
+            self.caller = None
 
 
 class ControlClient:
-    """A host's end: a DEALER that dials the daemon, and dials again where it is told to."""
+    """A host's end: a DEALER that dials the daemon, and dials again where it is told to.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: str, handle: Callable[[Message], None]) -> None:
+    With `keys` it talks only to the machine that has `server_key`; `on_refused(reason)` is told why an attempt
+    failed, of `handshakes.WORDS`, each time. It goes on trying.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        endpoint: str,
+        handle: Callable[[Message], None],
+        *,
+        keys: Keyring | None = None,
+        server_key: str = "",
+        on_refused: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """Dial; ConfigError if the endpoint leaves the machine and there are no keys, or not that of who listens."""
         self._loop = loop
-        self._handle = handle
+        self._handle, self._on_refused = handle, on_refused
+        self._keys, self._server_key = keys, server_key
+        check_server(endpoint, keys, server_key, f"Dialling the daemon at {endpoint}")
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
+        self._handshakes: Handshakes | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self.endpoint = ""
         self.dial(endpoint)
 
     def dial(self, endpoint: str) -> None:
         """Leave the daemon that was dialled, if any, and dial this one."""
+        check_server(endpoint, self._keys, self._server_key, f"Dialling the daemon at {endpoint}")
         self._hang_up()
         self.endpoint = endpoint
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
         self._socket.setsockopt(zmq.SNDHWM, 64)
+        if self._keys is not None:
+            handshakes.secure_client(self._socket, self._keys, self._server_key)
+            self._handshakes = Handshakes(self._loop, self._context, self._socket, self._failed)
         self._socket.connect(endpoint)
         self._file = self._socket.fileno()
         self._loop.add_reader(self._file, self._drain)
@@ -182,7 +249,19 @@ class ControlClient:
         self._hang_up()
         self._context.term()
 
+    def _failed(self, reason: str) -> None:
+        """Dial again in a while: libzmq itself gives up where it was told that it is not admitted."""
+        if self._retry is None:
+            self._retry = self._loop.call_later(RETRY_SECONDS, lambda: self.dial(self.endpoint))
+        self._on_refused(reason)
+
     def _hang_up(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if self._handshakes is not None:
+            self._handshakes.close()
+            self._handshakes = None
         if self._socket is not None:
             self._loop.remove_reader(self._file)
             self._socket.close()
@@ -201,24 +280,40 @@ class ControlClient:
                 self._handle(message)
 
 
-def ask(endpoint: str, message: Message, seconds_max: float = 5.0) -> Message | None:
+def ask(
+    endpoint: str,
+    message: Message,
+    seconds_max: float = 5.0,
+    *,
+    keys: Keyring | None = None,
+    server_key: str = "",
+) -> Message | None:
     """Send one message from a command, and wait for one answer; None if none comes in time.
 
-    ConfigError if what answers is no daemon, or one of another version.
+    ConfigError if what answers is no daemon, or one of another version, and where keys are missing or others.
     """
+    doing = f"Talking to the daemon at {endpoint}"
+    check_server(endpoint, keys, server_key, doing)
     context = zmq.Context()
     try:
         with context.socket(zmq.DEALER) as socket:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-            socket.connect(endpoint)
-            socket.send(encode(message))
-            if not socket.poll(round(seconds_max * 1000)):
-                return None
-            data = socket.recv()
+            handshakes.secure_client(socket, keys, server_key)
+            monitor = handshakes.watched(socket, context, handshakes.FAILURES)
+            try:
+                socket.connect(endpoint)
+                # A handshake may have failed already, so that there is no way to send; the monitor says why.
+                with suppress(zmq.Again):
+                    socket.send(encode(message), zmq.NOBLOCK)
+                data = _first(socket, monitor, seconds_max, doing, keys)
+            finally:
+                socket.disable_monitor()
+                monitor.close()
     finally:
         context.term()
-    doing = f"Talking to the daemon at {endpoint}"
+    if data is None:
+        return None
     try:
         answer = decode(data)
     except ValueError as error:
@@ -228,3 +323,41 @@ def ask(endpoint: str, message: Message, seconds_max: float = 5.0) -> Message | 
         do = "Use one version: end that daemon, and start it again with the isthmus that you call it with."
         raise ConfigError(doing, f"{version_of()}, as here", version_of(answer), do)
     return answer
+
+
+def _first(
+    socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], seconds_max: float, doing: str, keys: Keyring | None
+) -> bytes | None:
+    """The first message that comes in time, None if none does; ConfigError if keys are in the way.
+
+    One attempt that was only cut proves nothing: the daemon may have ended, and another come.
+    """
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(monitor, zmq.POLLIN)
+    until = time.monotonic() + seconds_max
+    cuts = 0
+    while True:
+        ready = dict(poller.poll(max(0, round(1000 * (until - time.monotonic())))))
+        if socket in ready:
+            return socket.recv()
+        if not ready:
+            return None
+        reason = handshakes.failure(monitor.recv_multipart())
+        cuts += reason == handshakes.CUT
+        if reason is not None and (reason != handshakes.CUT or cuts == CUTS_MAX):
+            raise ConfigError(doing, *_in_the_way(reason, keys))
+
+
+def _in_the_way(reason: str, keys: Keyring | None) -> tuple[str, str, str]:
+    """What a command expected of keys, what it found, and what to do."""
+    if keys is None:
+        do = "Name a key of yours that it admits: [keys] secret in the cluster file, and its own as public_key."
+        return "a daemon without keys", "one that has keys", do
+    if reason == handshakes.UNADMITTED:
+        do = f"Type on that machine: isthmus admit NAME {keys.pair.public}"
+        return "to be admitted", "that this key is not", do
+    if reason == handshakes.KEYLESS:
+        return "a daemon with keys", "one without", "Start it with a machine.toml that has [keys] secret."
+    do = "Compare the public_key in the cluster file with the NAME.pub there, and see that its daemon has keys."
+    return "the machine whose public key was given", "one that has another key, or none", do

@@ -26,11 +26,14 @@ class Delivery:
         counts: Counter[str],
         taken: Callable[[Peer], None],
         saw: Callable[[Member, int], None],
+        *,
+        holds_strangers: bool,
     ) -> None:
         self._peers, self._clock, self._counts, self._taken, self._saw = peers, clock, counts, taken, saw
         self._receiver: Receiver | None = None
         self._credit: list[tuple[Member, int, int]] = []
         self._is_paused = self._is_busy = self._is_closed = False
+        self._holds_strangers = holds_strangers
 
     def open(self, receiver: Receiver) -> None:
         """Deliver to `receiver` from now on; first the credit that came before."""
@@ -55,6 +58,11 @@ class Delivery:
         if not self._is_busy:
             self._deliver()
 
+    def admit(self) -> None:
+        """A peer is expected now that may have sent something before."""
+        if not self._is_busy and not self._is_closed:
+            self._deliver()
+
     def credit(self, member: Member, edge: int, count: int) -> None:
         """A peer took `count` items of a Queue edge."""
         if self._receiver is not None:
@@ -72,7 +80,7 @@ class Delivery:
         """Give the receiver what it takes. It may pause, resume, close, or forget a peer meanwhile."""
         self._is_busy = True
         try:
-            for peer in [peer for peer in self._peers.values() if peer.held]:
+            for peer in [peer for peer in self._peers.values() if peer.held and self._is_welcome(peer)]:
                 while peer.held and self._receiver is not None and not self._is_paused:
                     held = peer.held[0]
                     if held.parcels:
@@ -84,6 +92,9 @@ class Delivery:
                 self._taken(peer)
         finally:
             self._is_busy = False
+
+    def _is_welcome(self, peer: Peer) -> bool:
+        return peer.is_expected or not self._holds_strangers
 
     def _give(self, receiver: Receiver, peer: Peer, held: Held) -> None:
         snapshot, parcel = held.parcels.popleft()

@@ -155,6 +155,11 @@ class Host:
         """Whether every body is there."""
         return len(self._bodies) == len(self.plan.nodes)
 
+    @property
+    def payloads_count(self) -> int:
+        """How many items this host holds."""
+        return len(self._payloads)
+
     def request_stop(self) -> None:
         """Let the bodies know that somebody asked the run to stop; only on the loop."""
         self.stop_requested = True

@@ -48,6 +48,20 @@ class Ledger:
         ).fetchone()
         return int(row[0])
 
+    def take(self, replica: Replica, incarnation: int) -> None:
+        """Take an incarnation whose number somebody else has given; it may be taken already."""
+        self._database.execute(
+            "insert or ignore into lives (role, slot, incarnation) values (?, ?, ?)",
+            (replica.role, replica.slot, incarnation),
+        )
+
+    def last(self, replica: Replica) -> int:
+        """The newest incarnation that was taken, whether or not it became a process; 0 if none was."""
+        row = self._database.execute(
+            "select coalesce(max(incarnation), 0) from lives where role = ? and slot = ?", (replica.role, replica.slot)
+        ).fetchone()
+        return int(row[0])
+
     def started(self, replica: Replica, incarnation: int, pid: int) -> None:
         """Note the process of an incarnation."""
         self._database.execute(
@@ -63,6 +77,13 @@ class Ledger:
             (replica.role, replica.slot),
         ).fetchone()
         return None if row is None else Row(*row)
+
+    def replicas(self) -> list[Replica]:
+        """Every replica of which a life has become a process."""
+        rows = self._database.execute(
+            "select distinct role, slot from lives where pid is not null order by role, slot"
+        ).fetchall()
+        return [Replica(role, slot) for role, slot in rows]
 
     def living(self) -> list[int]:
         """The pids of all lives whose process is there."""

@@ -15,10 +15,12 @@ from isthmus.runtime.sockets import Socket
 
 
 class Endpoints(NamedTuple):
-    """Where a host listens, as ZeroMQ endpoints: `tcp://127.0.0.1:4001`."""
+    """Where a host listens, as ZeroMQ endpoints: `tcp://127.0.0.1:4001`; and its machine's public key, where it has
+    keys."""
 
     control: str
     data: str
+    key: str = ""
 
 
 class Link(Protocol):
@@ -56,13 +58,18 @@ class DialledLink:
 
 class AcceptedLink:
     """Two addresses on the bound sockets: `control`, and `data` once the peer has attached it. `on_close` is called
-    once."""
+    once. Both are of `machine`, where there are keys."""
 
     def __init__(
-        self, sockets: tuple[Socket, Socket], control: bytes, on_close: Callable[[AcceptedLink], None]
+        self,
+        sockets: tuple[Socket, Socket],
+        control: bytes,
+        on_close: Callable[[AcceptedLink], None],
+        machine: str | None = None,
     ) -> None:
         self.control = control
         self.data: bytes | None = None
+        self.machine = machine
         self._sockets = sockets
         self._on_close = on_close
 

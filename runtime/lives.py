@@ -7,10 +7,12 @@ before they came to anything make it wait longer, and in the end say that the pr
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.membership import PHASES, Phase
 
 BACKOFF_SECONDS: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Before the n-th start in a row that did not come to anything; the first restart is at once."""
@@ -23,20 +25,34 @@ SERVING: Final = frozenset({"stepping", "serving", "final"})
 
 @dataclass(slots=True)
 class Life:
-    """One host process, and whether it `is_child` of this one. `watch` is its pidfd, `peer` the address of its control
-    socket once it has said hello, `error` what it said of its failure."""
+    """One host process, and whether it `is_child` of this one. `watch` is its pidfd, None for one that is on another
+    machine; `peer` the address of its control socket once it has said hello, `error` what it said of its failure,
+    `beats` how often it was heard."""
 
     member: Member
     pid: int
-    watch: int
+    watch: int | None
     is_child: bool
     peer: bytes = b""
     error: str = ""
+    beats: int = 0
     endpoints: list[str] = field(default_factory=list)
-    phase: str = "starting"
+    phase: Phase = "starting"
     served_at: float | None = None
     published: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, told: Mapping[str, Any], now: float) -> None:
+        """Note what it says of itself; KeyError, TypeError or ValueError for what no host of ours says."""
+        phase = next((known for known in PHASES if known == told["phase"]), None)
+        if phase is None:
+            raise ValueError(f"no phase: {told['phase']!r}")
+        endpoints = list(map(str, told["endpoints"]))
+        published, figures = dict(told["published"]), dict(told["figures"])
+        self.endpoints, self.phase, self.published, self.figures = endpoints, phase, published, figures
+        self.beats += 1
+        if phase in SERVING and self.served_at is None:
+            self.served_at = now
 
     def shown(self) -> dict[str, Any]:
         """What a status shows of it; what a recorder publishes is the run's and not its own."""

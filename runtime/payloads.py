@@ -29,6 +29,9 @@ class Payloads:
         self._uses: dict[Handle, int] = {}
         self._last = 0
 
+    def __len__(self) -> int:
+        return len(self._items)
+
     def keep(self, payload: Payload) -> Handle:
         """Hold a payload for one use, or for as many as `share` says; its handle."""
         self._last += 1

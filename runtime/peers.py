@@ -6,12 +6,13 @@ Decides how long to wait before the next attempt; everything else is the channel
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.credit import Intake
+from isthmus.runtime.frames import Bytes
 from isthmus.runtime.ids import Member
 from isthmus.runtime.links import Endpoints, Link
 from isthmus.runtime.session import Pair, Session
@@ -58,8 +59,8 @@ class Peer:
     """One other member, over all connections with it."""
 
     __slots__ = (
-        "accepted", "attempts", "cancel_retry", "dialled", "heard_at", "held", "is_expected", "is_up", "link", "member",
-        "pair", "reason", "route", "session",
+        "accepted", "attempts", "began_at", "cancel_retry", "dialled", "early", "heard_at", "held", "is_expected",
+        "is_up", "link", "member", "pair", "reason", "route", "session",
     )  # fmt: skip
 
     def __init__(self, member: Member) -> None:
@@ -71,7 +72,8 @@ class Peer:
         self.held: deque[Held] = deque()
         self.is_expected = self.is_up = False
         self.reason = ""
-        self.heard_at = Instant(0)
+        self.began_at = self.heard_at = Instant(0)
+        self.early: tuple[int, Sequence[Bytes]] | None = None
         self.accepted = self.dialled = self.attempts = 0
         self.cancel_retry: Callable[[], None] | None = None
 

@@ -16,20 +16,19 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final
 
 import uvloop
 
-from isthmus.runtime.channel import Channel
 from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.control import HEARTBEAT_SECONDS, ControlClient, Message
-from isthmus.runtime.events import ReplicaJoined, ReplicaLeft
 from isthmus.runtime.graph import Reference
 from isthmus.runtime.host import Host
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.keys import Keyring
 from isthmus.runtime.ledger import started_at
-from isthmus.runtime.links import Endpoints
 from isthmus.runtime.lowering import Plan
+from isthmus.runtime.meetings import DiallingChannel, Meeting, Meetings, phase
 from isthmus.runtime.store import append_bytes, write_bytes
 from isthmus.runtime.tape import Tape
 from isthmus.runtime.threads import LoopClock, ThreadExecutor
@@ -42,33 +41,6 @@ ORPHAN_SECONDS: Final = 60.0
 FLUSH_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 3.0
 """How long bodies may take to come to the end of a firing when the host ends."""
-
-
-RELAY: Final = "recorder"
-"""The role through which hosts talk that both only dial."""
-
-Meeting = Literal["dial", "wait", "relay"]
-"""How a peer is met: it is dialled, it dials, or both dial a third."""
-
-
-class DiallingChannel(Channel, Protocol):
-    """A channel between processes: it can be bound, and told whom to dial and whom to forget."""
-
-    def bind(self, endpoint: str) -> Endpoints:
-        """Accept connections; the result is where."""
-
-    def expect(self, peer: Member) -> None:
-        """Keep what is sent to a peer until it has dialled."""
-
-    def connect(self, peer: Member, endpoints: Endpoints) -> None:
-        """Dial a peer, and keep dialling."""
-
-    def relay(self, peer: Member, through: Member) -> None:
-        """Talk to a peer through another that both have dialled."""
-
-    def forget(self, peer: Member) -> None:
-        """A peer is gone for good."""
-
 
 OpenChannel = Callable[[Clock, Any, Callable[[int, Member, Member, int, Instant, Instant], None]], DiallingChannel]
 """(clock, loop, watch) -> the channel of this host."""
@@ -95,7 +67,9 @@ class Silence:
 
 
 class HostProcess:
-    """Runs one plan as one member, until the daemon says that it is over."""
+    """Runs one plan as one member of the run named `run`, until the daemon says that it is over. `listens` is the
+    address where others may dial it, None if nobody does; `machines` and `keys` are kept up to date by what the daemon
+    says: where each member is, and whose keys are admitted."""
 
     def __init__(
         self,
@@ -103,16 +77,20 @@ class HostProcess:
         member: Member,
         *,
         folder: Path,
+        run: str,
         daemon: str,
         zero_ns: int,
         seed: int,
-        binds: bool,
+        listens: str | None,
+        machines: dict[Replica, str],
+        keys: Keyring | None,
         meets: Callable[[Replica], Meeting],
         resolve: Callable[[Reference], Any],
         open_channel: OpenChannel,
     ) -> None:
         self._member, self._plan, self._folder, self._zero_ns = member, plan, folder, zero_ns
-        self._binds, self._meets, self._run = binds, meets, str(folder.resolve())
+        self._listens, self._run = listens, run
+        self._machines, self._keys = machines, keys
         self._loop = uvloop.new_event_loop()
         self._loop.set_exception_handler(lambda loop, context: self._broken(context))
         self._clock = LoopClock(self._loop, zero_ns)
@@ -132,8 +110,8 @@ class HostProcess:
             on_ended=self._node_ended,
             on_failed=self._failed,
         )
+        self._meetings = Meetings(plan, member, channel=self._channel, meets=meets, tell=self._host.handle)
         self._endpoints: list[str] = []
-        self._live: dict[Replica, Member] = {}
         self._silence = Silence(time.monotonic(), HEARTBEAT_SECONDS)
         self._error: str | None = None
         self._is_over = False
@@ -141,10 +119,9 @@ class HostProcess:
 
     def run(self) -> int:
         """Serve; the exit status, 0 if the daemon ended this host, 1 if it failed."""
-        if self._binds:
-            self._endpoints = list(self._channel.bind("tcp://127.0.0.1:0"))
+        if self._listens is not None:
+            self._endpoints = list(self._channel.bind(f"tcp://{self._listens}:0")[:2])
         self._host.start([self._member])
-        self._live[self._member.replica] = self._member
         self._say("hello")
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
         self._loop.call_later(FLUSH_SECONDS, self._flush)
@@ -158,47 +135,19 @@ class HostProcess:
         self._silence.heard(time.monotonic())
         match message["type"]:
             case "roster":
-                self._take_roster(message["members"])
+                self._take_roster(message["members"], message["keys"])
             case "stop":
                 if not self._host.stop_requested:
                     self._host.request_stop()
             case "exit":
                 self._loop.stop()
 
-    def _take_roster(self, rows: list[list[Any]]) -> None:
-        """Let everybody in who is new, and everybody go who is gone."""
-        present = {Replica.parse(name): (Member(Replica.parse(name), life), ends) for name, life, ends in rows}
-        if present.get(self._member.replica, (None, []))[0] != self._member:
-            return  # The daemon does not know this host yet.
-        relay = next((member for replica, (member, _) in present.items() if replica.role == RELAY), None)
-        for replica, member in list(self._live.items()):
-            if replica not in present or present[replica][0] != member:
-                del self._live[replica]
-                self._channel.forget(member)
-                self._host.handle(ReplicaLeft(member))
-        for replica, (member, endpoints) in sorted(present.items()):
-            if replica not in self._live and self._concerns(replica) and self._meet(member, endpoints, relay):
-                self._live[replica] = member
-                self._host.handle(ReplicaJoined(member))
-
-    def _meet(self, member: Member, endpoints: list[str], relay: Member | None) -> bool:
-        """Go to where a peer is met; False if that cannot be yet."""
-        meeting = self._meets(member.replica)
-        if meeting == "relay" and relay is None:
-            return False
-        if meeting == "relay":
-            assert relay is not None
-            self._channel.relay(member, relay)
-        elif meeting == "dial":
-            self._channel.connect(member, Endpoints(*endpoints))
-        else:
-            self._channel.expect(member)
-        return True
-
-    def _concerns(self, replica: Replica) -> bool:
-        """Whether an edge leads from here to a role or back, so that its replicas matter to this host."""
-        roles = {role for edge in self._plan.edges.values() for role in (edge.source_role, edge.target_role)}
-        return replica.role in roles
+    def _take_roster(self, rows: list[list[Any]], keys: Mapping[str, str]) -> None:
+        """Let everybody in who is new, and everybody go who is gone. `keys` gives the public keys of machines."""
+        self._machines.update((Replica.parse(name), machine) for name, _, _, machine in rows)
+        if self._keys is not None:
+            self._keys.replace({key: machine for machine, key in keys.items()})
+        self._meetings.take(rows, keys)
 
     def _say(self, kind: str, **more: Any) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -217,21 +166,12 @@ class HostProcess:
                 "replica": str(self._member.replica),
                 "incarnation": self._member.incarnation,
                 "endpoints": self._endpoints,
-                "phase": self._phase(),
+                "phase": phase(self._member.replica, self._host.published, is_open=self._host.is_open),
                 "published": self._host.published,
                 "figures": figures,
                 **more,
             }
         )
-
-    def _phase(self) -> str:
-        """The phase of this host: of a learner, that of its inner-step."""
-        if not self._host.is_open:
-            return "compiling" if self._member.replica.role == "learner" else "starting"
-        for published in self._host.published.values():
-            if "phase" in published and self._member.replica.role == "learner":
-                return "recovering" if published["phase"] == "ready" else str(published["phase"])
-        return "serving"
 
     def _beat(self) -> None:
         silence = self._silence.beat(time.monotonic())

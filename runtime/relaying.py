@@ -6,7 +6,8 @@ its own sequence, credit and digests, whose messages travel inside those of the 
 Theory of operation. A message names source and target. Where neither is this host, it is passed on if it comes from its
 source and the target is up and near (itself not relayed); else its source is told that the target is unreachable, gives
 the connection up and tries again. What waits to be passed on is bounded, so a source that sends more than its target
-granted loses that connection, and nobody else does. Of the two ends, the lower member begins.
+granted loses that connection, and nobody else does. Of the two ends, the lower member begins. Data overtakes control:
+the first data message of a connection, which attaches it, waits for the HELLO where it came first.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class Relaying:
             self._connections.hear(peer, session, receive, frames)
         elif isinstance(event, RelayHeard) and connection > peer.accepted:
             self._greet(through, peer, connection, frames[0])
+        elif connection > peer.accepted and len(frames) == 1 and len(frames[0]) <= messages.CONTROL_BYTES_MAX:
+            peer.early = connection, frames
         else:
             self._counts["stale"] += 1
             if session is None:
@@ -85,6 +88,9 @@ class Relaying:
             if hello.source != peer.member or self._own.member < peer.member:
                 raise RefusalError("stranger", f"{hello.source} dialled through {through.member}")
             self._connections.welcome(peer, self._connections.way_through(through, peer), connection, hello)
+            early, peer.early = peer.early, None
+            if early is not None and early[0] == connection and peer.session is not None:
+                self._connections.hear(peer, peer.session, peer.session.receive_data, early[1])
         except RefusalError as refusal:
             self._counts[f"refused_{refusal.reason}"] += 1
             told = messages.seal(connection, messages.pack_refusal(refusal.reason, str(refusal)))

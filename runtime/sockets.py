@@ -1,217 +1,60 @@
-"""ZeroMQ sockets on an event loop, without `zmq.asyncio`.
+"""What a channel needs of sockets, whoever makes them: `zmq_sockets` on a network, `ether` in a simulated world.
 
-Decides socket options and how a socket is read; knows nothing of what its messages mean.
-
-Theory of operation. A ZeroMQ socket has one file descriptor, readable when libzmq wants to be asked. The loop watches
-it; we then take messages until libzmq says that there are none, and ask again after every send, because sending takes
-the descriptor's signal away, too. A turn takes a bounded number of messages and bytes and leaves the rest to the next
-one, so that no peer keeps the loop.
-
-We reconnect, not libzmq: a dialled socket has one connection in its life. When it ends, libzmq says that nothing can be
-sent any more, and the socket is replaced. A bound socket outlives its peers; sending to one that has gone fails. The
-high-water marks lie above what credit allows. Reaching one means that our counting is wrong.
+A socket dials once in its life, or is bound and outlives those that dial it. What one side sends arrives complete and
+in order, as long as the connection lasts; two sockets overtake each other. Messages are lists of frames. Everything is
+called, and calls back, on the loop of the channel.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
-import numpy as np
-import zmq
+from isthmus.runtime.frames import Bytes
+from isthmus.runtime.keys import Keyring
 
-from isthmus.runtime.credit import CHARGE_MIN
-from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.frames import CHUNK_BYTES, Bytes
-from isthmus.runtime.messages import FRAMES_MAX
-from isthmus.runtime.session import AHEAD_MAX, WINDOW_BYTES_MAX
+Purpose: TypeAlias = Literal["control", "data"]
 
-FRAME_BYTES_MAX: Final = CHUNK_BYTES + (64 << 10)
-"""libzmq closes a connection that announces a larger frame, before it takes memory for it."""
-DATA_MARK: Final = 2 * (WINDOW_BYTES_MAX // CHARGE_MIN + 64)
-CONTROL_MARK: Final = 2 * (AHEAD_MAX + 256)
-"""High-water marks, in messages: twice what credit allows, because libzmq learns only every half mark what was read. Of
-control, what may be ahead, and a minute of heartbeats; a silent peer is lost before."""
-COPY_BYTES_MAX: Final = 128 << 10
-"""Smaller frames are copied when sent. Measured: a copy of 128 KiB takes 3 us, handing memory over and back 4.5 us."""
-TURN_MESSAGES_MAX: Final = 128
-TURN_BYTES_MAX: Final = CHUNK_BYTES
-"""What is read in one turn of the loop: at 4 GB/s and 5 us a message, about a millisecond."""
-TURN_FRAMES_KEPT: Final = FRAMES_MAX + 4
-"""Further frames of a message are dropped as they come; whoever sees so many refuses the message."""
-UNHEARD_MS_MAX: Final = 5_000
-"""TCP gives a connection up when what was sent is not acknowledged for so long, and probes one that is silent."""
+Hear: TypeAlias = Callable[[bytes, list[Bytes], str | None], None]
+"""Called with the address that a bound socket gave the sender (empty on a dialled one), the frames, and the machine
+whose key the sender has shown (None without keys, and on a dialled one)."""
 
-POLLIN: Final = int(zmq.POLLIN)
-POLLOUT: Final = int(zmq.POLLOUT)
-EVENTS: Final = int(zmq.EVENTS)
-NOBLOCK: Final = int(zmq.NOBLOCK)
-SNDMORE_NOBLOCK: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
-"""As plain integers: an operation on pyzmq's enumerations costs more than asking libzmq."""
-
-Hear: TypeAlias = Callable[[bytes, list[Bytes]], None]
-"""Called with the address that a bound socket gave the sender (empty on a dialled one), and the frames."""
+Gone: TypeAlias = Callable[[str], None]
+"""Called once with the reason, when the connection of a socket that has dialled is no more."""
 
 
-class Socket:
-    """A socket that calls `hear` with the frames of each message, and `gone` when its only connection has ended."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        context: zmq.Context[zmq.Socket[bytes]],
-        kind: int,
-        mark: int,
-        hear: Hear,
-        gone: Callable[[], None] | None = None,
-    ) -> None:
-        self._loop = loop
-        self._hear = hear
-        self._gone = gone
-        self._is_closed = self._is_scheduled = False
-        self._is_router = kind == zmq.ROUTER
-        self._socket = context.socket(kind)
-        for option, value in _options(kind, mark).items():
-            self._socket.setsockopt(option, value)
-        self._monitor: zmq.Socket[bytes] | None = None
-        self._fds: list[int] = []
-        self._listen(self._socket, self._read)
+class Socket(Protocol):
+    """One socket."""
 
     def bind(self, endpoint: str) -> str:
-        """Listen; the endpoint with its actual port. Raises zmq.ZMQError."""
-        self._socket.bind(endpoint)
-        self._schedule()
-        actual = self._socket.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(actual, bytes)
-        return actual.rstrip(b"\0").decode()
+        """Listen; the endpoint with its actual port. Raises OSError."""
 
-    def connect(self, endpoint: str) -> None:
-        """Dial; `gone` is called when that fails, too. Raises zmq.ZMQError for an endpoint that is none."""
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED)
-        self._listen(self._monitor, self._watch)
-        self._socket.connect(endpoint)
-        # libzmq signals only what comes after it was asked for the first time.
-        self._schedule()
-        self._watch()
+    def connect(self, endpoint: str, server_key: str) -> None:
+        """Dial, with keys the machine that has `server_key` only. Raises OSError for an endpoint that is none."""
 
     def send(self, frames: Sequence[Any]) -> bool:
-        """Hand a message to libzmq; False if there is nobody to send it to. LocalProtocolError at the mark."""
-        if self._is_closed:
-            return False
-        last = len(frames) - 1
-        try:
-            for index, frame in enumerate(frames):
-                flags = NOBLOCK if index == last else SNDMORE_NOBLOCK
-                self._socket.send(frame, flags, len(frame) < COPY_BYTES_MAX)
-        except zmq.Again as error:
-            if self._is_router:
-                raise LocalProtocolError("a high-water mark was reached, which credit should prevent") from error
-            return False
-        except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:
-                return False
-            raise
-        self._look()
-        return True
+        """Hand a message over, to a bound socket with the address first; False if there is nobody to send it to."""
 
     def close(self) -> None:
         """Drop everything, at once."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._deafen()
-            if self._monitor is not None:
-                self._socket.disable_monitor()
-                self._monitor.close(linger=0)
-            self._socket.close(linger=0)
-
-    def _read(self) -> None:
-        """Take what has come, up to the bounds of a turn."""
-        self._is_scheduled = False
-        messages = size_bytes = 0
-        is_over = False
-        try:
-            while not is_over and messages < TURN_MESSAGES_MAX and size_bytes < TURN_BYTES_MAX:
-                is_over = self._is_closed or not self._has_message()
-                if not is_over:
-                    address, frames = self._receive()
-                    messages += 1
-                    size_bytes += sum(map(len, frames))
-                    self._hear(address, frames)
-        finally:
-            if not is_over:
-                self._look()
-
-    def _receive(self) -> tuple[bytes, list[Bytes]]:
-        address = self._socket.recv(NOBLOCK) if self._is_router else b""
-        frames: list[Bytes] = []
-        is_more = True
-        while is_more:
-            frame = self._socket.recv(NOBLOCK, False)
-            is_more = frame.more
-            if len(frames) < TURN_FRAMES_KEPT:
-                frames.append(np.frombuffer(frame.buffer, np.uint8))
-        return address, frames
-
-    def _look(self) -> None:
-        """Read in the next turn what libzmq has, unless that is agreed already."""
-        if not self._is_closed and not self._is_scheduled and self._has_message():
-            self._schedule()
-
-    def _has_message(self) -> bool:
-        """Ask what libzmq has to say: there is a message, or, where there is none, that the connection has ended."""
-        state = self._socket.getsockopt(EVENTS)
-        assert isinstance(state, int)
-        if state & POLLIN:
-            return True
-        if not self._is_router and not state & POLLOUT:
-            self._end()
-        return False
-
-    def _schedule(self) -> None:
-        self._is_scheduled = True
-        self._loop.call_soon(self._read)
-
-    def _watch(self) -> None:
-        """The monitor was asked to speak only when there is no connection, or no longer."""
-        assert self._monitor is not None
-        state = self._monitor.getsockopt(EVENTS)
-        assert isinstance(state, int)
-        if state & POLLIN:
-            self._end()
-
-    def _end(self) -> None:
-        """The connection is no more: say so once, from the loop."""
-        gone, self._gone = self._gone, None
-        self._deafen()
-        if gone is not None and not self._is_closed:
-            self._loop.call_soon(gone)
-
-    def _listen(self, socket: zmq.Socket[bytes], heard: Callable[[], None]) -> None:
-        fd = socket.getsockopt(zmq.FD)
-        assert isinstance(fd, int)
-        self._fds.append(fd)
-        self._loop.add_reader(fd, heard)
-
-    def _deafen(self) -> None:
-        while self._fds:
-            self._loop.remove_reader(self._fds.pop())
 
 
-def _options(kind: int, mark: int) -> dict[int, int]:
-    options: dict[int, int] = {
-        zmq.LINGER: 0,
-        zmq.SNDHWM: mark,
-        zmq.RCVHWM: mark,
-        zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
-        zmq.RECONNECT_IVL: -1,
-        zmq.HANDSHAKE_IVL: UNHEARD_MS_MAX,
-        zmq.TCP_MAXRT: UNHEARD_MS_MAX,
-        zmq.TCP_KEEPALIVE: 1,
-        zmq.TCP_KEEPALIVE_IDLE: 5,
-        zmq.TCP_KEEPALIVE_INTVL: 2,
-        zmq.TCP_KEEPALIVE_CNT: 3,
-    }
-    if kind == zmq.ROUTER:
-        options[zmq.ROUTER_MANDATORY] = 1
-    return options
+class Sockets(Protocol):
+    """Makes the sockets of one host."""
+
+    @property
+    def keys(self) -> Keyring | None:
+        """By which they are encrypted; None if they are not."""
+
+    def dealer(self, purpose: Purpose, hear: Hear, gone: Gone) -> Socket:
+        """A socket that dials."""
+
+    def router(self, purpose: Purpose, hear: Hear, counts: Counter[str]) -> Socket:
+        """A socket to bind; `counts` gets what it refuses."""
+
+    def token(self) -> bytes:
+        """Bytes by which a data connection shows that it belongs to a control connection."""
+
+    def close(self) -> None:
+        """Let go of what the sockets share; all are closed."""

@@ -51,7 +51,8 @@ class Owner(Protocol):
 
 
 class Supervisor:
-    """`lives` are the present ones; `figures` sums what those that ended had used, 'ROLE.cpu_seconds' and the like."""
+    """`lives` are the present ones, beside which others may keep those on other machines; `figures` sums what those
+    that ended had used, 'ROLE.cpu_seconds' and the like."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, launch: Launch, ledger: Ledger, owner: Owner) -> None:
         self.lives: dict[Replica, Life] = {}
@@ -79,16 +80,27 @@ class Supervisor:
         self._watch(Life(Member(replica, known.incarnation), known.pid, os.pidfd_open(known.pid), is_child=False))
         return True
 
+    def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
+        """These are about to be started; the result is the order that loses least time."""
+        return self._launch.prepare(wanted)
+
     def start_all(self, wanted: Sequence[Replica], endpoint: str) -> None:
         """Start the first lives, in the order that loses least time."""
-        for replica in self._launch.prepare(wanted):
+        for replica in self.prepare(wanted):
             self.start(replica, endpoint)
 
-    def start(self, replica: Replica, endpoint: str) -> None:
-        """Start the next life of a replica that has none; OSError if the machine has no room for it."""
+    def start(self, replica: Replica, endpoint: str, incarnation: int | None = None) -> None:
+        """Start a life of a replica that has none: the next, or the one of a number that somebody else has given.
+
+        OSError if the machine has no room for it.
+        """
         if replica in self.lives or replica in self._starting:
             return
-        member = Member(replica, self._ledger.next(replica))
+        if incarnation is None:
+            incarnation = self._ledger.next(replica)
+        else:
+            self._ledger.take(replica, incarnation)
+        member = Member(replica, incarnation)
         self._starting.add(replica)
         try:
             self._launch(member, endpoint, partial(self._started, member))
@@ -101,9 +113,17 @@ class Supervisor:
         return self._restarts.delay(former, time.monotonic())
 
     def kill(self, life: Life) -> None:
-        """Kill one, which ends it soon."""
+        """Kill one on this machine, which ends it soon."""
+        assert life.watch is not None
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(life.watch, signal.SIGKILL)
+
+    def count(self, life: Life) -> None:
+        """Add what a life that has ended had used."""
+        for name in ("cpu_seconds", "bytes_sent"):
+            key = f"{life.member.replica.role}.{name}"
+            self.figures[key] = self.figures.get(key, 0.0) + float(life.figures.get(name, 0))
+        self._ledger.note("figures", encode({"type": "figures", "figures": self.figures}))
 
     def start_no_more(self) -> None:
         """Nothing will be started any more."""
@@ -114,8 +134,9 @@ class Supervisor:
         self._is_closed = True
         self._launch.close()
         for life in self.lives.values():
-            self._loop.remove_reader(life.watch)
-            os.close(life.watch)
+            if life.watch is not None:
+                self._loop.remove_reader(life.watch)
+                os.close(life.watch)
 
     def _started(self, member: Member, pid: int) -> None:
         self._starting.discard(member.replica)
@@ -126,6 +147,7 @@ class Supervisor:
 
     def _watch(self, life: Life) -> None:
         self.lives[life.member.replica] = life
+        assert life.watch is not None
         self._loop.add_reader(life.watch, self._ended, life)
         self._expect_hello(life)
 
@@ -143,6 +165,7 @@ class Supervisor:
 
     def _ended(self, life: Life) -> None:
         replica = life.member.replica
+        assert life.watch is not None
         self._loop.remove_reader(life.watch)
         os.close(life.watch)
         del self.lives[replica]
@@ -151,8 +174,5 @@ class Supervisor:
             _, status, used = os.wait4(life.pid, 0)
             code = os.waitstatus_to_exitcode(status)
             life.figures["cpu_seconds"] = used.ru_utime + used.ru_stime
-        for name in ("cpu_seconds", "bytes_sent"):
-            key = f"{replica.role}.{name}"
-            self.figures[key] = self.figures.get(key, 0.0) + float(life.figures.get(name, 0))
-        self._ledger.note("figures", encode({"type": "figures", "figures": self.figures}))
+        self.count(life)
         self._owner.life_ended(life, f"{ending(code)}: {life.error}" if life.error else ending(code))

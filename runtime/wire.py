@@ -1,4 +1,4 @@
-"""The ZeroMQ channel: hosts in different processes and buildings.
+"""The channel over a wire: hosts in different processes and buildings.
 
 Decides when to speak: what a turn of the loop has for a peer goes in one message at its end, and a long transfer sends
 one chunk a turn, so that peers take turns. The parts of it decide the rest: `connections` whom to dial and when a peer
@@ -6,14 +6,13 @@ is lost, `session` what a connection may carry, `lanes` what waits and in which 
 what has come, `relaying` what is passed on, `frames` and `messages` how it all looks in bytes.
 
 Theory of operation. A host may bind (a control and a data ROUTER), may dial (a control and a data DEALER for each
-peer), or both; who accepts no connection from outside only dials. Everything happens on the loop; libzmq has one thread
-of its own. The channel only ever says that a peer is up or lost; that a member has gone for good is decided by others,
-who then call `forget`.
+peer), or both; who accepts no connection from outside only dials. Who makes its sockets, ZeroMQ or a simulated world,
+it does not know. Everything happens on their loop. The channel only ever says that a peer is up or lost; that a member
+has gone for good is decided by others, who then call `forget`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -28,17 +27,25 @@ from isthmus.runtime.heard import CreditHeard, Event, ParcelsArrived, PeerUp, Re
 from isthmus.runtime.ids import Member
 from isthmus.runtime.links import Endpoints
 from isthmus.runtime.peers import Held, Limits, Peer, Watch
+from isthmus.runtime.reception import MachineOf
 from isthmus.runtime.relaying import Relaying
 from isthmus.runtime.session import Identity, Session
+from isthmus.runtime.sockets import Sockets
 
 
-class ZmqChannel:
-    """One host's end of all its connections. Everything is called, and calls back, on `loop`.
+class WireChannel:
+    """One host's end of all its connections. Everything is called, and calls back, on the loop of `sockets`.
 
     `on_peer_up(member)`: items can be sent. `on_peer_lost(member, reason)`: a connection ended, or none could be made
     (said once for each reason); the channel tries again until `forget`. `on_snapshot(member, number)`: an item whose
     sender had a higher snapshot number than `snapshot` comes next. `watch` is told of transfers once they are
     acknowledged, those of small items up to a heartbeat after they have ended.
+
+    `holds_strangers`: what a peer sends that has dialled before anybody spoke of it waits for `expect`. A core drops
+    what comes from nobody that it knows, and a host may hear of a peer later than from it.
+
+    With keys every socket is encrypted, off loopback there is no other way. Who dials us has to be admitted, and
+    speaks only for members that live on its machine, as `machine_of(member)` says (None: not known, or not yet).
     """
 
     def __init__(
@@ -46,7 +53,7 @@ class ZmqChannel:
         member: Member,
         *,
         clock: Clock,
-        loop: asyncio.AbstractEventLoop,
+        sockets: Sockets,
         run: str,
         fingerprint: str,
         limits: Limits | None = None,
@@ -54,6 +61,8 @@ class ZmqChannel:
         on_peer_up: Callable[[Member], None] = lambda member: None,
         on_peer_lost: Callable[[Member, str], None] = lambda member, reason: None,
         on_snapshot: Callable[[Member, int], None] = lambda member, number: None,
+        machine_of: MachineOf = lambda member: None,
+        holds_strangers: bool = False,
     ) -> None:
         self.member = member
         self.snapshot = 0
@@ -66,9 +75,17 @@ class ZmqChannel:
         self._is_closed = False
         own = Identity(member, run, fingerprint)
         self._connections = Connections(
-            own, self, clock=clock, loop=loop, limits=limits or Limits(), counts=self._counts
+            own,
+            self,
+            clock=clock,
+            sockets=sockets,
+            limits=limits or Limits(),
+            counts=self._counts,
+            machine_of=machine_of,
         )
-        self._delivery = Delivery(self._connections.peers, clock, self._counts, self.wake, self._saw)
+        self._delivery = Delivery(
+            self._connections.peers, clock, self._counts, self.wake, self._saw, holds_strangers=holds_strangers
+        )
         self._relaying = Relaying(self._connections, self.wake, self._counts)
 
     # -- the contract --------------------------------------------------------------------------------------------------
@@ -139,8 +156,10 @@ class ZmqChannel:
         return self._connections.bind(endpoint)
 
     def expect(self, peer: Member) -> None:
-        """Know a peer that will dial us: what is sent to it waits. One that has dialled is known without this."""
+        """Know a peer that will dial us: what is sent to it waits. One that has dialled is known without this; what it
+        has sent, if it was held, is delivered a turn later, when the caller has told who it is."""
         self._connections.expect(peer)
+        self._clock.call_soon(self._delivery.admit)
 
     def connect(self, peer: Member, endpoints: Endpoints) -> None:
         """Dial a peer, and dial it again whenever it is lost. ConfigError for endpoints that are none."""

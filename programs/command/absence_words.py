@@ -1,4 +1,8 @@
-"""Absences in words: what became of a host, what that means for the others, and what it cost."""
+"""Absences in words: what became of a host, what that means for the others, and what it cost.
+
+What it means for the others depends on who waits for whom in the program (`waiting`); where that is not known, nothing
+is said of it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,19 @@ from typing import Final
 
 from isthmus.programs.command.absences import Absence, silence
 from isthmus.programs.command.report_numbers import seconds
+from isthmus.programs.command.waiting import LEARNER, SYNCER, Others, Waiting
 
+_OTHERS_GONE: Final[dict[Others, str]] = {
+    "go on": "the others go on without it",
+    "wait for rounds": "the others no longer wait for it",
+    "wait": "the others wait for it",
+}
+_OTHERS_SILENT: Final[dict[Others, str]] = {
+    "go on": "",
+    "wait for rounds": "the others may have to wait for it",
+    "wait": "the others wait for it",
+}
 _MEANWHILE: Final = {
-    "learner": "the others go on without it",
-    "syncer": "learners go on stepping, and nothing is merged",
     "evaluator": "training goes on, and nothing is evaluated",
     "recorder": "training goes on, and nothing is written down",
 }
@@ -26,15 +39,36 @@ def named(host: str) -> str:
     return host.replace("/", " ")
 
 
-def away(absence: Absence) -> str:
+def away(absence: Absence, waiting: Waiting | None) -> str:
     """What happened, and what it means for the others: a sentence without its dot."""
     if absence.kind == "replaced":
         return "the daemon died; a new one has taken over its hosts, which went on meanwhile"
-    meanwhile = _MEANWHILE.get(absence.role, "the others go on")
+    meanwhile = _meanwhile(absence, waiting)
     lives = f", {absence.lives_lost} lives in a row" if absence.lives_lost > 1 else ""
     if absence.kind == "silent":
-        return f"{named(absence.host)} is silent (suspect): {cause(absence)}"
-    return f"{named(absence.host)} {cause(absence)}{lives}; {meanwhile}"
+        return f"{named(absence.host)} is silent (suspect): {cause(absence)}{meanwhile}"
+    return f"{named(absence.host)} {_first_sentence(cause(absence))}{lives}{meanwhile}"
+
+
+def _meanwhile(absence: Absence, waiting: Waiting | None) -> str:
+    """'; ' and what the others do; '' where that is not known, or goes without saying."""
+    is_silent = absence.kind == "silent"
+    if absence.role == LEARNER:
+        told = "" if waiting is None else (_OTHERS_SILENT if is_silent else _OTHERS_GONE)[waiting.others]
+    elif absence.role == SYNCER and waiting is not None and waiting.is_for_syncer:
+        told = "learners wait for it"
+    elif is_silent or (absence.role == SYNCER and waiting is None):
+        told = ""
+    elif absence.role == SYNCER:
+        told = "learners go on stepping, and its fragments are not merged"
+    else:
+        told = _MEANWHILE.get(absence.role, "")
+    return f"; {told}" if told else ""
+
+
+def _first_sentence(text: str) -> str:
+    """The text up to its first full stop, which what to do about it may follow."""
+    return text.partition(". ")[0]
 
 
 def back(absence: Absence) -> str:
@@ -75,7 +109,7 @@ def cost(absence: Absence) -> str:
     if absence.kind == "silent":
         return "nothing but the time"
     return {
-        "learner": "what it had trained since its last merged answers; its optimizer's moments",
+        "learner": "what it had trained and nobody else has",
         "syncer": "its momentum, which is zero at the beginning of an epoch; answers that were under way",
         "evaluator": "evaluations that were due meanwhile",
         "recorder": "what was not yet written down",

@@ -1,63 +1,76 @@
-"""`isthmus train` in processes: under a private daemon or the one of a machine, watched or detached.
+"""`isthmus train` in processes: under a private daemon or the one that is the home of a cluster's runs, watched or
+detached.
 
-A machine's daemon is called before anything is prepared, and asked whether it takes the request before anything is
-written, so that a request which is wrong leaves nothing behind.
+A home is called before anything is prepared, and asks all other machines whether they take the request before anything
+is written, so that a request which is wrong leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import typer
 
-from isthmus.programs import machine_client
-from isthmus.programs.cluster import Machine
+from isthmus.programs import machine_client, spec
+from isthmus.programs.cluster import Cluster
 from isthmus.programs.command.live import preparing, watching
 from isthmus.programs.command.options import Options
-from isthmus.programs.processes import Submitted, detach, submit_apart
-from isthmus.programs.request import Request
+from isthmus.programs.handover import Handover
+from isthmus.programs.machine_client import Daemon
+from isthmus.programs.processes import Submitted, apart, detach, submit_apart
 from isthmus.programs.training import start_on_machine, start_processes
 from isthmus.runtime.errors import ConfigError
 
 
 def train(asked: Options, *, is_detached: bool, quiet: bool) -> None:
     """Prepare the run that was asked for, and start it; watch it unless it is detached."""
-    machine = None if asked.cluster is None else asked.cluster.machine
+    cluster = asked.cluster
     if asked.transport == "inproc":
-        option = "--detach" if machine is None else "--cluster"
+        option = "--detach" if cluster is None else "--cluster"
         do = "Leave --transport out."
         raise ConfigError(f"Reading {option}", "a run in processes", "--transport inproc", do)
-    if machine is not None:
-        machine_client.find(machine)
+    if cluster is not None:
+        _train_there(asked, cluster, is_detached=is_detached, quiet=quiet)
+        return
     with preparing(quiet=quiet):
-        submitted = submit_apart(lambda: _request(asked, machine), None if machine is None else machine.name)
+        submitted = submit_apart(lambda: asked.request().to_train())
     if is_detached:
-        if machine is None:
-            detach(submitted)
-        else:
-            machine_client.hand_over_detached(machine, submitted)
-        typer.echo(_parting(submitted, machine, quiet=quiet))
+        detach(submitted)
+        typer.echo(_parting(submitted, "by itself", quiet=quiet))
         return
     with watching(submitted, quiet=quiet) as view:
-        if machine is None:
-            start_processes(submitted, view)
-        else:
-            start_on_machine(machine, submitted, view)
+        start_processes(submitted, view)
 
 
-def _request(asked: Options, machine: Machine | None) -> Request:
-    request = asked.request().to_train()
-    return request if machine is None else machine_client.permitted(machine, request)
+def _train_there(asked: Options, cluster: Cluster, *, is_detached: bool, quiet: bool) -> None:
+    """Let the machines of a cluster train."""
+    daemon = Daemon.of(cluster)
+    daemon.find()
+
+    def work() -> dict[str, Any]:
+        from isthmus.programs.submission import handover
+
+        return handover(asked.request().to_train(), cluster).as_data()
+
+    with preparing(quiet=quiet):
+        handed = Handover.read(apart(work))
+    submitted = Submitted(handed.name, spec.read(handed.spec).job, Path(handed.run_dir))
+    if is_detached:
+        machine_client.hand_over_detached(daemon, handed)
+        typer.echo(_parting(submitted, f"under the daemon {daemon.name}", quiet=quiet))
+        return
+    with watching(submitted, quiet=quiet) as view:
+        start_on_machine(daemon, handed, submitted, view)
 
 
-def _parting(submitted: Submitted, machine: Machine | None, *, quiet: bool) -> str:
+def _parting(submitted: Submitted, whose: str, *, quiet: bool) -> str:
     """What somebody needs to know who leaves a run alone."""
     folder = submitted.run_dir
     name = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
     if quiet:
         return name
-    whose = "by itself" if machine is None else f"under the daemon {machine.name}"
     return "\n".join(
         [
             f"{submitted.name} goes on {whose}; the run folder is {name}",

@@ -34,12 +34,13 @@ _GAP_PIXELS_MIN: Final = 0.5
 _SINGLE_PIXELS_MIN: Final = 2.5
 """Steps that are narrower are not shaded in turns: it would be noise."""
 _CHARACTER_PIXELS: Final = 5.6
+_SHARDS_MAX: Final = 4
 
 
 def draw_absence(record: RunRecord, window: Window, absences: Sequence[Absence], width: float = 1080) -> Markup:
     """What went on in `window`, in which `absences` are, `width` pixels wide."""
     learners = steps_between(record, window)[:LEARNERS_MAX]
-    others = [host for host in ("syncer/0", "evaluator/0") if _is_worth_a_lane(record, host)]
+    others = [host for host in (*_shards(record, absences), "evaluator/0") if _is_worth_a_lane(record, host)]
     bottom = _TOP + (_HIGH + _BETWEEN) * len(learners) + (_LOW + _BETWEEN) * len(others)
     x = Scale(window.begin, window.end, _GUTTER, width - 2)
     hatch = f"told-{round(1e3 * window.begin)}-{width:g}"
@@ -51,13 +52,19 @@ def draw_absence(record: RunRecord, window: Window, absences: Sequence[Absence],
     for host in others:
         parts.append(text(12, y + 13, named(host), "name"))
         parts.append(rectangle(_GUTTER, y, x.stop - _GUTTER, _LOW, "band"))
-        parts += _merges(record, x, y) if host.startswith("syncer/") else _evaluations(record, x, y)
-        mine = [item for item in absences if item.role == host.partition("/")[0]]
-        parts += [_absence(item, x, y, _LOW) for item in mine]
+        parts += _merges(record, host, x, y) if host.startswith("syncer/") else _evaluations(record, x, y)
+        parts += [_absence(item, x, y, _LOW) for item in absences if item.host == host]
         y += _LOW + _BETWEEN
     told = "; ".join(f"{named(item.host)} {cause(item)} at {item.begun:.1f} s" for item in absences)
     label = f"Inner steps of {len(learners)} learners from {window.begin:.1f} s to {window.end:.1f} s: {told}"
     return drawing(width, bottom, label, *parts)
+
+
+def _shards(record: RunRecord, absences: Sequence[Absence]) -> list[str]:
+    """The syncer shards that have a lane: all of a few, of many those that were away."""
+    shards = [f"syncer/{shard}" for shard in range(record.shards)]
+    away = {absence.host for absence in absences}
+    return [host for host in shards if len(shards) <= _SHARDS_MAX or host in away]
 
 
 def _is_worth_a_lane(record: RunRecord, host: str) -> bool:
@@ -117,11 +124,12 @@ def _boxes(firings: Sequence[Firing], x: Scale) -> tuple[list[tuple[float, float
     return [(begin, max(end - begin, 0.5)) for begin, end in together], []
 
 
-def _merges(record: RunRecord, x: Scale, y: float) -> Iterator[Markup]:
-    """A stroke for every merge, in the colour of its contributors."""
+def _merges(record: RunRecord, host: str, x: Scale, y: float) -> Iterator[Markup]:
+    """A stroke for every merge of a shard, in the colour of its contributors."""
     of = len(record.learners)
     for merge in record.merges:
-        if merge.kind in ("merge", "final") and x.low <= merge.time <= x.high:
+        is_own = host == f"syncer/{merge.fragment % record.shards}"
+        if is_own and merge.kind in ("merge", "final") and x.low <= merge.time <= x.high:
             level = share_level(len(merge.voters), of)
             yield rectangle(x(merge.time) - 1, y, 2, _LOW, f"cell k{level}", describe(merge, of))
 

@@ -3,7 +3,7 @@
 Roles stand side by side in the order of the graph, from the third on below one another; nodes stand in the order in
 which they were written. Edges inside a role run down (or, where they skip or return, around the right), edges between
 roles run from side to side. A Queue edge is solid, because its producer can be made to wait; a Latest edge is dashed,
-because it never makes anybody wait. Whatever is not a graph in `graph.json` gives no drawing.
+because its producer never waits. Whatever is not a graph in `graph.json` gives no drawing.
 """
 
 from __future__ import annotations

@@ -41,11 +41,11 @@ class Lane(NamedTuple):
 
 @dataclass(slots=True)
 class Lanes:
-    """All lanes by (host, node), the bands of the hosts, the row of each round, and how many hosts were left out."""
+    """All lanes by (host, node), the bands of the hosts, the rows of rounds by (host, round), and hosts left out."""
 
     lanes: dict[tuple[str, str], Lane] = field(default_factory=dict)
     bands: dict[str, tuple[float, float]] = field(default_factory=dict)
-    rows: dict[int, int] = field(default_factory=dict)
+    rows: dict[tuple[str, int], int] = field(default_factory=dict)
     learners_left_out: int = 0
     bottom: float = 0.0
 
@@ -94,11 +94,11 @@ def _nodes(timeline: Timeline, window: Window, host: str, has_rounds: bool) -> l
     return sorted(fired, key=lambda node: (_ORDER.index(node) if node in _ORDER else len(_ORDER), node))
 
 
-def _rows(rounds: Iterable[Round], rows: dict[int, int]) -> int:
+def _rows(rounds: Iterable[Round], rows: dict[tuple[str, int], int]) -> int:
     """Put every round into the first row that is free when it opens; how many rows that takes."""
     free: list[float] = []
     for item in rounds:
         row = next((index for index, until in enumerate(free) if until <= item.opened), len(free))
         free[row : row + 1] = [item.published]
-        rows[item.merge.round] = row
+        rows[item.host, item.merge.round] = row
     return max(len(free), 1)

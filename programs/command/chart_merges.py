@@ -51,17 +51,17 @@ def draw_merges(
         cells = _cells(merges, grouped, of, x, has_titles)
         high = height - (2 if height >= 11 else 1)
         parts.extend(rectangle(begin, y, wide, high, class_, title) for begin, wide, class_, title in cells)
-    parts.extend(_nothing_merged(record, x, bottom))
+        parts.extend(_not_merged(record, fragment % record.shards, x, y, high))
     label = f"{sum(map(len, rows.values()))} merges of {len(rows)} fragments over time, by contributors"
     return drawing(width, bottom + 22, label, *parts)
 
 
-def _nothing_merged(record: RunRecord, x: Scale, bottom: float) -> Iterator[Markup]:
-    """A frame over the time in which the syncer was away."""
+def _not_merged(record: RunRecord, shard: int, x: Scale, y: float, high: float) -> Iterator[Markup]:
+    """A frame over the time in which the shard of a row was away."""
     for absence in record.absences:
-        if absence.role == "syncer" and absence.kind == "gone":
+        if absence.host == f"syncer/{shard}" and absence.kind == "gone":
             begin, end = x(absence.begun), x(record.wall_seconds if absence.ended is None else absence.ended)
-            yield rectangle(begin, _TOP, max(end - begin, 2), bottom - _TOP, "absent", away(absence))
+            yield rectangle(begin, y, max(end - begin, 2), high, "absent", away(absence, record.waiting))
 
 
 def merges_by_fragment(record: RunRecord) -> dict[int, list[MergeRecord]]:

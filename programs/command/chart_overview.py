@@ -96,7 +96,8 @@ def _deaths(record: RunRecord, slot: int, x: Scale, middle: float) -> Iterator[M
     for absence in record.absences:
         if absence.host == f"learner/{slot}" and absence.kind == "gone" and 0 <= absence.begun <= x.high:
             d = f"M{x(absence.begun) - 4:.1f} {middle - 4:.1f}l8 8m0-8l-8 8"
-            yield element("path", titled(f"{away(absence)}, at {seconds(absence.begun)}"), d=d, class_="cross")
+            told = f"{away(absence, record.waiting)}, at {seconds(absence.begun)}"
+            yield element("path", titled(told), d=d, class_="cross")
 
 
 def _mean(reports: Sequence[Report]) -> float | None:

@@ -134,7 +134,7 @@ def _transfer(scene: _Scene, transfer: Transfer, source: Lane, target: Lane) -> 
     end = (scene.x(transfer.ended), target.y + target.height if is_up else target.y)
     is_late = False
     if kind == "answer" and transfer.target_node == "merge":
-        rows = [scene.lanes.rows[item.merge.round] for item in scene.rounds if _is_in(transfer, item)]
+        rows = [scene.lanes.rows[item.host, item.merge.round] for item in scene.rounds if _is_in(transfer, item)]
         is_late = not rows
         end = (end[0], target.y + ROW_HEIGHT * ((rows or [0])[0] + 0.5))
     told = (
@@ -185,7 +185,7 @@ def _rounds(scene: _Scene) -> Iterator[Markup]:
         if lane is None:
             continue
         name = f"p{item.merge.fragment}"
-        y = lane.y + ROW_HEIGHT * scene.lanes.rows[item.merge.round] + 1.5
+        y = lane.y + ROW_HEIGHT * scene.lanes.rows[item.host, item.merge.round] + 1.5
         begin, end = scene.x(item.opened), scene.x(item.published)
         # The name stands before its bar, because answers may cover all of the bar.
         if begin - taken.get((item.host, y), -100.0) > 7 * len(name):

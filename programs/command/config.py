@@ -16,6 +16,7 @@ from typing import Any, Final, final
 
 from isthmus.programs import reference, toml_file
 from isthmus.programs.cluster import Cluster
+from isthmus.programs.request import SLOTS_MAX_DEFAULT
 from isthmus.programs.settings import Text, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 
@@ -80,8 +81,10 @@ def read(
             given.add(*_assignment(text), "--set")
     merged: dict[tuple[str, str], Any] = {}
     if cluster is not None:
-        if cluster.machine.islands is not None:
-            merged["run", "learners"] = cluster.machine.islands
+        if islands := cluster.topology.learners_max:
+            merged["run", "learners"] = islands
+            if islands > SLOTS_MAX_DEFAULT:
+                merged["run", "slots_max"] = islands
         with collecting(faults):
             merged.update(_from_document(cluster.sections, cluster.file))
     if file is not None:

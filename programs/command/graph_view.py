@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from isthmus.runtime.graph import AllOf, AnyOf, Every, Graph, Latest, Node, Queue, Quorum, Role
 from isthmus.runtime.lowering import InputPlan, NodePlan, Plan
-from isthmus.runtime.proof import Proof, Verdict, describe_policy, describe_route
+from isthmus.runtime.proof import Hold, Proof, Verdict, describe_policy, describe_route
 from isthmus.runtime.rules import DECISION
 
 WIDTH: Final = 120
@@ -26,9 +26,9 @@ def text(graph: Graph, proof: Proof, plans: Mapping[str, Plan] | None = None) ->
     for role in graph.roles:
         nodes = [node for node in graph.nodes if node.role == role.name]
         lines += ["", f"{role.name}, {_replicas(role)}"]
-        lines += _table([(node.name, node.body_name, _fires(node), _marks(node)) for node in nodes])
+        lines += table([(node.name, node.body_name, _fires(node), _marks(node)) for node in nodes])
     lines += ["", "edges"]
-    lines += _table([(str(edge), describe_policy(edge), f"to {describe_route(edge)}") for edge in graph.edges])
+    lines += table([(str(edge), describe_policy(edge), f"to {describe_route(edge)}") for edge in graph.edges])
     lines += ["", "who waits for whom, with every replica on a host of its own"]
     width = max((len(node.name) for node in graph.nodes), default=0)
     for node in graph.nodes:
@@ -40,13 +40,14 @@ def text(graph: Graph, proof: Proof, plans: Mapping[str, Plan] | None = None) ->
     return "\n".join(lines)
 
 
-def mermaid(graph: Graph, proof: Proof) -> str:
+def mermaid(graph: Graph, proof: Proof, captions: Mapping[str, Sequence[str]] | None = None) -> str:
     """A Mermaid flowchart: a box per role, solid arrows for Queues, dashed ones for Latest; free-running nodes stand
-    out."""
+    out. `captions` are further lines for the boxes of roles."""
     ids = {node.name: f"n{index}" for index, node in enumerate(graph.nodes)}
     lines = ["flowchart LR"]
     for index, role in enumerate(graph.roles):
-        lines.append(f'    subgraph r{index}["{role.name}, {_replicas(role)}"]')
+        caption = "".join(f"<br/>{_escaped(line)}" for line in (captions or {}).get(role.name, ()))
+        lines.append(f'    subgraph r{index}["{role.name}, {_replicas(role)}{caption}"]')
         for node in graph.nodes:
             if node.role == role.name:
                 body = _escaped(node.body.__qualname__)
@@ -64,9 +65,12 @@ def mermaid(graph: Graph, proof: Proof) -> str:
     return "\n".join(lines)
 
 
-def as_json(graph: Graph, proof: Proof, fingerprint: str, placement: Mapping[str, str]) -> dict[str, Any]:
-    """The graph as plain data. `placement` names the machine of each node; `initial` counts a Queue's initial items;
-    `mode` is 'free-running', 'may-block' (both as declared) or 'waiting'."""
+def as_json(
+    graph: Graph, proof: Proof, fingerprint: str, placement: Mapping[str, str | Sequence[str]]
+) -> dict[str, Any]:
+    """The graph as plain data. `placement` names the machine of each node, or those of its replicas by their numbers
+    where they differ; `initial` counts a Queue's initial items; `mode` is 'free-running', 'may-block' (both as
+    declared) or 'waiting'."""
     return {
         "program": graph.name,
         "fingerprint": fingerprint,
@@ -98,8 +102,14 @@ def as_json(graph: Graph, proof: Proof, fingerprint: str, placement: Mapping[str
             }
             for edge in graph.edges
         ],
-        "placement": dict(placement),
+        "placement": {node: where if isinstance(where, str) else list(where) for node, where in placement.items()},
     }
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows with their columns aligned, indented by two."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -135,19 +145,15 @@ def _marks(node: Node) -> str:
 
 
 def _verdict(verdict: Verdict, width: int) -> Iterator[str]:
-    """What is proved of a node: the chains to the first node of another host each, and who is behind those."""
+    """What is proved of a node: in one sentence who can hold it up, and below that for what it waits itself. The rest
+    of a chain stands with the nodes that it leads through."""
+    near = [hold for hold in verdict.holds if hold.is_near and hold.waits]
     said = [] if verdict.holds else ["free-running: waits for no other host"]
-    near = [hold for hold in verdict.holds if hold.is_near]
-    for hold in near:
-        if not hold.waits:
-            said.append("may block by itself")
-        else:
-            said.append(f"held up by {hold.place}{':' if hold.is_elsewhere else ', which may block:'}")
-            said += [f"    {wait}" for wait in hold.waits]
-    behind = [hold.place for hold in verdict.holds if not hold.is_near]
-    if behind:
-        them = "it" if sum(hold.is_elsewhere for hold in near) == 1 else "them"
-        said.append(f"and, behind {them}, by {_list(behind, 'and')}")
+    if any(not hold.waits for hold in verdict.holds):
+        said.append("may block by itself")
+    if near:
+        said.append(f"held up by {_holders(near)}{_further(verdict.holds, near)}")
+    said += [f"    {wait.removeprefix(f'{verdict.node} ')}" for wait in dict.fromkeys(hold.waits[0] for hold in near)]
     name = verdict.node
     for sentence in said:
         indent = len(sentence) - len(sentence.lstrip())
@@ -162,6 +168,30 @@ def _verdict(verdict: Verdict, width: int) -> Iterator[str]:
         name = ""
 
 
+def _holders(near: Sequence[Hold]) -> str:
+    """The nodes that are nearest, by the hosts that they are on: 'merge (syncer), inner-step and data (learner)'."""
+    places: dict[str, list[str]] = {}
+    for hold in near:
+        places.setdefault(_whose(hold), []).append(hold.node)
+    said = [
+        f"{_list(nodes, 'and')} ({whose})" if whose else f"{_list(nodes, 'and')}, which may block"
+        for whose, nodes in places.items()
+    ]
+    return ", ".join(said)
+
+
+def _further(holds: Sequence[Hold], near: Sequence[Hold]) -> str:
+    """The hosts that are behind those of the nearest nodes."""
+    known = {_whose(hold) for hold in near}
+    behind = dict.fromkeys(_whose(hold) for hold in holds if not hold.is_near and _whose(hold) not in known)
+    return f"; through {'it' if len(near) == 1 else 'them'} by {_list(list(behind), 'and')}" if behind else ""
+
+
+def _whose(hold: Hold) -> str:
+    """'syncer' or 'another learner'; '' for a node of the own host."""
+    return hold.place.removeprefix(hold.node).strip(" ()")
+
+
 def _plan(node: NodePlan, plan: Plan) -> Iterator[str]:
     """What one node of a host takes and gives, with the fields of items that cores see; ? marks optional ones."""
     yield f"  {node.name}"
@@ -170,7 +200,7 @@ def _plan(node: NodePlan, plan: Plan) -> Iterator[str]:
         fields = [*output.fields, *(f"{name}?" for name in output.fields_optional)]
         seen = f"with {', '.join(fields)}" if fields else ""
         rows.append(("gives", output.name, _ends(plan, output.edges, at_source=False), seen))
-    for row in _table(rows):
+    for row in table(rows):
         yield f"  {row}"
 
 
@@ -191,12 +221,6 @@ def _ends(plan: Plan, edges: Sequence[int], *, at_source: bool) -> str:
         role = edge.source_role if at_source else edge.target_role
         ends.append(node if edge.route == "local" else f"{node} ({role})")
     return f"{'from' if at_source else 'to'} {_list(ends, 'and') if ends else 'nobody'}"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows with their columns aligned, indented by two."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def _replicas(role: Role) -> str:

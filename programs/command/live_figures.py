@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SPEED_SECONDS: Final = 20.0
 """Speed, and with it the time that is left, are those of so long: a death shows in them, a single merge does not."""
+_EPOCHS_SHOWN: Final = 4
 _PHASES: Final = {
     "starting": "starting: compiling the first step",
     "training": "training",
@@ -46,6 +47,8 @@ class Figures:
         phase = status.get("phase", "starting")
         if phase in ("starting", "training") and not status.get("tokens"):
             return starting(status.get("hosts", ()))
+        if phase == "final" and not status.get("outer_steps"):
+            return "coming to the end"
         return str(_PHASES.get(phase, phase))
 
     def share(self, status: Mapping[str, Any]) -> float:
@@ -112,7 +115,7 @@ def starting(hosts: Any) -> str:
     begun = sum(host["phase"] not in ("gone", "starting") for host in learners)
     ready = sum(host["phase"] not in ("gone", "starting", "compiling") for host in learners)
     if ready == len(learners):
-        return "starting: the first version of the model goes round"
+        return "starting: all learners are ready, and begin with the same model"
     if begun == 0:
         up = sum(host["state"] == "alive" for host in hosts)
         return f"starting: {up} of {len(hosts)} processes are there"
@@ -128,7 +131,7 @@ def eval_losses(status: Mapping[str, Any]) -> str:
 
 
 def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]:
-    """Contributors, outer steps, merged share, goodput, epoch of the syncer: a name and what it is; none is made up."""
+    """Contributors, outer steps, merged share, goodput, epochs of shards: a name and what it is; none is made up."""
     if status.get("outer_steps"):
         yield "contributors", f"{ascii_only(numbers.decimal(status.get('contributors_mean'), 1))} of {learners}"
         yield "outer steps", ascii_only(numbers.whole(status["outer_steps"]))
@@ -136,9 +139,10 @@ def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[st
             yield "merged", ascii_only(numbers.percent(status["merged_share"]))
     if status.get("goodput"):
         yield "goodput", ascii_only(numbers.percent(status["goodput"]))
-    epochs = [epoch for epoch in status.get("epochs", {}).values() if epoch > 1]
-    if epochs:
-        yield "epoch", str(max(epochs))
+    epochs = [epoch for _, epoch in sorted(status.get("epochs", {}).items())]
+    if max(epochs, default=1) > 1:
+        few = len(epochs) <= _EPOCHS_SHOWN
+        yield "epoch" if len(epochs) == 1 else "epochs", ", ".join(map(str, epochs if few else [max(epochs)]))
 
 
 def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:

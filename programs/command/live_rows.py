@@ -11,6 +11,8 @@ from rich.text import Text
 from isthmus.programs.command import report_numbers as numbers
 from isthmus.programs.command.live_figures import ascii_only, loss, scaled
 
+RETIRED: Final = ("expelled", "left", "given up")
+"""The states of a learner that has gone with its machine, which is no failure, or that joined and came to nothing."""
 COLUMNS: Final = ("step", "tokens", "loss", "step time", "stale", "sent", "received")
 """The figures of a learner. stale: the most inner steps since it adopted a fragment."""
 
@@ -23,6 +25,8 @@ def state(host: Mapping[str, Any], *, is_over: bool = False) -> Text:
     phase = str(host["phase"])
     if is_over and (phase == "gone" or host["state"] == "suspect"):
         return Text("ended")
+    if host["state"] in RETIRED:
+        return Text(host["state"], style="red" if host["state"] == "given up" else "dim")
     if phase == "gone":
         return Text(phase, style="red")
     if host["state"] == "suspect":

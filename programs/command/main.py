@@ -19,12 +19,14 @@ import typer
 from typer.core import TyperGroup
 
 from isthmus.programs.command import options
+from isthmus.programs.command.first_screen import first_screen
 from isthmus.programs.interrupts import interrupt
 from isthmus.runtime.errors import ConfigError, Fault, RequestError, RunError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from isthmus.programs.cluster import Cluster as ClusterFile
     from isthmus.programs.request import Request
 
 FAILED: Final = 1
@@ -38,6 +40,13 @@ _UsageError: Final[Any] = typer.BadParameter.__base__
 @final
 class _Commands(TyperGroup):
     """The commands, with one place that turns errors into messages and exit statuses."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help of the command itself is one screen; that of a group below it is typer's."""
+        if ctx.parent is None:
+            formatter.write(first_screen("isthmus", str(self.help), self.commands))
+        else:
+            super().format_help(ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that was named; ConfigError if there is none of that name."""
@@ -119,7 +128,7 @@ def isthmus(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
-    """Train models as dataflow graphs, in which nobody waits for anybody."""
+    """Train models as dataflow graphs, which say who waits for whom."""
     if version:
         typer.echo(f"isthmus {metadata.version('isthmus')}")
         raise typer.Exit
@@ -148,8 +157,9 @@ def train(
 
     Without arguments, four learners and a syncer, a process each, train a small language model on Python's library.
 
-    Ctrl-C merges what there is and ends the run; a second one ends it at once. Without --detach the run ends with this
-    command.
+    Ctrl-C brings the run to its end, with its model; a second one ends it at once.
+
+    Without --detach the run ends with this command.
     """
     where = options.cluster_of(cluster)
     asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
@@ -188,19 +198,21 @@ def graph(
         str, typer.Option("--format", metavar="text|mermaid|json", help="How.", rich_help_panel=options.SHOWN)
     ] = "text",
 ) -> None:
-    """Show the graph of a program: roles, nodes, edges, and who can hold up whom. Nothing is started."""
+    """Show the graph of a program, and who can hold up whom.
+
+    Its roles, nodes and edges, and what is proved of every node. Nothing is started.
+    """
     if form not in FORMATS:
         raise ConfigError("Reading --format", f"one of {', '.join(FORMATS)}", repr(form), nearest(form, FORMATS))
     where = options.cluster_of(cluster)
     asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
-    machine = platform.node() if where is None else where.machine.name
-    typer.echo(_shown(asked.request(), machine, form, plans=plans))
+    typer.echo(_shown(asked.request(), where, form, plans=plans))
 
 
 Run = Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder; runs/latest by default.")]
 Cluster = Annotated[
     Path | None,
-    typer.Option("--cluster", metavar="FILE.toml", help="The run of the daemon that this file names, in place of RUN."),
+    typer.Option("--cluster", metavar="FILE.toml", help="The run of these machines, in place of RUN."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
@@ -218,20 +230,20 @@ def status(
     """Show the processes of a run, and how it goes."""
     from isthmus.programs.command import runs, status_view
 
-    folder = None if every else runs.folder_by(run, cluster)
+    folder, home = (None, None) if every else runs.place_of(run, cluster)
     if every and not as_json:
         typer.echo(runs.daemons(), nl=False)
-    status_view.show(folder, every=every, watch=watch, as_json=as_json)
+    status_view.show(folder, every=every, watch=watch, as_json=as_json, home=home)
 
 
 @app.command(rich_help_panel="Runs")
 def stop(run: Run = None, cluster: Cluster = None) -> None:
-    """Bring a run to its end: the last fragments are merged, and the model is written."""
+    """Bring a run to its end: the model is written, and the report."""
     from isthmus.programs.command import runs
 
-    folder = runs.folder_by(run, cluster)
-    runs.request_stop(folder)
-    typer.echo(f"{folder.name} is asked to stop; its last fragments are being merged.")
+    folder, home = runs.place_of(run, cluster)
+    runs.request_stop(folder, home)
+    typer.echo(f"{folder.name} is asked to stop; its model and its report are being written.")
 
 
 @app.command(rich_help_panel="Runs")
@@ -243,20 +255,24 @@ def logs(
     """Print what a host of a run, or its daemon, wrote to its log."""
     from isthmus.programs.command import runs
 
-    typer.echo(runs.log_of(runs.folder_by(run, cluster), name).read_text(errors="replace"), nl=False)
+    folder, home = runs.place_of(run, cluster)
+    typer.echo(runs.log_of(folder, name, home), nl=False)
 
 
 @app.command(rich_help_panel="Machines")
 def daemon(
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="What cluster files call this machine.")],
     listen: Annotated[
-        str, typer.Option("--listen", metavar="tcp://ADDRESS:PORT", help="Where it listens: on loopback for now.")
+        str, typer.Option("--listen", metavar="tcp://ADDRESS:PORT", help="Where it listens: with keys anywhere.")
     ],
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="machine.toml", help="Which modules it may load.")
+        Path | None,
+        typer.Option("--config", metavar="machine.toml", help="Which modules it may load, its key, whom it admits."),
     ] = None,
 ) -> None:
-    """Be the daemon of this machine: take runs that `isthmus train --cluster` hands over, and supervise them.
+    """Be the daemon of this machine, and supervise its runs.
+
+    It takes runs that `isthmus train --cluster` hands over, and does its part in those of other machines.
 
     Ctrl-C asks its runs to stop and waits for them; a second one ends them at once.
     """
@@ -265,14 +281,109 @@ def daemon(
     raise typer.Exit(serve(name, listen, config))
 
 
-def _shown(request: Request, machine: str, form: str, *, plans: bool) -> str:
-    """The graph of a request as text, Mermaid or JSON."""
+@app.command(rich_help_panel="Machines")
+def keygen(name: Annotated[str, typer.Argument(metavar="NAME", help="The machine's name.")]) -> None:
+    """Make a key for a machine: NAME.key, which stays there, and NAME.pub."""
+    from isthmus.programs.command import keys
+
+    typer.echo(keys.keygen(name))
+
+
+@app.command(rich_help_panel="Machines")
+def admit(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The machine that may connect from now on.")],
+    key: Annotated[str, typer.Argument(metavar="KEY|FILE", help="Its public key, or its NAME.pub.")],
+    machine: Annotated[
+        str | None, typer.Option("--machine", metavar="NAME", help="Whose daemon: needed where there are several.")
+    ] = None,
+) -> None:
+    """Let another machine connect to the daemon of this one."""
+    from isthmus.programs.command import keys
+
+    typer.echo(keys.admit(name, key, machine))
+
+
+@app.command(rich_help_panel="Machines")
+def join(
+    home: Annotated[
+        str, typer.Argument(metavar="tcp://HOME:PORT", help="Where the daemon listens whose runs are joined.")
+    ],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What this machine is to be called.")],
+    islands: Annotated[int, typer.Option("--islands", metavar="N", help="How many learners it takes.")] = 1,
+    server_key: Annotated[
+        str | None,
+        typer.Option("--server-key", metavar="KEY|FILE", help="The public key of the home, or its NAME.pub."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="machine.toml", help="Which modules it may load, and its key.")
+    ] = None,
+) -> None:
+    """Offer this machine's islands to the runs of another machine.
+
+    It only dials out. Ctrl-C takes it away again.
+    """
+    from isthmus.programs.machine_join import join
+
+    raise typer.Exit(join(home, name, islands, server_key, config))
+
+
+@app.command(rich_help_panel="Machines")
+def expel(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The machine that is to go.")],
+    machine: Annotated[
+        str | None,
+        typer.Option("--machine", metavar="NAME", help="Whose runs it leaves, where several daemons are here."),
+    ] = None,
+) -> None:
+    """Take a machine away from the runs that have their home here.
+
+    Its hosts end, and its key is admitted no longer.
+    """
+    from isthmus.programs.command import machines
+
+    typer.echo(machines.expel(name, machine))
+
+
+simulate = typer.Typer(cls=_Commands)
+app.add_typer(simulate, name="simulate", rich_help_panel="Runs", help="Try runs that never happened.")
+
+
+@simulate.callback(invoke_without_command=True)
+def simulations(ctx: typer.Context) -> None:
+    """Try runs that never happened: nothing is trained, nothing is left behind."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+@simulate.command()
+def world(
+    seed: Annotated[int, typer.Option("--seed", metavar="S", help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="How many seeds: S to S + N - 1.")] = 1,
+    program: Annotated[str, typer.Option("--program", metavar="PROGRAM", help="Which program.")] = "decoupled-diloco",
+    as_json: AsJson = False,
+) -> None:
+    """Run whole clusters in virtual time, with faults from the seed, and check that nothing is broken.
+
+    Exit status 1 if something is; the same seed shows it again.
+    """
+    from isthmus.programs.command import simulate as simulating
+
+    if not simulating.world(seed, seeds, program, as_json=as_json):
+        raise typer.Exit(FAILED)
+
+
+def _shown(request: Request, cluster: ClusterFile | None, form: str, *, plans: bool) -> str:
+    """The graph of a request as text, Mermaid or JSON; with a cluster, where it goes there and what is predicted."""
     from isthmus.programs.command import graph_view
 
+    if cluster is not None:
+        from isthmus.programs.command.placement_view import shown
+
+        return shown(request, cluster, form, plans=plans)
     if form == "mermaid":
         return graph_view.mermaid(request.graph, request.proof)
     if form == "json":
-        placement = {node.name: machine for node in request.graph.nodes}
+        placement = {node.name: platform.node() for node in request.graph.nodes}
         shape = graph_view.as_json(request.graph, request.proof, request.fingerprint, placement)
         return json.dumps(shape, indent=2)
     return graph_view.text(request.graph, request.proof, request.plans if plans else None)

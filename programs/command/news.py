@@ -15,6 +15,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from isthmus.programs.command.absence_words import away, back
 from isthmus.programs.command.absences import WORKS, Absence, Absences, Fact, fact_of
+from isthmus.programs.command.movements import movement
+from isthmus.programs.command.waiting import Waiting, waiting_of
 
 WORKING: Final = frozenset({"stepping", "serving", "final"})
 """The phases of a host that does its work."""
@@ -43,26 +45,35 @@ class News:
         self._offset = 0
         self._submitted_ns: int | None = None
         self._zero: int | None = None
+        self._waiting: Waiting | None = None
 
     def update(self, status: Mapping[str, Any]) -> list[Notice]:
         """What is new since the last call."""
         # A daemon that has just taken over does not know yet when the first step was.
-        zero = self._zero = status.get("zero", self._zero)
+        self._zero = status.get("zero", self._zero)
         facts = [*self._written(), *self._works(status)]
         new = []
         for fact in facts:
+            moved = movement(fact)
+            if moved is not None:
+                new.append(Notice(self._since(fact.at), moved.text, "good" if moved.how == "joined" else "odd"))
+                continue
             changed = self.absences.take(fact)
             # Hosts that end with the run are silent, because they are writing down what they have.
             if changed is None or (changed.kind == "silent" and status.get("phase") == "done"):
                 continue
-            text = _told(changed, fact)
+            self._waiting = self._waiting or waiting_of(self._folder)
+            text = _told(changed, fact, self._waiting)
             if text:
                 # A silence is known some time after it began.
                 at = changed.begun if changed.kind == "silent" and changed.ended is None else fact.at
-                since = None if zero is None or at < zero / 1e9 else at - zero / 1e9
-                new.append(Notice(since, text, _tone(changed)))
+                new.append(Notice(self._since(at), text, _tone(changed)))
         self.notices += new
         return new
+
+    def _since(self, at: float) -> float | None:
+        """A time of the run as one since the first inner step; None before it."""
+        return None if self._zero is None or at < self._zero / 1e9 else at - self._zero / 1e9
 
     def _written(self) -> Iterator[Fact]:
         """The facts that the daemon has written since the last call; times count from the run's submission."""
@@ -106,12 +117,12 @@ class News:
         return self._submitted_ns
 
 
-def notices_of(absences: Iterable[Absence]) -> list[Notice]:
+def notices_of(absences: Iterable[Absence], waiting: Waiting | None) -> list[Notice]:
     """The notices of absences whose times count from the first inner step, in order."""
     found = []
     for absence in absences:
         gone = replace(absence, ended=None) if absence.kind != "replaced" else absence
-        found.append((absence.begun, away(absence), _tone(gone)))
+        found.append((absence.begun, away(absence, waiting), _tone(gone)))
         if absence.ended is not None and back(absence):
             found.append((absence.ended, back(absence), _tone(absence)))
     return [Notice(at if at >= 0 else None, text, tone) for at, text, tone in sorted(found)]
@@ -136,8 +147,8 @@ def _tone(changed: Absence) -> Tone:
     return "bad" if changed.ended is None else "good"
 
 
-def _told(changed: Absence, fact: Fact) -> str:
+def _told(changed: Absence, fact: Fact, waiting: Waiting | None) -> str:
     """What a change of an absence is worth saying; a restart alone is seen in the state of the host."""
     if changed.ended is not None:
-        return back(changed) or away(changed)
-    return "" if fact.what == "restarted" else away(changed)
+        return back(changed) or away(changed, waiting)
+    return "" if fact.what == "restarted" else away(changed, waiting)

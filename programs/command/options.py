@@ -25,7 +25,8 @@ Program: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="PROGRAM",
-        help="A shipped program, or package.module:function or FILE.py:function. Default: decoupled-diloco.",
+        help="decoupled-diloco (the default), streaming-diloco, diloco, data-parallel, elastic-data-parallel; or your "
+        "own, as package.module:function or FILE.py:function.",
         show_default=False,
     ),
 ]
@@ -102,7 +103,7 @@ Cluster: TypeAlias = Annotated[
     typer.Option(
         "--cluster",
         metavar="FILE.toml",
-        help="Hand the run to the daemon that this file names.",
+        help="Hand the run to the machines that this file names.",
         rich_help_panel=_WHERE,
     ),
 ]
@@ -153,14 +154,24 @@ class Options:
         sections, faults = config.read(self.config, self.model, self._keys(), self.sets or (), self.cluster)
         with collecting(faults):
             check_transport(self.transport)
-        return prepare(
-            Program(sections.program_reference or DEFAULT, **sections.program),
-            sections.task_reference,
-            run=sections.run,
-            task_settings=sections.task,
-            run_dir=self.run_dir,
-            found=faults,
-        )
+
+        def prepared(run: dict[str, Any], task: dict[str, Any]) -> Request:
+            return prepare(
+                Program(sections.program_reference or DEFAULT, **sections.program),
+                sections.task_reference,
+                run=run,
+                task_settings=task,
+                run_dir=self.run_dir,
+                found=faults,
+            )
+
+        request = prepared(sections.run, sections.task)
+        if request.config["run"]["local_batch"] == "same":
+            return request
+        from isthmus.programs.local_batch import paced
+
+        batch = paced(request, None if self.cluster is None else self.cluster.topology)
+        return prepared({**sections.run, "local_batch": "same"}, {**sections.task, "batch": batch})
 
     def _keys(self) -> dict[tuple[str, str], tuple[str, Any]]:
         """The options that stand for keys of the configuration: (section, key) -> (name of the option, value)."""

@@ -8,6 +8,7 @@ from typing import Final
 from isthmus.programs.command.absence_words import cause, cost, named
 from isthmus.programs.command.absences import Absence
 from isthmus.programs.command.chart_absence import draw_absence
+from isthmus.programs.command.chart_merges import merges_by_fragment
 from isthmus.programs.command.chart_window import Window
 from isthmus.programs.command.report_lives import close_ups, rate, steps_between, windows
 from isthmus.programs.command.report_markup import Content, Markup, element, joined
@@ -28,6 +29,9 @@ def failures_section(record: RunRecord) -> Markup:
     error = record.text("error")
     if error:
         parts += [note("The run failed:"), element("pre", error)]
+    if record.movements:
+        came = [element("li", f"at {seconds(item.at)} {item.text}") for item in record.movements]
+        parts += [note("Machines came or went, which is no failure:"), element("ul", *came, class_="note told")]
     if not record.absences:
         if record.is_apart:
             parts.append(note("No host ended before its time, and none was silent."))
@@ -40,7 +44,7 @@ def failures_section(record: RunRecord) -> Markup:
     if len(found) > PICTURES_MAX:
         parts.append(note(f"The first {PICTURES_MAX} of {len(found)} such times are drawn."))
     if any(item.kind == "gone" for item in record.absences) and found:
-        parts.append(_legend())
+        parts.append(_legend(has_merges=bool(merges_by_fragment(record))))
     parts.append(element("div", _table(record), class_="scroll"))
     if not record.is_placed:
         parts.append(
@@ -90,7 +94,7 @@ def _meanwhile(record: RunRecord, absence: Absence) -> str:
         told += f", {decimal(now, 1)} a second" + (" each" if len(slots) > 1 else "")
         told += f" ({decimal(before, 1)} in as long before)" if before is not None else ""
     merges = [merge for merge in record.merges if merge.kind == "merge" and window.begin <= merge.time < window.end]
-    if merges and absence.role != "syncer":
+    if merges and (absence.role != "syncer" or record.shards > 1):
         mean = sum(len(merge.voters) for merge in merges) / len(merges)
         told += f"; {whole(len(merges))} merges went on, with {decimal(mean, 1)} contributors on average"
     return told + f". The longest pause between two of their steps was {seconds(max(pauses))}."
@@ -168,7 +172,9 @@ def _lost(record: RunRecord, absence: Absence) -> str:
         return cost(absence)
     lives = sum(item.host == absence.host and item.kind == "gone" for item in record.absences)
     of = f" (with all of its {lives} deaths)" if lives > 1 else ""
-    return f"{whole(tokens)} tokens{of}; its optimizer's moments"
+    # Where gradients are averaged, whoever comes back takes the moments of another.
+    moments = "; its optimizer's moments" if record.number("outer_steps") else ""
+    return f"{whole(tokens)} tokens{of}{moments}"
 
 
 def _listed(slots: Sequence[int]) -> str:
@@ -177,14 +183,14 @@ def _listed(slots: Sequence[int]) -> str:
     return f"learners {', '.join(map(str, slots[:-1]))} and {slots[-1]}"
 
 
-def _legend() -> Markup:
+def _legend(*, has_merges: bool) -> Markup:
     entries = [
         ("var(--c0)", "inner steps, traced"),
         (
             "repeating-linear-gradient(135deg,var(--c0) 0 1.5px,var(--panel) 1.5px 4px)",
             "a life that was killed: drawn from its reports, because it left no trace",
         ),
-        ("var(--k4)", "merge, in the colour of its contributors"),
+        *([("var(--k4)", "merge, in the colour of its contributors")] if has_merges else []),
         ("var(--ink)", "evaluation"),
     ]
     said = "A cross and an empty frame: the host was away. Gaps narrower than half a pixel are closed."

@@ -1,7 +1,7 @@
 """The top of the report: what was run, how it ended, and the figures that matter most.
 
-Every figure is one of summary.json, shown rounded and kept exact in the page, but for two that are computed here and
-say so: what data-parallel training would have sent for the same tokens, and tokens a second.
+Every figure is one of summary.json, shown rounded and kept exact in the page, but for three that are computed here:
+what data-parallel training would have sent for the same tokens, tokens a second, and how long all learners waited.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from isthmus.programs.command.report_markup import Content, Markup, element, joined
-from isthmus.programs.command.report_numbers import UNKNOWN, decimal, figure, percent, scaled, seconds, size, whole
+from isthmus.programs.command.report_numbers import decimal, figure, percent, scaled, seconds, size, whole
 from isthmus.programs.command.report_record import RunRecord, as_number
 
 _OUTCOMES: Final = ("done", "stopped", "failed")
@@ -120,16 +120,18 @@ def _tiles(record: RunRecord) -> Iterator[tuple[str, Content, Content]]:
     loss = ("eval_loss_initial", "eval_loss_final")
     values = [figure(name, number(name), decimal) for name in loss]
     yield "Evaluation loss", joined([values[0], " → ", values[1]]), "global model on held-out data, first → final"
+    tokens = figure("tokens_total", number("tokens_total"), scaled)
     if number("outer_steps"):
         learners = figure("learners", number("learners"), whole)
         merges = figure("outer_steps", number("outer_steps"), whole)
         mean = figure("contributors_mean", number("contributors_mean"), lambda value: decimal(value, 2))
         yield "Contributors", joined([mean, " of ", learners]), joined(["in a merge, mean over ", merges, " merges"])
+        share = figure("merged_share", number("merged_share"), percent)
+        yield "Merged", share, joined(["of ", tokens, " trained tokens are in the global model"])
     else:
-        yield "Contributors", UNKNOWN, "nothing was merged by a syncer"
-    tokens = figure("tokens_total", number("tokens_total"), scaled)
-    share = figure("merged_share", number("merged_share"), percent)
-    yield "Merged", share, joined(["of ", tokens, " trained tokens are in the global model"])
+        yield "Trained", tokens, "tokens; no fragment was merged"
+        stalls = [as_number(row.get("stall_seconds")) or 0.0 for row in record.per_learner]
+        yield "Waited", seconds(sum(stalls)), "all learners together, for a channel, a credit or a lock (computed)"
     uptime = figure("uptime", number("uptime"), percent)
     goodput = figure("goodput", number("goodput"), percent)
     yield "Goodput", goodput, joined(["of learner time trained tokens that were kept; uptime ", uptime])

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from isthmus.programs.command.absences import Absence, Fact, fact_of
+from isthmus.programs.command.movements import movement
 from isthmus.programs.command.report_absences import told_absences
 from isthmus.programs.command.report_alignment import aligned
 from isthmus.programs.command.report_record import (
@@ -63,6 +64,7 @@ def load(run: Path) -> RunRecord:
         begun_at=_begun_at(folder),
         problems=problems,
         absences=_absences(folder, summary, reports, evaluations, merges, problems) if is_apart else (),
+        movements=tuple(filter(None, map(movement, _facts(folder, start or 0.0, [])))) if is_apart else (),
         is_apart=is_apart,
         is_placed=bool(start),
     )

@@ -17,7 +17,9 @@ from typing import Any, Final
 import msgspec
 
 from isthmus.programs.command.absences import Absence
+from isthmus.programs.command.movements import Movement
 from isthmus.programs.command.report_trace import Timeline
+from isthmus.programs.command.waiting import Waiting, waiting_in
 
 STAMP: Final = re.compile(r"-(\d{8}-\d{6})(?:-\d+)?$")
 """How a run folder ends that was named by the program: the start of the run, and a number where that was taken."""
@@ -76,7 +78,7 @@ class RunRecord:
     """A run folder in memory. `parameters` counts the numbers of the final model, None if there is no snapshot.
 
     `absences` are those of hosts that were processes (`is_apart`), in the order in which they began; their times count
-    from the submission of the run unless `is_placed`.
+    from the submission of the run unless `is_placed`. `movements` are those of machines, on the same clock.
     """
 
     folder: Path
@@ -92,8 +94,14 @@ class RunRecord:
     begun_at: datetime | None
     problems: list[str] = field(default_factory=list)
     absences: tuple[Absence, ...] = ()
+    movements: tuple[Movement, ...] = ()
     is_apart: bool = False
     is_placed: bool = True
+
+    @property
+    def shards(self) -> int:
+        """How many syncer shards there were; fragment p belongs to shard p modulo so many. 1 without any."""
+        return max(1, int(self.number("syncer_shards") or 1))
 
     def number(self, name: str) -> float | None:
         """A figure of summary.json; None if it is not there or no finite number."""
@@ -108,6 +116,11 @@ class RunRecord:
         """A key of config.toml; None if it is not there."""
         values = self.configuration.get(section)
         return values.get(name) if isinstance(values, Mapping) else None
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """Who waits for whom, by the graph; None if there is none."""
+        return waiting_in(self.graph)
 
     @property
     def program(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from isthmus.programs.command.report_record import MergeRecord, RunRecord
-from isthmus.programs.command.report_trace import Firing, Timeline, Transfer, host_order, slot_of
+from isthmus.programs.command.report_trace import Firing, Timeline, Transfer, slot_of
 
 _CLOCKS_MAX: Final = 0.005
 """Seconds by which the time of a merge may miss the firing that published it."""
@@ -45,14 +45,12 @@ class Round(NamedTuple):
 def rounds_between(record: RunRecord, begin: float, end: float) -> list[Round]:
     """The rounds that were under way in [begin, end], in the order in which they opened, without journeys."""
     timeline = record.timeline
-    shards = sorted({host for host in timeline.hosts if host.startswith("syncer/")} if timeline else (), key=host_order)
     first = bisect_left(record.merges, begin - _DISTANCE_MAX, key=lambda merge: merge.time)
     found = []
     for merge in record.merges[first:]:
         if merge.time - merge.duration > end + 10 * _DISTANCE_MAX:
             break
-        host = shards[merge.fragment % len(shards)] if shards else "syncer/0"
-        item = _placed(merge, host, timeline)
+        item = _placed(merge, f"syncer/{merge.fragment % record.shards}", timeline)
         if item.opened <= end and item.published >= begin:
             found.append(item)
     return sorted(found, key=lambda item: item.opened)

@@ -101,7 +101,8 @@ def merges_section(record: RunRecord) -> Markup:
     title = "Merges"
     rows = merges_by_fragment(record)
     if not rows:
-        return section("merges", title, note("Nothing was merged: the program has no syncer, or the run ended before."))
+        why = "the program has no outer steps, or the run ended before"
+        return section("merges", title, note(f"No fragment was merged: {why}."))
     of = max(max((len(m.voters) for merges in rows.values() for m in merges), default=1), len(record.learners))
     # Nobody rests a pointer on a phone, and what cells tell is most of their size.
     chart = _both(
@@ -119,7 +120,7 @@ def merges_section(record: RunRecord) -> Markup:
     if told < known:
         said += f" Drawn are {whole(told)} of {whole(known)}: the others came too fast to be written down one by one."
     if any(item.role == "syncer" and item.kind == "gone" for item in record.absences):
-        said += " An empty frame over all rows: the syncer was away."
+        said += " An empty frame: the syncer of that row was away."
     figure = element("figure", chart, legend(reversed(entries)), element("figcaption", said))
     return section("merges", title, figure)
 
@@ -145,7 +146,7 @@ def graph_section(record: RunRecord) -> Markup:
         "details", element("summary", f"All {len(graph.edges)} edges"), element("div", table, class_="scroll")
     )
     said = (
-        "Solid: a Queue, whose producer can be made to wait. Dashed: a Latest mailbox, which never makes anybody wait. "
+        "Solid: a Queue, whose producer can be made to wait. Dashed: a Latest mailbox, whose producer never waits. "
         "A heavy frame: a node that is proved to wait for no other host. The recorder is left out."
     )
     figure = element(
@@ -188,7 +189,7 @@ def _window_facts(record: RunRecord, window: Window) -> list[Content]:
     told: list[Content] = [f"From {window.begin:.{digits}f} to {window.end:.{digits}f} s of the run, "]
     told.append(f"{whole(steps)} inner steps of {len(hosts)} learner{'s' if len(hosts) > 1 else ''}")
     told.append(f", while {size(moved)} travelled between hosts")
-    told.append(f" and {whole(rounds)} rounds were opened, answered and merged" if rounds else "")
+    told.append(f" and {_rounds(rounds)} opened, answered and merged" if rounds else "")
     if pauses:
         told += [". The longest pause between two steps of a learner was ", element("strong", seconds(max(pauses)))]
     stalls = [as_number(row.get("stall_seconds")) for row in record.per_learner]
@@ -202,6 +203,10 @@ def _window_facts(record: RunRecord, window: Window) -> list[Content]:
     if len(hosts) > LEARNERS_MAX:
         told.append(f" The first {LEARNERS_MAX} of {len(hosts)} learners are drawn.")
     return told
+
+
+def _rounds(count: int) -> str:
+    return "one round was" if count == 1 else f"{whole(count)} rounds were"
 
 
 def _timeline_legend(record: RunRecord) -> Markup:

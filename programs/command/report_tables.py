@@ -22,8 +22,11 @@ _PARTS: Final = (
 
 
 def accounts_section(record: RunRecord) -> Markup:
-    """Every trained token is exactly one of five things."""
+    """Every trained token is exactly one of five things, in a program that merges fragments."""
     title = "Where every token went"
+    if record.number("fragments") == 0:
+        said = "The program merges no fragments, so there is nothing that a trained token could be merged into or miss."
+        return section("accounts", title, note(said))
     values = [record.number(f"tokens_{name}") for name, _ in _PARTS]
     total = sum(value for value in values if value is not None and value > 0)
     if not total:

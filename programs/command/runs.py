@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.programs import machine_address, machine_registry
 from isthmus.runtime.control import Message, ask, without_mark
 from isthmus.runtime.errors import ConfigError, nearest
 from isthmus.runtime.ledger import started_at
 
+if TYPE_CHECKING:
+    from isthmus.programs.machine_client import Daemon
+
 LATEST: Final = Path("runs", "latest")
 ANSWER_SECONDS: Final = 3.0
+CLUSTER: Final = "cluster.json"
 
 
 def folder_of(run: Path | None) -> Path:
@@ -25,17 +29,26 @@ def folder_of(run: Path | None) -> Path:
     return folder.resolve()
 
 
-def folder_by(run: Path | None, cluster: Path | None) -> Path:
-    """The folder of a run that is given by itself, by the cluster file that says whose it is, or not at all."""
+def place_of(run: Path | None, cluster: Path | None) -> tuple[Path, Daemon | None]:
+    """The folder of a run that is given by itself, by the cluster file that says whose it is, or not at all; and whom
+    to ask about it, if its folder is not on this machine."""
     if cluster is None:
-        return folder_of(run)
+        return folder_of(run), None
     if run is not None:
         found = f"RUN {run} and --cluster {cluster}"
         raise ConfigError("Reading the command line", "RUN or --cluster", found, "Leave one of them out.")
     from isthmus.programs import machine_client
     from isthmus.programs.cluster import read
 
-    return folder_of(machine_client.newest_run(read(cluster).machine))
+    home = machine_client.Daemon.of(read(cluster))
+    folder = machine_client.newest_run(home)
+    return (folder_of(folder), None) if _is_here(folder) else (folder, home)
+
+
+def _is_here(folder: Path) -> bool:
+    """Whether a run folder is on this machine, and the run's daemon, too, if it still goes on."""
+    is_over = (folder / "summary.json").exists()
+    return (folder / "config.toml").exists() and (is_over or _answer(folder) is not None)
 
 
 def all_folders() -> list[Path]:
@@ -63,22 +76,33 @@ def _started(folder: Path) -> float:
         return 0.0
 
 
-def status(folder: Path) -> dict[str, Any]:
+def status(folder: Path, home: Daemon | None = None) -> dict[str, Any]:
     """What is known of a run: its daemon's answer, or, once it is over, what it left behind.
 
     ConfigError if the run is not over and no daemon of it answers.
     """
+    if home is not None:
+        told = home.say({"type": "watch", "run": str(folder), "renews": False})
+        if told["type"] == "status":
+            return without_mark(told)
+        return _over(folder, told["summary"] or {"outcome": "failed"})
     answer = None if (folder / "summary.json").exists() else _answer(folder)
     if answer is not None:
         return {**without_mark(answer), "run": str(folder)}
     if (folder / "summary.json").exists():
-        summary = json.loads((folder / "summary.json").read_text())
-        return {"run": str(folder), "outcome": summary["outcome"], "hosts": [], "training": {}, "summary": summary}
+        return _over(folder, json.loads((folder / "summary.json").read_text()))
     raise _silent(folder)
 
 
-def request_stop(folder: Path) -> None:
+def _over(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    return {"run": str(folder), "outcome": summary["outcome"], "hosts": [], "training": {}, "summary": summary}
+
+
+def request_stop(folder: Path, home: Daemon | None = None) -> None:
     """Ask a run to come to its end; ConfigError if it is over already, or no daemon answers."""
+    if home is not None:
+        home.say({"type": "stop", "run": str(folder)})
+        return
     if (folder / "summary.json").exists():
         raise ConfigError(
             f"Stopping the run {folder}", "a run that goes on", "one that is over", "There is nothing to do."
@@ -87,12 +111,21 @@ def request_stop(folder: Path) -> None:
         raise _silent(folder)
 
 
-def log_of(folder: Path, name: str) -> Path:
-    """The log of a host ('learner/2') or of the daemon ('daemon'); ConfigError, with the nearest name, without one."""
+def log_of(folder: Path, name: str, home: Daemon | None = None) -> str:
+    """The log of a host ('learner/2') or of the daemon ('daemon'); of one that grows on another machine, its end.
+
+    ConfigError, with the nearest name, without one.
+    """
+    from isthmus.programs.machine_client import Daemon
+
     logs = {path.stem.replace("-", "/"): path for path in sorted((folder / "logs").glob("*.log"))}
-    if name not in logs:
+    if home is None and name in logs:
+        return logs[name].read_text(errors="replace")
+    if home is None and (folder / CLUSTER).exists() and not (folder / "over.json").exists():
+        home = Daemon.here(json.loads((folder / CLUSTER).read_text())["home"])
+    if home is None:
         raise ConfigError(f"Looking for the log of {name!r}", "a host of this run", repr(name), nearest(name, logs))
-    return logs[name]
+    return str(home.say({"type": "log", "run": str(folder), "name": name})["text"])
 
 
 def _note(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -21,7 +21,11 @@ from isthmus.programs.command.absences import DAEMON, daemons
 from isthmus.programs.command.live import facts, notices_table
 from isthmus.programs.command.news import News, Notice, newest, notices_of
 from isthmus.programs.command.report_reading import read_absences
+from isthmus.programs.command.waiting import waiting_of
 from isthmus.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from isthmus.programs.machine_client import Daemon
 
 WATCH_SECONDS: Final = 0.5
 NOTICES_SHOWN: Final = 12
@@ -29,22 +33,23 @@ WIDE: Final = 116
 """Columns of a terminal that has room for everything."""
 
 
-def show(run: Path | None, *, every: bool, watch: bool, as_json: bool) -> None:
-    """Print what there is to know of one run, or of every run that somebody answers for."""
-    folders = runs.all_folders() if every else [runs.folder_of(run)]
+def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Daemon | None = None) -> None:
+    """Print what there is to know of one run, or of every run that somebody answers for; of one that is on another
+    machine, what its `home` says."""
+    folders = runs.all_folders() if every else [runs.folder_of(run) if home is None or run is None else run]
     news = {folder: News(folder) for folder in folders}
     if as_json:
-        found = [_complete(status) for status in _statuses(news, must_answer=not every)]
+        found = [_complete(status) for status in _statuses(news, home, must_answer=not every)]
         typer.echo(json.dumps(found if every else found[0], indent=2))
         return
     console = Console(highlight=False)
     if not watch:
-        for status in _statuses(news, must_answer=not every):
+        for status in _statuses(news, home, must_answer=not every):
             console.print(table(status, _notices(status, news), console.width))
         return
     with Live(console=console, auto_refresh=False) as shown:
         while True:
-            statuses = _statuses(news, must_answer=not every)
+            statuses = _statuses(news, home, must_answer=not every)
             tables = [table(status, _notices(status, news), console.width) for status in statuses]
             shown.update(Group(*tables), refresh=True)
             if all(status["outcome"] != "running" for status in statuses):
@@ -75,6 +80,7 @@ def with_daemon(status: Mapping[str, Any], lives: int) -> dict[str, Any]:
     itself = {
         "name": DAEMON,
         "role": DAEMON,
+        "machine": status.get("daemon", ""),
         "pid": status["pid"],
         "phase": "serving",
         "incarnation": lives,
@@ -84,11 +90,11 @@ def with_daemon(status: Mapping[str, Any], lives: int) -> dict[str, Any]:
     return {**status, "hosts": [itself, *status["hosts"]]}
 
 
-def _statuses(news: Mapping[Path, News], *, must_answer: bool) -> list[dict[str, Any]]:
+def _statuses(news: Mapping[Path, News], home: Daemon | None, *, must_answer: bool) -> list[dict[str, Any]]:
     statuses = []
     for folder, follower in news.items():
         with suppress(*(() if must_answer else (ConfigError,))):
-            status = runs.status(folder)
+            status = runs.status(folder) if home is None else runs.status(folder, home)
             training = {**(status.get("training") or {}), "hosts": status["hosts"]}
             if "summary" not in status:
                 follower.update(training)
@@ -99,7 +105,9 @@ def _statuses(news: Mapping[Path, News], *, must_answer: bool) -> list[dict[str,
 def _notices(status: Mapping[str, Any], news: Mapping[Path, News]) -> Sequence[Notice]:
     """What happened in a run: as it was followed, or, once it is over, as its files tell it."""
     folder = Path(status["run"])
-    return notices_of(read_absences(folder)) if "summary" in status else news[folder].notices
+    if "summary" not in status:
+        return news[folder].notices
+    return notices_of(read_absences(folder), waiting_of(folder))
 
 
 def _complete(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +138,8 @@ def _hosts(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _processes(status: Mapping[str, Any], training: Mapping[str, Any], width: int) -> Table:
     """A row for each process; of learners also what they reported. Narrow ones lack what matters least."""
     reports = {int(slot): report for slot, report in training.get("learners", {}).items()}
-    columns = ("life", "pid", "cpu", "memory", *live_rows.COLUMNS)
+    machines = {host.get("machine", "") for host in status["hosts"]} - {""}
+    columns = (*(("machine",) if len(machines) > 1 else ()), "life", "pid", "cpu", "memory", *live_rows.COLUMNS)
     shown = [name for name in columns if width >= WIDE or name not in ("cpu", "memory", "step time")]
     rows = Table(box=None, pad_edge=False, padding=(0, 2 if width >= WIDE else 1, 0, 0), header_style="dim")
     for name in ("host", "state"):
@@ -150,6 +159,7 @@ def _processes(status: Mapping[str, Any], training: Mapping[str, Any], width: in
 def _process(host: Mapping[str, Any]) -> dict[str, str]:
     """What is known of any process."""
     return {
+        "machine": str(host.get("machine", "")),
         "life": live_rows.life(host),
         "pid": str(host["pid"] or "-"),
         "cpu": live_figures.ascii_only(numbers.seconds(host["cpu_seconds"])) if "cpu_seconds" in host else "",

@@ -28,9 +28,11 @@ import uvloop
 
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.keys import Keyring
 from isthmus.runtime.links import Endpoints
 from isthmus.runtime.threads import LoopClock
-from isthmus.runtime.wire import ZmqChannel
+from isthmus.runtime.wire import WireChannel
+from isthmus.runtime.zmq_sockets import ZmqSockets
 
 BAR = 0.7
 MIB = 1 << 20
@@ -51,11 +53,13 @@ class Sink:
         """Nobody counts."""
 
 
-def receive(pipe: Any, core: int) -> None:
+def receive(pipe: Any, core: int, keys: Keyring | None = None) -> None:
     """The other process: a channel that listens, and a TCP server in a thread."""
     os.sched_setaffinity(0, {core})
     loop = uvloop.new_event_loop()
-    channel = ZmqChannel(RECEIVER, clock=LoopClock(loop), loop=loop, **RUN)
+    machine_of = {SENDER: "sender"}.get
+    sockets = ZmqSockets(loop, keys)
+    channel = WireChannel(RECEIVER, clock=LoopClock(loop), sockets=sockets, machine_of=machine_of, **RUN)
     channel.open(Sink())
     server = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=serve_tcp, args=(server,), daemon=True).start()
@@ -84,13 +88,13 @@ def serve_tcp(server: socket.socket) -> None:
 class Sides:
     """The sending process: both ways to the other one. Each returns the seconds that it took."""
 
-    def __init__(self, endpoints: Endpoints, port: int) -> None:
+    def __init__(self, endpoints: Endpoints, port: int, keys: Keyring | None = None) -> None:
         self.loop = uvloop.new_event_loop()
         up = self.loop.create_future()
-        self.channel = ZmqChannel(
+        self.channel = WireChannel(
             SENDER,
             clock=LoopClock(self.loop),
-            loop=self.loop,
+            sockets=ZmqSockets(self.loop, keys),
             watch=lambda *transfer: self._acknowledged(),
             on_peer_up=lambda peer: up.set_result(None),
             **RUN,

@@ -24,7 +24,8 @@ from isthmus.runtime.channel import Parcel
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.links import Endpoints
 from isthmus.runtime.threads import LoopClock
-from isthmus.runtime.wire import ZmqChannel
+from isthmus.runtime.wire import WireChannel
+from isthmus.runtime.zmq_sockets import ZmqSockets
 
 DIALLING, LISTENING = (Member(Replica("bench", slot), 1) for slot in range(2))
 INTERVAL_S = 0.001
@@ -44,8 +45,13 @@ class Side:
         self.loop = uvloop.new_event_loop()
         self.ups: list[Member] = []
         self.received = self.said = 0
-        self.channel = ZmqChannel(
-            member, clock=LoopClock(self.loop), loop=self.loop, run="bench", fingerprint="bench", on_peer_up=self.up
+        self.channel = WireChannel(
+            member,
+            clock=LoopClock(self.loop),
+            sockets=ZmqSockets(self.loop),
+            run="bench",
+            fingerprint="bench",
+            on_peer_up=self.up,
         )
         self.channel.open(self)
 

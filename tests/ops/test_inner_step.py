@@ -109,6 +109,21 @@ def test_those_who_only_watch_hear_every_250_ms_and_of_every_change_of_phase() -
     assert 4 <= len(watched) <= 10 < len(paced)
 
 
+def test_no_step_is_made_once_the_budget_is_spent_and_pulls_are_still_answered() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    others = [[1, 1, 1000 - 2 * 8]]
+    drive(body, update={KEY: {**update(parts[0], 1, 1.0), "totals": others}}, batch=batch(task, 0))
+    assert not body.is_idle
+    _, emitted = drive(body, batch=batch(task, 1))
+    assert body.is_idle
+    assert [report["phase"] for report in reports(emitted)] == ["stepping"]
+    assert sum(tokens for _, _, tokens in reports(emitted)[0]["totals"]) == 1000
+    yielded, emitted = drive(body, pull={KEY: pull(1, 9)})
+    assert yielded[0][1]["steps"] == 2
+    assert reports(emitted)[0]["step"] == 2
+
+
 def test_updates_are_adopted_before_a_pull_is_answered() -> None:
     task = SmallTask()
     body, parts, _ = stepping(task)
@@ -120,6 +135,25 @@ def test_updates_are_adopted_before_a_pull_is_answered() -> None:
     assert (capture["begin"], capture["end"], capture["steps"]) == (8, 8, 0)
     np.testing.assert_array_equal(np.asarray(capture["values"]), np.full(parts[0].size, 2.0))
     np.testing.assert_array_equal(capture["anchor"], np.full(parts[0].size, 2.0))
+
+
+def test_nothing_of_the_zeros_before_the_first_version_survives_and_alpha_of_later_ones() -> None:
+    task = SmallTask()
+    body, parts, _ = opened(task, alpha=0.25)
+    drive(body, update={("syncer/0", part.index): update(part, 0, 2.0) for part in parts})
+    assert all(np.all(np.asarray(leaf) == 2.0) for leaf in body._learner.copy())
+    drive(body, update={("syncer/0", part.index): update(part, 1, 4.0) for part in parts})
+    assert all(np.all(np.asarray(leaf) == 3.5) for leaf in body._learner.copy())
+
+
+def test_nothing_of_what_is_not_finite_survives() -> None:
+    task = SmallTask()
+    body, parts, _ = opened(task, alpha=0.25)
+    drive(body, update={("syncer/0", part.index): update(part, 0, np.nan) for part in parts})
+    for position in range(3):
+        drive(body, batch=batch(task, position))
+    drive(body, update={("syncer/0", part.index): update(part, 1, 4.0) for part in parts})
+    assert all(np.all(np.asarray(leaf) == 4.0) for leaf in body._learner.copy())
 
 
 def test_an_answer_holds_what_was_trained_since_adoption() -> None:

@@ -163,7 +163,7 @@ def test_a_shard_that_comes_back_takes_the_newest_version_with_its_clock_and_no_
     new = {**answer(1, 7.0, base=(1, 7)), "kind": "recover", "clock": [[0, 1, 160], [1, 1, 80]]}
     emitted = merge(round=pull(0, 1, kind="recover"), answer={("a", 1): old, ("b", 1): new}, decision=DECISION)
     told = outer(gradient=emitted["gradient"])
-    assert "update" not in told  # Everybody who holds it has it already.
+    assert (told["update"]["kind"], told["update"]["version"]) == ("recover", [1, 7])  # For whoever does not hold it.
     assert told["merged"]["version"] == [1, 7]
     stale = merge(
         round=pull(0, 2), answer={("a", 2): answer(0, 1.0, base=(1, 6), begin=80, end=240)}, decision=DECISION

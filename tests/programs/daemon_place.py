@@ -32,10 +32,10 @@ class Place:
         (folder / "paced.py").write_text(TASK)
         (folder / "machine.toml").write_text('[programs]\nmodules = ["paced.py"]\n')
 
-    def begin(self, *arguments: str, stdout: Any = PIPE) -> subprocess.Popen[str]:
+    def begin(self, *arguments: str, stdout: Any = PIPE, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         """Start a command."""
         command = subprocess.Popen(
-            [str(ISTHMUS), *arguments],
+            [*prefix, str(ISTHMUS), *arguments],
             cwd=self.folder,
             env=self.environment,
             stdout=stdout,
@@ -46,9 +46,11 @@ class Place:
         self.started.append(command)
         return command
 
-    def call(self, *arguments: str, seconds_max: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def call(
+        self, *arguments: str, seconds_max: float = 60.0, prefix: tuple[str, ...] = ()
+    ) -> subprocess.CompletedProcess[str]:
         """Carry a command out."""
-        command = self.begin(*arguments)
+        command = self.begin(*arguments, prefix=prefix)
         out, error = command.communicate(timeout=seconds_max)
         assert "Traceback" not in error
         return subprocess.CompletedProcess(command.args, command.returncode, out, error)
@@ -91,7 +93,7 @@ class Place:
 
     def logs(self) -> str:
         """The ends of all logs."""
-        return "\n".join(f"{path}: {path.read_text()[-600:]}" for path in sorted(self.folder.glob("*/logs/*.log")))
+        return "\n".join(f"{path}: {path.read_text()[-600:]}" for path in sorted(self.folder.rglob("*.log")))
 
     def close(self) -> None:
         """End whatever works in the folder."""

@@ -121,6 +121,11 @@ class Run:
         lines = (self.folder / "merges.jsonl").read_text().splitlines()
         return [line["version"][0] for line in map(json.loads, lines) if line["version"]]
 
+    def voters(self) -> list[list[int]]:
+        """The slots that contributed to each merge, in order."""
+        lines = (self.folder / "merges.jsonl").read_text().splitlines()
+        return [line["voters"] for line in map(json.loads, lines)]
+
     def events(self) -> list[str]:
         """What happened to hosts, such as 'learner/1#1 killed by signal SIGKILL'."""
         lines = (self.folder / "events.jsonl").read_text().splitlines()

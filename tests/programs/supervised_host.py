@@ -33,7 +33,7 @@ def main(folder: Path, replica: str, incarnation: int, daemon: str) -> int:
     client = ControlClient(loop, daemon, hear)
 
     def say(kind: str) -> None:
-        told = {"replica": replica, "incarnation": incarnation, "run": str(folder.resolve()), "endpoints": []}
+        told = {"replica": replica, "incarnation": incarnation, "run": folder.name, "endpoints": []}
         client.send({**told, "type": kind, "phase": "serving", "published": {}, "figures": {"pid": os.getpid()}})
 
     def beat() -> None:

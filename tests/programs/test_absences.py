@@ -6,9 +6,11 @@ import pytest
 
 from isthmus.programs.command.absence_words import away, back, cause, cost
 from isthmus.programs.command.absences import WORKS, Absence, Absences, Fact, daemons, fact_of
+from isthmus.programs.command.waiting import Waiting
 
 KILLED = "killed by signal SIGKILL"
 SILENT = "no heartbeat for 1840.0 ms: 295.8 ms +- 500.0 ms are usual, phi is 3.0"
+FREE, ROUNDS, RING = Waiting("go on", False), Waiting("wait for rounds", True), Waiting("wait", False)
 HEARD = "heard again after 3000.0 ms"
 
 
@@ -20,7 +22,7 @@ def test_a_host_is_away_from_its_end_until_its_next_life_works() -> None:
     (absence,) = fold((10, "learner/2", 1, KILLED), (10.1, "learner/2", 2, "restarted"), (14, "learner/2", 2, WORKS))
     assert absence == Absence("learner/2", 1, "gone", 10, KILLED, 10.1, 14, 2)
     assert absence.seconds == 4
-    assert away(absence) == "learner 2 was killed by signal SIGKILL; the others go on without it"
+    assert away(absence, FREE) == "learner 2 was killed by signal SIGKILL; the others go on without it"
     assert back(absence).replace("\u202f", " ") == "learner 2 steps again after 4.00 s, as life 2"
 
 
@@ -34,13 +36,13 @@ def test_lives_that_never_work_belong_to_one_absence() -> None:
     (absence,) = fold(
         (10, "learner/2", 1, KILLED),
         (10, "learner/2", 2, "restarted"),
-        (12, "learner/2", 2, "failed: ValueError: no such file"),
+        (12, "learner/2", 2, "failed: ValueError: no such file. Make one."),
         (12, "learner/2", 2, crash),
         (13, "learner/2", 3, "restarted"),
         (17, "learner/2", 3, WORKS),
     )
     assert (absence.begun, absence.ended, absence.lives_lost, absence.life_after) == (10, 17, 2, 3)
-    assert away(absence).startswith("learner 2 failed: ValueError: no such file, 2 lives in a row")
+    assert away(absence, FREE).startswith("learner 2 failed: ValueError: no such file, 2 lives in a row;")
 
 
 def test_a_death_after_the_return_is_another_absence() -> None:
@@ -51,7 +53,7 @@ def test_a_death_after_the_return_is_another_absence() -> None:
 def test_a_silence_begins_with_the_last_sign_of_life() -> None:
     (absence,) = fold((11.84, "learner/1", 1, SILENT), (13, "learner/1", 1, HEARD))
     assert (absence.kind, absence.begun, absence.ended) == ("silent", pytest.approx(10.0), 13)
-    assert away(absence).replace("\u202f", " ") == "learner 1 is silent (suspect): no heartbeat for 1.84 s"
+    assert away(absence, FREE).replace("\u202f", " ") == "learner 1 is silent (suspect): no heartbeat for 1.84 s"
     assert back(absence).replace("\u202f", " ") == "learner 1 is heard again, after 3.00 s"
     assert cost(absence) == "nothing but the time"
 
@@ -87,13 +89,13 @@ def test_hosts_that_are_adopted_together_tell_of_one_daemon() -> None:
         ("daemon", "replaced", 90, 90),
     ]
     assert daemons(absences) == 3
-    assert away(absences[0]) == "the daemon died; a new one has taken over its hosts, which went on meanwhile"
+    assert away(absences[0], FREE) == "the daemon died; a new one has taken over its hosts, which went on meanwhile"
     assert (back(absences[0]), cost(absences[0])) == ("", "nothing")
 
 
 def test_a_syncer_comes_back_under_an_epoch_and_says_what_it_lost() -> None:
     (absence,) = fold((10, "syncer/0", 1, KILLED), (10, "syncer/0", 2, "restarted"), (13, "syncer/0", 2, WORKS))
-    assert away(absence).endswith("learners go on stepping, and nothing is merged")
+    assert away(absence, FREE).endswith("learners go on stepping, and its fragments are not merged")
     assert back(absence).replace("\u202f", " ") == (
         "syncer 0 merges again after 3.00 s, under epoch 2: it has the newest fragments that learners held; "
         "its momentum was lost and is zero"
@@ -117,3 +119,30 @@ def test_what_is_not_known_changes_nothing() -> None:
 )
 def test_a_line_is_read_or_left_out(line: dict[str, object], expected: Fact | None) -> None:
     assert fact_of(line, 1_000_000_000) == expected
+
+
+@pytest.mark.parametrize(
+    ("waiting", "gone", "silent"),
+    [
+        (FREE, "; the others go on without it", ""),
+        (ROUNDS, "; the others no longer wait for it", "; the others may have to wait for it"),
+        (RING, "; the others wait for it", "; the others wait for it"),
+        (None, "", ""),
+    ],
+)
+def test_what_a_learner_means_to_the_others_is_said_as_the_graph_has_it(
+    waiting: Waiting | None, gone: str, silent: str
+) -> None:
+    (died,) = fold((10, "learner/2", 1, KILLED))
+    (quiet,) = fold((11.84, "learner/2", 1, SILENT))
+    assert away(died, waiting) == f"learner 2 was {KILLED}{gone}"
+    assert away(quiet, waiting).endswith(f"no heartbeat for 1.84\u202fs{silent}")
+
+
+def test_whether_learners_wait_for_a_syncer_is_said_as_the_graph_has_it() -> None:
+    (died,) = fold((10, "syncer/0", 1, KILLED))
+    (quiet,) = fold((11.84, "syncer/0", 1, SILENT))
+    assert away(died, ROUNDS) == f"syncer 0 was {KILLED}; learners wait for it"
+    assert away(quiet, ROUNDS).endswith("s; learners wait for it")
+    assert away(quiet, FREE).endswith("no heartbeat for 1.84\u202fs")
+    assert away(died, None) == f"syncer 0 was {KILLED}"

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from isthmus.programs import cluster, machine_address, machine_config
+from isthmus.programs import cluster, machine_address, machine_config, quantity
 from isthmus.programs.command import config
 from isthmus.programs.command.main import app
-from isthmus.runtime.errors import ConfigError, PlacementError
-from isthmus.runtime.graph import Graph, Job, Reference
+from isthmus.runtime.devices import Device, find
+from isthmus.runtime.errors import ConfigError
 
 MACHINE = '[[machine]]\nname = "alpha"\naddress = "tcp://127.0.0.1:7400"\n'
 OTHER = MACHINE.replace("alpha", "beta").replace("7400", "7401")
+KEY = "yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+OTHER_KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+KEYED = f"public_key = '{KEY}'\n"
+KEYS = "[keys]\nsecret = 'home.key'\n"
 
 
 def write(folder: Path, text: str) -> Path:
@@ -26,18 +31,29 @@ def write(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "expected one [[machine]], found none"),
+        ("", "expected at least one [[machine]], found none"),
         ("[machine]\nname = 'alpha'\n", "expected [[machine]], found another `machine`"),
-        ("[[machine]]\nname = 'alpha'\n", "machine 1: expected `address`, found nothing"),
+        ("[[machine]]\nname = 'alpha'\n", "expected a machine with an address, which all hosts can dial, found alpha"),
         ("[[machine]]\naddress = 'tcp://127.0.0.1:7400'\n", "machine 1: expected `name`, found nothing"),
         (MACHINE + "island = 3\n", "Did you mean 'islands'?"),
-        (MACHINE + "islands = '3'\n", "Reading machine.islands: expected an integer, found '3'"),
+        (MACHINE + "islands = '3'\n", "file.toml, machine 1): expected an integer, found '3'"),
         (MACHINE + "islands = 0\n", "expected 1 or more, found 0"),
         (MACHINE + "roles = ['learners']\n", "Did you mean 'learner'?"),
-        (MACHINE + "public_key = 'x'\n", "keys are not there yet"),
-        (MACHINE + "[keys]\nsecret = 'x'\n", "keys are not there yet"),
+        (MACHINE + "roles = ['learner']\n", "Placing role 'syncer': expected a machine that takes 'syncer'"),
+        (MACHINE + "device = 'TPU v6'\n", "The nearest: TPU v6e"),
+        (MACHINE + "devices = 0\n", "expected 1 or more, found 0"),
+        (MACHINE + "bandwidth = '2 GB'\n", "expected bits a second, such as 2 Gbit/s, found '2 GB'"),
+        (MACHINE + "bandwidth = '0 Gbit/s'\n", "and above 0"),
+        (MACHINE + f"public_key = '{KEY}'\n", "expected [keys] beside a public_key, found none"),
+        (MACHINE + "public_key = 'no.pub'\n[keys]\nsecret = 'x'\n", "no file"),
+        (MACHINE + "[keys]\nsecret = 'x'\n", "expected a `public_key`, because there are [keys]"),
+        (MACHINE + "[keys]\nsecrets = 'x'\n", "expected the file of a secret key"),
+        (MACHINE + KEYED + OTHER + KEYED + KEYS, f"each public_key once, found {KEY} for 'alpha', 'beta'"),
+        ("[device]\nkind = 'x'\n" + MACHINE, "expected [[device]], found another `device`"),
+        ("[[device]]\nteraflops = 3\n" + MACHINE, "device 1: expected `kind`, found nothing"),
+        ("[[device]]\nkind = 'x'\nteraflops = 0\n" + MACHINE, "expected a number above 0, found 0.0"),
+        ("[[device]]\nkind = 'x'\nmemory = '3 TB/s'\n" + MACHINE, "expected a size, such as 80 GB"),
         (MACHINE.replace("127.0.0.1", "10.0.0.7"), "Keys come first"),
-        (MACHINE + OTHER, "more than one is not possible yet"),
         (MACHINE + OTHER.replace("beta", "alpha"), "expected each name once, found 2 named 'alpha'"),
         (MACHINE + OTHER.replace("7401", "7400"), "found tcp://127.0.0.1:7400 for 'alpha', 'beta'"),
         (MACHINE + "[runs]\ntokens = 3\n", "Did you mean 'run'?"),
@@ -54,15 +70,21 @@ def test_a_cluster_file_that_is_wrong(tmp_path: Path, text: str, told: str, monk
 
 
 def test_all_that_is_wrong_with_a_cluster_file_is_told_at_once(tmp_path: Path) -> None:
+    first = MACHINE + "islands = -1\ndevice = 'TPU v9'\nbandwidth = 'much'\ndomain = 3\n"
+    second = OTHER.replace("beta", "alpha") + "colour = 1\n[[device]]\nmemory = '3'\n[keys]\n"
     with pytest.raises(ConfigError) as error:
-        cluster.read(write(tmp_path, MACHINE + "islands = -1\nroles = ['x']\n" + OTHER + "colour = 1\n[keys]\n"))
-    assert len(error.value.faults) == 4
+        cluster.read(write(tmp_path, first + second))
+    told = [fault.found for fault in error.value.faults]
+    assert sorted(told) == sorted(
+        ["-1", "'TPU v9'", "'much'", "3 (int)", "none", "'colour'", "none", "nothing", "'3'", "{}", "2 named 'alpha'"]
+    )
 
 
 def test_a_cluster_file_holds_the_machine_and_the_keys_of_the_configuration(tmp_path: Path) -> None:
     text = f'{MACHINE}islands = 3\n[run]\ntokens = 12\ntask = "mine.py:task"\n[program]\ninterval = 6\n'
     found = cluster.read(write(tmp_path, text.replace("127.0.0.1", "localhost")))
-    assert found.machine == cluster.Machine("alpha", "tcp://127.0.0.1:7400", (), 3)
+    assert found.machines == (cluster.Machine("alpha", "tcp://127.0.0.1:7400", islands=3),)
+    assert found.secret is None
     sections, faults = config.read(None, None, {("run", "tokens"): ("--tokens", 99)}, (), found)
     assert not faults
     assert (sections.run, sections.program) == ({"learners": 3, "tokens": 99}, {"interval": 6})
@@ -71,22 +93,99 @@ def test_a_cluster_file_holds_the_machine_and_the_keys_of_the_configuration(tmp_
     assert fewer.run["learners"] == "2"
 
 
-def test_what_does_not_fit_on_the_machine() -> None:
-    graph = Graph("some")
-    for role in ("learner", "syncer", "recorder"):
-        graph.role(role, replicas=(1, 4))
-    job = Job("p", Reference("t"), layout=(), tokens_per_batch=1, tokens=1, learners=3)
-    cluster.Machine("alpha", "", (), None).place(graph, job)
-    cluster.Machine("alpha", "", ("learner", "syncer"), 3).place(graph, job)
-    with pytest.raises(PlacementError) as error:
-        cluster.Machine("alpha", "", ("learner", "evaluator"), 2).place(graph, job)
-    assert [fault.expected for fault in error.value.faults] == ["a machine for syncer", "an island for each"]
+def test_a_machine_says_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "beta.pub").write_text(f"{KEY}\n")
+    text = f"""
+        [[device]]
+        kind = "TPU v6e"
+        price_per_hour = 2.7
+        [[device]]
+        kind = "Own chip"
+        names = ["own"]
+        teraflops = 12.5
+        memory = "24 GiB"
+        memory_bandwidth = "1.5 TB/s"
+        interconnect = "100 GB/s"
+        [[machine]]
+        name = "alpha"
+        address = "tcp://10.0.0.7:7400"
+        public_key = "{OTHER_KEY}"
+        roles = ["learner", "stage"]
+        islands = 2
+        device = "TPU v6 lite"
+        devices = 8
+        domain = "building-a"
+        bandwidth = "2.5 Gbit/s"
+        [[machine]]
+        name = "beta"
+        public_key = "beta.pub"
+        device = "OWN"
+        bandwidth = "1 GB/s"
+        [[machine]]
+        name = "gamma"
+        device = "cpu"
+        [keys]
+        secret = "keys/home.key"
+    """
+    found = cluster.read(write(tmp_path, text))
+    assert found.secret == tmp_path / "keys" / "home.key"
+    alpha, beta, gamma = found.machines
+    known = find("TPU v6e", "")
+    assert alpha == cluster.Machine(
+        "alpha",
+        "tcp://10.0.0.7:7400",
+        OTHER_KEY,
+        ("learner", "stage"),
+        2,
+        replace(known, price_per_hour=2.7),
+        8,
+        "building-a",
+        2_500_000_000,
+    )
+    own = Device("Own chip", ("own",), 12.5e12, 24 << 30, 1_500_000_000_000, 800_000_000_000, source="the cluster file")
+    assert beta == cluster.Machine("beta", public_key=KEY, device=own, islands=1, bandwidth_bits=8_000_000_000), (
+        "An accelerator is one island where nothing is said."
+    )
+    assert (gamma.islands, gamma.address) == (None, None)
+    assert found.topology.learners_max is None
+
+
+def test_learners_are_as_many_as_there_are_islands(tmp_path: Path) -> None:
+    text = f"{MACHINE}islands = 3\n{OTHER}roles = ['syncer']\n[[machine]]\nname = 'c'\nislands = 2\n"
+    found = cluster.read(write(tmp_path, text))
+    assert config.read(None, None, {}, (), found)[0].run["learners"] == 5
+    many = config.read(None, None, {}, (), cluster.read(write(tmp_path, f"{MACHINE}islands = 40\n")))[0].run
+    assert many == {"learners": 40, "slots_max": 40}
+    found = cluster.read(write(tmp_path, text + "[[machine]]\nname = 'd'\n"))
+    assert "learners" not in config.read(None, None, {}, (), found)[0].run
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1 B", 1), ("80 GB", 80 * 10**9), ("1.5KiB", 1536), ("2 TiB", 2 << 40), ("800 Mbit", 10**8)]
+)
+def test_a_size(text: str, size: int) -> None:
+    assert quantity.size_bytes(text, "") == size
+
+
+@pytest.mark.parametrize("text", ["80", "80 GB/s", "80 G", "-1 GB", "80 iB", "1 Gibit", "0.4 B", "1e9 B", ""])
+def test_no_size(text: str) -> None:
+    with pytest.raises(ConfigError):
+        quantity.size_bytes(text, "Reading")
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0.0, "0 B"), (12.0, "12 B"), (999.6, "1 kB"), (1.984e9, "1.98 GB"), (24e9, "24 GB"), (100e9, "100 GB")],
+)
+def test_an_amount_as_it_is_written(amount: float, text: str) -> None:
+    assert quantity.written(amount, "B") == text
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[keys]\nsecret = 'x'\n", "keys are not there yet"),
+        ("[keys]\nsecret = 'x'\n", "expected a key, or a file that holds one, found no file"),
+        ("[keys]\nadmitted = []\n", "expected the file of a secret key, found nothing"),
         ("[program]\nmodules = []\n", "Did you mean 'programs'?"),
         ("[programs]\nmodule = []\n", "Did you mean 'modules'?"),
         ("[programs]\nmodules = 'mine.py'\n", "expected a list, each of it a text, found 'mine.py'"),

@@ -210,6 +210,7 @@ def test_version_and_help() -> None:
     assert first.exit_code == 0
     assert first.stdout == isthmus("--help").stdout
     assert len(first.stdout.splitlines()) < 24
+    assert max(map(len, first.stdout.splitlines())) <= 80
     assert all(name in first.stdout for name in ("train", "graph", "--version"))
     for later in ("compare", "--resume", "--keep-payloads"):
         assert later not in isthmus("train", "--help").stdout + first.stdout
@@ -295,6 +296,7 @@ def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.Monke
         "seed": 3,
         "learners": 4,
         "slots_max": 16,
+        "local_batch": "same",
     }
     task = request.config["task"]
     assert (task["layers"], task["width"], task["context"]) == (1, 128, 16)

@@ -42,7 +42,7 @@ def test_mine_py_is_a_script(here: Path) -> None:
     assert done.returncode == 0, done.stderr
     loss, goodput = (float(word) for word in done.stdout.splitlines()[-1].split())
     assert loss < 20  # About 60 at the start; how far it comes depends on the clock.
-    assert 0 < goodput <= 1
+    assert 0 <= goodput <= 1  # A run this short may be over before anything of a learner is merged.
 
 
 @pytest.mark.parametrize("program", [(), ("gossip.py:build",), ("ring.py:build",)])

@@ -105,25 +105,19 @@ edges
 who waits for whom, with every replica on a host of its own
   data        free-running: waits for no other host
   inner-step  free-running: waits for no other host
-  pacer       held up by inner-step (learner):
-                  pacer waits for any item, such as one from inner-step (learner) on inner-step.progress ->
-                      pacer.progress [Latest, every syncer]
-              and, behind it, by data (learner)
-  merge       held up by inner-step (learner):
-                  merge waits for an item from inner-step (learner) on inner-step.fragment -> merge.answer
-                      [Latest(fragment), syncer at fragment]
-              and, behind it, by data (learner)
-  outer-step  held up by inner-step (learner):
-                  outer-step waits for an item from merge on merge.gradient -> outer-step.gradient [Queue(4, 1 initial)]
-                  merge waits for an item from inner-step (learner) on inner-step.fragment -> merge.answer
-                      [Latest(fragment), syncer at fragment]
-              and, behind it, by data (learner)
+  pacer       held up by inner-step (learner)
+                  waits for any item, such as one from inner-step (learner) on inner-step.progress -> pacer.progress
+                      [Latest, every syncer]
+  merge       held up by inner-step (learner)
+                  waits for an item from inner-step (learner) on inner-step.fragment -> merge.answer [Latest(fragment),
+                      syncer at fragment]
+  outer-step  held up by inner-step (learner)
+                  waits for an item from merge on merge.gradient -> outer-step.gradient [Queue(4, 1 initial)]
   log         free-running: waits for no other host
   write       may block by itself
-              held up by outer-step (syncer):
-                  write waits for an item from outer-step (syncer) on outer-step.update -> write.update
-                      [Latest(fragment), every keeper]
-              and, behind it, by merge (syncer), pacer (syncer), inner-step (learner) and data (learner)"""
+              held up by outer-step (syncer); through it by learner
+                  waits for an item from outer-step (syncer) on outer-step.update -> write.update [Latest(fragment),
+                      every keeper]"""
 
 PLANS = """\
 
@@ -264,7 +258,7 @@ def test_a_node_that_waits_for_one_that_may_block() -> None:
     first, second = role.node("log", log, fires=Every(seconds(1))), role.node("write", write, may_block=True)
     graph.edge(first["result"], second["update"], Queue(1))
     assert text(graph, verify(graph)).splitlines()[-3:] == [
-        "  log    held up by write, which may block:",
-        "             log waits for credit from write on log.result -> write.update [Queue(1)]",
+        "  log    held up by write, which may block",
+        "             waits for credit from write on log.result -> write.update [Queue(1)]",
         "  write  may block by itself",
     ]

@@ -109,9 +109,13 @@ def test_lines_come_every_few_seconds_and_when_a_phase_begins(watched: Request) 
         (8, "final"),
     ):
         now[0] = float(at)
-        lines.update({"phase": phase, "tokens": 1_000})
+        lines.update({"phase": phase, "tokens": 1_000, "outer_steps": 7})
     said = [line.partition(",")[0] for line in text_of(console).splitlines()[1:]]
     assert said == ["starting: compiling the first step", "training", "training", "merging the last fragments"]
+
+
+def test_the_end_of_a_run_without_fragments_is_not_called_a_merge(watched: Request) -> None:
+    assert live.Figures(watched).phase({"phase": "final", "tokens": 1_000}) == "coming to the end"
 
 
 def test_training_has_begun_when_there_are_tokens(watched: Request) -> None:
@@ -239,6 +243,8 @@ def die(run: Request) -> None:
     """Let the folder of a run tell of a death, 10 s after the first step."""
     run.run_dir.mkdir(parents=True)
     (run.run_dir / "spec.json").write_text('{"zero_ns": 1000}')
+    step = {"name": "step", "role": "learner", "firing": "AllOf(own)", "mode": "free-running", "blocked_by": []}
+    (run.run_dir / "graph.json").write_text(json.dumps({"nodes": [step]}))
     line = {"at": 15_000_001_000, "host": "learner/3", "incarnation": 1, "what": "killed by signal SIGKILL"}
     (run.run_dir / "events.jsonl").write_text(json.dumps(line) + "\n")
 
@@ -292,7 +298,7 @@ def test_lines_tell_of_deaths_at_once(watched: Request) -> None:
         ([], "compiling the first step"),
         ([{**item, "state": "starting", "phase": "starting"} for item in apart()], "0 of 7 processes are there"),
         (apart(learner1="compiling", learner2="compiling", learner3="starting"), "learners compile, 1 of 4 are ready"),
-        (apart(), "the first version of the model goes round"),
+        (apart(), "all learners are ready, and begin with the same model"),
     ],
 )
 def test_the_start_is_told_step_by_step(watched: Request, hosts: list[dict[str, Any]], words: str) -> None:

@@ -76,6 +76,7 @@ class Watched:
             self._loop,
             self.folder,
             ROLES,
+            run=self.folder.name,
             name="test",
             listen="tcp://127.0.0.1:*",
             launch=self._launch,

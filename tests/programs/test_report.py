@@ -254,8 +254,11 @@ def test_a_program_without_syncer(tmp_path: Path) -> None:
     pid = next(event["pid"] for event in trace["traceEvents"] if event.get("args", {}).get("name") == "syncer/0")
     write_json(run / "trace.json", {"traceEvents": [event for event in trace["traceEvents"] if event["pid"] != pid]})
     page = Reader(write_report(run))
-    assert "nothing was merged by a syncer" in page.page
-    assert "Nothing was merged: the program has no syncer" in page.page
+    assert "no fragment was merged" in page.page
+    assert "No fragment was merged: the program has no outer steps" in page.page
+    assert "The program merges no fragments" in page.page
+    assert "all learners together, for a channel, a credit or a lock" in page.page
+    assert "not yet sent when the run ended" not in page.page
     assert "syncer 0" not in page.page
 
 

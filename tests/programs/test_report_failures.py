@@ -156,7 +156,7 @@ def test_the_curve_of_evaluations_has_a_gap(folder: Path) -> None:
 def test_merges_and_pace_show_the_deaths(folder: Path) -> None:
     record = load(folder)
     merges = draw_merges(record)
-    assert merges.count('class="absent"') == 1
+    assert merges.count('class="absent"') == 8  # In the row of every fragment.
     assert "recover" not in merges
     assert "the only member voted" not in merges
     overview = ET.fromstring(draw_overview(record))
@@ -228,3 +228,20 @@ def test_an_empty_window_is_no_accident(folder: Path) -> None:
     record = load(folder)
     chart = ET.fromstring(draw_absence(record, Window(5.0, 6.0), [], 530))
     assert not [item for item in chart.iter() if item.get("class") == "absent"]
+
+
+def test_in_a_program_whose_learners_wait_nobody_is_said_to_go_on_without_them(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", steps=600, away=2)
+    gone, _ = deaths.kill_learner(run, 2)
+    deaths.apart(run, (gone, "learner/2", 1, KILLED), (gone, "learner/2", 2, "restarted"))
+    step = {"name": "inner-step", "role": "learner", "firing": "AllOf(batch, permit)", "mode": "waiting"}
+    merge = {"name": "merge", "role": "syncer", "firing": "Quorum(answer, round)", "blocked_by": ["inner-step"]}
+    nodes = [{**step, "blocked_by": ["inner-step", "merge"]}, merge]
+    write_json(run / "graph.json", {"program": "diloco", "nodes": nodes})
+    page = words(write_report(run).read_text())
+    assert "the others no longer wait for it" in page
+    assert "go on without it" not in page
+    assert "its optimizer&#x27;s moments" in page
+    summary = json.loads((run / "summary.json").read_text())
+    write_json(run / "summary.json", {**summary, "outer_steps": 0})
+    assert "moments" not in words(failures_section(load(run)))

@@ -119,6 +119,7 @@ def test_the_resolved_configuration_makes_the_same_request_again(folder: Path) -
         "seed": 0,
         "learners": 3,
         "slots_max": 16,
+        "local_batch": "same",
     }
     assert config["program"] == {"interval": 5, "blocks": False}
     second = prepare(Program(run.pop("program"), **config["program"]), run.pop("task"), run=run)

@@ -52,6 +52,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "config.toml").write_text("")
     (folder / "summary.json").write_text('{"per_learner": []}')
+    step = {"name": "step", "role": "learner", "firing": "AllOf(own)", "mode": "free-running", "blocked_by": []}
+    (folder / "graph.json").write_text(json.dumps({"nodes": [step]}))
     deaths.apart(folder, (12.5, "learner/1", 1, KILLED))
     answer = {"run": str(folder), "outcome": "running", "error": None, "daemon": "local", "pid": 99}
     monkeypatch.setattr(runs, "status", lambda _: {**answer, "hosts": HOSTS, "training": TRAINING})

@@ -18,7 +18,8 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.links import Endpoints
 from isthmus.runtime.peers import Limits
 from isthmus.runtime.threads import LoopClock
-from isthmus.runtime.wire import ZmqChannel
+from isthmus.runtime.wire import WireChannel
+from isthmus.runtime.zmq_sockets import ZmqSockets
 
 SYNCER = Member(Replica("syncer", 0), 1)
 LEARNERS = tuple(Member(Replica("learner", slot), 1) for slot in range(4))
@@ -54,10 +55,10 @@ class End:
         self.losses: list[tuple[Member, str]] = []
         self.snapshots: list[tuple[Member, int]] = []
         self.transfers: list[tuple[Any, ...]] = []
-        self.channel = ZmqChannel(
+        self.channel = WireChannel(
             member,
             clock=world.clock,
-            loop=world.loop,
+            sockets=ZmqSockets(world.loop, changes.pop("keys", None)),
             limits=limits,
             watch=lambda *transfer: self.transfers.append(transfer),
             on_peer_up=self.ups.append,
@@ -91,7 +92,7 @@ class World:
         self.clock = JumpingClock(self.loop)
         self.ends: list[End] = []
         self.cables: list[Cable] = []
-        self.channels: list[ZmqChannel] = []
+        self.channels: list[WireChannel] = []
         self.failures: list[str] = []
         self.loop.set_exception_handler(lambda loop, context: self.failures.append(str(context)))
 
@@ -99,9 +100,10 @@ class World:
         self.ends.append(End(self, member, limits, **changes))
         return self.ends[-1]
 
-    def channel(self, member: Member, limits: Limits) -> ZmqChannel:
+    def channel(self, member: Member, limits: Limits, **changes: Any) -> WireChannel:
         """A channel that says nothing of itself, and is closed with the world."""
-        made = ZmqChannel(member, clock=self.clock, loop=self.loop, limits=limits, **RUN)
+        sockets = ZmqSockets(self.loop, changes.pop("keys", None))
+        made = WireChannel(member, clock=self.clock, sockets=sockets, limits=limits, **(RUN | changes))
         self.channels.append(made)
         return made
 
@@ -154,7 +156,8 @@ class Cable:
         self.is_down = False
         self._servers = {name: self._serve(name) for name in ("control", "data")}
         ports = {name: server.sockets[0].getsockname()[1] for name, server in self._servers.items()}
-        self.endpoints = Endpoints(f"tcp://127.0.0.1:{ports['control']}", f"tcp://127.0.0.1:{ports['data']}")
+        here = (f"tcp://127.0.0.1:{ports[name]}" for name in ("control", "data"))
+        self.endpoints = Endpoints(*here, endpoints.key)
 
     def _serve(self, name: str) -> asyncio.Server:
         return self._loop.run_until_complete(

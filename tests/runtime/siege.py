@@ -18,12 +18,15 @@ from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.credit import Intake
 from isthmus.runtime.frames import Encoder
+from isthmus.runtime.handshakes import secure_client
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.keys import Keyring
 from isthmus.runtime.links import Endpoints
 from isthmus.runtime.peers import Limits
 from isthmus.runtime.refusal import REASONS
 from isthmus.runtime.session import Identity, Pair, Session
 from tests.runtime.cables import LEARNERS, RUN, SYNCER, End, World
+from tests.runtime.rings import keyed
 
 MIB = 1 << 20
 MESSAGES = 10_000
@@ -34,12 +37,14 @@ Bytes = bytes | bytearray
 
 
 class Stranger:
-    """Somebody with plain ZeroMQ sockets, who knows the protocol as well as we do."""
+    """Somebody with plain ZeroMQ sockets, who knows the protocol as well as we do; with `keys`, shown to whoever has
+    the key of the endpoints."""
 
-    def __init__(self, context: Any, endpoints: Endpoints, member: Member) -> None:
+    def __init__(self, context: Any, endpoints: Endpoints, member: Member, keys: Keyring | None = None) -> None:
         self.control, self.data = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
-        for each, endpoint in zip((self.control, self.data), endpoints, strict=True):
+        for each, endpoint in zip((self.control, self.data), endpoints[:2], strict=True):
             each.linger = 0
+            secure_client(each, keys, endpoints.key)
             each.connect(endpoint)
         self.member = member
         self.pair = Pair()
@@ -117,9 +122,10 @@ def rejected(end: End) -> int:
 class Siege:
     """A host with a healthy peer, whose items go on while strangers send what they like."""
 
-    def __init__(self, world: World, context: Any) -> None:
+    def __init__(self, world: World, context: Any, *, has_keys: bool = False) -> None:
         self.world, self.context = world, context
-        self.syncer, self.learner = world.end(SYNCER, HASTY), world.end(LEARNERS[0], HASTY)
+        given = [keyed(each, (SYNCER, *LEARNERS[:2])) if has_keys else {} for each in (SYNCER, LEARNERS[0])]
+        self.syncer, self.learner = world.end(SYNCER, HASTY, **given[0]), world.end(LEARNERS[0], HASTY, **given[1])
         self.endpoints = self.syncer.channel.bind("tcp://127.0.0.1:0")
         self.learner.channel.connect(SYNCER, self.endpoints)
         world.until(lambda: bool(self.learner.ups))

@@ -68,7 +68,7 @@ def test_nesting_is_bounded() -> None:
 def test_an_item_without_an_end_is_refused(function: Any) -> None:
     cycle: list[Any] = []
     cycle.append(cycle)
-    with pytest.raises(ValueError, match="deeper|recursion limit"):
+    with pytest.raises(ValueError, match=r"deeper|recursion limit"):
         function(cycle)
 
 

@@ -24,7 +24,7 @@ from isthmus.runtime.links import Endpoints
 from isthmus.runtime.messages import Hello
 from isthmus.runtime.refusal import RefusalError
 from isthmus.runtime.session import Identity
-from isthmus.runtime.sockets import FRAME_BYTES_MAX
+from isthmus.runtime.zmq_sockets import FRAME_BYTES_MAX
 from tests.runtime.cables import LEARNERS, RUN, SYNCER, World
 from tests.runtime.session_ends import connected as session_pair
 from tests.runtime.siege import (
@@ -258,7 +258,7 @@ def test_who_sends_more_than_was_granted_is_refused(world: World, context: Any) 
 def test_bytes_that_are_not_even_zeromq_are_ignored(world: World, context: Any) -> None:
     siege = Siege(world, context)
     rng = random.Random(7)
-    for endpoint in siege.endpoints:
+    for endpoint in siege.endpoints[:2]:
         port = int(endpoint.rpartition(":")[2])
         for _ in range(20):
             with socket.create_connection(("127.0.0.1", port)) as raw:

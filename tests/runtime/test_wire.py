@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from isthmus.runtime.frames import CHUNK_BYTES
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.links import AcceptedLink, DialledLink, Endpoints
 from isthmus.runtime.peers import Limits
-from isthmus.runtime.sockets import Socket
-from isthmus.runtime.wire import ZmqChannel
+from isthmus.runtime.wire import WireChannel
+from isthmus.runtime.zmq_sockets import ZmqSocket
 from tests.runtime.cables import LEARNERS, MIB, PATIENT, SYNCER, End, World, connected, floats, pair
-from tests.runtime.channel_conformance import ChannelConformance, Ends, MakeEnds, Recorder
+from tests.runtime.channel_conformance import A, B, C, ChannelConformance, Ends, MakeEnds, Recorder
+from tests.runtime.rings import keyed
 
 HUB = Member(Replica("hub", 0), 1)
 SILENT = PATIENT._replace(heartbeat=seconds(60))
@@ -39,18 +41,20 @@ def world() -> Iterator[World]:
 
 
 class WireEnds(Ends):
-    """Channels on loopback. Of two, the `later` or the earlier dials, or both dial a `hub` that relays."""
+    """Channels on loopback. Of two, the `later` or the earlier dials, or both dial a `hub` that relays. With keys, each
+    member is on a machine of its own."""
 
-    def __init__(self, world: World, window_bytes: int, who_dials: str) -> None:
+    def __init__(self, world: World, window_bytes: int, who_dials: str, *, has_keys: bool) -> None:
         self.world = world
         self.who_dials = who_dials
+        self.keyed = partial(keyed, admitted=(A, B, C, HUB)) if has_keys else lambda member: {}
         self.limits = PATIENT._replace(window_bytes=window_bytes, relay_window_bytes=window_bytes)
-        self.ends: dict[Member, tuple[ZmqChannel, Endpoints]] = {}
-        self.hub = world.end(HUB, PATIENT) if who_dials == "hub" else None
+        self.ends: dict[Member, tuple[WireChannel, Endpoints]] = {}
+        self.hub = world.end(HUB, PATIENT, **self.keyed(HUB)) if who_dials == "hub" else None
         self.at_hub = self.hub.channel.bind("tcp://127.0.0.1:0") if self.hub else None
 
     def join(self, member: Member, receiver: Recorder | None) -> Channel:
-        made = self.world.channel(member, self.limits)
+        made = self.world.channel(member, self.limits, **self.keyed(member))
         where = made.bind("tcp://127.0.0.1:0")
         if self.at_hub is not None:
             made.connect(HUB, self.at_hub)
@@ -97,9 +101,10 @@ class WireEnds(Ends):
 
 
 class TestConformance(ChannelConformance):
-    @pytest.fixture(params=["later", "earlier", "hub"])
+    @pytest.fixture(params=["later", "earlier", "hub", "later-keys", "hub-keys"])
     def ends(self, request: pytest.FixtureRequest, world: World) -> MakeEnds:
-        return lambda window_bytes: WireEnds(world, window_bytes, request.param)
+        who_dials, _, keys = request.param.partition("-")
+        return lambda window_bytes: WireEnds(world, window_bytes, who_dials, has_keys=bool(keys))
 
 
 # -- items -------------------------------------------------------------------------------------------------------------
@@ -157,13 +162,13 @@ def test_an_array_of_one_chunk_is_a_view_of_what_came(world: World) -> None:
 def test_what_is_sent_in_one_turn_goes_in_one_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     syncer, learner, _ = connected(world)
     sent: list[int] = []
-    send = Socket.send
+    send = ZmqSocket.send
 
-    def count(self: Socket, frames: Any) -> bool:
+    def count(self: ZmqSocket, frames: Any) -> bool:
         sent.append(len(frames))
         return send(self, frames)
 
-    monkeypatch.setattr(Socket, "send", count)
+    monkeypatch.setattr(ZmqSocket, "send", count)
     world.pass_time(milliseconds(20))
     sent.clear()
     for i in range(100):

@@ -74,7 +74,7 @@ class World:
                 member,
                 clock=self.clock,
                 channel=network.join(member),
-                executor=InlineExecutor(self.clock, _durations(plan, member.replica, duration, jitter, seed)),
+                executor=InlineExecutor(self.clock, durations(plan, member.replica, duration, jitter, seed)),
                 seed=seed,
                 resolve=resolve,
                 tape=self.tapes[member.replica],
@@ -112,7 +112,7 @@ class World:
             self.error = f"{host.member.replica}, node {node!r}: {error}"
 
 
-def _durations(
+def durations(
     plan: Plan, replica: Replica, duration: DurationOf, jitter: float, seed: int
 ) -> Callable[[int], Duration]:
     """Each node draws from a stream of its own, so that one node's firings do not move another's."""

@@ -1,0 +1,49 @@
+"""The evaluation node of programs whose learners all hold the same model: it is evaluated as one of them sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from isthmus.ops.evaluate import TIMES_DEFAULT, Evaluated, Schedule
+from isthmus.ops.tree import named_leaves
+
+
+class EvaluateModel:
+    """Models in, Evaluated out; at the end the model is emitted on `final`.
+
+    A model is {"tree", "tokens", "is_final"}: the parameters after so many tokens in all. `tokens` is the budget.
+    """
+
+    outputs = ("evaluation", "final")
+
+    def __init__(self, task: Any, *, tokens: int, times: int = TIMES_DEFAULT) -> None:
+        self._task = task
+        self._schedule = Schedule(tokens, times)
+        self.is_finished = False
+
+    def prepare(self) -> None:
+        """Trace the loss."""
+        from isthmus.ops.training import trace_evaluation
+
+        trace_evaluation(self._task)
+
+    def open(self, context: Any) -> None:
+        """Make the evaluation batches."""
+        from isthmus.ops.training import Evaluation
+
+        self._evaluation = Evaluation(self._task, context.seed)
+
+    def __call__(self, model: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any] | None:
+        """Evaluate the newest model, if that is due."""
+        newest = max(model.values(), key=lambda item: (item["is_final"], item["tokens"]))
+        kind = self._schedule.due(newest["tokens"], is_final=newest["is_final"])
+        if kind is None:
+            return None
+        loss = self._evaluation.loss(newest["tree"])
+        evaluated = Evaluated(kind=kind, loss=loss, tokens=newest["tokens"])
+        if kind != "final":
+            return {"evaluation": evaluated}
+        self.is_finished = True
+        tensors = dict(named_leaves(newest["tree"]))
+        return {"evaluation": evaluated, "final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}

@@ -1,0 +1,58 @@
+"""What the graph of a run says of those who are left when a host is away: who goes on, and who waits.
+
+It reads `graph.json`, whose nodes say what was proved of them before the start (`blocked_by`), and decides nothing of
+its own. What it says of learners is said of their steps: where a node of theirs is declared free-running, that one
+counts; where none is, all do. A firing rule that counts votes (`Quorum`) lets go of members that are known to be dead,
+so whoever waits in rounds waits for the living only; a Queue between learners lets go of nobody.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+LEARNER, SYNCER = "learner", "syncer"
+
+Others: TypeAlias = Literal["go on", "wait for rounds", "wait"]
+"""What learners do when one of them is away: nothing else; wait in rounds that let go of the dead; wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What learners do while another learner is away, and whether they wait while a syncer is."""
+
+    others: Others
+    is_for_syncer: bool
+
+
+def waiting_of(folder: Path) -> Waiting | None:
+    """What the graph in a run folder says; None if there is none, or it is no graph."""
+    try:
+        return waiting_in(json.loads((folder / "graph.json").read_bytes()))
+    except (OSError, ValueError):
+        return None
+
+
+def waiting_in(graph: object) -> Waiting | None:
+    """What a graph as in graph.json says; None if it is none."""
+    nodes = graph.get("nodes") if isinstance(graph, Mapping) else None
+    if not isinstance(nodes, list) or not all(isinstance(node, Mapping) for node in nodes):
+        return None
+    steps = [node for node in nodes if node.get("role") == LEARNER]
+    steps = [node for node in steps if node.get("mode") == "free-running"] or steps
+    blockers = {name for node in steps for name in _names(node)}
+    # A node of the own host is named only where it may block by itself, which says nothing of other hosts.
+    elsewhere = [node for node in nodes if node.get("name") in blockers and node.get("mode") != "may-block"]
+    roles = {node.get("role") for node in elsewhere}
+    has_rounds = any(str(node.get("firing")).startswith("Quorum") for node in nodes)
+    others: Others = "go on" if LEARNER not in roles else "wait for rounds" if has_rounds else "wait"
+    return Waiting(others, SYNCER in roles)
+
+
+def _names(node: Mapping[str, Any]) -> Iterable[str]:
+    """The nodes that can hold up this one."""
+    blocked_by = node.get("blocked_by")
+    return filter(lambda name: isinstance(name, str), blocked_by) if isinstance(blocked_by, list) else ()

@@ -1,0 +1,50 @@
+"""Data-parallel training: the learners' gradients are averaged at every step, by a ring all-reduce.
+
+    learner role:  data --Queue--> inner-step --part, Queue--> ring --mean, Queue--> inner-step
+    between:       ring ==passed, Queue==> ring of the next learner, 2 M - 1 times a step
+
+No syncer, and nobody steps before everybody has: any learner that is slow, or gone, holds up all others. The number of
+learners is part of the graph. (A role that can have two replicas is one whose reports come by replica, as in every
+other program.)
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isthmus.ops.batches import Batches
+from isthmus.ops.evaluate_model import EvaluateModel
+from isthmus.ops.gradient_step import NO_MEAN, GradientStep
+from isthmus.ops.ring import START, Ring
+from isthmus.runtime.graph import Graph, Job, Latest, Queue, Route
+
+EVALUATIONS: Final = 20
+"""How often the model leaves a learner in a run."""
+
+
+def build(job: Job) -> Graph:
+    """The graph; it has no settings."""
+    graph = Graph("data-parallel")
+    learner = graph.role("learner", replicas=(job.learners, max(2, job.learners)))
+    evaluator = graph.role("evaluator", replicas=(1, 1))
+
+    data = learner.node("data", Batches, job.task)
+    steps = -(-job.tokens // (job.learners * job.tokens_per_batch))
+    step = learner.node(
+        "inner-step",
+        GradientStep,
+        job.task,
+        learners=job.learners,
+        tokens=job.tokens,
+        emit_every=max(1, steps // EVALUATIONS),
+    )
+    ring = learner.node("ring", Ring, job.learners)
+    evaluate = evaluator.node("evaluate", EvaluateModel, job.task, tokens=job.tokens)
+
+    graph.edge(data["batch"], step["batch"], Queue(capacity=2))
+    graph.edge(step["part"], ring["mine"], Queue(capacity=2 * job.learners))
+    graph.edge(ring["passed"], ring["neighbour"], Queue(capacity=2, initial=(START,)), to=learner.next)
+    graph.edge(ring["mean"], step["mean"], Queue(capacity=2, initial=(NO_MEAN,)))
+    graph.edge(step["hello"], step["hello"], Latest(), to=Route("learner", "all"))
+    graph.edge(step["model"], evaluate["model"], Latest())
+    return graph

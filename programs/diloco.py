@@ -1,0 +1,82 @@
+"""DiLoCo (arXiv 2311.08105): H inner steps alone, then everybody waits for the mean of what all have learned.
+
+    learner role:  data --Queue--> inner-step <--permit, Queue-- gate         inner-step --fragment--> outer-gradient
+    syncer role:   conductor --Queue--> merge [Quorum of all] --Queue--> outer-step
+    between:       outer-step ==update==> gate    conductor ==pull==> gate    outer-gradient ==answer==> merge
+
+The model is one fragment. inner-step needs a permit for every step, and gate gives those of the next H steps when the
+outer step is done: so every learner waits for the slowest, and for the way there and back.
+"""
+
+from __future__ import annotations
+
+from isthmus.ops.batches import Batches
+from isthmus.ops.conductor import Conductor
+from isthmus.ops.evaluate import Evaluate
+from isthmus.ops.fragment import partition
+from isthmus.ops.fragment_send import FragmentSend
+from isthmus.ops.lock_step import Gate, LockStep
+from isthmus.ops.merge import Merge
+from isthmus.ops.outer_step import OuterStep
+from isthmus.programs.outer import LEARNERS_MAX, Rule, faults, outer_settings
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.graph import AnyOf, Graph, Job, Latest, Queue, Quorum
+
+
+def build(
+    job: Job,
+    *,
+    interval: int = 24,
+    merge: Rule = "average",
+    outer_lr: float | None = None,
+    outer_momentum: float | None = None,
+) -> Graph:
+    """The graph. ConfigError, with every fault, for settings out of range.
+
+    - `interval`: H, inner steps between two outer steps. `merge`: 'average' (weighted by tokens) or 'rda'.
+    - `outer_lr`, `outer_momentum`: eta and mu of the outer step; by the number of outer steps of the run if absent.
+    """
+    given = {"interval": interval, "merge": merge, "outer_lr": outer_lr, "outer_momentum": outer_momentum}
+    if found := list(faults("diloco", given)):
+        raise ConfigError.of(found)
+    parts = partition(job.layout, 1)
+    lr, momentum = outer_settings(job, interval, outer_lr, outer_momentum)
+    graph = Graph("diloco")
+    learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
+    syncer = graph.role("syncer", replicas=(1, 1))
+    evaluator = graph.role("evaluator", replicas=(1, 1))
+
+    data = learner.node("data", Batches, job.task)
+    step = learner.node("inner-step", LockStep, job.task, fragments=parts, report_every=interval, tokens=job.tokens)
+    send = learner.node("outer-gradient", FragmentSend, parts)
+    gate = learner.node("gate", Gate, fragments=1, overlap=0, free=0, fires=AnyOf("update", "pull"))
+    conductor = syncer.node(
+        "conductor",
+        Conductor,
+        fragments=1,
+        interval=interval,
+        overlap=0,
+        learners=job.learners,
+        tokens=job.tokens,
+        tokens_per_batch=job.tokens_per_batch,
+        fires=AnyOf("progress", "merged", "control"),
+    )
+    everybody = Quorum(port="answer", key="round", opened_by="round", count_min=job.learners)
+    merging = syncer.node("merge", Merge, parts, method=merge, fires=everybody)
+    outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum)
+    evaluate = evaluator.node("evaluate", Evaluate, job.task, parts, tokens=job.tokens, fires=AnyOf("update"))
+
+    graph.edge(data["batch"], step["batch"], Queue(capacity=2))
+    graph.edge(gate["permit"], step["permit"], Queue(capacity=interval + 2))
+    graph.edge(gate["update"], step["update"], Latest("fragment"))
+    graph.edge(gate["pull"], step["pull"], Latest("fragment"))
+    graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
+    graph.edge(send["answer"], merging["answer"], Latest("fragment"))
+    graph.edge(conductor["round"], merging["round"], Queue(capacity=2))
+    graph.edge(conductor["pull"], gate["pull"], Latest("fragment"))
+    graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=2))
+    graph.edge(outer["update"], gate["update"], Latest("fragment"))
+    graph.edge(outer["update"], evaluate["update"], Latest("fragment"))
+    graph.edge(outer["merged"], conductor["merged"], Latest("fragment"))
+    graph.edge(step["progress"], conductor["progress"], Latest())
+    return graph

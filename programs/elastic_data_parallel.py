@@ -1,0 +1,51 @@
+"""Elastic data-parallel training: a mean of gradients at every step, of the learners that are there.
+
+    learner role:  data --Queue--> inner-step
+    syncer role:   caller --Queue--> average [Quorum of all members] --averaged--> caller
+    between:       inner-step ==vote==> average        caller ==call, with the mean==> inner-step
+
+Like data-parallel it waits for every member at every step. But a member that dies is let go of, and the step is made by
+those left; one that comes, or comes back, gets the state of another and is a member two steps later.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isthmus.ops.batches import Batches
+from isthmus.ops.elastic import ElasticStep
+from isthmus.ops.elastic_rounds import Average, Caller
+from isthmus.ops.evaluate_model import EvaluateModel
+from isthmus.ops.fragment import partition
+from isthmus.programs.outer import LEARNERS_MAX
+from isthmus.runtime.graph import AnyOf, Graph, Job, Latest, Queue, Quorum
+
+EVALUATIONS: Final = 20
+"""How often the model leaves the learners in a run."""
+
+
+def build(job: Job) -> Graph:
+    """The graph; it has no settings."""
+    graph = Graph("elastic-data-parallel")
+    learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
+    syncer = graph.role("syncer", replicas=(1, 1))
+    evaluator = graph.role("evaluator", replicas=(1, 1))
+
+    steps = -(-job.tokens // (job.learners * job.tokens_per_batch))
+    emit_every = max(1, steps // EVALUATIONS)
+    data = learner.node("data", Batches, job.task)
+    step = learner.node("inner-step", ElasticStep, job.task, tokens=job.tokens, emit_every=emit_every)
+    rounds = AnyOf("progress", "averaged", "control")
+    caller = syncer.node("caller", Caller, learners=job.learners, tokens=job.tokens, fires=rounds)
+    everybody = Quorum(port="vote", key="round", opened_by="round", count_min=job.learners)
+    average = syncer.node("average", Average, partition(job.layout, 1), fires=everybody)
+    evaluate = evaluator.node("evaluate", EvaluateModel, job.task, tokens=job.tokens)
+
+    graph.edge(data["batch"], step["batch"], Queue(capacity=2))
+    graph.edge(step["vote"], average["vote"], Latest())
+    graph.edge(caller["round"], average["round"], Queue(capacity=2))
+    graph.edge(average["averaged"], caller["averaged"], Latest())
+    graph.edge(caller["call"], step["call"], Latest())
+    graph.edge(step["progress"], caller["progress"], Latest())
+    graph.edge(step["model"], evaluate["model"], Latest())
+    return graph

@@ -1,0 +1,209 @@
+"""What must hold in every universe that runs Decoupled DiLoCo: one checker for each invariant.
+
+They see only what crosses between hosts, and keep books of their own, so that they share no mistake with the code that
+they check. Shards are told apart by life: a shard that comes back begins with a version that learners hold, and what
+its former life merged beyond that is not in the model any more.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from isthmus.runtime.ids import Member
+from isthmus.runtime.lowering import EdgePlan
+from isthmus.runtime.sim import Checker, ViolationError
+from isthmus.runtime.sim.life import Life
+from isthmus.runtime.sim.universe import Universe
+
+LEFT_OUT_MAX: Final = 8
+"""Merges of a fragment in a row, in calm, without a learner that lives and is connected: four may leave it out, the
+next waits for it up to a learned deadline."""
+CALM_NS: Final = 3_000_000_000
+"""After the last fault: a connection that was lost is made anew within a second, and what was late has come."""
+Version = tuple[int, int]
+
+
+class VersionsChecker(Checker):
+    """Versions only grow: of a fragment as one life of a shard publishes it, and as one life of a learner holds it.
+
+    By edge and receiver: who joins is sent again what was sent last.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[Member, Member, int, int], Version] = {}
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Look at updates, and at what learners report that they hold."""
+        if edge.source_port == "update":
+            self._take((life.member, target, edge.index, item["fragment"]), item["version"])
+        elif edge.source_port in ("progress", "report"):
+            for fragment, version in enumerate(item["versions"]):
+                self._take((life.member, target, edge.index, fragment), version)
+
+    def _take(self, of: tuple[Member, Member, int, int], told: Sequence[int]) -> None:
+        version, before = (told[0], told[1]), self._newest.get(of, (0, 0))
+        if version < before:
+            raise ViolationError(f"{of[0]} tells {of[1]} of version {version} of fragment {of[3]} after {before}")
+        self._newest[of] = version
+
+
+class BytesChecker(Checker):
+    """Equal version means equal bytes."""
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[int, Version], int] = {}
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Look at updates."""
+        if edge.source_port == "update":
+            key = item["fragment"], (item["version"][0], item["version"][1])
+            digest = zlib.crc32(np.asarray(item["values"]).tobytes())
+            if self._digests.setdefault(key, digest) != digest:
+                raise ViolationError(f"{life.member} publishes other bytes as version {key[1]} of fragment {key[0]}")
+
+
+@dataclass(slots=True)
+class _Books:
+    """Of one fragment in one life of a shard: the newest version and its clock, all versions that it sent, the answers
+    that arrived while their learner was live, and who voted for which version."""
+
+    newest: Version = (0, 0)
+    clock: dict[int, tuple[int, int]] = field(default_factory=dict)
+    known: set[Version] = field(default_factory=set)
+    answers: dict[tuple[int, int, int], list[Any]] = field(default_factory=dict)
+    voters: dict[Version, list[int]] = field(default_factory=dict)
+
+
+class MergesChecker(Checker):
+    """Every merge is of answers that arrived from those who were live, once each, in slot order, on bases that the
+    shard published, of tokens that are not in the model yet; and the clock of the new version says just that."""
+
+    def __init__(self) -> None:
+        self._books: dict[tuple[Member, int], _Books] = {}
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note the answers that reach a shard from a learner that is live for it."""
+        if edge.target_port == "answer" and life.meetings.live.get(source.replica) == source:
+            key = item["slot"], item["incarnation"], item["end"]
+            if key[:2] == (source.replica.slot, source.incarnation):
+                self._of(life, item["fragment"]).answers.setdefault(key, []).append(item)
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Compare each new version with the one before, and with who is said to have voted."""
+        if edge.source_port == "merged" and item["version"] is not None and item["kind"] in ("merge", "final"):
+            voters = list(item["voters"])
+            if voters != sorted(set(voters)):
+                raise ViolationError(f"{life.member}, round {item['round']}: {voters} are not in slot order, once each")
+            self._of(life, item["fragment"]).voters[item["version"][0], item["version"][1]] = voters
+        elif edge.source_port == "update":
+            self._published(life, item)
+
+    def _of(self, life: Life, fragment: int) -> _Books:
+        return self._books.setdefault((life.member, fragment), _Books())
+
+    def _published(self, life: Life, update: Any) -> None:
+        books, version = self._of(life, update["fragment"]), (update["version"][0], update["version"][1])
+        clock = {slot: (incarnation, position) for slot, incarnation, position in update["clock"]}
+        doing = f"{life.member}, fragment {update['fragment']}, version {version}"
+        if version == books.newest and clock != books.clock:
+            raise ViolationError(f"{doing}: clock {clock} where it was {books.clock}")
+        if books.known and version[1] == books.newest[1] + 1:
+            changed = [slot for slot in sorted(clock) if clock[slot] != books.clock.get(slot)]
+            voters = books.voters.get(version)
+            if voters is not None and not set(voters) <= set(changed):
+                raise ViolationError(f"{doing}: {voters} voted, and the clock changes for {changed}")
+            for slot in changed:
+                self._moved(books, slot, clock[slot], doing)
+        books.newest, books.clock = version, clock
+        books.known.add(version)
+
+    def _moved(self, books: _Books, slot: int, to: tuple[int, int], doing: str) -> None:
+        """Find the answer that moved the clock of a slot."""
+        incarnation, position = books.clock.get(slot, (0, 0))
+        found = books.answers.get((slot, *to), [])
+        if to[0] < incarnation:
+            raise ViolationError(f"{doing}: incarnation {to[0]} of slot {slot} is merged after {incarnation}")
+        if not found:
+            raise ViolationError(f"{doing}: slot {slot} is merged up to {to}; no live learner sent such an answer")
+        known = [vote for vote in found if (vote["base"][0], vote["base"][1]) in books.known]
+        if not known:
+            raise ViolationError(f"{doing}: slot {slot} is merged on version {found[0]['base']}, of {books.known}")
+        floor = position if to[0] == incarnation else 0
+        if all(vote["begin"] < floor for vote in known):
+            twice = f"tokens {known[0]['begin']} to {min(floor, to[1])} of slot {slot} are merged twice"
+            raise ViolationError(f"{doing}: {twice}")
+
+
+class AnswersChecker(Checker):
+    """A pull is answered after the updates that had come from the same life of the shard: never on a base older than
+    the newest of them. (What a former life has sent is dropped with it, if nobody has looked at it yet.)"""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[Member, Member, int], Version] = {}
+        self._pulled: dict[tuple[Member, int, int], Version] = {}
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note what had come before each pull."""
+        if edge.target_port == "update" and "version" in item:
+            key = life.member, source, item["fragment"]
+            self._newest[key] = max(self._newest.get(key, (0, 0)), (item["version"][0], item["version"][1]))
+        elif edge.target_port == "pull":
+            newest = self._newest.get((life.member, source, item["fragment"]), (0, 0))
+            self._pulled.setdefault((life.member, item["fragment"], item["round"]), newest)
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Compare the base of an answer."""
+        if edge.source_port == "answer" and item["base"] is not None:
+            newest = self._pulled.get((life.member, item["fragment"], item["round"]), (0, 0))
+            if (item["base"][0], item["base"][1]) < newest:
+                doing = f"{life.member} answers round {item['round']} of fragment {item['fragment']}"
+                raise ViolationError(f"{doing} on version {item['base']}, though {newest} had come before the pull")
+
+
+class AccountsChecker(Checker):
+    """The account of every fragment adds up to all tokens that the learner trained, in every report."""
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Look at reports."""
+        if edge.source_port in ("progress", "report") and item["phase"] != "ready":
+            for fragment, account in enumerate(item["accounts"]):
+                if sum(account) != item["tokens"] or min(account) < 0:
+                    found = f"{account} (merged, overlapped, refused, lost, pending) of {item['tokens']} trained"
+                    raise ViolationError(f"{life.member}, fragment {fragment}: {found}")
+
+
+class FairnessChecker(Checker):
+    """In calm, a learner that steps is merged again within a bounded number of rounds of each fragment."""
+
+    def __init__(self) -> None:
+        self._universe: Universe | None = None
+        self._left_out: dict[tuple[int, int], int] = {}
+        self._rounds: set[tuple[Member, int]] = set()
+
+    def asked(self, universe: Universe) -> None:
+        """Know the universe."""
+        self._universe = universe
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Count the rounds without each learner."""
+        if edge.source_port != "merged" or item["kind"] != "merge" or (life.member, item["round"]) in self._rounds:
+            return
+        self._rounds.add((life.member, item["round"]))
+        universe, fragment = self._universe, item["fragment"]
+        is_calm = universe is not None and universe.calm_ns > CALM_NS
+        for slot in {*item["voters"], *item["left_out"]}:
+            is_missing = slot not in item["voters"] and is_calm
+            count = self._left_out[fragment, slot] = self._left_out.get((fragment, slot), 0) + 1 if is_missing else 0
+            if count > LEFT_OUT_MAX:
+                raise ViolationError(f"{life.member} left slot {slot} out of {count} merges of fragment {fragment}")
+
+
+def checkers() -> list[Checker]:
+    """A checker for each invariant, new for each universe."""
+    made = (VersionsChecker, BytesChecker, MergesChecker, AnswersChecker, AccountsChecker, FairnessChecker)
+    return [each() for each in made]

@@ -1,0 +1,122 @@
+"""This machine's own link to another, where runs have their home: it dials, says that it is there, and hears orders.
+
+One link serves all runs of that home. It is kept for as long as somebody needs it; while the other end is away it
+dials again and again, which costs a packet now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, final
+
+from isthmus.programs.machine_links import EXPELLED, LINK, LINK_SECONDS, REQUEST, RESPONSE, UP_SECONDS, refusal
+from isthmus.runtime.control import ControlClient, Message
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.handshakes import UNADMITTED, WORDS
+from isthmus.runtime.keys import Keyring
+
+INSTANCE: Final = secrets.token_hex(8)
+"""Tells this process from any other of the same name."""
+REDIAL_BEATS: Final = 6
+"""After three seconds of silence the connection is made anew: one that a cut has left half open may take minutes to
+find out."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Another machine, and where its daemon listens; `public_key` is empty without keys."""
+
+    name: str
+    address: str
+    public_key: str = ""
+
+    def as_data(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+@final
+class Link:
+    """The link to `home`. `describe` says what this machine is; `orders` is given what comes; `answer` answers
+    requests, now or later, by what it returns or awaits."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        home: Home,
+        keys: Keyring | None,
+        *,
+        describe: Callable[[], Message],
+        orders: Callable[[Link, Message], None],
+        answer: Callable[[Message], Any],
+    ) -> None:
+        """Dial; ConfigError if the address leaves the machine and there are no keys."""
+        self.home = home
+        self.refused: str = ""
+        self._loop, self._describe, self._orders, self._answer = loop, describe, orders, answer
+        self._heard_at = float("-inf")
+        self._silent_beats = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self._client = ControlClient(
+            loop, home.address, self._hear, keys=keys, server_key=home.public_key, on_refused=self._note_refusal
+        )
+        self._beat()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the other end was heard lately."""
+        return time.monotonic() - self._heard_at < UP_SECONDS
+
+    def send(self, message: Message) -> None:
+        """Tell the home something; it is lost while the link is down."""
+        self._client.send(message)
+
+    def name_home(self, name: str) -> None:
+        """Learn who is at the other end."""
+        self.home, self.refused = replace(self.home, name=name), ""
+
+    def close(self) -> None:
+        """Hang up."""
+        self._is_closed = True
+        self._client.close()
+
+    def _note_refusal(self, reason: str) -> None:
+        self.refused = WORDS[reason]
+        if reason == UNADMITTED and self._heard_at > 0:
+            self._orders(self, {"type": EXPELLED})
+
+    def _beat(self) -> None:
+        if self._is_closed:
+            return
+        self._silent_beats += 1
+        if self._silent_beats % REDIAL_BEATS == 0:
+            self._client.dial(self.home.address)
+        self._client.send({"type": LINK, "instance": INSTANCE, **self._describe()})
+        self._loop.call_later(LINK_SECONDS, self._beat)
+
+    def _hear(self, message: Message) -> None:
+        self._heard_at, self._silent_beats = time.monotonic(), 0
+        if message["type"] == REQUEST:
+            task = self._loop.create_task(self._respond(message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            self._orders(self, message)
+
+    async def _respond(self, message: Message) -> None:
+        try:
+            answer = await self._answer(dict(message["message"]))
+        except ConfigError as error:
+            answer = refusal(error)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            found = f"{type(error).__name__}: {error}"
+            do = "Use one version everywhere."
+            answer = refusal(ConfigError("Answering a request", "one that can be acted on", found, do))
+        if not self._is_closed:
+            self._client.send({"type": RESPONSE, "number": message["number"], "message": answer})

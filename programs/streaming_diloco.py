@@ -1,0 +1,127 @@
+"""Streaming DiLoCo (arXiv 2501.18512): the model in P fragments, one merged every H / P steps, with tau steps to do it.
+
+    learner role:  data --Queue--> inner-step <--permit, Queue-- gate           inner-step --fragment--> fragment-send
+    syncer role:   conductor --Queue--> merge [Quorum of all] --Queue--> outer-step
+    between:       outer-step ==update==> gate    conductor ==pull==> gate    fragment-send ==answer==> merge
+
+The same nodes as in diloco. A fragment leaves at one boundary, and the outer step of it is adopted `overlap` steps
+later, at the same step by everybody. What is not there by then is waited for: it is hidden, but still in lock-step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from isthmus.ops.batches import Batches
+from isthmus.ops.conductor import Conductor, open_rounds_max
+from isthmus.ops.evaluate import Evaluate
+from isthmus.ops.fragment import count_default, partition, units_max
+from isthmus.ops.fragment_send import FragmentSend
+from isthmus.ops.lock_step import Gate, LockStep
+from isthmus.ops.merge import Merge
+from isthmus.ops.outer_step import OuterStep
+from isthmus.programs.outer import LEARNERS_MAX, Rule, fault, faults, outer_settings
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph import AnyOf, Graph, Job, Latest, Queue, Quorum
+
+
+def build(
+    job: Job,
+    *,
+    fragments: int | None = None,
+    interval: int = 24,
+    overlap: int = 2,
+    alpha: float = 0.5,
+    merge: Rule = "average",
+    outer_lr: float | None = None,
+    outer_momentum: float | None = None,
+) -> Graph:
+    """The graph. ConfigError, with every fault, for settings out of range.
+
+    - `fragments`: P, min(8, units) if absent. `interval`: H, inner steps between two merges of one fragment.
+    - `overlap`: tau, the steps between a fragment's capture and the adoption of what came of it.
+    - `alpha`: how much of a learner's own fragment survives that. `merge`: 'average' (weighted by tokens) or 'rda'.
+    - `outer_lr`, `outer_momentum`: eta and mu of the outer step; by the number of sweeps of the run if absent.
+    """
+    given = dict(locals())
+    given.pop("job")
+    if found := list(_faults(job, given)):
+        raise ConfigError.of(found)
+    parts = partition(job.layout, fragments if fragments is not None else count_default(job.layout))
+    lr, momentum = outer_settings(job, interval, outer_lr, outer_momentum)
+    graph = Graph("streaming-diloco")
+    learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
+    syncer = graph.role("syncer", replicas=(1, 1))
+    evaluator = graph.role("evaluator", replicas=(1, 1))
+
+    data = learner.node("data", Batches, job.task)
+    step = learner.node(
+        "inner-step",
+        LockStep,
+        job.task,
+        fragments=parts,
+        report_every=math.ceil(interval / len(parts)),
+        tokens=job.tokens,
+        alpha=alpha,
+    )
+    send = learner.node("fragment-send", FragmentSend, parts)
+    gate = learner.node(
+        "gate",
+        Gate,
+        fragments=len(parts),
+        overlap=overlap,
+        free=min(overlap, interval // len(parts) - 1),
+        fires=AnyOf("update", "pull"),
+    )
+    conductor = syncer.node(
+        "conductor",
+        Conductor,
+        fragments=len(parts),
+        interval=interval,
+        overlap=overlap,
+        learners=job.learners,
+        tokens=job.tokens,
+        tokens_per_batch=job.tokens_per_batch,
+        fires=AnyOf("progress", "merged", "control"),
+    )
+    everybody = Quorum(port="answer", key="round", opened_by="round", count_min=job.learners)
+    merging = syncer.node("merge", Merge, parts, method=merge, fires=everybody)
+    outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum)
+    evaluate = evaluator.node("evaluate", Evaluate, job.task, parts, tokens=job.tokens, fires=AnyOf("update"))
+
+    rounds_max = open_rounds_max(overlap, len(parts), interval) + len(parts)
+    graph.edge(data["batch"], step["batch"], Queue(capacity=2))
+    graph.edge(gate["permit"], step["permit"], Queue(capacity=2 * interval + 2))
+    graph.edge(gate["update"], step["update"], Latest("fragment"))
+    graph.edge(gate["pull"], step["pull"], Latest("fragment"))
+    graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
+    graph.edge(send["answer"], merging["answer"], Latest("fragment"))
+    graph.edge(conductor["round"], merging["round"], Queue(capacity=rounds_max))
+    graph.edge(conductor["pull"], gate["pull"], Latest("fragment"))
+    graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=rounds_max))
+    graph.edge(outer["update"], gate["update"], Latest("fragment"))
+    graph.edge(outer["update"], evaluate["update"], Latest("fragment"))
+    graph.edge(outer["merged"], conductor["merged"], Latest("fragment"))
+    graph.edge(step["progress"], conductor["progress"], Latest())
+    return graph
+
+
+def _faults(job: Job, settings: dict[str, Any]) -> Iterator[Fault]:
+    """Everything that is out of range."""
+    name, fragments, interval = "streaming-diloco", settings["fragments"], settings["interval"]
+    units = units_max(job.layout)
+    yield from faults(name, settings)
+    if fragments is not None and not 1 <= fragments <= units:
+        do = "Choose one of these, or leave it out."
+        yield fault(name, settings, "fragments", f"1 to {units}, the units of this model", do)
+    parts = count_default(job.layout) if fragments is None else fragments
+    if 1 <= interval < parts <= units:
+        expected = f"at least the number of fragments, {parts}: one of them leaves at a time"
+        yield fault(name, settings, "interval", expected, "Raise the interval, or ask for fewer fragments.")
+    if not 0 <= settings["overlap"] < max(interval, 1):
+        expected = f"0 or more, and below interval = {interval} inner steps"
+        yield fault(name, settings, "overlap", expected, "Lower the overlap, or raise the interval.")
+    if not 0 <= settings["alpha"] < 1:
+        yield fault(name, settings, "alpha", "at least 0 and below 1", "0 lets every update replace the fragment.")

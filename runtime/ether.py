@@ -1,0 +1,327 @@
+"""Simulated sockets: what lies under the channels of a world, in the place of ZeroMQ over TCP.
+
+Decides when what one side sends arrives at the other, and when a connection ends; knows nothing of what is sent. What
+the way from one machine to another is like, `weather` says.
+
+Theory of operation. A connection has two pipes, one for each direction. What is sent arrives complete and in order,
+after the time that its bytes take at the pace of the link, and the latency of the way; the two sockets of a peer are
+two connections, which overtake each other. While the way is *cut* nothing arrives: it waits, as it waits in the buffers
+of TCP, and arrives when the way is there again, unless that takes UNHEARD; then both ends give the connection up. A
+*reset* ends it at once, with all that is under way. An end that is closed tells the other one, which takes a way, too.
+
+What becomes of a connection is told as ZeroMQ tells it: a socket that has dialled calls `gone`, a bound one only
+notices that sending fails. `run` of a host makes its callbacks, now, later, or never: it may be paused, or dead.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from isthmus.runtime.clock import Clock, Duration, Instant, seconds
+from isthmus.runtime.frames import Bytes
+from isthmus.runtime.messages import TOKEN_BYTES
+from isthmus.runtime.sockets import Gone, Hear, Purpose
+
+UNHEARD: Final = seconds(5)
+"""As real sockets have it: TCP gives up what is not acknowledged for so long."""
+PORT_FIRST: Final = 1024
+
+Message = list[Bytes] | None
+"""What a pipe carries: frames, or None for the end of the side that sends."""
+Run = Callable[[Callable[[], None]], None]
+
+
+class Weather(Protocol):
+    """What the way from one machine to another is like, now."""
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Whether nothing arrives."""
+
+    def latency(self, source: str, target: str) -> Duration:
+        """How long a message of no bytes takes; asked once for each message."""
+
+    def pace(self, source: str, target: str, size_bytes: int) -> Duration:
+        """For how long so many bytes keep the link."""
+
+
+class Ether:
+    """All sockets of a world."""
+
+    def __init__(self, clock: Clock, weather: Weather) -> None:
+        self.clock, self.weather = clock, weather
+        self.connections: list[Connection] = []
+        self.listeners: dict[str, EtherSocket] = {}
+        self._numbers = 0
+
+    def number(self) -> int:
+        """A number that was not given before."""
+        self._numbers += 1
+        return self._numbers
+
+    def changed(self) -> None:
+        """The weather is another: what waits may go on."""
+        for connection in list(self.connections):
+            connection.changed()
+
+
+class Pipe:
+    """One direction of a connection."""
+
+    def __init__(
+        self,
+        ether: Ether,
+        source: str,
+        target: str,
+        arrive: Callable[[Message], None],
+        give_up: Callable[[], None],
+    ) -> None:
+        self._ether, self._arrive, self._give_up = ether, arrive, give_up
+        self._source, self._target = source, target
+        self._waiting: deque[tuple[Instant, Message]] = deque()
+        self._arrives_last = self._is_free_at = Instant(0)
+        self._cancel: Callable[[], None] | None = None
+        self._is_stuck = False
+
+    def put(self, message: Message) -> None:
+        """Send."""
+        now, weather = self._ether.clock.now(), self._ether.weather
+        took = weather.pace(self._source, self._target, sum(map(len, message or [])))
+        self._is_free_at = Instant(max(self._is_free_at, now) + took)
+        latency = weather.latency(self._source, self._target)
+        self._arrives_last = Instant(max(self._arrives_last, self._is_free_at + latency))
+        self._waiting.append((self._arrives_last, message))
+        if self._cancel is None:
+            self._wait()
+
+    def changed(self) -> None:
+        """What is stuck goes on, if it can."""
+        if self._is_stuck and not self._ether.weather.is_cut(self._source, self._target):
+            self._is_stuck = False
+            self._stop()
+            self._wait()
+
+    def close(self) -> None:
+        """Lose what is under way."""
+        self._waiting.clear()
+        self._stop()
+
+    def _wait(self) -> None:
+        if self._waiting:
+            self._cancel = self._ether.clock.call_at(self._waiting[0][0], self._deliver)
+
+    def _stop(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
+    def _deliver(self) -> None:
+        self._cancel = None
+        ether = self._ether
+        if ether.weather.is_cut(self._source, self._target):
+            self._is_stuck = True
+            self._cancel = ether.clock.call_at(Instant(ether.clock.now() + UNHEARD), self._give_up)
+            return
+        _, message = self._waiting.popleft()
+        self._arrive(message)
+        if self._cancel is None:
+            self._wait()
+
+
+class Connection:
+    """One connection, from a socket that dials to whatever listens at an endpoint when the handshake arrives there."""
+
+    def __init__(self, ether: Ether, client: EtherSocket, endpoint: str) -> None:
+        self._ether, self._endpoint = ether, endpoint
+        self._client: EtherSocket | None = client
+        self._server: EtherSocket | None = None
+        self.address = ether.number().to_bytes(5, "big")
+        near, far = client.machine, machine_of(endpoint)
+        self.machines = near, far
+        self._there = Pipe(ether, near, far, self._arrive_there, self.reset)
+        self._back = Pipe(ether, far, near, self._arrive_back, self.reset)
+        ether.connections.append(self)
+        self._there.put([])
+
+    def send_there(self, frames: list[Bytes]) -> bool:
+        """From the client; False if it knows that the connection is over."""
+        if self._client is not None:
+            self._there.put(frames)
+        return self._client is not None
+
+    def send_back(self, frames: list[Bytes]) -> bool:
+        """From the server; False if it knows that the connection is over."""
+        if self._server is not None:
+            self._back.put(frames)
+        return self._server is not None
+
+    def close(self, end: EtherSocket) -> None:
+        """One end wants no more; what it has sent and what is on its way to it is lost."""
+        is_client = end is self._client
+        pipes = (self._there, self._back) if is_client else (self._back, self._there)
+        for pipe in pipes:
+            pipe.close()
+        if is_client:
+            self._client = None
+        else:
+            self._server = None
+        if self._client is None and self._server is None:
+            self._over()
+        else:
+            pipes[0].put(None)
+
+    def reset(self, reason: str = "disconnected") -> None:
+        """It is no more, at both ends, with whatever is under way."""
+        client, server = self._client, self._server
+        self._client = self._server = None
+        self._over()
+        if server is not None:
+            server.lost(self, reason)
+        if client is not None:
+            client.lost(self, reason)
+
+    def changed(self) -> None:
+        """The weather is another."""
+        self._there.changed()
+        self._back.changed()
+
+    def _over(self) -> None:
+        self._there.close()
+        self._back.close()
+        if self in self._ether.connections:
+            self._ether.connections.remove(self)
+
+    def _arrive_there(self, message: Message) -> None:
+        if message is None:
+            self.reset()
+        elif self._server is not None:
+            self._server.came(self.address, message)
+        elif (listener := self._ether.listeners.get(self._endpoint)) is not None:
+            self._server = listener
+            listener.accepted(self)
+        else:
+            self._there.close()
+            self._back.put(None)
+
+    def _arrive_back(self, message: Message) -> None:
+        if message is None:
+            self.reset()
+        elif self._client is not None:
+            self._client.came(b"", message)
+
+
+class EtherSocket:
+    """A socket of a host on `machine`."""
+
+    def __init__(self, ether: Ether, machine: str, run: Run, hear: Hear, gone: Gone) -> None:
+        self.machine = machine
+        self._ether, self._run, self._hear, self._gone = ether, run, hear, gone
+        self._endpoint = ""
+        self._dialled: Connection | None = None
+        self._accepted: dict[bytes, Connection] = {}
+        self._is_closed = False
+
+    def bind(self, endpoint: str) -> str:
+        """Listen; the endpoint with its actual port. OSError if somebody listens there."""
+        address, _, port = endpoint.rpartition(":")
+        actual = f"{address}:{int(port) or PORT_FIRST + self._ether.number()}"
+        if actual in self._ether.listeners:
+            raise OSError(f"{actual} is in use")
+        self._endpoint = actual
+        self._ether.listeners[actual] = self
+        return actual
+
+    def connect(self, endpoint: str, server_key: str) -> None:
+        """Dial."""
+        self._dialled = Connection(self._ether, self, endpoint)
+
+    def send(self, frames: Sequence[Any]) -> bool:
+        """Hand a message over; False if there is nobody to send it to."""
+        if self._is_closed:
+            return False
+        if self._endpoint:
+            connection = self._accepted.get(bytes(frames[0]))
+            return connection is not None and connection.send_back(list(map(_as_bytes, frames[1:])))
+        return self._dialled is not None and self._dialled.send_there(list(map(_as_bytes, frames)))
+
+    def close(self) -> None:
+        """Drop everything, at once; the other ends hear of it."""
+        self._is_closed = True
+        if self._endpoint:
+            del self._ether.listeners[self._endpoint]
+            self._endpoint = ""
+        connections = [*self._accepted.values(), *([self._dialled] if self._dialled else [])]
+        self._accepted.clear()
+        self._dialled = None
+        for connection in connections:
+            connection.close(self)
+
+    def accepted(self, connection: Connection) -> None:
+        """Somebody has dialled this bound socket."""
+        self._accepted[connection.address] = connection
+
+    def came(self, address: bytes, frames: list[Bytes]) -> None:
+        """A message."""
+        self._run(partial(self._take, address, frames))
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        """A connection is no more."""
+        self._accepted.pop(connection.address, None)
+        if connection is self._dialled:
+            self._dialled = None
+            self._run(partial(self._tell, reason))
+
+    def _take(self, address: bytes, frames: list[Bytes]) -> None:
+        if not self._is_closed:
+            self._hear(address, frames, None)
+
+    def _tell(self, reason: str) -> None:
+        if not self._is_closed:
+            self._gone(reason)
+
+
+class EtherSockets:
+    """Makes the sockets of one host on `machine`, which is the host part of its endpoints. They have no keys."""
+
+    keys: Final = None
+
+    def __init__(self, ether: Ether, machine: str, run: Run, rng: random.Random) -> None:
+        self._ether, self._machine, self._run, self._rng = ether, machine, run, rng
+        self._made: list[EtherSocket] = []
+
+    def dealer(self, purpose: Purpose, hear: Hear, gone: Gone) -> EtherSocket:
+        """A socket that dials."""
+        return self._socket(hear, gone)
+
+    def router(self, purpose: Purpose, hear: Hear, counts: Counter[str]) -> EtherSocket:
+        """A socket to bind."""
+        return self._socket(hear, lambda reason: None)
+
+    def token(self) -> bytes:
+        """Bytes from the seed of the world."""
+        return self._rng.randbytes(TOKEN_BYTES)
+
+    def close(self) -> None:
+        """Close every socket, as the end of a process does."""
+        for socket in self._made:
+            socket.close()
+
+    def _socket(self, hear: Hear, gone: Gone) -> EtherSocket:
+        self._made = [socket for socket in self._made if not socket._is_closed]
+        self._made.append(EtherSocket(self._ether, self._machine, self._run, hear, gone))
+        return self._made[-1]
+
+
+def machine_of(endpoint: str) -> str:
+    """The machine of an endpoint: its host part."""
+    return endpoint.removeprefix("tcp://").rpartition(":")[0]
+
+
+def _as_bytes(frame: Any) -> Bytes:
+    """A frame as its receiver gets it."""
+    return np.frombuffer(frame, np.uint8)

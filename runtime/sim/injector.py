@@ -1,0 +1,194 @@
+"""Makes faults happen, and counts those that really did.
+
+Decides when each fault of a list begins and ends. One that cannot happen yet (its host is dead at the moment, say)
+waits until it can; what is still waiting at the end has not happened, and is told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.sim.faults import Clog, Cut, Fault, Kill, Lose, Pause, Reset, Skew, Slow
+from isthmus.runtime.sim.life import Life
+
+if TYPE_CHECKING:
+    from isthmus.runtime.sim.universe import Universe
+
+
+class Injector:
+    """Of one universe. `counts` has how often each kind happened, `phases` the same by (kind, phase of the run);
+    `story` says when and what; `waiting` are faults that are due and could not happen yet, `calm_since` is when the
+    last one began or ended."""
+
+    def __init__(self, universe: Universe, faults: Iterable[Fault]) -> None:
+        self.counts: Counter[str] = Counter()
+        self.phases: Counter[tuple[str, str]] = Counter()
+        self.story: list[tuple[Instant, str]] = []
+        self.waiting: list[Fault] = []
+        self.calm_since = Instant(0)
+        self._universe = universe
+        self._numbers = 0
+        self._coming: list[Fault] = []
+        self._late: list[Fault] = []
+        self._ends: dict[int, Callable[[], object]] = {}
+        for fault in faults:
+            if fault.at is None:
+                self.waiting.append(fault)
+            else:
+                self._expect(fault, Instant(seconds(fault.at)))
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether no fault lasts."""
+        return not self._ends
+
+    @property
+    def missed(self) -> list[str]:
+        """The faults that have not happened."""
+        return [str(fault) for fault in (*self.waiting, *self._coming)]
+
+    def look(self) -> None:
+        """See whether what waits can happen now."""
+        phase = self._universe.phase if any(fault.at_phase is not None for fault in self.waiting) else ""
+        for fault in list(self.waiting):
+            if fault in self._late or self._is_time(fault, phase):
+                self.waiting.remove(fault)
+                self._come(fault)
+
+    def heal(self) -> None:
+        """End every fault that lasts, and let none begin any more."""
+        self.waiting.clear()
+        self._coming.clear()
+        for number in list(self._ends):
+            self._end(number)
+
+    def _come(self, fault: Fault) -> None:
+        """Its moment is here: let a fault happen, now or so much later."""
+        if fault.later and fault not in self._late:
+            self._late.append(fault)
+            self._expect(fault, Instant(self._universe.clock.now() + seconds(fault.later)))
+        elif not self._begin(fault):
+            self._late.append(fault)
+            self.waiting.append(fault)
+
+    def _expect(self, fault: Fault, at: Instant) -> None:
+        self._coming.append(fault)
+        self._universe.clock.call_at(at, partial(self._due, fault))
+
+    def _due(self, fault: Fault) -> None:
+        if fault in self._coming:
+            self._coming.remove(fault)
+            self._late.append(fault)
+            self._come(fault)
+
+    def _is_time(self, fault: Fault, phase: str) -> bool:
+        if fault.at_phase is not None:
+            return fault.at_phase == phase
+        if fault.at_step is None:
+            return True
+        named = self._life(fault.host) if isinstance(fault, Kill | Pause | Slow | Skew) else None
+        lives = [named] if named is not None and named.step else self._universe.living()
+        return max((life.step for life in lives), default=0) >= fault.at_step
+
+    def _begin(self, fault: Fault) -> bool:
+        """Let a fault happen; whether it did."""
+        phase = self._universe.phase
+        ways = self._ways(fault)
+        happened = self._on_host(fault) if isinstance(fault, Kill | Pause | Slow | Skew) else self._on_ways(fault, ways)
+        if happened:
+            self.counts[fault.kind] += 1
+            self.phases[fault.kind, phase] += 1
+            self.calm_since = self._universe.clock.now()
+            self.story.append((self._universe.clock.now(), str(fault)))
+        return happened
+
+    # -- hosts ---------------------------------------------------------------------------------------------------------
+
+    def _life(self, host: str) -> Life | None:
+        return self._universe.life(Replica.parse(host))
+
+    def _on_host(self, fault: Kill | Pause | Slow | Skew) -> bool:
+        life = self._life(fault.host)
+        if life is None:
+            return False
+        match fault:
+            case Kill():
+                self._universe.keeper.kill(life)
+            case Pause():
+                if life.clock.is_paused:
+                    return False
+                life.clock.is_paused = True
+                self._last(fault.seconds, partial(self._resume, life))
+            case Slow():
+                if life.factor != 1.0:
+                    return False
+                life.factor = fault.factor
+                self._last(fault.seconds, partial(setattr, life, "factor", 1.0))
+            case Skew():
+                life.clock.skew(seconds(fault.leap), fault.drift)
+        return True
+
+    def _resume(self, life: Life) -> None:
+        if not life.is_dead:
+            life.clock.resume()
+
+    # -- ways ----------------------------------------------------------------------------------------------------------
+
+    def _ways(self, fault: Fault) -> list[tuple[str, str]]:
+        """The ordered pairs of addresses that a fault of a machine is about."""
+        if isinstance(fault, Kill | Pause | Slow | Skew):
+            return []
+        addresses = self._universe.addresses
+        here = addresses[fault.machine]
+        target = fault.target if isinstance(fault, Cut) else None
+        others = [addresses[target]] if target is not None else [each for each in addresses.values() if each != here]
+        there = [(here, other) for other in others]
+        return there if isinstance(fault, Cut) and fault.is_one_way else there + [(b, a) for a, b in there]
+
+    def _on_ways(self, fault: Cut | Clog | Lose | Reset, ways: list[tuple[str, str]]) -> bool:
+        weather, ether = self._universe.weather, self._universe.ether
+        address = self._universe.addresses[fault.machine]
+        self._numbers += 1
+        number = self._numbers
+        match fault:
+            case Reset():
+                broken = [each for each in ether.connections if each.machines in ways]
+                for connection in broken:
+                    connection.reset()
+                return bool(broken)
+            case Cut():
+                for way in ways:
+                    weather.cuts.setdefault(way, set()).add(number)
+                self._last(fault.seconds, partial(self._join, ways, number))
+            case Clog():
+                weather.clogs.setdefault(address, {})[number] = seconds(fault.latency)
+                self._last(fault.seconds, partial(weather.clogs[address].pop, number, None))
+            case Lose():
+                weather.losses.setdefault(address, {})[number] = fault.share
+                self._last(fault.seconds, partial(weather.losses[address].pop, number, None))
+        return True
+
+    def _join(self, ways: list[tuple[str, str]], number: int) -> None:
+        for way in ways:
+            self._universe.weather.cuts[way].discard(number)
+        self._universe.ether.changed()
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _last(self, duration: float, end: Callable[[], object]) -> None:
+        """Let a fault be over after so many seconds."""
+        self._numbers += 1
+        self._ends[self._numbers] = end
+        at = Instant(self._universe.clock.now() + seconds(duration))
+        self._universe.clock.call_at(at, partial(self._end, self._numbers))
+
+    def _end(self, number: int) -> None:
+        end = self._ends.pop(number, None)
+        if end is not None:
+            self.calm_since = self._universe.clock.now()
+            end()

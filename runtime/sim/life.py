@@ -1,0 +1,184 @@
+"""One host process in a universe: the real host over the real wire, on a clock, sockets and a machine of its own.
+
+Decides nothing about the run. It says that it lives, takes the rosters that it is sent, and shows its channel's traffic
+to the checkers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.runtime.channel import Parcel, Receiver
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.control import HEARTBEAT_SECONDS
+from isthmus.runtime.ether import Ether, EtherSockets
+from isthmus.runtime.graph import Reference
+from isthmus.runtime.host import Host
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.inline import InlineExecutor, VirtualClock
+from isthmus.runtime.lowering import EdgePlan, Plan
+from isthmus.runtime.meetings import Meeting, Meetings, Row, phase
+from isthmus.runtime.sim.checkers import Checker
+from isthmus.runtime.sim.host_clock import HostClock
+from isthmus.runtime.sim.world import DurationOf, durations
+from isthmus.runtime.tape import Tape
+from isthmus.runtime.trace import Span, Trace
+from isthmus.runtime.wire import WireChannel
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all hosts of a universe share."""
+
+    clock: VirtualClock
+    ether: Ether
+    plans: Mapping[str, Plan]
+    seed: int
+    resolve: Callable[[Reference], Any]
+    duration: DurationOf
+    jitter: float
+    meets: Callable[[Replica, Replica], Meeting]
+    checkers: Sequence[Checker]
+    trace: Trace | None
+    ended: Callable[[Life, str], None]
+    failed: Callable[[Life, str, str], None]
+
+
+class Life:
+    """A host that runs as `member` on the machine at `address`. `factor` is how much longer its firings take."""
+
+    def __init__(self, setting: Setting, member: Member, machine: str, address: str) -> None:
+        self.member, self.machine, self.address = member, machine, address
+        self.plan = setting.plans[member.replica.role]
+        self.factor = 1.0
+        self.beats = 0
+        self.endpoints: list[str] = []
+        self.clock = HostClock(setting.clock)
+        self.tape = Tape()
+        self._checkers, self._trace = setting.checkers, setting.trace
+        rng = random.Random(f"{setting.seed} {member}")
+        self.channel = WireChannel(
+            member,
+            clock=self.clock,
+            sockets=EtherSockets(setting.ether, address, self.clock.run, rng),
+            run="run",
+            fingerprint="fingerprint",
+            watch=self._watch,
+            holds_strangers=True,
+        )
+        took = durations(self.plan, member.replica, setting.duration, setting.jitter, setting.seed)
+        self.host = Host(
+            self.plan,
+            member,
+            clock=self.clock,
+            channel=_Shown(self),
+            executor=InlineExecutor(self.clock, lambda node: Duration(round(took(node) * self.factor))),
+            seed=setting.seed,
+            resolve=setting.resolve,
+            tape=self.tape,
+            trace=self._trace,
+            on_ended=lambda host, node: setting.ended(self, node),
+            on_failed=lambda host, node, error: setting.failed(self, node, error),
+        )
+        self.meetings = Meetings(
+            self.plan,
+            member,
+            channel=self.channel,
+            meets=lambda other: setting.meets(member.replica, other),
+            tell=self.host.handle,
+        )
+
+    def start(self, *, listens: bool) -> None:
+        """Begin, as a new process does."""
+        if listens:
+            self.endpoints = list(self.channel.bind(f"tcp://{self.address}:0")[:2])
+        self.host.start([self.member])
+        self._beat()
+
+    @property
+    def phase(self) -> str:
+        """What it says of itself."""
+        return phase(self.member.replica, self.host.published, is_open=self.host.is_open)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process is gone."""
+        return self.clock.is_dead
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """What its nodes publish, but for a recorder, which tells of the run."""
+        return [] if self.member.replica.role == "recorder" else list(self.host.published.values())
+
+    @property
+    def step(self) -> int:
+        """The last inner step that it has reported; 0 where it reports none."""
+        return max((int(shown.get("step", 0)) for shown in self.shown), default=0)
+
+    def hear(self, rows: Sequence[Row], *, stop: bool) -> None:
+        """A roster came from the daemon of its machine."""
+        self.clock.run(lambda: self._hear(rows, stop=stop))
+
+    def kill(self) -> None:
+        """Be gone, at once; its sockets close, as the kernel sees to."""
+        self.clock.is_dead = True
+        self.host.close()
+        self.host.close_bodies()
+
+    def sent(self, target: Member, parcel: Parcel) -> None:
+        """An item goes out."""
+        for checker in self._checkers:
+            checker.sent(self, target, self.edge(parcel), parcel.item)
+
+    def arrived(self, source: Member, parcel: Parcel) -> None:
+        """An item is delivered."""
+        for checker in self._checkers:
+            checker.arrived(self, source, self.edge(parcel), parcel.item)
+
+    def edge(self, parcel: Parcel) -> EdgePlan:
+        """The edge of an item."""
+        return self.plan.edges[parcel.edge]
+
+    def _hear(self, rows: Sequence[Row], *, stop: bool) -> None:
+        self.meetings.take(rows, {})
+        if stop and not self.host.stop_requested:
+            self.host.request_stop()
+
+    def _beat(self) -> None:
+        self.beats += 1
+        self.clock.call_at(Instant(self.clock.now() + round(HEARTBEAT_SECONDS * 1e9)), self._beat)
+
+    def _watch(self, edge: int, source: Member, target: Member, size: int, begun: Instant, arrived: Instant) -> None:
+        if self._trace is not None:
+            name = self.plan.edges[edge].name
+            self._trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size))
+
+
+class _Shown:
+    """A channel whose traffic the checkers see."""
+
+    def __init__(self, life: Life) -> None:
+        self._life, self._channel = life, life.channel
+        self._receiver: Receiver | None = None
+        self.grant, self.pause, self.resume = self._channel.grant, self._channel.pause, self._channel.resume
+        self.close, self.statistics = self._channel.close, self._channel.statistics
+
+    def open(self, receiver: Receiver) -> None:
+        """Deliver to `receiver`, by way of this."""
+        self._receiver = receiver
+        self.credit_granted = receiver.credit_granted
+        self._channel.open(self)
+
+    def send(self, target: Member, parcel: Parcel, *, replaces: bool) -> None:
+        """Hand an item over."""
+        self._life.sent(target, parcel)
+        self._channel.send(target, parcel, replaces=replaces)
+
+    def item_arrived(self, source: Member, parcel: Parcel) -> None:
+        """An item came."""
+        assert self._receiver is not None
+        self._life.arrived(source, parcel)
+        self._receiver.item_arrived(source, parcel)
