@@ -1,4 +1,5 @@
 # make train: install, and train a small language model with four learners and a syncer.   make test: the tests.
+# make soak: 10,000 simulated clusters with faults, about 40 minutes on two cores.
 # Everything is installed into .venv, once; a second call needs no network.
 
 PYTHON ?= python3
@@ -29,8 +30,10 @@ install: .venv/installed
 train: .venv/installed
 	$(BIN)/isthmus train
 
+# Those with real processes come last, one at a time: they measure themselves by the clock of a machine that is theirs.
 test: .venv/installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 tests/ops tests/runtime
+	$(BIN)/python -m pytest tests/programs
 
 # mypy does not see an editable installation; the links show it the packages under their import name.
 .typing/isthmus: .venv/installed-check

@@ -54,16 +54,16 @@ PUBLIC = KeyPair.make()
 @pytest.mark.parametrize(
     ("text", "mode", "told"),
     [
-        (f"secret {PUBLIC.secret}", 0o640, "found one with mode 0640"),
-        (f"secret {PUBLIC.secret}", 0o604, "found one with mode 0604"),
-        (PUBLIC.public, 0o600, "found a public key"),
+        ("secret {0.secret}", 0o640, "found one with mode 0640"),
+        ("secret {0.secret}", 0o604, "found one with mode 0604"),
+        ("{0.public}", 0o600, "found a public key"),
         ("secret something", 0o600, "found 16 characters that are none"),
         ("", 0o600, "found nothing"),
     ],
 )
 def test_a_secret_key_that_is_none(tmp_path: Path, text: str, mode: int, told: str) -> None:
     path = tmp_path / "alpha.key"
-    path.write_text(text)
+    path.write_text(text.format(KeyPair.make()))
     path.chmod(mode)
     with pytest.raises(ConfigError) as error:
         keys.read_pair(path)
