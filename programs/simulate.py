@@ -23,7 +23,7 @@ from isthmus.programs.recording import RUN_FOLDER
 from isthmus.programs.reference import resolve
 from isthmus.programs.summary import roster_counts
 from isthmus.runtime.clock import Duration, milliseconds, seconds
-from isthmus.runtime.errors import RunError
+from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph import Graph, Reference
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.lowering import lower
@@ -76,7 +76,8 @@ class Shape:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a seed; `violation` is None where nothing was wrong. `phases` counts (kind, phase of the run)."""
+    """What came of a seed; `violation` is None where nothing was wrong. `phases` counts (kind, phase of the run);
+    `lives` are the processes that there were ('learner/2#1')."""
 
     seed: int
     violation: str | None
@@ -85,6 +86,7 @@ class Outcome:
     story: list[str] = field(default_factory=list)
     seconds: float = 0.0
     events: int = 0
+    lives: list[str] = field(default_factory=list)
     tape_digest: str = ""
 
 
@@ -123,12 +125,21 @@ def _faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: f
     kinds = [kind for kind in KINDS if rng.random() < 0.4] or [rng.choice(KINDS)]
     kills: Counter[Replica] = Counter()
     made: list[Fault] = []
+    comes_together = rng.choice((0.0, 0.7))
+    moment = _moment(rng, steps, step_ms)
     for _ in range(rng.randint(1, 8)):
         kind, replica = rng.choice(kinds), rng.choice(hosts)
+        moment = _soon(rng, moment) if rng.random() < comes_together else _moment(rng, steps, step_ms)
         kills[replica] += kind == "kill"
         if kills[replica] <= KILLS_MAX:
-            made.append(_fault(rng, kind, replica, _moment(rng, steps, step_ms)))
+            made.append(_fault(rng, kind, replica, moment))
     return tuple(made)
+
+
+def _soon(rng: random.Random, moment: dict[str, Any]) -> dict[str, Any]:
+    """A moment at another one, or a little later: faults that come together find what no single one does."""
+    name = "at" if "at" in moment else "later"
+    return {**moment, name: round(moment[name] + rng.choice((0.0, 0.01, 0.1, 0.5)), 3)}
 
 
 def _moment(rng: random.Random, steps: int, step_ms: float) -> dict[str, Any]:
@@ -161,8 +172,12 @@ def _fault(rng: random.Random, kind: str, replica: Replica, moment: dict[str, An
 
 def run(seed: int, program: str = "decoupled-diloco") -> Outcome:
     """The outcome of one seed. RequestError for a program that there is not."""
-    shape = shape_of(seed, program)
-    graph = toy.graph_of(shape.program, learners=shape.learners, steps=shape.steps, seed=seed)
+    return outcome_of(shape_of(seed, program))
+
+
+def outcome_of(shape: Shape) -> Outcome:
+    """The outcome of one universe, which may be of a shape of your own."""
+    graph = toy.graph_of(shape.program, learners=shape.learners, steps=shape.steps, seed=shape.seed)
     with tempfile.TemporaryDirectory(prefix="isthmus-simulate-") as folder:
         universe = _universe(shape, graph, Path(folder))
         try:
@@ -171,13 +186,14 @@ def run(seed: int, program: str = "decoupled-diloco") -> Outcome:
         finally:
             universe.close()
     return Outcome(
-        seed=seed,
+        seed=shape.seed,
         violation=violation,
         faults=universe.injector.counts,
         phases=universe.injector.phases,
         story=[f"{at / 1e9:9.3f} s  {what}" for at, what in universe.injector.story],
         seconds=universe.clock.now() / 1e9,
         events=universe.events,
+        lives=sorted(tapes),
         tape_digest=digest(tapes),
     )
 
@@ -200,7 +216,7 @@ def _violation(universe: Universe, shape: Shape) -> str | None:
         universe.heal()
         universe.run(is_over, seconds_max=universe.clock.now() / 1e9 + LIVENESS_SECONDS)
         universe.finish()
-    except (ViolationError, RunError, TimeoutError) as error:
+    except (ViolationError, InvariantError, RunError, TimeoutError) as error:
         return str(error)
     return None
 

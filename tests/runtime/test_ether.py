@@ -236,3 +236,30 @@ def test_a_way_that_is_cut_for_long_ends_the_connection_at_both_ends() -> None:
     assert lost == [("near", "disconnected")]
     assert not near.send([b"two"])
     assert ether.connections == []
+
+
+def test_what_a_stranger_has_sent_waits_until_somebody_speaks_of_it() -> None:
+    ends = EtherEnds(Sky(), 256 * 1024, "later")
+    sockets = EtherSockets(ends.ether, MACHINES[A.replica], at_once, random.Random(1))
+    careful = WireChannel(
+        A,
+        clock=ends.clock,
+        sockets=sockets,
+        limits=ends.limits,
+        run="run-1",
+        fingerprint="fingerprint-1",
+        holds_strangers=True,
+    )
+    got = Recorder()
+    careful.open(got)
+    stranger, _ = ends.make(B)
+    stranger.open(Recorder())
+    stranger.connect(A, careful.bind(f"tcp://{MACHINES[A.replica]}:0"))
+    stranger.send(A, parcel(QUEUE, block(0, 1000)), replaces=False)
+    stranger.send(A, parcel(LATEST, block(1, 10), 1), replaces=True)
+    ends.rest()
+    assert got.numbers() == []
+    careful.expect(B)
+    assert got.numbers() == [], "not before the caller of `expect` has told who that is"
+    ends.rest()
+    assert sorted(got.numbers()) == [0, 1]
