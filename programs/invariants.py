@@ -130,7 +130,7 @@ class MergesChecker(Checker):
             raise ViolationError(f"{doing}: incarnation {to[0]} of slot {slot} is merged after {incarnation}")
         if not found:
             raise ViolationError(f"{doing}: slot {slot} is merged up to {to}; no live learner sent such an answer")
-        known = [vote for vote in found if (vote["base"][0], vote["base"][1]) in books.known]
+        known = [vote for vote in found if vote["base"] is not None and tuple(vote["base"]) in books.known]
         if not known:
             raise ViolationError(f"{doing}: slot {slot} is merged on version {found[0]['base']}, of {books.known}")
         floor = position if to[0] == incarnation else 0
