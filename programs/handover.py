@@ -16,10 +16,10 @@ from typing import Any, Final, final
 from isthmus.programs import run_folder, spec
 from isthmus.runtime.control import Message
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.fleet import LEARNER, Places
+from isthmus.runtime.fleet import Places
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.store import write_json
-from isthmus.runtime.topology import Machine
+from isthmus.runtime.topology import LEARNER, Machine
 
 CLUSTER: Final = "cluster.json"
 MOVABLE: Final = ("syncer", "evaluator")

@@ -31,10 +31,10 @@ from isthmus.programs.outposts import STATION
 from isthmus.runtime.control import Message
 from isthmus.runtime.daemon import Daemon
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.fleet import LEARNER
 from isthmus.runtime.keys import Keyring
 from isthmus.runtime.ledger import Ledger
 from isthmus.runtime.store import write_json
+from isthmus.runtime.topology import LEARNER
 
 TICK_SECONDS: Final = 1.0
 CHECK_SECONDS_MAX: Final = 60.0

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from isthmus.runtime.clock import Duration, seconds
 from isthmus.runtime.control import HEARTBEAT_SECONDS, Message, decode, encode
-from isthmus.runtime.fleet import LEARNER, Fleet, Places
+from isthmus.runtime.fleet import Fleet, Places
 from isthmus.runtime.gate import Gate
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.ledger import Ledger, started_at
@@ -31,6 +31,7 @@ from isthmus.runtime.membership import HeartbeatArrived, HostAnnounced, HostEnde
 from isthmus.runtime.roll import Roll
 from isthmus.runtime.store import Lines, write_json
 from isthmus.runtime.supervisor import Launch, Supervisor
+from isthmus.runtime.topology import LEARNER
 
 ADOPTED: Final = "adopted by a new daemon"
 ADOPT_SECONDS: Final = 10.0

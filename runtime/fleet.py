@@ -18,8 +18,7 @@ from isthmus.runtime.ledger import Ledger
 from isthmus.runtime.lives import Life
 from isthmus.runtime.post import Owner, Post
 from isthmus.runtime.supervisor import Supervisor
-
-LEARNER = "learner"
+from isthmus.runtime.topology import LEARNER
 
 
 @final
