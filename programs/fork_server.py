@@ -19,6 +19,7 @@ import os
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,21 +43,25 @@ def main(arguments: list[str]) -> int:
     refusal = _refusal(folder)
     gc.collect()
     gc.freeze()
-    while request := daemon.recv(REQUEST_BYTES_MAX):
-        if refusal:
-            daemon.send(json.dumps({"refused": refusal}).encode())
-            continue
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reader)
-            _fork_host(folder, daemon, writer, json.loads(request))
-        os.close(writer)
-        with os.fdopen(reader, "rb") as pipe:
-            host = int(pipe.read())
-        os.waitpid(child, 0)  # Not before then is the host a child of the daemon, which may want to wait for it.
-        daemon.send(json.dumps({"pid": host}).encode())
+    with suppress(ConnectionError):  # The daemon died between a request and its answer: nobody is left to tell.
+        while request := daemon.recv(REQUEST_BYTES_MAX):
+            answer = {"refused": refusal} if refusal else {"pid": _fork(folder, daemon, json.loads(request))}
+            daemon.send(json.dumps(answer).encode())
     return 0
+
+
+def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any]) -> int:
+    """Fork a host; its pid, once it is a child of the daemon, which may want to wait for it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _fork_host(folder, daemon, writer, request)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        host = int(pipe.read())
+    os.waitpid(child, 0)
+    return host
 
 
 def _refusal(folder: Path) -> str:

@@ -153,7 +153,7 @@ class Run:
         """Wait for the end, which is to be a good one that has left everything behind; the summary."""
         out, error = self.command.communicate(timeout=60)
         assert self.command.returncode == 0, (out, error, self.story())
-        assert "Traceback" not in out + error + self.story()
+        assert "Traceback" not in out + error + self.story(), (out, error, self.story())
         summary = self.summary()
         assert summary["outcome"] == outcome
         for name in ("report.html", "trace.json", "metrics.jsonl", "merges.jsonl", "graph.json", "config.toml"):
