@@ -114,6 +114,7 @@ Detach: TypeAlias = Annotated[
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", help="Only errors and the last line.", rich_help_panel=_WHERE)
 ]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 def cluster_of(file: Path | None) -> ClusterFile | None:

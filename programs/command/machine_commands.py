@@ -1,0 +1,99 @@
+"""The commands about machines: daemon, keygen, admit, join, expel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from isthmus.programs.command.guarded import Commands
+
+PANEL: Final = "Machines"
+
+commands = typer.Typer(cls=Commands)
+
+
+@commands.command(rich_help_panel=PANEL)
+def daemon(
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What cluster files call this machine.")],
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="tcp://ADDRESS:PORT", help="Where it listens: with keys anywhere.")
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="machine.toml", help="Which modules it may load, its key, whom it admits."),
+    ] = None,
+) -> None:
+    """Be the daemon of this machine, and supervise its runs.
+
+    It takes runs that `isthmus train --cluster` hands over, and does its part in those of other machines.
+
+    Ctrl-C asks its runs to stop and waits for them; a second one ends them at once.
+    """
+    from isthmus.programs.machine_process import serve
+
+    raise typer.Exit(serve(name, listen, config))
+
+
+@commands.command(rich_help_panel=PANEL)
+def keygen(name: Annotated[str, typer.Argument(metavar="NAME", help="The machine's name.")]) -> None:
+    """Make a key for a machine: NAME.key, which stays there, and NAME.pub."""
+    from isthmus.programs.command import keys
+
+    typer.echo(keys.keygen(name))
+
+
+@commands.command(rich_help_panel=PANEL)
+def admit(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The machine that may connect from now on.")],
+    key: Annotated[str, typer.Argument(metavar="KEY|FILE", help="Its public key, or its NAME.pub.")],
+    machine: Annotated[
+        str | None, typer.Option("--machine", metavar="NAME", help="Whose daemon: needed where there are several.")
+    ] = None,
+) -> None:
+    """Let another machine connect to the daemon of this one."""
+    from isthmus.programs.command import keys
+
+    typer.echo(keys.admit(name, key, machine))
+
+
+@commands.command(rich_help_panel=PANEL)
+def join(
+    home: Annotated[
+        str, typer.Argument(metavar="tcp://HOME:PORT", help="Where the daemon listens whose runs are joined.")
+    ],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What this machine is to be called.")],
+    islands: Annotated[int, typer.Option("--islands", metavar="N", help="How many learners it takes.")] = 1,
+    server_key: Annotated[
+        str | None,
+        typer.Option("--server-key", metavar="KEY|FILE", help="The public key of the home, or its NAME.pub."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="machine.toml", help="Which modules it may load, and its key.")
+    ] = None,
+) -> None:
+    """Offer this machine's islands to the runs of another machine.
+
+    It only dials out. Ctrl-C takes it away again.
+    """
+    from isthmus.programs.machine_join import join
+
+    raise typer.Exit(join(home, name, islands, server_key, config))
+
+
+@commands.command(rich_help_panel=PANEL)
+def expel(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The machine that is to go.")],
+    machine: Annotated[
+        str | None,
+        typer.Option("--machine", metavar="NAME", help="Whose runs it leaves, where several daemons are here."),
+    ] = None,
+) -> None:
+    """Take a machine away from the runs that have their home here.
+
+    Its hosts end, and its key is admitted no longer.
+    """
+    from isthmus.programs.command import machines
+
+    typer.echo(machines.expel(name, machine))

@@ -1,0 +1,160 @@
+"""The commands about runs: train, graph, status, stop, logs."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+
+import typer
+
+from isthmus.programs.command import options
+from isthmus.programs.command.guarded import Commands
+from isthmus.runtime.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from isthmus.programs.cluster import Cluster as ClusterFile
+    from isthmus.programs.request import Request
+
+FORMATS: Final = ("text", "mermaid", "json")
+PANEL: Final = "Runs"
+Run: TypeAlias = Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder; runs/latest by default.")]
+Cluster: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--cluster", metavar="FILE.toml", help="The run of these machines, in place of RUN."),
+]
+
+commands = typer.Typer(cls=Commands)
+
+
+@commands.command(rich_help_panel=PANEL)
+def train(
+    program: options.Program = None,
+    task: options.Task = None,
+    data: options.Data = None,
+    model: options.Model = None,
+    learners: options.Learners = None,
+    tokens: options.Tokens = None,
+    seed: options.Seed = None,
+    sets: options.Sets = None,
+    config: options.Config = None,
+    run_dir: options.RunDir = None,
+    transport: options.Transport = None,
+    cluster: options.Cluster = None,
+    detach: options.Detach = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Train a model, and watch it.
+
+    Without arguments, four learners and a syncer, a process each, train a small language model on Python's library.
+
+    Ctrl-C brings the run to its end, with its model; a second one ends it at once.
+
+    Without --detach the run ends with this command.
+    """
+    where = options.cluster_of(cluster)
+    asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
+    if transport != "inproc" or cluster is not None or detach:
+        from isthmus.programs.command import apart
+
+        apart.train(asked, is_detached=detach, quiet=quiet)
+        return
+
+    from isthmus.programs.command.live import watching
+    from isthmus.programs.training import start
+
+    request = asked.request().to_train()
+    with watching(request, quiet=quiet) as view:
+        start(request, view)
+
+
+@commands.command(rich_help_panel=PANEL)
+def graph(
+    program: options.Program = None,
+    task: options.Task = None,
+    data: options.Data = None,
+    model: options.Model = None,
+    learners: options.Learners = None,
+    tokens: options.Tokens = None,
+    seed: options.Seed = None,
+    sets: options.Sets = None,
+    config: options.Config = None,
+    run_dir: options.RunDir = None,
+    transport: options.Transport = None,
+    cluster: options.Cluster = None,
+    plans: Annotated[
+        bool, typer.Option("--plans", help="Also what each host will run.", rich_help_panel=options.SHOWN)
+    ] = False,
+    form: Annotated[
+        str, typer.Option("--format", metavar="text|mermaid|json", help="How.", rich_help_panel=options.SHOWN)
+    ] = "text",
+) -> None:
+    """Show the graph of a program, and who can hold up whom.
+
+    Its roles, nodes and edges, and what is proved of every node. Nothing is started.
+    """
+    if form not in FORMATS:
+        raise ConfigError("Reading --format", f"one of {', '.join(FORMATS)}", repr(form), nearest(form, FORMATS))
+    where = options.cluster_of(cluster)
+    asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
+    typer.echo(_shown(asked.request(), where, form, plans=plans))
+
+
+@commands.command(rich_help_panel=PANEL)
+def status(
+    run: Run = None,
+    cluster: Cluster = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every run on this machine, and those under ./runs that are over.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until the run is over.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show the processes of a run, and how it goes."""
+    from isthmus.programs.command import runs, status_view
+
+    folder, home = (None, None) if every else runs.place_of(run, cluster)
+    if every and not as_json:
+        typer.echo(runs.daemons(), nl=False)
+    status_view.show(folder, every=every, watch=watch, as_json=as_json, home=home)
+
+
+@commands.command(rich_help_panel=PANEL)
+def stop(run: Run = None, cluster: Cluster = None) -> None:
+    """Bring a run to its end: the model is written, and the report."""
+    from isthmus.programs.command import runs
+
+    folder, home = runs.place_of(run, cluster)
+    runs.request_stop(folder, home)
+    typer.echo(f"{folder.name} is asked to stop; its model and its report are being written.")
+
+
+@commands.command(rich_help_panel=PANEL)
+def logs(
+    name: Annotated[str, typer.Argument(help="learner/2, syncer/0, daemon, ...")],
+    run: Run = None,
+    cluster: Cluster = None,
+) -> None:
+    """Print what a host of a run, or its daemon, wrote to its log."""
+    from isthmus.programs.command import runs
+
+    folder, home = runs.place_of(run, cluster)
+    typer.echo(runs.log_of(folder, name, home), nl=False)
+
+
+def _shown(request: Request, cluster: ClusterFile | None, form: str, *, plans: bool) -> str:
+    """The graph of a request as text, Mermaid or JSON; with a cluster, where it goes there and what is predicted."""
+    from isthmus.programs.command import graph_view
+
+    if cluster is not None:
+        from isthmus.programs.command.placement_view import shown
+
+        return shown(request, cluster, form, plans=plans)
+    if form == "mermaid":
+        return graph_view.mermaid(request.graph, request.proof)
+    if form == "json":
+        placement = {node.name: platform.node() for node in request.graph.nodes}
+        shape = graph_view.as_json(request.graph, request.proof, request.fingerprint, placement)
+        return json.dumps(shape, indent=2)
+    return graph_view.text(request.graph, request.proof, request.plans if plans else None)
