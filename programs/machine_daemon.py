@@ -67,6 +67,7 @@ class MachineDaemon:
         self.name = name
         self.has_killed = False
         self.ends_when_expelled = False
+        self.fault: ConfigError | None = None
         self.keys, self._loop, self._config = keys, loop, config
         self.tell, self._on_change, self._on_idle = tell, on_change, on_idle
         self._runs: dict[str, MachineRun] = {}
@@ -133,6 +134,11 @@ class MachineDaemon:
         if is_first and self._runs:
             self.tell(f"asks {_count(len(self._runs))} to stop, and waits; a second signal ends them at once")
         self._leave_if_idle()
+
+    def fail(self, fault: ConfigError) -> None:
+        """End, because what this daemon was started for cannot be."""
+        self.fault = fault
+        self.request_end()
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call it on the loop of this daemon, in so many seconds."""

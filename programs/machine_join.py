@@ -82,6 +82,9 @@ def _follow(machine: MachineDaemon, link: Link, admit: str, islands: int) -> Non
 
     def look() -> None:
         nonlocal told, was_up
+        if link.is_hopeless:
+            machine.fail(ConfigError.of(link.faults))
+            return
         was_up |= link.is_up
         count = f"{islands} island{'' if islands == 1 else 's'}"
         if link.is_up and not link.refused:

@@ -15,7 +15,7 @@ from typing import Any, Final, final
 
 from isthmus.programs.machine_links import EXPELLED, LINK, LINK_SECONDS, REQUEST, RESPONSE, UP_SECONDS, refusal
 from isthmus.runtime.control import ControlClient, Message
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.handshakes import UNADMITTED, WORDS
 from isthmus.runtime.keys import Keyring
 
@@ -57,7 +57,9 @@ class Link:
     ) -> None:
         """Dial; ConfigError if the address leaves the machine and there are no keys."""
         self.home = home
-        self.refused: str = ""
+        self.refused = ""
+        self.faults: list[Fault] = []
+        self._refused_since = 0.0
         self._loop, self._describe, self._orders, self._answer = loop, describe, orders, answer
         self._heard_at = float("-inf")
         self._silent_beats = 0
@@ -78,8 +80,19 @@ class Link:
         self._client.send(message)
 
     def name_home(self, name: str) -> None:
-        """Learn who is at the other end."""
-        self.home, self.refused = replace(self.home, name=name), ""
+        """Learn who is at the other end, which has taken this machine."""
+        self.home, self.refused, self.faults = replace(self.home, name=name), "", []
+
+    def refuse(self, faults: list[Fault]) -> None:
+        """Learn what the other end has against this machine."""
+        if not self.faults:
+            self._refused_since = time.monotonic()
+        self.refused, self.faults = faults[0].found, faults
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it was refused for so long that what is in its way cannot be a process that has just died."""
+        return bool(self.faults) and time.monotonic() - self._refused_since > 2 * UP_SECONDS
 
     def close(self) -> None:
         """Hang up."""

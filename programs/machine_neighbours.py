@@ -17,7 +17,7 @@ from isthmus.programs.machine_links import EXPELLED, LINK, RESPONSE, Links
 from isthmus.programs.machine_run import CHECK_SECONDS_MAX, MachineRun
 from isthmus.programs.outposts import UNSTATIONED, Outposts
 from isthmus.runtime.control import Message
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.keys import Keyring
 from isthmus.runtime.post import ORDERS, REPORT
 
@@ -102,7 +102,7 @@ class Neighbours:
             link.close()
             self._on_expelled(link.home.name)
         elif message["type"] == "refused":
-            link.refused = str(message["faults"][0][2])
+            link.refuse([Fault(*fault) for fault in message["faults"]])
         elif message["type"] == "linked":
             link.name_home(str(message["name"]))
         else:

@@ -52,7 +52,7 @@ def serve(name: str, listen: str, config: Path | None) -> int:
 def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[MachineDaemon], None]) -> int:
     """Be the daemon `name` until signals, or another machine, end it; the exit status. `begin` is called at the start.
 
-    ConfigError if name or address are taken.
+    ConfigError if name or address are taken, or with what `begin` found out later (`MachineDaemon.fail`).
     """
     claim = Claim(name)
     loop = uvloop.new_event_loop()
@@ -83,6 +83,8 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
         admissions.close()
     claim.close(forget=True)
     _tell(f"daemon {name} has ended")
+    if machine.fault is not None:
+        raise machine.fault
     return 1 if machine.has_killed else 0
 
 

@@ -163,9 +163,10 @@ def test_two_machines_of_one_name_and_a_home_that_is_not_there(place: Place) -> 
     machines.join("alpha", "gamma")
     machines.daemons["alpha"].wait_for_line("gamma is linked")
     machines.here("elsewhere")
-    with (place.folder / "second.log").open("w") as log:
-        place.begin("join", machines.daemons["alpha"].address, "--name", "gamma", stdout=log)
-    place.wait_for(lambda: "not linked: two" in (place.folder / "second.log").read_text())
+    second = place.call("join", machines.daemons["alpha"].address, "--name", "gamma")
+    assert second.returncode == 2
+    assert "not linked: two" in second.stdout
+    assert "Linking the machine 'gamma': expected one machine of that name, found two" in second.stderr
     with fake_daemon(type="nothing") as nobody:
         pass
     done = place.call("join", nobody, "--name", "delta")
