@@ -29,7 +29,7 @@ def task(
     dtype: str = "float32",
     batch: int | tuple[int, ...] = 8,
     lr: float = 0.006,
-    warmup: float = 0.05,
+    warmup: float = 0.2,
     weight_decay: float = 0.1,
     clip: float = 1.0,
     data: tuple[str, ...] = (),
