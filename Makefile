@@ -1,12 +1,13 @@
 # make train: install, and train a small language model with four learners and a syncer.   make test: the tests.
-# make soak: 10,000 simulated clusters with faults, about 40 minutes on two cores.
+# make soak: variants of the code that are broken on purpose, and 10,000 simulated clusters with faults: about 40 minutes.
+# make mutate: small changes of the cores, which the tests must notice; MODULES="quorum accounts" for some of them.
 # Everything is installed into .venv, once; a second call needs no network.
 
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install train test check bench soak clean
+.PHONY: help install train test check bench soak mutate clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -23,6 +24,10 @@ help:
 
 .venv/installed-check: .venv/installed-test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,check]'
+	touch $@
+
+.venv/installed-mutate: .venv/installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,mutate]'
 	touch $@
 
 install: .venv/installed
@@ -47,8 +52,12 @@ check: .typing/isthmus
 	$(BIN)/mypy -p isthmus.runtime -p isthmus.ops -p isthmus.programs
 	$(BIN)/lint-imports
 
-soak: .venv/installed
-	$(BIN)/isthmus simulate world --seeds 10000
+soak: .venv/installed-test
+	$(BIN)/python -m tests.programs.mutants
+	$(BIN)/isthmus simulate world --seeds 10000 --each 20
+
+mutate: .venv/installed-mutate
+	$(BIN)/python tests/mutation/mutate.py $(MODULES)
 
 bench: .venv/installed-test
 	for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done

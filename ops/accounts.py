@@ -85,8 +85,8 @@ class FragmentAccount:
 
     def knows(self, version: Version) -> bool:
         """Whether this shard published the version, or began with it."""
-        first, last = self._counts.get(version[0], (1, 0))
-        return first <= version[1] <= last
+        epoch = self._counts.get(version[0])
+        return epoch is not None and epoch[0] <= version[1] <= epoch[1]
 
     def refusal(
         self, slot: int, incarnation: int, base: Version, begin: int, end: int, steps: int, tokens: int
@@ -141,19 +141,19 @@ class FragmentLedger:
     incarnation: int
     base: Version
     begin: int = 0
-    steps: int = 0
-    tokens: int = 0
-    merged: int = 0
-    overlapped: int = 0
-    refused: int = 0
-    lost: int = 0
+    steps: int = field(default=0, init=False)
+    tokens: int = field(default=0, init=False)
+    merged: int = field(default=0, init=False)
+    overlapped: int = field(default=0, init=False)
+    refused: int = field(default=0, init=False)
+    lost: int = field(default=0, init=False)
     _answered: int | None = field(default=None, init=False, repr=False)
     _unsettled: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
     """Ranges of tokens booked as refused whose answer may yet be merged, by a round open at the adoption; ascending."""
     _start: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._start = self.begin - self.merged - self.overlapped - self.refused - self.lost
+        self._start = self.begin
 
     @property
     def position(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypedDict
 
 from isthmus.ops.gradient_report import Reporter
 from isthmus.ops.items import Vector
+from isthmus.ops.learning import gradient_learner_of
 
 
 class Opening(TypedDict):
@@ -83,13 +84,10 @@ class ElasticStep:
     def open(self, context: Any) -> None:
         """Compile every function, and make the first parameters."""
         from isthmus.ops.data import At
-        from isthmus.ops.turnstile import give_way
-
-        give_way()  # Before jax makes its threads, which inherit it.
-        from isthmus.ops.gradient_learner import GradientLearner
 
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
-        self._learner = GradientLearner(self._task, context.seed, self._task.batch(At(context.seed, self._slot, 0)))
+        batch = self._task.batch(At(context.seed, self._slot, 0))
+        self._learner = gradient_learner_of(self._task, context.seed, batch)
         self._reporter = Reporter(context, self._learner.device_kind)
 
     def __call__(self, batch: Any, call: Call | None) -> list[tuple[str, Any]]:

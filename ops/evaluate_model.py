@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isthmus.ops.evaluate import TIMES_DEFAULT, Evaluated, Schedule
+from isthmus.ops.learning import evaluation_of
 from isthmus.ops.tree import named_leaves
 
 
@@ -30,9 +31,7 @@ class EvaluateModel:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
-        from isthmus.ops.training import Evaluation
-
-        self._evaluation = Evaluation(self._task, context.seed)
+        self._evaluation = evaluation_of(self._task, context.seed)
 
     def __call__(self, model: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any] | None:
         """Evaluate the newest model, if that is due."""

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 from isthmus.ops.data import of_slot
 from isthmus.ops.gradient_report import Reporter
 from isthmus.ops.items import Control
+from isthmus.ops.learning import gradient_learner_of
 from isthmus.ops.ring import START, Mean, parts
 
 NO_MEAN: Final[dict[str, Any]] = START
@@ -53,7 +54,6 @@ class GradientStep:
     def open(self, context: Any) -> None:
         """Compile every function, and make the first parameters. RuntimeError in any life but the first."""
         from isthmus.ops.data import At
-        from isthmus.ops.turnstile import give_way
 
         self._slot = context.member.replica.slot
         if context.member.incarnation > 1:
@@ -61,10 +61,8 @@ class GradientStep:
                 f"learner {self._slot} died, and data-parallel cannot go on without it: the others wait for its "
                 "gradient. Train anew, or by elastic-data-parallel, which goes on with those that are left"
             )
-        give_way()  # Before jax makes its threads, which inherit it.
-        from isthmus.ops.gradient_learner import GradientLearner
-
-        self._learner = GradientLearner(self._task, context.seed, self._task.batch(At(context.seed, self._slot, 0)))
+        batch = self._task.batch(At(context.seed, self._slot, 0))
+        self._learner = gradient_learner_of(self._task, context.seed, batch)
         self._reporter = Reporter(context, self._learner.device_kind)
 
     def __call__(

@@ -206,9 +206,11 @@ class InnerStep:
         return [("fragment", capture)]
 
     def _first_version(self, request: Round) -> list[tuple[str, Capture]]:
-        """The first version of a fragment, of the model that this learner begins with if nobody has given one."""
-        if request["fragment"] in self._ledgers:
-            return []
+        """The first version of a fragment, of the model that this learner begins with if nobody has given one; the one
+        that it holds, where a shard that died had still published one and the next does not know of it."""
+        ledger = self._ledgers.get(request["fragment"])
+        if ledger is not None:
+            return [("fragment", self._recovery(request, ledger))]
         if not self._has_begun:
             self._learner.begin()
             for p, values in self._anchors.items():

@@ -1,7 +1,7 @@
 """What inner-step needs of whatever trains, and evaluation of whatever evaluates: the seam between node and device.
 
-A task may bring its own, by functions `learner(fragments, *, seed, alpha)` and `evaluator(seed)`; that of every other
-task is the one in jax (`training`), which is imported only then.
+A task may bring its own, by functions `learner(fragments, *, seed, alpha)`, `gradient_learner(seed)` and
+`evaluator(seed)`; that of every other task is the one in jax (`training`), which is imported only then.
 """
 
 from __future__ import annotations
@@ -52,6 +52,29 @@ class Learning(Protocol):
         """Start the optimizer anew at the present parameters."""
 
 
+class GradientLearning(Protocol):
+    """The state of one learner of a program that averages gradients at every step."""
+
+    @property
+    def device_kind(self) -> str:
+        """What the accelerator calls itself."""
+
+    def gradient(self, batch: Any) -> tuple[float, Vector]:
+        """The loss of a batch and its gradient, as one vector."""
+
+    def apply(self, vector: Vector, progress: float) -> None:
+        """Step along a gradient, at this share of the budget."""
+
+    def tree(self) -> Any:
+        """The parameters as the task's tree, in NumPy arrays of their own."""
+
+    def state(self) -> list[Any]:
+        """All that another learner needs to go on from here."""
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Take the state of another learner."""
+
+
 class Evaluating(Protocol):
     """The mean loss of a task over its evaluation batches."""
 
@@ -73,6 +96,19 @@ def learner_of(task: Any, fragments: Sequence[Fragment], *, seed: int, alpha: fl
     from isthmus.ops.training import Learner
 
     return Learner(task, fragments, seed=seed, alpha=alpha)
+
+
+def gradient_learner_of(task: Any, seed: int, batch: Any) -> GradientLearning:
+    """The gradient learner of a task, in the thread that will call it; `batch` is one of the kind that will come."""
+    if hasattr(task, "gradient_learner"):
+        own: GradientLearning = task.gradient_learner(seed)
+        return own
+    from isthmus.ops.turnstile import give_way
+
+    give_way()  # Before jax makes its threads, which inherit it.
+    from isthmus.ops.gradient_learner import GradientLearner
+
+    return GradientLearner(task, seed, batch)
 
 
 def evaluation_of(task: Any, seed: int) -> Evaluating:

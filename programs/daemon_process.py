@@ -22,8 +22,10 @@ from isthmus.programs import spec
 from isthmus.programs.finishing import Ending, cpu_seconds, finish
 from isthmus.programs.launch import Launcher
 from isthmus.programs.machine_registry import Private
+from isthmus.programs.run_folder import UNWRITTEN
 from isthmus.runtime.control import DETACH
 from isthmus.runtime.daemon import Daemon
+from isthmus.runtime.errors import RunError
 from isthmus.runtime.store import write_json
 
 LINGER_SECONDS: Final = 2.0
@@ -43,24 +45,31 @@ def main(arguments: list[str]) -> int:
     loop = uvloop.new_event_loop()
 
     is_finished = is_alone = False
+    status = 0
 
     def over(daemon: Daemon) -> None:
         """Write the rest in a thread, because the daemon goes on answering meanwhile."""
 
-        def finished() -> None:
-            nonlocal is_finished
+        def finished(outcome: str, error: str | None) -> None:
+            nonlocal is_finished, status
             is_finished = True
-            write_json(asked.run / "over.json", {"outcome": daemon.outcome, "error": daemon.error})
-            if is_alone:
+            try:
+                write_json(asked.run / "over.json", {"outcome": outcome, "error": error})
+            except OSError:
+                status = UNWRITTEN
+            if is_alone or status:
                 loop.stop()
             elif not asked.pipe:
                 loop.call_later(LINGER_SECONDS, loop.stop)
 
         def work() -> None:
+            ending: tuple[str, str | None] = daemon.outcome, daemon.error
             try:
                 finish(asked.run, Ending.of(daemon, cpu_seconds()))
+            except (RunError, OSError) as error:
+                ending = "failed", str(error)
             finally:
-                loop.call_soon_threadsafe(finished)
+                loop.call_soon_threadsafe(finished, *ending)
 
         threading.Thread(target=work, name="finish").start()
 
@@ -92,7 +101,7 @@ def main(arguments: list[str]) -> int:
     loop.run_forever()
     note.close()
     daemon.close()
-    return 0
+    return status
 
 
 if __name__ == "__main__":

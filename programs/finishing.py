@@ -19,15 +19,14 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 
 from isthmus.programs import spec
-from isthmus.programs.command.report import write_report
+from isthmus.programs.last_files import leave_behind
 from isthmus.programs.summary import fragment_sizes, fragments_of, summarise
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.daemon import Daemon
 from isthmus.runtime.errors import RequestError
 from isthmus.runtime.graph import Graph
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.store import write_bytes, write_json
-from isthmus.runtime.trace import Span, as_perfetto
+from isthmus.runtime.trace import Span
 
 FINISH_SECONDS_MAX: Final = 120.0
 
@@ -64,7 +63,11 @@ def cpu_seconds() -> float:
 
 
 def finish(folder: Path, ending: Ending) -> None:
-    """Write what comes at the end of a run."""
+    """Write what comes at the end of a run: summary, trace and report.
+
+    RunError if the disk does not take the summary in time; of the others one that cannot be written is missing, which
+    is said on standard error.
+    """
     told = spec.load(folder)
     spans = [
         Span(*fields) for path in sorted((folder / "spans").glob("*.json")) for fields in json.loads(path.read_text())
@@ -87,11 +90,7 @@ def finish(folder: Path, ending: Ending) -> None:
     )
     gone = "" if graph is None or ending.lost is None else fragments_of(graph, Replica.parse(ending.lost))
     summary["error"] = f"{ending.error} Lost with it: {gone}." if gone else ending.error
-    write_json(folder / "summary.json", summary)
-    zero = Instant(ending.record.get("zero") or 0)
-    events: dict[str, Any] = {"traceEvents": list(as_perfetto(spans, zero)), "displayTimeUnit": "ms"}
-    write_bytes(folder / "trace.json", json.dumps(events, separators=(",", ":")).encode())
-    write_report(folder)
+    leave_behind(folder, summary, spans, Instant(ending.record.get("zero") or 0))
 
 
 def _graph(told: spec.Spec) -> Graph | None:

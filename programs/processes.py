@@ -59,10 +59,13 @@ def submit(request: Request) -> Submitted:
     run_folder.create(request.run_dir, request.config)
     placement = {node.name: platform.node() for node in request.graph.nodes}
     shape = as_json(request.graph, request.proof, request.fingerprint, placement)
-    write_json(request.run_dir / "graph.json", shape)
+    with run_folder.prepared(request.run_dir):
+        write_json(request.run_dir / "graph.json", shape)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    spec.write(request.run_dir, spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds))
+    told = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds)
+    with run_folder.prepared(request.run_dir):
+        spec.write(request.run_dir, told)
     return Submitted(request.name, request.job, request.run_dir)
 
 
@@ -172,14 +175,16 @@ def run_processes(request: Submitted, *, watch: Watch | None) -> Outcome:
 
 def outcome_of(folder: Path, watch: Watch | None) -> Outcome:
     """What came of a run that is over; RunError if it failed."""
-    path = folder / "summary.json"
+    path, over = folder / "summary.json", folder / "over.json"
+    if not path.exists() and over.exists() and (error := json.loads(over.read_text())["error"]):
+        raise RunError(str(error))
     return ended(folder, json.loads(path.read_text()) if path.exists() else None, watch)
 
 
 def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> Outcome:
     """What came of a run with this summary; RunError if it failed."""
     if summary is None:
-        raise RunError("the run ended without a summary")
+        raise RunError(f"the run ended without a summary; look at {folder / 'logs' / 'daemon.log'}")
     if watch is not None:
         watch.close(summary)
     if summary["outcome"] == "failed":
@@ -221,6 +226,8 @@ def _watch_until_over(folder: Path, watch: Watch | None, interrupted: Interrupts
     try:
         while not (folder / "over.json").exists():
             if daemon.poll() is not None:
+                if daemon.returncode == run_folder.UNWRITTEN:
+                    raise RunError(f"the run is over, but its end could not be written into {folder}: make room there")
                 if started >= DAEMONS_MAX:
                     raise RunError(
                         f"{started} daemons died, one after another; look at {folder / 'logs' / 'daemon.log'}"

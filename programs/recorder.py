@@ -1,8 +1,11 @@
 """The recorder: keeps what a run leaves behind, and is where somebody who watches looks.
 
 It writes metrics, evaluations, merges and the final model into the run folder as they come, publishes a status twice a
-second, passes on a request to stop, and knows when a run is over: everything final has arrived. Where a program has no
-syncer it also keeps the token budget. It decides nothing about training.
+second, passes on a request to stop, and knows when a run is over: everything final has arrived, and is written. Where
+a program has no syncer it also keeps the token budget. It decides nothing about training.
+
+A disk that is full or broken does not stop it: lines wait or are lost, and are counted; the final model is written as
+soon as the disk takes it. Only where that lasts too long, the run has failed: the status has an `error` then.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from isthmus.ops.evaluate import Evaluated
 from isthmus.ops.items import Control, Merging, Progress, as_totals, merge_totals
 from isthmus.ops.items import Final as FinalItem
 from isthmus.programs.summary import fragment_accounts, goodput, merged_share
+from isthmus.runtime.disk import Disk
 from isthmus.runtime.store import Lines, write_tensors
 
 METRIC_NS: Final = 200_000_000
@@ -25,6 +29,12 @@ CONTROL_NS: Final = 1_000_000_000
 """Pacers fire on what they hear; this lets them notice, too, that time has passed."""
 SETTLE_NS: Final = 2_000_000_000
 """How long after the last final fragment the learners' last reports are waited for: that of a dead one never comes."""
+RETRY_NS: Final = 500_000_000
+SAVE_NS_MAX: Final = 600_000_000_000
+"""How long a disk may refuse the final model: ten minutes, in which somebody may make room for it."""
+
+LINES_NS_MAX: Final = 30_000_000_000
+"""How long, at the end, lines are waited for that the disk does not take."""
 
 
 class Recorder:
@@ -49,6 +59,12 @@ class Recorder:
         self._merging: dict[tuple[int, int], Merging] = {}
         self._evaluations: list[Evaluated] = []
         self._final: set[int] = set()
+        self._unsaved: dict[int, FinalItem] = {}
+        self._refused_since: int | None = None
+        self._save_at = 0
+        self._complete_at: int | None = None
+        self._save_error: str | None = None
+        self._error: str | None = None
         self._final_at: int | None = None
         self._zero: int | None = None
         self._stepping_until = 0
@@ -62,14 +78,16 @@ class Recorder:
         """Open the files."""
         self._context = context
         self._began_at = context.now()
-        self._metrics = Lines(self._folder / "metrics.jsonl")
-        self._merges = Lines(self._folder / "merges.jsonl")
-        self._losses = Lines(self._folder / "evaluations.jsonl")
+        self._disk: Disk = context.disk
+        self._metrics = Lines(self._folder / "metrics.jsonl", self._disk)
+        self._merges = Lines(self._folder / "merges.jsonl", self._disk)
+        self._losses = Lines(self._folder / "evaluations.jsonl", self._disk)
+        self._files = {"metrics": self._metrics, "merges": self._merges, "evaluations": self._losses}
 
     def close(self) -> None:
         """Close the files."""
         self._flush_early()
-        for lines in (self._metrics, self._merges, self._losses):
+        for lines in self._files.values():
             lines.close()
 
     def __call__(
@@ -90,10 +108,14 @@ class Recorder:
             line = {"tokens": evaluated["tokens"], "eval_loss": evaluated["loss"], "kind": evaluated["kind"]}
             self._write(self._losses, now, line)
         for item in _items(final):
-            self._write_final(item, now)
-        self.is_finished = self._is_over(now)
+            self._unsaved[item["fragment"]] = item
+        if self._unsaved and now >= self._save_at:
+            self._save(now)
+        self.is_finished = self._error is not None or (self._is_complete(now) and self._is_flushed(now))
         if self.is_finished or now - self._published_at >= STATUS_NS:
             self._published_at = now
+            for lines in self._files.values():
+                lines.flush()
             self._context.publish(self._status(now))
         return self._control(now)
 
@@ -136,11 +158,30 @@ class Recorder:
         line["grace_ms_used"] = (merging["closed_at"] - merging["quorum_at"]) / 1e6
         self._write(self._merges, merging["published_at"], line)
 
-    def _write_final(self, item: FinalItem, now: int) -> None:
+    def _save(self, now: int) -> None:
+        """Write the final model, as much of it as is here; what the disk does not take is tried again."""
+        try:
+            for fragment in sorted(self._unsaved):
+                self._write_final(self._unsaved[fragment])
+                del self._unsaved[fragment]
+                self._final.add(fragment)
+                self._final_at = now
+        except OSError as error:
+            self._refused_since = now if self._refused_since is None else self._refused_since
+            self._save_at = now + RETRY_NS
+            self._save_error = error.strerror or str(error)
+            if now - self._refused_since >= SAVE_NS_MAX:
+                where, tried = self._folder / "snapshots" / "final", f"{SAVE_NS_MAX / 60e9:.0f} minutes"
+                self._error = (
+                    f"the final model could not be written into {where}: {self._save_error}, for {tried}. "
+                    "Make room, or mend the disk, and run again."
+                )
+        else:
+            self._refused_since = self._save_error = None
+
+    def _write_final(self, item: FinalItem) -> None:
         path = self._folder / "snapshots" / "final" / f"fragment-{item['fragment']}.safetensors"
-        write_tensors(path, item["tensors"])
-        self._final.add(item["fragment"])
-        self._final_at = now
+        write_tensors(path, item["tensors"], self._disk)
 
     def _write(self, lines: Lines, at: int, line: dict[str, Any]) -> None:
         """Add a line; times count from the first inner step of any learner, so early lines wait for it."""
@@ -167,9 +208,16 @@ class Recorder:
         self._is_stopping, self._controlled_at = stop, now
         return {"control": Control(stop=stop, tokens=self._budget, totals=as_totals(self._totals))}
 
-    def _is_over(self, now: int) -> bool:
+    def _is_flushed(self, now: int) -> bool:
+        """Whether no line waits for the disk, or none is waited for any more, once all the rest is there."""
+        self._complete_at = now if self._complete_at is None else self._complete_at
+        waiting = [name for name, lines in self._files.items() if not lines.flush()]
+        return not waiting or now - self._complete_at >= LINES_NS_MAX
+
+    def _is_complete(self, now: int) -> bool:
+        """Whether everything final has arrived, and the model is written."""
         fragments = max((len(report["accounts"]) for report in self._reports.values()), default=0)
-        if not self._reports or self._final_at is None or len(self._final) < max(fragments, 1):
+        if self._unsaved or not self._reports or self._final_at is None or len(self._final) < max(fragments, 1):
             return False
         if self._has_evaluator and (not self._evaluations or self._evaluations[-1]["kind"] != "final"):
             return False
@@ -182,7 +230,13 @@ class Recorder:
     def _status(self, now: int) -> dict[str, Any]:
         """Everything that somebody who watches wants to know, and all that the summary is made of."""
         stepping = [report for report in self._reports.values() if report["phase"] == "stepping"]
-        phase = "done" if self.is_finished else "final" if self._final or self._is_stopping else "training"
+        phase = (
+            "done"
+            if self.is_finished
+            else "final"
+            if self._final_at or self._unsaved or self._is_stopping
+            else "training"
+        )
         former = [_learner(report) for report in self._former]
         present = {slot: _learner(report) for slot, report in sorted(self._reports.items())}
         merges, votes = self._merge_counts()
@@ -204,6 +258,9 @@ class Recorder:
             "eval_loss_initial": self._evaluations[0]["loss"] if self._evaluations else None,
             "evaluations": len(self._evaluations),
             "epochs": self._epochs(),
+            "error": self._error,
+            "files": {name: lines.counts() for name, lines in self._files.items()},
+            "unsaved": {"fragments": len(self._unsaved), "error": self._save_error},
             "former": former,
             "learners": present,
             "merged_tokens": merged,

@@ -6,18 +6,16 @@ and writes the files of the run that are not the recorder's.
 
 from __future__ import annotations
 
-import json
 import platform
 import resource
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from isthmus.programs import run_folder
 from isthmus.programs.command.graph_view import as_json
-from isthmus.programs.command.report import write_report
 from isthmus.programs.interrupts import Interrupts, interrupts
+from isthmus.programs.last_files import leave_behind
 from isthmus.programs.recording import RUN_FOLDER
 from isthmus.programs.reference import resolve
 from isthmus.programs.request import Request
@@ -25,10 +23,11 @@ from isthmus.programs.summary import fragment_sizes, roster_counts, summarise
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph import Reference
+from isthmus.runtime.growing import Growing
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.local import LocalRun
-from isthmus.runtime.store import append_bytes, write_bytes, write_json
-from isthmus.runtime.trace import Trace, as_perfetto
+from isthmus.runtime.store import write_json
+from isthmus.runtime.trace import Trace
 
 STATUS_SECONDS: Final = 0.25
 RECORD: Final = "recorder/0/record"
@@ -56,15 +55,20 @@ def run_inproc(request: Request, *, watch: Watch | None) -> Outcome:
     """Train in this process. RunError if a body failed, or if Ctrl-C came twice; what there is by then is written."""
     folder = request.run_dir
     run_folder.create(folder, request.config)
-    write_json(folder / "graph.json", as_json(request.graph, request.proof, request.fingerprint, _placement(request)))
+    shape = as_json(request.graph, request.proof, request.fingerprint, _placement(request))
+    with run_folder.prepared(folder):
+        write_json(folder / "graph.json", shape)
     trace = Trace()
 
     def resolved(reference: Reference) -> Any:
         return folder if reference == RUN_FOLDER else resolve(reference)
 
     def keep_tape(replica: Replica, data: bytes) -> None:
-        append_bytes(folder / "tape" / f"{replica.role}-{replica.slot}.tape", data)
+        if replica not in tapes:
+            tapes[replica] = Growing(folder / "tape" / f"{replica.role}-{replica.slot}.tape")
+        tapes[replica].append(data)
 
+    tapes: dict[Replica, Growing] = {}
     counts = roster_counts(request.graph, request.job.learners)
     run = LocalRun(
         request.plans,
@@ -84,7 +88,10 @@ def run_inproc(request: Request, *, watch: Watch | None) -> Outcome:
         status = run.status().get(RECORD, {})
         sent = sum(host.traffic.bytes_sent for replica, host in run.hosts.items() if replica.role == "syncer")
         run.close(1.0 if is_killed else 10.0)
-    outcome = "failed" if run.error is not None or is_killed else "stopped" if was_stopped else "done"
+    for tape in tapes.values():
+        tape.close()
+    failure = run.error or status.get("error")
+    outcome = "failed" if failure is not None or is_killed else "stopped" if was_stopped else "done"
     summary = summarise(
         status,
         trace.spans,
@@ -97,23 +104,15 @@ def run_inproc(request: Request, *, watch: Watch | None) -> Outcome:
         cpu_seconds=_cpu_seconds() - cpu_before,
         bytes_sent_by_shards=sent,
     )
-    summary["error"] = run.error
-    leave_behind(folder, summary, trace, Instant(status.get("zero") or 0))
+    summary["error"] = failure
+    leave_behind(folder, summary, list(trace.spans), Instant(status.get("zero") or 0))
     if watch is not None:
         watch.close(summary)
-    if run.error is not None:
-        raise RunError(run.error)
+    if failure is not None:
+        raise RunError(failure)
     if is_killed:
         raise RunError("ended at once by a second Ctrl-C; what had been merged by then is not written")
     return Outcome(summary, folder)
-
-
-def leave_behind(folder: Path, summary: Mapping[str, Any], trace: Trace, zero: Instant) -> None:
-    """Write the files that come at the end: summary, trace and report."""
-    write_json(folder / "summary.json", summary)
-    events = {"traceEvents": list(as_perfetto(list(trace.spans), zero)), "displayTimeUnit": "ms"}
-    write_bytes(folder / "trace.json", json.dumps(events, separators=(",", ":")).encode())
-    write_report(folder)
 
 
 def _watch_until_over(run: LocalRun, watch: Watch | None, interrupted: Interrupts) -> bool:

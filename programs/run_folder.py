@@ -7,8 +7,8 @@ while the run lasts is decided by the recorder.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,8 @@ _SIGNS: Final = (
     "report.html",
 )
 """A folder with any of these is that of a run."""
+UNWRITTEN: Final = 3
+"""The exit status of a daemon whose run is over, where the disk does not even take that it is."""
 _SAME_SECOND_MAX: Final = 1000
 
 
@@ -59,11 +61,26 @@ def choose(run_dir: str | Path | None, program: str, now: datetime) -> Path:
 
 def create(path: Path, config: Mapping[str, Mapping[str, Any]], *, latest: bool = True) -> None:
     """Make the folder with its config.toml, and, if it is to be the `latest`, let runs/latest in the current folder
-    point to it."""
-    path.mkdir(parents=True, exist_ok=True)
-    (path / CONFIG).write_text(document(config), encoding="utf-8")
+    point to it. ConfigError if the disk does not take it."""
+    with prepared(path):
+        path.mkdir(parents=True, exist_ok=True)
+        (path / CONFIG).write_text(document(config), encoding="utf-8")
     if latest:
         point_latest_to(path)
+
+
+@contextmanager
+def prepared(path: Path) -> Iterator[None]:
+    """While the files of a run that is about to start are written into its folder: ConfigError if the disk refuses, and
+    then no file of a run is left there."""
+    try:
+        yield
+    except OSError as error:
+        for name in (CONFIG, "graph.json", "spec.json"):
+            with suppress(OSError):
+                (path / name).unlink(missing_ok=True)
+        found, do = error.strerror or str(error), "Make room there, or choose another folder with --run-dir."
+        raise ConfigError(f"Preparing the run folder {path}", "a disk that takes its files", found, do) from None
 
 
 def document(config: Mapping[str, Mapping[str, Any]]) -> str:

@@ -100,11 +100,26 @@ def summarise(
         "goodput": round(goodput(lives, learners * stepped), 6),
         "uptime": round(_uptime(spans, zero, ended), 6),
         "bytes_sent_total": bytes_sent,
+        **lines_missing(status.get("files", {})),
         "fragment_accounts": accounts,
         "per_learner": [
             _learner(slot, [life for life in lives if life["slot"] == slot], status, fragment_sizes)
             for slot in sorted(reports)
         ],
+    }
+
+
+def lines_missing(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How many lines were `lines_lost` because the disk did not take them, how many are torn, and the `disk_error`.
+
+    `files` is what the recorder says of its files of lines; what still waits there is counted as lost.
+    """
+    counts = [files[name] for name in sorted(files)]
+    errors = [str(count["error"]) for count in counts if count["error"]]
+    return {
+        "lines_lost": sum(count["lost"] + count["waiting"] for count in counts),
+        "lines_torn": sum(count["torn"] for count in counts),
+        "disk_error": errors[0] if errors else None,
     }
 
 

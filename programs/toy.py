@@ -26,17 +26,25 @@ LAYOUT: Final = (
     TensorSpec("norm", (5,), "float32"),
     TensorSpec("second", (5, 3), "float32"),
 )
+LAYOUT_WIDE: Final = (*LAYOUT[:3], TensorSpec("second", (5000, 3), "float32"))
+"""60 kB more: enough to fill a slow link."""
 TOKENS_PER_BATCH: Final = 8
 LR: Final = np.float32(0.1)
-REFERENCE: Final = Reference("isthmus.programs.toy:TOY")
 Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Toy:
-    """The task."""
+    """The task, with the parameters of a layout; `name` is what it is called here."""
 
+    name: str
+    layout: tuple[TensorSpec, ...]
     tokens_per_batch: int = TOKENS_PER_BATCH
+
+    @property
+    def reference(self) -> Reference:
+        """Where hosts find it."""
+        return Reference(f"{__name__}:{self.name}")
 
     def batch(self, at: At) -> dict[str, Any]:
         """The disturbance of one step."""
@@ -44,30 +52,39 @@ class Toy:
 
     def learner(self, fragments: Sequence[Fragment], *, seed: int, alpha: float) -> ToyLearner:
         """The learner of this task."""
-        return ToyLearner(tuple(fragments), seed, np.float32(alpha))
+        return ToyLearner(self.layout, tuple(fragments), seed, np.float32(alpha))
+
+    def gradient_learner(self, seed: int) -> ToyGradientLearner:
+        """The learner of this task where gradients are averaged."""
+        return ToyGradientLearner(self.layout, seed)
 
     def evaluator(self, seed: int) -> ToyEvaluation:
         """The evaluation of this task."""
-        return ToyEvaluation()
+        return ToyEvaluation(self.layout)
 
 
-TOY: Final = Toy()
+TOY: Final = Toy("TOY", LAYOUT)
+WIDE: Final = Toy("WIDE", LAYOUT_WIDE)
 
 
 @dataclass(slots=True)
 class ToyLearner:
     """Gradient descent without momentum."""
 
+    layout: tuple[TensorSpec, ...]
     fragments: tuple[Fragment, ...]
     seed: int
     alpha: np.float32
     device_kind: str = "toy"
-    tensors: Tensors = field(default_factory=lambda: {each.name: np.zeros(each.shape, np.float32) for each in LAYOUT})
+    tensors: Tensors = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = _zeros(self.layout)
 
     def begin(self) -> None:
         """First parameters."""
         rng = np.random.default_rng(self.seed)
-        self.tensors = {each.name: rng.standard_normal(each.shape, np.float32) for each in LAYOUT}
+        self.tensors = {each.name: rng.standard_normal(each.shape, np.float32) for each in self.layout}
 
     def compile(self, batch: Any) -> None:
         """Nothing is to be compiled."""
@@ -115,8 +132,48 @@ class ToyLearner:
         """There are none."""
 
 
+class ToyGradientLearner:
+    """The same descent, by gradients that leave as one vector."""
+
+    device_kind: Final = "toy"
+
+    def __init__(self, layout: tuple[TensorSpec, ...], seed: int) -> None:
+        self._learner = ToyLearner(layout, (), seed, np.float32(0.0))
+        self._learner.begin()
+
+    def gradient(self, batch: Any) -> tuple[float, Vector]:
+        """The loss of a batch and its gradient."""
+        tensors, noise = self._learner.tensors, batch["noise"]
+        parts = [np.ravel(tensor - np.float32(1.0) + noise[i]) for i, tensor in enumerate(tensors.values())]
+        return loss_of(tensors), np.concatenate(parts)
+
+    def apply(self, vector: Vector, progress: float) -> None:
+        """Step along a gradient."""
+        tensors, begin = {}, 0
+        for name, tensor in self._learner.tensors.items():
+            part = vector[begin : begin + tensor.size]
+            tensors[name], begin = tensor - LR * part.reshape(tensor.shape), begin + tensor.size
+        self._learner.tensors = tensors
+
+    def tree(self) -> Tensors:
+        """A copy of everything."""
+        return self._learner.copy()
+
+    def state(self) -> list[Any]:
+        """The same, in the order of the layout."""
+        return list(self.tree().values())
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Take what another had."""
+        names = self._learner.tensors
+        self._learner.tensors = {name: np.array(values) for name, values in zip(names, state, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
 class ToyEvaluation:
     """The loss itself: there is no held-out data."""
+
+    layout: tuple[TensorSpec, ...]
 
     def loss(self, parameters: Any) -> float:
         """Of all tensors."""
@@ -124,7 +181,7 @@ class ToyEvaluation:
 
     def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Tensors:
         """All tensors, from the fragments."""
-        tensors = {each.name: np.zeros(each.shape, np.float32) for each in LAYOUT}
+        tensors = _zeros(self.layout)
         for fragment in fragments:
             _write(fragment, values[fragment.index], tensors)
         return tensors
@@ -136,14 +193,14 @@ def loss_of(tensors: Tensors) -> float:
     return 0.5 * total / sum(tensor.size for tensor in tensors.values())
 
 
-def graph_of(program: Program, *, learners: int, steps: int, seed: int) -> Graph:
+def graph_of(program: Program, *, learners: int, steps: int, seed: int, task: Toy = TOY) -> Graph:
     """The graph of a program that trains this task for so many steps a learner; ConfigError for settings out of
     range."""
     settings = {**program.schema().read(program.settings)}
     job = Job(
         program=program.reference,
-        task=REFERENCE,
-        layout=LAYOUT,
+        task=task.reference,
+        layout=task.layout,
         tokens_per_batch=TOKENS_PER_BATCH,
         tokens=TOKENS_PER_BATCH * learners * steps,
         learners=learners,
@@ -153,6 +210,10 @@ def graph_of(program: Program, *, learners: int, steps: int, seed: int) -> Graph
     graph = program.build(job)
     with_recorder(graph, job)
     return graph
+
+
+def _zeros(layout: Sequence[TensorSpec]) -> Tensors:
+    return {each.name: np.zeros(each.shape, np.float32) for each in layout}
 
 
 def _write(fragment: Fragment, values: Vector, tensors: Tensors) -> None:

@@ -96,6 +96,7 @@ class Worlds:
         from isthmus.runtime.graph import Reference
         from isthmus.runtime.ids import Replica
         from isthmus.runtime.sim import Climate, Universe, World
+        from isthmus.runtime.sim.universe import HOME
         from isthmus.runtime.trace import Trace
 
         self._count += 1
@@ -140,6 +141,8 @@ class Worlds:
             )
         self._open.append(world)
         world.run(lambda: ("recorder/0", "record") in world.ended, seconds_max=seconds_max)
+        if isinstance(world, Universe):
+            world.disks[HOME].copy_to(request.run_dir)
         if isinstance(world, Universe) and world.injector.missed:
             raise RunError(f"the run was over before these happened: {'; '.join(world.injector.missed)}")
         hosts = world.hosts

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.disk import Disk
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.ids import Member
 
@@ -42,7 +43,8 @@ class Context:
     """What a body that has an `open(context)` method is told when its host opens it, in its own thread.
 
     `connected` names the ports that have an edge; `now` may be called at any time; `stop_requested` says whether
-    somebody asked the run to stop; `publish` gives the host a small dict to show in its status.
+    somebody asked the run to stop; `publish` gives the host a small dict to show in its status; `disk` is the
+    machine's, for whoever keeps files.
     """
 
     member: Member
@@ -53,6 +55,7 @@ class Context:
     stop_requested: Callable[[], bool]
     publish: Callable[[dict[str, Any]], None]
     traffic: Traffic
+    disk: Disk
 
 
 class Body(Protocol):

@@ -27,7 +27,8 @@ from isthmus.runtime.gate import Gate
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.ledger import Ledger, started_at
 from isthmus.runtime.lives import BACKOFF_SECONDS, HEALTHY_SECONDS, SERVING, Life
-from isthmus.runtime.membership import HeartbeatArrived, HostAnnounced, HostEnded, MembershipOptions
+from isthmus.runtime.patience import MembershipOptions
+from isthmus.runtime.presence import Excuse, HostAnnounced, HostEnded
 from isthmus.runtime.roll import Roll
 from isthmus.runtime.store import Lines, write_json
 from isthmus.runtime.supervisor import Launch, Supervisor
@@ -39,14 +40,13 @@ ADOPT_SECONDS: Final = 10.0
 EXIT_SECONDS: Final = 10.0
 """How long hosts may take to end when they are told to; then they are killed."""
 PATIENCE: Final = seconds(20)
-"""The daemon sees processes end. Silence only tells of one that hangs or is stopped, so a host is replaced after 20 s
-of it, or 18.8 s where its heartbeats were regular: long enough for somebody to stop and resume it."""
-PHI_GONE: Final = 300.0
-"""A threshold that no silence below 18.8 s reaches, whatever was learned."""
+"""Whatever was learned, a silent host is replaced after this."""
+DEVIATION_MIN: Final = seconds(1)
+"""A host with regular heartbeats is suspect after 3.3 s of silence, and replaced after 7.3 s: on a machine with six
+times as many busy processes as cores a healthy one was silent for 1.9 s, and a body that keeps the interpreter to
+itself for some seconds is to cost nobody a life. Whether a process has ended or was stopped, the daemon sees itself."""
 ABANDON_SECONDS: Final = 5.0
 """How long other machines may take to tell that their hosts are gone, once all are to be killed."""
-HURRY_SECONDS: Final = 5.0
-"""Once a run is to stop, nobody waits longer than this for a learner that is suspect."""
 
 
 class Daemon:
@@ -85,9 +85,8 @@ class Daemon:
         self._replicas += sorted(set(self.fleet.machines) - set(self._replicas))
         options = MembershipOptions(
             slots_max=self._slots_max,
-            phi_gone=PHI_GONE,
             interval_first=seconds(HEARTBEAT_SECONDS),
-            deviation_first=seconds(1),
+            deviation_min=DEVIATION_MIN,
             silence_max=patience,
         )
         self._roll = Roll(loop, options, self)
@@ -115,7 +114,8 @@ class Daemon:
                     self.tell(self._lives[replica].member, ADOPTED)
             elif self.outcome == "running" and replica not in self.fleet.retired:
                 wanted.append(replica)
-        self.fleet.start_all(wanted, self.endpoint)
+        for replica in self.fleet.in_order(wanted):
+            self._start(replica)
         if self.outcome != "running":
             self.end(self.outcome)
         if self._adopting:
@@ -127,8 +127,6 @@ class Daemon:
         self._is_stopping = True
         self._ledger.note("stopping")
         self._tell_all()
-        for member in self._roll.suspects():
-            self.member_suspected(member)
 
     def end(self, outcome: str, error: str | None = None) -> None:
         """Kill every host, and be over."""
@@ -210,8 +208,8 @@ class Daemon:
             return
         try:
             self.fleet.start(replica, self.endpoint)
-        except OSError as error:  # No memory, or no process left; there may be later.
-            self._roll.explain(replica, f"not restarted yet: {error}")
+        except OSError as error:  # No memory, no process left, no room for its number; there may be later.
+            self._roll.explain(Member(replica, self._ledger.last(replica)), f"not started yet: {error}")
             self._loop.call_later(BACKOFF_SECONDS[-1], self._start, replica)
 
     def life_began(self, life: Life) -> None:
@@ -231,8 +229,8 @@ class Daemon:
         self._adopting.discard(replica)
         if not self._is_ending:
             self.tell(life.member, reason)
-        self._roll.explain(replica, reason)
         self._roll.remember(HostEnded(life.member, reason))
+        self._roll.explain(life.member, reason)
         if self._is_ending:
             self._finish_if_alone()
         elif not (self._is_stopping and replica.role == LEARNER and self._has_learner()):
@@ -286,7 +284,7 @@ class Daemon:
         if life.member.replica.role == "recorder" and "record" in life.published:
             self.status_last = life.published["record"]
         if life.member in self._roll.members():
-            self._roll.remember(HeartbeatArrived(life.member, life.phase))
+            self._roll.remember(life.heartbeat())
             return
         self._adopting.discard(life.member.replica)
         self._roll.remember(HostAnnounced(life.member, life.phase))
@@ -297,7 +295,8 @@ class Daemon:
         if self._is_ending:
             return
         self.status_last = life.published.get("record", self.status_last)
-        self._settle("stopped" if self._is_stopping else "done", None)
+        error = self.status_last.get("error")
+        self._settle("failed" if error else "stopped" if self._is_stopping else "done", error)
         self._tell_all()
         self._loop.call_later(EXIT_SECONDS, self.end, self.outcome)
         self._finish_if_alone()
@@ -323,19 +322,20 @@ class Daemon:
         """Somebody was admitted or removed: everybody is told."""
         self._tell_all()
 
-    def member_suspected(self, member: Member) -> None:
-        """Where the run is to stop, its last rounds do not wait for long for a learner that is silent."""
-        if self._is_stopping and member.replica.role == LEARNER:
-            self._loop.call_later(HURRY_SECONDS, self._leave_out, member)
+    def excuse(self, member: Member) -> tuple[Excuse, str] | None:
+        """Why the silence of a member is not its own doing; when the run comes to its end, nothing excuses it."""
+        life = self._lives.get(member.replica)
+        is_asked = life is not None and life.member == member and not self._is_coming_to_its_end()
+        return self.fleet.excuse(life) if life is not None and is_asked else None
 
-    def _leave_out(self, member: Member) -> None:
-        if not self._is_closed and member in self._roll.suspects():
-            self.member_removed(member, "silent while the run comes to its end")
+    def _is_coming_to_its_end(self) -> bool:
+        return self._is_stopping or any(life.phase == "final" for life in self._lives.values())
 
     def member_removed(self, member: Member, reason: str) -> None:
-        """A host that was removed while its process lives hangs: it is killed, so that the next can take its place."""
+        """A host that was removed while its process lives hangs: it is killed, so that the next can take its place. One
+        that ends with the run is silent while it writes down what it has, and is given EXIT_SECONDS for that."""
         life = self._lives.get(member.replica)
-        if life is not None and life.member == member:
+        if life is not None and life.member == member and not self._is_ending:
             self.tell(member, f"killed: {reason}")
             self.fleet.kill(life)
 
@@ -376,6 +376,9 @@ class Daemon:
         if self._is_closed:
             return
         self.fleet.beat()
+        self._ledger.settle()
+        self._events.flush()
+        self._roll.review(LEARNER if self._is_coming_to_its_end() and not self._is_ending else "")
         self._tell_all()
         self._loop.call_later(2 * HEARTBEAT_SECONDS, self._beat)
 

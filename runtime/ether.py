@@ -7,7 +7,9 @@ Theory of operation. A connection has two pipes, one for each direction. What is
 after the time that its bytes take at the pace of the link, and the latency of the way; the two sockets of a peer are
 two connections, which overtake each other. While the way is *cut* nothing arrives: it waits, as it waits in the buffers
 of TCP, and arrives when the way is there again, unless that takes UNHEARD; then both ends give the connection up. A
-*reset* ends it at once, with all that is under way. An end that is closed tells the other one, which takes a way, too.
+*reset* ends it at once, with all that is under way. An end that is closed tells the other one, which takes a way, too;
+what it had sent is lost, or still arrives before that where it `lingers`: a kernel goes on sending for a process that
+has ended. So a connection may be heard of after a later one of the same two.
 
 What becomes of a connection is told as ZeroMQ tells it: a socket that has dialled calls `gone`, a bound one only
 notices that sending fails. `run` of a host makes its callbacks, now, later, or never: it may be paused, or dead.
@@ -16,45 +18,29 @@ notices that sending fails. `run` of a host makes its callbacks, now, later, or 
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
-from isthmus.runtime.clock import Clock, Duration, Instant, seconds
+from isthmus.runtime.clock import Clock
 from isthmus.runtime.frames import Bytes
 from isthmus.runtime.messages import TOKEN_BYTES
+from isthmus.runtime.pipe import Message, Pipe, Weather
 from isthmus.runtime.sockets import Gone, Hear, Purpose
 
-UNHEARD: Final = seconds(5)
-"""As real sockets have it: TCP gives up what is not acknowledged for so long."""
 PORT_FIRST: Final = 1024
 
-Message = list[Bytes] | None
-"""What a pipe carries: frames, or None for the end of the side that sends."""
 Run = Callable[[Callable[[], None]], None]
 
 
-class Weather(Protocol):
-    """What the way from one machine to another is like, now."""
-
-    def is_cut(self, source: str, target: str) -> bool:
-        """Whether nothing arrives."""
-
-    def latency(self, source: str, target: str) -> Duration:
-        """How long a message of no bytes takes; asked once for each message."""
-
-    def pace(self, source: str, target: str, size_bytes: int) -> Duration:
-        """For how long so many bytes keep the link."""
-
-
 class Ether:
-    """All sockets of a world."""
+    """All sockets of a world. `lingers` is asked at each end that closes: whether what it has sent still arrives."""
 
-    def __init__(self, clock: Clock, weather: Weather) -> None:
-        self.clock, self.weather = clock, weather
+    def __init__(self, clock: Clock, weather: Weather, lingers: Callable[[], bool] = lambda: False) -> None:
+        self.clock, self.weather, self.lingers = clock, weather, lingers
         self.connections: list[Connection] = []
         self.listeners: dict[str, EtherSocket] = {}
         self._numbers = 0
@@ -70,69 +56,6 @@ class Ether:
             connection.changed()
 
 
-class Pipe:
-    """One direction of a connection."""
-
-    def __init__(
-        self,
-        ether: Ether,
-        source: str,
-        target: str,
-        arrive: Callable[[Message], None],
-        give_up: Callable[[], None],
-    ) -> None:
-        self._ether, self._arrive, self._give_up = ether, arrive, give_up
-        self._source, self._target = source, target
-        self._waiting: deque[tuple[Instant, Message]] = deque()
-        self._arrives_last = self._is_free_at = Instant(0)
-        self._cancel: Callable[[], None] | None = None
-        self._is_stuck = False
-
-    def put(self, message: Message) -> None:
-        """Send."""
-        now, weather = self._ether.clock.now(), self._ether.weather
-        took = weather.pace(self._source, self._target, sum(map(len, message or [])))
-        self._is_free_at = Instant(max(self._is_free_at, now) + took)
-        latency = weather.latency(self._source, self._target)
-        self._arrives_last = Instant(max(self._arrives_last, self._is_free_at + latency))
-        self._waiting.append((self._arrives_last, message))
-        if self._cancel is None:
-            self._wait()
-
-    def changed(self) -> None:
-        """What is stuck goes on, if it can."""
-        if self._is_stuck and not self._ether.weather.is_cut(self._source, self._target):
-            self._is_stuck = False
-            self._stop()
-            self._wait()
-
-    def close(self) -> None:
-        """Lose what is under way."""
-        self._waiting.clear()
-        self._stop()
-
-    def _wait(self) -> None:
-        if self._waiting:
-            self._cancel = self._ether.clock.call_at(self._waiting[0][0], self._deliver)
-
-    def _stop(self) -> None:
-        if self._cancel is not None:
-            self._cancel()
-            self._cancel = None
-
-    def _deliver(self) -> None:
-        self._cancel = None
-        ether = self._ether
-        if ether.weather.is_cut(self._source, self._target):
-            self._is_stuck = True
-            self._cancel = ether.clock.call_at(Instant(ether.clock.now() + UNHEARD), self._give_up)
-            return
-        _, message = self._waiting.popleft()
-        self._arrive(message)
-        if self._cancel is None:
-            self._wait()
-
-
 class Connection:
     """One connection, from a socket that dials to whatever listens at an endpoint when the handshake arrives there."""
 
@@ -140,11 +63,12 @@ class Connection:
         self._ether, self._endpoint = ether, endpoint
         self._client: EtherSocket | None = client
         self._server: EtherSocket | None = None
+        self._is_answered = False
         self.address = ether.number().to_bytes(5, "big")
         near, far = client.machine, machine_of(endpoint)
         self.machines = near, far
-        self._there = Pipe(ether, near, far, self._arrive_there, self.reset)
-        self._back = Pipe(ether, far, near, self._arrive_back, self.reset)
+        self._there = Pipe(ether.clock, ether.weather, near, far, self._arrive_there, self.reset)
+        self._back = Pipe(ether.clock, ether.weather, far, near, self._arrive_back, self.reset)
         ether.connections.append(self)
         self._there.put([])
 
@@ -161,19 +85,22 @@ class Connection:
         return self._server is not None
 
     def close(self, end: EtherSocket) -> None:
-        """One end wants no more; what it has sent and what is on its way to it is lost."""
+        """One end wants no more; what is on its way to it is lost, and what it has sent, too, unless it lingers."""
         is_client = end is self._client
-        pipes = (self._there, self._back) if is_client else (self._back, self._there)
-        for pipe in pipes:
-            pipe.close()
+        out, into = (self._there, self._back) if is_client else (self._back, self._there)
+        into.close()
+        lingers = self._ether.lingers()
+        if not lingers:
+            out.close()
         if is_client:
             self._client = None
         else:
             self._server = None
-        if self._client is None and self._server is None:
+        is_still_to_arrive = is_client and lingers and not self._is_answered
+        if self._client is None and self._server is None and not is_still_to_arrive:
             self._over()
         else:
-            pipes[0].put(None)
+            out.put(None)
 
     def reset(self, reason: str = "disconnected") -> None:
         """It is no more, at both ends, with whatever is under way."""
@@ -201,8 +128,8 @@ class Connection:
             self.reset()
         elif self._server is not None:
             self._server.came(self.address, message)
-        elif (listener := self._ether.listeners.get(self._endpoint)) is not None:
-            self._server = listener
+        elif not self._is_answered and (listener := self._ether.listeners.get(self._endpoint)) is not None:
+            self._server, self._is_answered = listener, True
             listener.accepted(self)
         else:
             self._there.close()

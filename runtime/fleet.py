@@ -17,6 +17,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.ledger import Ledger
 from isthmus.runtime.lives import Life
 from isthmus.runtime.post import Owner, Post
+from isthmus.runtime.presence import Excuse
 from isthmus.runtime.supervisor import Supervisor
 from isthmus.runtime.topology import LEARNER
 
@@ -114,14 +115,10 @@ class Fleet:
             post.start(Member(replica, newest))
         return bool(newest)
 
-    def start_all(self, wanted: Sequence[Replica], endpoint: str) -> None:
-        """Start the first lives, in the order that loses least time."""
+    def in_order(self, wanted: Sequence[Replica]) -> list[Replica]:
+        """These are about to be started; the result is the order that loses least time."""
         here = [replica for replica in wanted if self.machine(replica) not in self._posts]
-        for replica in wanted:
-            if replica not in here:
-                self.start(replica, endpoint)
-        for replica in self._supervisor.prepare(here):
-            self.start(replica, endpoint)
+        return [replica for replica in wanted if replica not in here] + self._supervisor.prepare(here)
 
     def start(self, replica: Replica, endpoint: str) -> None:
         """Start the next life of a replica that has none; OSError if this machine has no room for it."""
@@ -138,6 +135,17 @@ class Fleet:
             post.kill(life)
         elif life.watch is not None:
             self._supervisor.kill(life)
+
+    def excuse(self, life: Life) -> tuple[Excuse, str] | None:
+        """Why the silence of a life is not its own doing, if that is so, and in words that follow 'it is'."""
+        machine = self.machine(life.member.replica)
+        if life.watch is None and machine in self._posts and self._posts[machine].is_silent:
+            return "unheard", f"unheard, because its machine {machine} does not answer"
+        if not (life.is_stopped if life.watch is None else self._supervisor.is_stopped(life)):
+            return None
+        where = f" on {machine}" if life.watch is None else ""
+        how = f"`kill -CONT {life.pid}`{where} lets it go on, `kill -KILL {life.pid}` has it replaced"
+        return "stopped", f"stopped by a signal or a debugger; {how}"
 
     def delay(self, former: Life) -> float | None:
         """Seconds to wait before the next life of a replica; None if lives of it end again and again."""

@@ -11,7 +11,6 @@ the class attribute `outputs` names its outputs.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import GraphError, nearest
+from isthmus.runtime.signatures import Input, check_arguments, ports_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +134,6 @@ class Quorum:
 
 
 Firing: TypeAlias = AllOf | AnyOf | Every | Quorum
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """An input port of a body; `has_default` says that the body can be called without it."""
-
-    name: str
-    has_default: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -260,8 +252,8 @@ class Role:
         where = f"node {name!r} of role {self.name!r}"
         if any(node.name == name for node in self.graph.nodes):
             raise GraphError(where, "a name that no other node has", repr(name), "Choose another name.")
-        inputs, outputs = _ports_of(where, body)
-        _check_arguments(where, body, arguments, keywords)
+        inputs, outputs = ports_of(where, body)
+        check_arguments(where, body, arguments, keywords)
         required = AllOf(tuple(item.name for item in inputs if not item.has_default))
         node = Node(
             self.graph,
@@ -375,57 +367,3 @@ def takes_one(graph: Graph, node: Node, port: str) -> bool:
     if edge.is_local or (edge.route is not None and edge.route.kind == "next"):
         return True
     return graph.role_of(edge.source.node.role).replicas_max == 1
-
-
-def _ports_of(where: str, body: Callable[..., Any]) -> tuple[tuple[Input, ...], tuple[str, ...]]:
-    """Input and output ports of a body, from its signature."""
-    is_class = inspect.isclass(body)
-    outputs: Any = getattr(body, "outputs", ()) if is_class else ("result",)
-    if isinstance(outputs, str):
-        raise GraphError(where, "a tuple of names in `outputs`", repr(outputs), f"Write outputs = ({outputs!r},).")
-    try:
-        _ = body.__qualname__  # What has no name, as an instance or a partial, cannot be shown or named by reference.
-        call: Any = body
-        if inspect.isclass(body):  # Not getattr: every class has the __call__ of `type`.
-            call = next((vars(base)["__call__"] for base in body.__mro__ if "__call__" in vars(base)), None)
-        parameters = list(inspect.signature(call).parameters.values())[1 if is_class else 0 :]
-    except (TypeError, ValueError, AttributeError):
-        raise GraphError(
-            where,
-            "a function, or a class whose instances can be called",
-            repr(body),
-            "Give the body itself: node(name, function) or node(name, Class, arguments).",
-        ) from None
-    for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise GraphError(
-                where,
-                "a body whose parameters are its input ports, by name",
-                f"parameter {parameter}",
-                "Name every input port as a parameter of its own.",
-            )
-    return tuple(Input(item.name, item.default is not item.empty) for item in parameters), tuple(outputs)
-
-
-def _check_arguments(
-    where: str, body: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
-) -> None:
-    """Raise GraphError if `body` does not take the arguments of its node."""
-    if not inspect.isclass(body):
-        if arguments or keywords:
-            raise GraphError(
-                where,
-                "no arguments: the parameters of a function are its input ports",
-                f"{len(arguments) + len(keywords)} arguments",
-                "Write a class with __init__ and __call__.",
-            )
-        return
-    try:
-        inspect.signature(body).bind(*arguments, **keywords)
-    except TypeError as error:
-        raise GraphError(
-            where,
-            f"the arguments of {body.__qualname__}{inspect.signature(body)}",
-            str(error),
-            "Give the node what its body takes.",
-        ) from None

@@ -19,8 +19,10 @@ from typing import Any, Final, NamedTuple
 
 from isthmus.runtime import codec
 from isthmus.runtime.body import Context, Executor, Traffic, pairs, story
+from isthmus.runtime.busy import Busy
 from isthmus.runtime.channel import Channel, Parcel
 from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds
+from isthmus.runtime.disk import DISK, Disk
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
 from isthmus.runtime.events import (
     BodyFailed,
@@ -94,6 +96,7 @@ class Host:
         executor: Executor,
         seed: int,
         resolve: Callable[[Reference], Any],
+        disk: Disk = DISK,
         tape: Tape | None = None,
         trace: Trace | None = None,
         on_ended: Callable[[Host, str], None] = lambda host, node: None,
@@ -103,11 +106,12 @@ class Host:
         self.member = member
         self.scheduler = Scheduler(plan, member)
         self.traffic = Traffic()
+        self.busy = Busy()
         self.published: dict[str, dict[str, Any]] = {}
         self.refused: Counter[str] = Counter()
         self.stop_requested = False
         self._clock, self._channel, self._executor = clock, channel, executor
-        self._seed, self._resolve, self._tape, self._trace = seed, resolve, tape, trace
+        self._seed, self._resolve, self._disk, self._tape, self._trace = seed, resolve, disk, tape, trace
         self._on_ended, self._on_failed = on_ended, on_failed
         self._nodes: dict[int, NodePlan] = {node.index: node for node in plan.nodes}
         self._exits = {node.index: {output.name: i for i, output in enumerate(node.outputs)} for node in plan.nodes}
@@ -264,6 +268,7 @@ class Host:
                     stop_requested=lambda: self.stop_requested,
                     publish=partial(self._publish, node.name),
                     traffic=self.traffic,
+                    disk=self._disk,
                 )
             )
         self._bodies[node.index] = body
@@ -287,6 +292,8 @@ class Host:
             self.traffic.waited[node.name] = Duration(self.traffic.waited.get(node.name, 0) + waited)
         inputs = self._inputs(node, command)
         work = partial(self._fire, node, self._bodies[node.index], inputs)
+        if not node.may_block:
+            self.busy.began(node.name, self._clock.now())
         self._executor.submit(node.index, work, partial(self._fired, node))
 
     def _inputs(self, node: NodePlan, command: RunBody) -> dict[str, Any]:
@@ -370,6 +377,7 @@ class Host:
 
     def _fired(self, node: NodePlan, ended: Ended | None, error: BaseException | None) -> None:
         with self._lock:
+            self.busy.ended(node.name, self._clock.now())
             self._feed(self._ending(node, ended, error))
         self._told()
 

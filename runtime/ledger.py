@@ -1,14 +1,16 @@
 """The daemon's memory on disk: which incarnation of each replica was started as which process, and a few notes.
 
-A number is taken before the process starts, in one transaction, and never given again. A process is known by its pid
-and the time of its start, as the kernel tells it, so that a pid that was given to somebody else is not mistaken.
+A number is taken before the process starts, in one transaction that outlives a power failure, and never given again:
+as long as the disk does not take it, there is no number. Everything else is written as soon as the disk takes it. A
+process is known by its pid and the time of its start, as the kernel tells it, so that a pid that was given to somebody
+else is not mistaken.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from isthmus.runtime.ids import Replica
 
@@ -19,6 +21,10 @@ create table if not exists lives (
     primary key (role, slot, incarnation)
 );
 """
+
+
+class LedgerError(OSError):
+    """The ledger could not be written, so that no number was given; it may be tried again."""
 
 
 class Row(NamedTuple):
@@ -33,24 +39,31 @@ class Ledger:
     """The lives of a run's hosts, in a SQLite file."""
 
     def __init__(self, path: Path) -> None:
+        """Open or make the file; sqlite3.Error if that cannot be."""
+        self._path = path
+        self._owed: dict[tuple[str, str], tuple[str, tuple[Any, ...]]] = {}
         self._database = sqlite3.connect(path, isolation_level=None)
         self._database.execute("pragma journal_mode = wal")
-        self._database.execute("pragma synchronous = normal")
+        # With `normal` the newest transactions are lost with the power, and their numbers would be given again.
+        self._database.execute("pragma synchronous = full")
         self._database.executescript(_SCHEMA)
 
     def next(self, replica: Replica) -> int:
-        """Take the next incarnation of a replica, from 1 on."""
-        row = self._database.execute(
+        """Take the next incarnation of a replica, from 1 on; LedgerError if it cannot be written."""
+        rows = self._take(
+            replica,
             "insert into lives (role, slot, incarnation) "
             "values (?, ?, 1 + (select coalesce(max(incarnation), 0) from lives where role = ? and slot = ?)) "
             "returning incarnation",
             (replica.role, replica.slot, replica.role, replica.slot),
-        ).fetchone()
-        return int(row[0])
+        )
+        return int(rows[0][0])
 
     def take(self, replica: Replica, incarnation: int) -> None:
-        """Take an incarnation whose number somebody else has given; it may be taken already."""
-        self._database.execute(
+        """Take an incarnation whose number somebody else has given; it may be taken already. LedgerError if it cannot
+        be written."""
+        self._take(
+            replica,
             "insert or ignore into lives (role, slot, incarnation) values (?, ?, ?)",
             (replica.role, replica.slot, incarnation),
         )
@@ -64,7 +77,8 @@ class Ledger:
 
     def started(self, replica: Replica, incarnation: int, pid: int) -> None:
         """Note the process of an incarnation."""
-        self._database.execute(
+        self._owe(
+            ("life", f"{replica}#{incarnation}"),
             "update lives set pid = ?, started = ? where role = ? and slot = ? and incarnation = ?",
             (pid, started_at(pid), replica.role, replica.slot, incarnation),
         )
@@ -92,7 +106,17 @@ class Ledger:
 
     def note(self, name: str, value: bytes = b"") -> None:
         """Keep something for the next daemon, in place of what was kept under this name."""
-        self._database.execute("insert or replace into notes (name, value) values (?, ?)", (name, value))
+        self._owe(("note", name), "insert or replace into notes (name, value) values (?, ?)", (name, value))
+
+    def settle(self) -> bool:
+        """Write what the disk did not take; whether nothing is left."""
+        try:
+            for key, (statement, values) in list(self._owed.items()):
+                self._database.execute(statement, values)
+                del self._owed[key]
+        except sqlite3.Error:
+            return False
+        return True
 
     def noted(self, name: str) -> bytes | None:
         """What was kept under a name."""
@@ -101,7 +125,24 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file."""
+        self.settle()
         self._database.close()
+
+    def _owe(self, key: tuple[str, str], statement: str, values: tuple[Any, ...]) -> None:
+        """Write something now, or as soon as it can be, in place of what was owed under the same key."""
+        self._owed[key] = statement, values
+        self.settle()
+
+    def _take(self, replica: Replica, statement: str, values: tuple[Any, ...]) -> list[Any]:
+        """Carry out a statement that gives a number."""
+        try:
+            # All rows are fetched, for only then the transaction ends.
+            return self._database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise LedgerError(
+                f"giving {replica} its next life: {self._path} cannot be written: {error}. "
+                "Make room on its disk, or mend it; it is tried again."
+            ) from None
 
 
 def started_at(pid: int) -> int | None:

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from isthmus.runtime.clock import Duration
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.membership import PHASES, Phase
+from isthmus.runtime.presence import PHASES, HeartbeatArrived, Phase
 
 BACKOFF_SECONDS: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Before the n-th start in a row that did not come to anything; the first restart is at once."""
@@ -26,13 +27,14 @@ SERVING: Final = frozenset({"stepping", "serving", "final"})
 @dataclass(slots=True)
 class Life:
     """One host process, and whether it `is_child` of this one. `watch` is its pidfd, None for one that is on another
-    machine; `peer` the address of its control socket once it has said hello, `error` what it said of its failure,
-    `beats` how often it was heard."""
+    machine, which says whether the process `is_stopped`; `peer` the address of its control socket once it has said
+    hello, `error` what it said of its failure, `beats` how often it was heard."""
 
     member: Member
     pid: int
     watch: int | None
     is_child: bool
+    is_stopped: bool = False
     peer: bytes = b""
     error: str = ""
     beats: int = 0
@@ -53,6 +55,12 @@ class Life:
         self.beats += 1
         if phase in SERVING and self.served_at is None:
             self.served_at = now
+
+    def heartbeat(self) -> HeartbeatArrived:
+        """What it said last; TypeError or ValueError for figures that are no numbers."""
+        steps, busy, firing = (max(0, int(self.figures.get(name, 0))) for name in ("steps", "busy_ns", "firing_ns"))
+        node = str(self.figures.get("firing_node", ""))
+        return HeartbeatArrived(self.member, self.phase, steps, Duration(busy), Duration(firing), node)
 
     def shown(self) -> dict[str, Any]:
         """What a status shows of it; what a recorder publishes is the run's and not its own."""

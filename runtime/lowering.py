@@ -74,6 +74,7 @@ class NodePlan:
     fires: AllOf | AnyOf | Every | Quorum
     inputs: tuple[InputPlan, ...]
     outputs: tuple[OutputPlan, ...]
+    may_block: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,15 @@ def _node(graph: Graph, node: Node, indices: Mapping[int, int], edges: Mapping[i
         leaving = [edge for edge in edges.values() if edge.source == index and edge.source_port == name]
         outputs.append(OutputPlan(name, tuple(edge.index for edge in leaving), *_fields(graph, leaving)))
     return NodePlan(
-        index, node.name, node.body, node.arguments, node.keywords, node.fires, tuple(inputs), tuple(outputs)
+        index,
+        node.name,
+        node.body,
+        node.arguments,
+        node.keywords,
+        node.fires,
+        tuple(inputs),
+        tuple(outputs),
+        node.may_block,
     )
 
 

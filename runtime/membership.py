@@ -1,199 +1,67 @@
-"""The membership core, in its first form: who is alive, in which incarnation and phase.
+"""The membership core: who is alive, in which incarnation and phase, who is slow, and who is gone and why.
 
-It decides who is admitted, suspected and removed. It does not open connections, choose slots or incarnations, restart
-anybody, or decide what a removal means for a round or an edge.
+It decides who is admitted, suspected, called slow, and removed. It does not open connections, choose slots or
+incarnations, restart or kill anybody, or decide what a removal means for a round or an edge.
 
-Theory of operation. A replica is absent, *alive* or *suspect*. An announcement of a new incarnation admits it, after
-removing the one before. Every heartbeat renews it and teaches the core the member's rhythm; silence makes it suspect
-and then removes it; a supervisor that knows the process is gone removes it at once. Suspicion only informs: a suspect
-is a member until it is removed. An incarnation that ended, or that is older than the newest heard of, is refused for
-ever. Only a `stepping` host can be stuck; phases are kept in the roster for that.
+Theory of operation. A replica is absent, or has one member. An announcement of a new incarnation admits it, after
+removing the one before. An incarnation that ended, or that is older than the newest heard of, is refused for ever.
+Three things can be wrong with a member, and each has an answer of its own:
 
-Deadlines are learned from arrivals (Hayashibara et al., The phi accrual failure detector, SRDS 2004): with intervals
-between heartbeats taken as normal with mean m and deviation s, the suspicion after a silence t is
+- *dead*. A supervisor knows that the process is gone: it is removed at once. Or it is silent: every heartbeat renews it
+  and teaches the core its rhythm (`suspicion`), silence makes it suspect, which only informs, and then removes it. A
+  silence that somebody else explains (the process is stopped, its machine cannot be reached) is excused: such a member
+  is neither suspect nor removed before `excused_max`.
+- *stuck*. It speaks, says that it is stepping, and has been in one firing for longer than its own steps make likely: it
+  is removed. Who never made a step is judged by the steps of others in its role, and by nothing where there are none.
+- *slow*. It gets on, and a step takes it much longer than the median of its role: that is said, and nothing else.
 
-    phi(t) = -log10 P(interval > t) = -log10(erfc((t - m) / (s sqrt 2)) / 2),
-
-so a threshold suspects a healthy member once in 10^phi intervals. phi grows with t, so it is not evaluated while time
-passes: phi(t) = threshold is solved once, t = m + z s with z the normal quantile of 1 - 10^-threshold, and that is the
-deadline. z is rounded and the rest is +, *, sqrt, all correctly rounded: every machine finds the same nanosecond. We
-differ from the paper in that m and s^2 are exponential moving averages (no window to keep; T. Finch, Incremental
-calculation of weighted mean and variance, 2009, section 9), in the floor under s, and in `silence_max`.
+Whoever is removed for silence or for being stuck is given twice the time in its next life, because a deadline that
+was too short would never be learned otherwise: a removal ends the interval that it should have been learned from.
 
 One timer serves all members. It may be early (heartbeats move deadlines, not the timer) and is then set again. What it
 is late by, this host slept itself: its peers may have spoken meanwhile, so that time is not counted as their silence.
+Being stuck needs no timer: it is judged when the host speaks.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, assert_never, get_args
+from collections import Counter
+from typing import Final, assert_never
 
-from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
+from isthmus.runtime.attendance import Attendance
+from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
-from isthmus.runtime.events import Record
 from isthmus.runtime.ids import Member, Replica
-
-Phase: TypeAlias = Literal["starting", "compiling", "stepping", "serving", "recovering", "final", "gone"]
-State: TypeAlias = Literal["alive", "suspect"]
-PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
-
-WEIGHT: Final = 1 / 16
-"""Of a new interval in the averages, which then remember about 2 / WEIGHT - 1 = 31 intervals: half a minute at one a
-second, long enough for a deviation, short enough to follow a host that begins to compile."""
-FLOOR_PER_MEAN: Final = 0.5
-"""The least deviation, in means: at the default thresholds a member whose beats are regular is suspect after
-1 + 3.09 / 2 = 2.5 intervals (two beats missed) and gone after 1 + 7.03 / 2 = 4.5 (four missed)."""
-INTERVAL_FIRST: Final = seconds(1)
-DEVIATION_FIRST: Final = seconds(2)
-"""A newcomer is suspect after 7.2 s and gone after 15.1 s of silence: it may be importing or compiling."""
-DEVIATION_MIN: Final = milliseconds(500)
-"""Nobody is gone before 3.5 s of silence: a busy interpreter or a paused machine is silent for a second or two."""
-SILENCE_MAX: Final = seconds(30)
-"""Whatever was learned, a silent member is gone after this: one long silence must not excuse the next."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MembershipOptions:
-    """`slots_max`: role -> number of its slots. LocalProtocolError for values out of range.
-
-    `phi_suspect`: 3 is one wrong suspicion in 1,000 intervals, which costs a line in the status. `phi_gone`: a wrong
-    removal costs a restart, and real intervals have longer tails than the normal; 8 is customary, 12 is what is advised
-    for shared machines. `interval_first`, `deviation_first`: what is believed of a newcomer.
-    """
-
-    slots_max: Mapping[str, int]
-    phi_suspect: float = 3.0
-    phi_gone: float = 12.0
-    interval_first: Duration = INTERVAL_FIRST
-    deviation_first: Duration = DEVIATION_FIRST
-    deviation_min: Duration = DEVIATION_MIN
-    silence_max: Duration = SILENCE_MAX
-    z_suspect: float = field(init=False)
-    z_gone: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        if not 0.5 <= self.phi_suspect <= self.phi_gone <= 300:
-            found = f"{self.phi_suspect} and {self.phi_gone}"
-            raise _illegal("membership options", "0.5 <= phi_suspect <= phi_gone <= 300", found, "Change them.")
-        for name in ("interval_first", "deviation_first", "deviation_min", "silence_max"):
-            if getattr(self, name) <= 0:
-                raise _illegal("membership options", f"{name} above 0 ns", str(getattr(self, name)), "Raise it.")
-        object.__setattr__(self, "z_suspect", quantile(self.phi_suspect))
-        object.__setattr__(self, "z_gone", quantile(self.phi_gone))
-
-
-def quantile(threshold: float) -> float:
-    """The z with phi(m + z s) = threshold, by bisection, to 6 decimals so that no library's last digit reaches a
-    deadline; for thresholds of 0.5 to 300."""
-    low, high = 0.0, 40.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if phi(middle, 0.0, 1.0) < threshold else (low, middle)
-    return round(low, 6)
-
-
-def phi(silence: float, mean: float, deviation: float) -> float:
-    """The suspicion after `silence`; all three in one unit, deviation > 0."""
-    x = (silence - mean) / (deviation * math.sqrt(2))
-    if x < 20:
-        return 0.0 - math.log10(math.erfc(x) / 2)
-    # erfc(x) is exp(-x^2) / (x sqrt pi) within 1 / (2 x^2) = 0.2 %, and would soon be too small for a float.
-    return x * x / math.log(10) + math.log10(2 * x * math.sqrt(math.pi))
-
-
-# -- events ------------------------------------------------------------------------------------------------------------
-
-
-class HostAnnounced(Record, frozen=True):
-    """A host said hello, on a new connection."""
-
-    member: Member
-    phase: Phase
-
-
-class HeartbeatArrived(Record, frozen=True):
-    """A host is alive. Phase `gone` says that it ends of its own will."""
-
-    member: Member
-    phase: Phase
-
-
-class HostEnded(Record, frozen=True):
-    """A supervisor knows that the process is gone; the reason is a sentence."""
-
-    member: Member
-    reason: str
-
-
-class MembershipTimerFired(Record, frozen=True):
-    """The timer came due. A superfluous one does no harm."""
-
-
-# -- commands ----------------------------------------------------------------------------------------------------------
-
-
-class AdmitMember(Record, frozen=True):
-    """A member is alive from now on."""
-
-    member: Member
-
-
-class RefuseMember(Record, frozen=True):
-    """Tell the host that it is no member, and why."""
-
-    member: Member
-    reason: str
-
-
-class SuspectMember(Record, frozen=True):
-    """A member has been silent for suspiciously long; it still is one."""
-
-    member: Member
-    reason: str
-
-
-class ClearSuspicion(Record, frozen=True):
-    """A suspect was heard again."""
-
-    member: Member
-    reason: str
-
-
-class RemoveMember(Record, frozen=True):
-    """A member is gone for good; its replica may return as a new incarnation."""
-
-    member: Member
-    reason: str
-
-
-class SetMembershipTimer(Record, frozen=True):
-    """Send MembershipTimerFired at `at`, instead of when it was to be sent before."""
-
-    at: Instant
-
-
-MembershipEvent: TypeAlias = HostAnnounced | HeartbeatArrived | HostEnded | MembershipTimerFired
-MembershipCommand: TypeAlias = (
-    AdmitMember | RefuseMember | SuspectMember | ClearSuspicion | RemoveMember | SetMembershipTimer
+from isthmus.runtime.patience import MembershipOptions
+from isthmus.runtime.presence import (
+    PHASES,
+    SILENT,
+    AdmitMember,
+    Cause,
+    ClearSlow,
+    ClearSuspicion,
+    ExcuseEnded,
+    ExcuseMember,
+    HeartbeatArrived,
+    HostAnnounced,
+    HostEnded,
+    MembershipCommand,
+    MembershipEvent,
+    MembershipTimerFired,
+    NoteSlow,
+    Phase,
+    RefuseMember,
+    RemoveMember,
+    SetMembershipTimer,
+    SilenceExcused,
+    State,
+    SuspectMember,
 )
+from isthmus.runtime.progress import Progress
+from isthmus.runtime.suspicion import Rhythm, in_words, phi
 
-
-# -- the core ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Host:
-    """A member; `mean` (ns) and `variance` (ns^2) of its heartbeat intervals."""
-
-    member: Member
-    phase: Phase
-    heard_at: Instant
-    mean: float
-    variance: float
-    state: State = "alive"
+DOUBLINGS_MAX: Final = 6
+"""Sixty-four times the patience is a quarter of an hour at least, for a step that takes milliseconds as a rule."""
 
 
 class MembershipCore:
@@ -202,17 +70,20 @@ class MembershipCore:
     def __init__(self, options: MembershipOptions) -> None:
         self._options = options
         self._now = Instant(0)
-        self._hosts: dict[Replica, _Host] = {}
+        self._hosts: dict[Replica, Attendance] = {}
         self._newest: dict[Replica, int] = {}  # The highest incarnation heard of, live or not.
+        self._doubts: Counter[tuple[Replica, Cause]] = Counter()
+        self._usual: dict[str, float] = {}  # Role -> the mean interval of steps of whoever made the last one.
         self._timer_at: Instant | None = None
-        names = ("members admitted", "members removed", "members refused", "suspicions", "suspicions cleared")
-        self._counts = dict.fromkeys((*names, "heartbeats", "announcements repeated", "ends ignored", "timers"), 0)
+        names = ["members admitted", "members removed", "members refused", "suspicions", "suspicions cleared"]
+        names += ["silences excused", "slow", "slow no more", "stuck"]
+        self._counts = dict.fromkeys([*names, "heartbeats", "announcements repeated", "ends ignored", "timers"], 0)
 
     def handle(self, event: MembershipEvent, now: Instant) -> list[MembershipCommand]:
         """What `event` at `now` leads to, in order.
 
         Raises, with the state as it was, LocalProtocolError for time that runs backwards, and RemoteProtocolError for
-        a phase that there is not or an incarnation below 1.
+        a phase that there is not, an incarnation below 1, or figures below 0.
         """
         if now < self._now:
             raise _illegal("handling an event", f"an instant from {self._now} ns on", f"{now} ns", "Fix the clock.")
@@ -223,6 +94,10 @@ class MembershipCore:
                 commands = self._announce(event, now)
             case HostEnded():
                 commands = self._end(event)
+            case SilenceExcused():
+                commands = self._excuse(event, now)
+            case ExcuseEnded():
+                commands = self._end_excuse(event.member, now)
             case MembershipTimerFired():
                 commands = self._fire(now)
             case _:
@@ -232,16 +107,28 @@ class MembershipCore:
 
     def roster(self) -> tuple[tuple[Member, Phase, State], ...]:
         """Every member with its phase and state, sorted."""
-        return tuple((host.member, host.phase, host.state) for _, host in sorted(self._hosts.items()))
+        return tuple((host.member, host.phase, host.shown) for _, host in sorted(self._hosts.items()))
 
     def members(self, role: str) -> tuple[Member, ...]:
         """The members of a role, suspects among them, by slot."""
         return tuple(member for member, _, _ in self.roster() if member.replica.role == role)
 
+    def state(self, replica: Replica) -> State | None:
+        """The state of the member of a replica; None if it has none."""
+        host = self._hosts.get(replica)
+        return None if host is None else host.shown
+
+    def late(self, now: Instant) -> tuple[Member, ...]:
+        """The members who will be suspected or removed if the timer fires at `now`, unless their silence is excused."""
+        hosts = [host for _, host in sorted(self._hosts.items())]
+        return tuple(
+            host.member for host in hosts if not host.is_excused and now >= host.deadline(host.state, self._options)
+        )
+
     def suspicion(self, replica: Replica, now: Instant) -> float:
-        """phi of a member at `now`; KeyError if the replica is absent."""
+        """phi of a member's silence at `now`; KeyError if the replica is absent."""
         host = self._hosts[replica]
-        return phi(now - host.heard_at, host.mean, self._deviation(host))
+        return phi(now - host.heard_at, host.rhythm.mean, host.rhythm.deviation(self._options.deviation_min))
 
     def statistics(self) -> dict[str, int]:
         """Counts since the start, and the present numbers of members and suspects."""
@@ -252,7 +139,7 @@ class MembershipCore:
 
     def _announce(self, event: HostAnnounced, now: Instant) -> list[MembershipCommand]:
         member, options = event.member, self._options
-        _check_peer(member, event.phase)
+        _check_peer(event)
         if not self._has_slot(member.replica):
             slots = options.slots_max.get(member.replica.role, 0)
             return self._refuse(member, f"role {member.replica.role!r} has {slots} slots, numbered from 0")
@@ -266,24 +153,70 @@ class MembershipCore:
             return self._refuse(member, self._history(member))
         commands = self._remove(host, f"replaced by incarnation {member.incarnation}") if host is not None else []
         self._newest[member.replica] = member.incarnation
-        variance = float(options.deviation_first) ** 2
-        host = self._hosts[member.replica] = _Host(member, event.phase, now, float(options.interval_first), variance)
+        host = self._hosts[member.replica] = Attendance(
+            member,
+            event.phase,
+            now,
+            Rhythm(float(options.interval_first), float(options.deviation_first) ** 2),
+            Progress(now),
+            silent_times=self._times(member.replica, "silent"),
+            stuck_times=self._times(member.replica, "stuck"),
+        )
         self._counts["members admitted"] += 1
-        return [*commands, AdmitMember(member), *self._arm(self._deadline(host, host.state))]
+        return [*commands, AdmitMember(member), *self._arm(host.deadline(host.state, self._options))]
 
     def _beat(self, event: HeartbeatArrived, now: Instant) -> list[MembershipCommand]:
         member = event.member
-        _check_peer(member, event.phase)
+        _check_peer(event)
         host = self._hosts.get(member.replica)
         if host is None or host.member != member:
             return self._refuse(member, self._history(member))
         self._counts["heartbeats"] += 1
         if event.phase == "gone":
             return self._remove(host, "it said that it ends")
-        change = float(min(now - host.heard_at, self._options.silence_max)) - host.mean
-        host.mean += WEIGHT * change
-        host.variance = (1 - WEIGHT) * (host.variance + WEIGHT * change * change)
-        return self._hear(host, event.phase, now)
+        # Of an excused silence nothing is learned.
+        if not host.is_excused:
+            host.rhythm.learn(float(min(now - host.heard_at, self._options.silence_max)))
+        was_stepping = host.is_stepping
+        commands = self._hear(host, event.phase, now)
+        if was_stepping and event.phase == "stepping":
+            return commands + self._get_on(host, event, now)
+        host.progress.begin(event.steps, event.busy, now)
+        return commands
+
+    def _get_on(self, host: Attendance, event: HeartbeatArrived, now: Instant) -> list[MembershipCommand]:
+        """Judge the steps of a host that speaks."""
+        progress, role = host.progress, host.member.replica.role
+        first = float(self._options.progress_deviation_first)
+        if progress.take(event.steps, event.busy, event.firing, now, first):
+            assert progress.rhythm is not None
+            self._usual[role] = progress.rhythm.mean
+            return self._compare(host, now)
+        reason = host.stuck(event.firing, event.node, self._usual.get(role), now, self._options)
+        if reason is None:
+            return []
+        self._counts["stuck"] += 1
+        return self._remove(host, reason, "stuck")
+
+    def _compare(self, host: Attendance, now: Instant) -> list[MembershipCommand]:
+        """Say whether a host that steps has become slow, or keeps up again."""
+        others = [
+            other.progress.pace
+            for other in self._hosts.values()
+            if other is not host and other.member.replica.role == host.member.replica.role
+            if other.is_stepping and other.progress.pace is not None
+        ]
+        usual = host.progress.compare(others, now)
+        if usual is None:
+            return []
+        assert host.progress.pace is not None
+        whose = "the others" if len(others) > 1 else "the other"
+        figures = f"{in_words(host.progress.pace)} a step, {whose} {in_words(usual)}"
+        if host.progress.is_slow:
+            self._counts["slow"] += 1
+            return [NoteSlow(host.member, f"slow: {figures}")]
+        self._counts["slow no more"] += 1
+        return [ClearSlow(host.member, f"keeps up again: {figures}")]
 
     def _end(self, event: HostEnded) -> list[MembershipCommand]:
         member = event.member
@@ -296,6 +229,26 @@ class MembershipCore:
         reason = event.reason if host.member == member else f"incarnation {member.incarnation} ended: {event.reason}"
         return self._remove(host, reason)
 
+    def _excuse(self, event: SilenceExcused, now: Instant) -> list[MembershipCommand]:
+        host = self._hosts.get(event.member.replica)
+        if host is None or host.member != event.member or host.state == event.excuse:
+            return []
+        if not host.is_excused:
+            host.excused_at = now
+        host.state = event.excuse
+        self._counts["silences excused"] += 1
+        why = f"no heartbeat for {in_words(now - host.heard_at)}: {event.reason}"
+        return [ExcuseMember(host.member, why), *self._arm(host.deadline(host.state, self._options))]
+
+    def _end_excuse(self, member: Member, now: Instant) -> list[MembershipCommand]:
+        host = self._hosts.get(member.replica)
+        if host is None or host.member != member or not host.is_excused:
+            return []
+        host.state, host.heard_at = "suspect", now
+        self._counts["suspicions"] += 1
+        why = SuspectMember(member, "silent: nothing excuses it any more")
+        return [why, *self._arm(host.deadline(host.state, self._options))]
+
     def _fire(self, now: Instant) -> list[MembershipCommand]:
         """Judge everybody's silence, less the time by which the timer is late."""
         self._counts["timers"] += 1
@@ -304,13 +257,15 @@ class MembershipCore:
         commands: list[MembershipCommand] = []
         for _, host in sorted(self._hosts.items()):
             host.heard_at = Instant(min(now, host.heard_at + late))
-            if now >= self._deadline(host, "suspect"):
-                commands += self._remove(host, self._silence(host, now))
-            elif host.state == "alive" and now >= self._deadline(host, "alive"):
+            host.excused_at = Instant(min(now, host.excused_at + late))
+            last = host.state if host.state in SILENT else "suspect"
+            if now >= host.deadline(last, self._options):
+                commands += self._remove(host, host.silence(now, self._options), "silent")
+            elif host.state == "alive" and now >= host.deadline("alive", self._options):
                 host.state = "suspect"
                 self._counts["suspicions"] += 1
-                commands.append(SuspectMember(host.member, self._silence(host, now)))
-        deadlines = [self._deadline(host, host.state) for host in self._hosts.values()]
+                commands.append(SuspectMember(host.member, host.silence(now, self._options)))
+        deadlines = [host.deadline(host.state, self._options) for host in self._hosts.values()]
         return commands + (self._arm(min(deadlines)) if deadlines else [])
 
     # -- members -------------------------------------------------------------------------------------------------------
@@ -330,40 +285,26 @@ class MembershipCore:
         self._counts["members refused"] += 1
         return [RefuseMember(member, reason)]
 
-    def _remove(self, host: _Host, reason: str) -> list[MembershipCommand]:
+    def _remove(self, host: Attendance, reason: str, cause: Cause = "ended") -> list[MembershipCommand]:
         del self._hosts[host.member.replica]
         self._counts["members removed"] += 1
-        return [RemoveMember(host.member, reason)]
+        if cause != "ended":
+            self._doubts[host.member.replica, cause] += 1
+        return [RemoveMember(host.member, reason, cause)]
 
-    def _hear(self, host: _Host, phase: Phase, now: Instant) -> list[MembershipCommand]:
+    def _times(self, replica: Replica, cause: Cause) -> int:
+        """How many times the usual patience the next life of a replica is given."""
+        return 1 << min(self._doubts[replica, cause], DOUBLINGS_MAX)
+
+    def _hear(self, host: Attendance, phase: Phase, now: Instant) -> list[MembershipCommand]:
         """A sign of life: the silence begins anew."""
         commands: list[MembershipCommand] = []
-        if host.state == "suspect":
+        if host.state in SILENT:
             host.state = "alive"
             self._counts["suspicions cleared"] += 1
-            commands.append(ClearSuspicion(host.member, f"heard again after {_milliseconds(now - host.heard_at)}"))
+            commands.append(ClearSuspicion(host.member, f"heard again after {in_words(now - host.heard_at)}"))
         host.phase, host.heard_at = phase, now
-        return commands + self._arm(self._deadline(host, host.state))
-
-    # -- deadlines -----------------------------------------------------------------------------------------------------
-
-    def _deviation(self, host: _Host) -> float:
-        return max(math.sqrt(host.variance), self._options.deviation_min, FLOOR_PER_MEAN * host.mean)
-
-    def _deadline(self, host: _Host, state: State) -> Instant:
-        """When a member that stays silent leaves `state`."""
-        z = self._options.z_suspect if state == "alive" else self._options.z_gone
-        patience = math.ceil(host.mean + z * self._deviation(host))
-        return Instant(host.heard_at + min(patience, self._options.silence_max))
-
-    def _silence(self, host: _Host, now: Instant) -> str:
-        """The sentence about a member that has been silent for too long."""
-        silence, deviation = now - host.heard_at, self._deviation(host)
-        usual = f"{_milliseconds(host.mean)} +- {_milliseconds(deviation)} are usual"
-        most = f", and {_milliseconds(silence)} is allowed at most" if silence >= self._options.silence_max else ""
-        return (
-            f"no heartbeat for {_milliseconds(silence)}: {usual}, phi is {phi(silence, host.mean, deviation):.1f}{most}"
-        )
+        return commands + self._arm(host.deadline(host.state, self._options))
 
     def _arm(self, at: Instant) -> list[MembershipCommand]:
         """See to it that the timer fires at `at` or before."""
@@ -379,32 +320,30 @@ class MembershipCore:
         for replica in self._newest:
             _demand(self._has_slot(replica), f"{replica} is known and has no slot")
         for replica, host in self._hosts.items():
-            newest = self._newest.get(replica)
+            newest, rhythm = self._newest.get(replica), host.rhythm
             _demand(host.member.replica == replica, f"{host.member} is kept as {replica}")
             _demand(host.member.incarnation == newest, f"{host.member} is live, the newest incarnation is {newest}")
             _demand(host.phase != "gone", f"{host.member} is live in phase gone")
             _demand(host.heard_at <= self._now, f"{host.member} was heard at {host.heard_at} ns, after {self._now} ns")
-            _demand(host.mean >= 0 and host.variance >= 0, f"{host.member} has {host.mean} ns, {host.variance} ns^2")
-            deadline = self._deadline(host, host.state)
+            told = f"{host.member} has {rhythm.mean} ns, {rhythm.variance} ns^2"
+            _demand(rhythm.mean >= 0 and rhythm.variance >= 0, told)
+            deadline = host.deadline(host.state, self._options)
             is_armed = self._timer_at is not None and self._timer_at <= deadline
             _demand(is_armed, f"{host.member} is due at {deadline} ns, the timer is at {self._timer_at} ns")
         live = len(self._hosts) + self._counts["members removed"]
         _demand(live == self._counts["members admitted"], f"{live} members live or removed, not as many as admitted")
 
 
-def _check_peer(member: Member, phase: Phase) -> None:
+def _check_peer(event: HostAnnounced | HeartbeatArrived) -> None:
     """Raise RemoteProtocolError for what no host of ours sends."""
-    if phase not in PHASES:
-        expected = f"a phase, one of {', '.join(PHASES)}"
-        raise RemoteProtocolError(
-            f"hearing {member}: expected {expected}, found {phase!r}. Use one version everywhere."
-        )
+    member, doing = event.member, f"hearing {event.member}"
+    if event.phase not in PHASES:
+        expected = f"expected a phase, one of {', '.join(PHASES)}"
+        raise RemoteProtocolError(f"{doing}: {expected}, found {event.phase!r}. Use one version everywhere.")
     if member.incarnation < 1:
-        raise RemoteProtocolError(f"hearing {member}: expected an incarnation from 1 on. Use one version everywhere.")
-
-
-def _milliseconds(duration: float) -> str:
-    return f"{duration / 1e6:.1f} ms"
+        raise RemoteProtocolError(f"{doing}: expected an incarnation from 1 on. Use one version everywhere.")
+    if isinstance(event, HeartbeatArrived) and min(event.steps, event.busy, event.firing) < 0:
+        raise RemoteProtocolError(f"{doing}: expected figures from 0 on. Use one version everywhere.")
 
 
 def _illegal(doing: str, expected: str, found: str, do: str) -> LocalProtocolError:

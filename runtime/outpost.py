@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, Final
 from isthmus.runtime.control import HEARTBEAT_SECONDS, Message
 from isthmus.runtime.gate import Gate
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.ledger import Ledger, started_at
+from isthmus.runtime.ledger import Ledger, LedgerError, started_at
 from isthmus.runtime.lives import Life
 from isthmus.runtime.post import REPORT
 from isthmus.runtime.store import write_json
@@ -53,6 +54,7 @@ class Outpost:
         self._gate = Gate(loop, "tcp://127.0.0.1:*", run, self._supervisor, self, {})
         self._ended: dict[Replica, tuple[int, str, dict[str, Any]]] = {}
         self._reasons: dict[Replica, str] = {}
+        self._complaints: dict[Replica, str] = {}
         self._roster: Message = {"type": "beat"}
         self._is_stopping = self._is_over = self._is_done = self._is_closed = False
         self._ordered_at = time.monotonic()
@@ -99,6 +101,7 @@ class Outpost:
                 "incarnation": life.member.incarnation,
                 "pid": life.pid,
                 "beats": life.beats,
+                "is_stopped": self._supervisor.is_stopped(life),
                 "error": life.error,
                 "endpoints": life.endpoints,
                 "phase": life.phase,
@@ -141,8 +144,16 @@ class Outpost:
     def _start(self, replica: Replica, incarnation: int) -> None:
         try:
             self._supervisor.start(replica, self._gate.endpoint, incarnation)
+        except LedgerError as error:  # The next order tries again.
+            self._complain(replica, str(error))
         except OSError as error:  # No memory, or no process left; there may be later.
             self._ended[replica] = incarnation, f"ended before it began: {error}", {}
+
+    def _complain(self, replica: Replica, what: str) -> None:
+        """Say once why a replica is not there."""
+        if self._complaints.get(replica) != what:
+            self._complaints[replica] = what
+            sys.stderr.write(f"outpost of {self.run}: {what}\n")
 
     # -- what becomes of lives -----------------------------------------------------------------------------------------
 
@@ -195,6 +206,7 @@ class Outpost:
     def _beat(self) -> None:
         if self._is_closed:
             return
+        self._ledger.settle()
         self._tell_all()
         self.report()
         if time.monotonic() - self._ordered_at > HOME_SECONDS:

@@ -22,7 +22,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.lives import Life
 
 LOST_BEATS: Final = 40
-"""Twenty seconds of beats, as long as a silent host on this machine is waited for."""
+"""Twenty seconds of beats. Until then its silence excuses that of its hosts."""
 REPORT: Final = "report"
 ORDERS: Final = "orders"
 """The types of the two messages, from the outpost and to it."""
@@ -68,6 +68,11 @@ class Post:
     def is_idle(self) -> bool:
         """Whether no life is tracked."""
         return not self._tracked
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether two beats have gone by without a word from its outpost."""
+        return self._silent_beats > 1
 
     def is_starting(self, replica: Replica) -> bool:
         """Whether a life is wanted of which nothing was heard yet."""
@@ -124,7 +129,7 @@ class Post:
         if life is None or life.member != member:
             life = self._lives[member.replica] = Life(member, int(row["pid"]), None, is_child=False)
             self._owner.life_began(life)
-        life.pid = int(row["pid"])
+        life.pid, life.is_stopped = int(row["pid"]), bool(row["is_stopped"])
         if row["error"] and not life.error:
             life.error = str(row["error"])
             self._owner.life_failed(life)

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,13 +24,14 @@ import uvloop
 from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.control import HEARTBEAT_SECONDS, ControlClient, Message
 from isthmus.runtime.graph import Reference
+from isthmus.runtime.growing import Growing
 from isthmus.runtime.host import Host
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.keys import Keyring
 from isthmus.runtime.ledger import started_at
 from isthmus.runtime.lowering import Plan
 from isthmus.runtime.meetings import DiallingChannel, Meeting, Meetings, phase
-from isthmus.runtime.store import append_bytes, write_bytes
+from isthmus.runtime.store import write_bytes
 from isthmus.runtime.tape import Tape
 from isthmus.runtime.threads import LoopClock, ThreadExecutor
 from isthmus.runtime.trace import Span, Trace
@@ -95,6 +97,7 @@ class HostProcess:
         self._loop.set_exception_handler(lambda loop, context: self._broken(context))
         self._clock = LoopClock(self._loop, zero_ns)
         self._trace, self._tape = Trace(), Tape()
+        self._tape_file = Growing(folder / "tape" / f"{member.replica.role}-{member.replica.slot}.tape")
         self._executor = ThreadExecutor(self._clock, str(member.replica))
         self._channel = open_channel(self._clock, self._loop, self._watch)
         self._host = Host(
@@ -151,13 +154,18 @@ class HostProcess:
 
     def _say(self, kind: str, **more: Any) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        traffic = self._host.traffic
+        traffic, published = self._host.traffic, self._host.published
+        firings = self._host.busy.firings(self._clock.now())
         figures = {
             "cpu_seconds": used.ru_utime + used.ru_stime,
             "memory_bytes": used.ru_maxrss * 1024,
             "bytes_sent": traffic.bytes_sent,
             "bytes_received": traffic.bytes_received,
             "refused": sum(self._host.refused.values()),
+            "steps": _steps(published),
+            "busy_ns": firings.busy,
+            "firing_ns": firings.oldest,
+            "firing_node": firings.node,
         }
         self._daemon.send(
             {
@@ -166,8 +174,8 @@ class HostProcess:
                 "replica": str(self._member.replica),
                 "incarnation": self._member.incarnation,
                 "endpoints": self._endpoints,
-                "phase": phase(self._member.replica, self._host.published, is_open=self._host.is_open),
-                "published": self._host.published,
+                "phase": phase(self._member.replica, published, is_open=self._host.is_open),
+                "published": published,
                 "figures": figures,
                 **more,
             }
@@ -224,9 +232,8 @@ class HostProcess:
     def _flush(self) -> None:
         """Hand the tape on; appending half a second of it takes some tens of microseconds."""
         data = self._tape.take()
-        if data:
-            name = f"{self._member.replica.role}-{self._member.replica.slot}.tape"
-            append_bytes(self._folder / "tape" / name, data)
+        if data or self._tape_file.waiting:
+            self._tape_file.append(data)
         self._loop.call_later(FLUSH_SECONDS, self._flush)
 
     def _close(self) -> None:
@@ -237,9 +244,16 @@ class HostProcess:
         self._flush()
         name = f"{self._member.replica.role}-{self._member.replica.slot}-{self._member.incarnation}.json"
         spans = [list(span) for span in self._trace.spans]
-        write_bytes(self._folder / "spans" / name, json.dumps(spans, separators=(",", ":")).encode())
+        with suppress(OSError):  # The timeline lacks this host then; the run is as good without it.
+            write_bytes(self._folder / "spans" / name, json.dumps(spans, separators=(",", ":")).encode())
+        self._tape_file.close()
         self._daemon.close()
         self._loop.close()
+
+
+def _steps(published: Mapping[str, Mapping[str, Any]]) -> int:
+    """The steps of this life that the node has come to which shows the phase."""
+    return next((int(each["step"]) for each in list(published.values()) if "phase" in each and "step" in each), 0)
 
 
 def environment(*, computes: bool, present: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -24,13 +24,12 @@ counts as late.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import InvariantError, LocalProtocolError
 from isthmus.runtime.ids import Handle, Member, Replica
+from isthmus.runtime.open_round import OpenRound
 from isthmus.runtime.voting import (
     REFUSALS,
     CancelQuorumTimer,
@@ -60,75 +59,15 @@ EARLY_MAX: Final = 64
 delay of one edge, in which at most the rounds in flight can open."""
 ENDED_MAX: Final = 1024
 """Ended rounds that are remembered: four times ROUNDS_MAX, so that every voter's last rounds are told exactly."""
-NAMES_MAX: Final = 8
-"""Replicas that a sentence names before it only counts them."""
-
-
-@dataclass(slots=True)
-class _Round:
-    """An open round; `opened` is its newest attempt, `members` slot -> incarnation of that, sorted."""
-
-    opened: RoundOpened
-    members: dict[Replica, int]
-    opened_at: Instant
-    votes: dict[Replica, Handle] = field(default_factory=dict)
-    quorum_at: Instant | None = None
-    timer: int = 0
-    timer_at: Instant | None = None
-
-    def census(self, live: Mapping[Replica, int]) -> tuple[tuple[Replica, ...], tuple[Replica, ...]]:
-        """The members that are live, and those of them that have not voted; both sorted."""
-        present = tuple(slot for slot, incarnation in self.members.items() if live.get(slot) == incarnation)
-        return present, tuple(slot for slot in present if slot not in self.votes)
-
-    def has_quorum(self, live_count: int) -> bool:
-        """Whether there are as many votes as the effective quorum."""
-        return len(self.votes) >= max(1, min(self.opened.count_min, live_count))
-
-    def end(self, missing: tuple[Replica, ...]) -> Instant | None:
-        """When the round closes if nothing else happens; None if time alone does not close it."""
-        end = self.end_of_grace() if missing else self.quorum_at
-        if end is None or not self._awaits(missing):
-            return end
-        return None if self.opened.deadline is None else max(end, Instant(self.opened_at + self.opened.deadline))
-
-    def end_of_grace(self) -> Instant | None:
-        """When the grace ends; None before the quorum, and where it has no limit."""
-        grace = self.opened.grace
-        return None if self.quorum_at is None or grace is None else Instant(self.quorum_at + grace)
-
-    def reason(self, live_count: int, missing: tuple[Replica, ...]) -> str:
-        """Why the round closes, where it does."""
-        opened, votes, members = self.opened, len(self.votes), len(self.members)
-        if live_count == 0:
-            return f"no member is live any more; votes cast before: {votes}"
-        if not missing and live_count == members == votes:
-            return f"all {members} members voted" if members > 1 else "the only member voted"
-        if not missing:
-            return f"all live members voted, {live_count} of {members}; votes in all: {votes}"
-        what = f"grace of {(opened.grace or 0) / 1e6:.1f} ms"
-        if self._awaits(missing) and self.end(missing) != self.end_of_grace():
-            what = f"deadline of {(opened.deadline or 0) / 1e6:.1f} ms for required voters"
-        more = f" and {len(missing) - NAMES_MAX} more" if len(missing) > NAMES_MAX else ""
-        names = ", ".join(map(str, missing[:NAMES_MAX])) + more
-        settled = "; no required voter is awaited" if opened.required and not self._awaits(missing) else ""
-        return f"{what} ended with {votes} of {votes + len(missing)}; {names} left out{settled}"
-
-    def _awaits(self, missing: tuple[Replica, ...]) -> bool:
-        return any(slot in self.opened.required for slot in missing)
 
 
 class QuorumCore:
-    """The rounds of one Quorum node. `count_min` and `grace` are the node's defaults, for whoever makes RoundOpened
-    from an opening item that carries none; LocalProtocolError if they are out of range."""
+    """The rounds of one Quorum node."""
 
-    def __init__(self, count_min: int, grace: Duration | None) -> None:
-        _check_limits("the defaults of a quorum", count_min, grace, None)
-        self.count_min: Final = count_min
-        self.grace: Final = grace
+    def __init__(self) -> None:
         self._now = Instant(0)
         self._live: dict[Replica, int] = {}
-        self._rounds: dict[int, _Round] = {}
+        self._rounds: dict[int, OpenRound] = {}
         self._held: dict[int, dict[Replica, Handle]] = {}
         self._ended: dict[int, tuple[int, bool]] = {}  # Attempt, and whether the round closed.
         self._newest: int | None = None  # The highest key that was ever opened.
@@ -189,10 +128,10 @@ class QuorumCore:
         else:
             self._counts["rounds opened"] += 1
             self._ended.pop(key, None)
-            self._rounds[key] = found = _Round(event, members, now)
+            self._rounds[key] = found = OpenRound(event, members, now)
             if self._newest is None or key > self._newest:
                 self._newest = key
-                commands += self._refuse_overtaken()
+                commands = self._refuse_overtaken()
         for voter in sorted(self._held.get(key, ())):
             if members.get(voter) == self._live[voter]:
                 found.votes[voter] = self._take_held(key, voter)
@@ -331,7 +270,7 @@ class QuorumCore:
             self._counts["rounds withdrawn"] += 1
             listed = f"{len(found.members)} listed in attempt {found.opened.attempt}"
             reason = f"no member is live and nobody has voted ({listed})"
-            withdraw = WithdrawRound(key, found.opened.handle, (), reason)
+            withdraw = WithdrawRound(key, found.opened.handle, reason)
             return [*self._move_timer(found, None), withdraw, *self._end(key, has_closed=False)]
         if not found.has_quorum(len(live)):
             found.quorum_at = None
@@ -348,7 +287,7 @@ class QuorumCore:
         close = CloseRound(key, found.opened.handle, votes, decision)
         return [*self._move_timer(found, None), close, *self._end(key, has_closed=True)]
 
-    def _move_timer(self, found: _Round, at: Instant | None) -> list[QuorumCommand]:
+    def _move_timer(self, found: OpenRound, at: Instant | None) -> list[QuorumCommand]:
         """Let the timer of a round be the one at `at`, or none."""
         if found.timer_at == at:
             return []
@@ -410,9 +349,7 @@ def _released_count(command: QuorumCommand) -> int:
     match command:
         case CloseRound():
             return 1 + len(command.votes)
-        case WithdrawRound():
-            return 1 + len(command.handles)
-        case RefuseVote() | RefuseOpening() | ReplaceOpening():
+        case WithdrawRound() | RefuseVote() | RefuseOpening() | ReplaceOpening():
             return 1
         case _:
             return 0

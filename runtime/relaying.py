@@ -68,12 +68,14 @@ class Relaying:
         frames = [np.frombuffer(event.inner, np.uint8)] if isinstance(event, RelayHeard) else event.frames
         connection = messages.connection_of(frames[0])
         session = peer.session
+        # Of the two the lower one dials: what comes to it of another connection is of one that it has given up.
+        is_new = connection > peer.accepted and peer.member < self._own.member
         if session is not None and connection == session.connection:
             receive = session.receive_control if isinstance(event, RelayHeard) else session.receive_data
             self._connections.hear(peer, session, receive, frames)
-        elif isinstance(event, RelayHeard) and connection > peer.accepted:
+        elif isinstance(event, RelayHeard) and is_new:
             self._greet(through, peer, connection, frames[0])
-        elif connection > peer.accepted and len(frames) == 1 and len(frames[0]) <= messages.CONTROL_BYTES_MAX:
+        elif is_new and len(frames) == 1 and len(frames[0]) <= messages.CONTROL_BYTES_MAX:
             peer.early = connection, frames
         else:
             self._counts["stale"] += 1
@@ -92,7 +94,8 @@ class Relaying:
             if early is not None and early[0] == connection and peer.session is not None:
                 self._connections.hear(peer, peer.session, peer.session.receive_data, early[1])
         except RefusalError as refusal:
-            self._counts[f"refused_{refusal.reason}"] += 1
+            # Where a relay lost the HELLO, whatever follows it comes first.
+            self._counts["stale" if refusal.reason == "state" else f"refused_{refusal.reason}"] += 1
             told = messages.seal(connection, messages.pack_refusal(refusal.reason, str(refusal)))
             through.session.relay(messages.RELAY, self._own.member, peer.member, told)
             self._wake(through)

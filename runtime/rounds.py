@@ -67,7 +67,7 @@ class Rounds:
         self._opening_port = names.index(plan.fires.opened_by)
         self._role = role
         self._voters: dict[Replica, Member] = {}
-        self._core = QuorumCore(plan.fires.count_min, plan.fires.grace)
+        self._core = QuorumCore()
         self._closed: deque[Closed] = deque()
         self._links: dict[tuple[int, Handle], Link] = {}
         self._timer_base = (plan.index + 1) << 32
@@ -172,7 +172,6 @@ class Rounds:
                 settled.has_closed = True
             case WithdrawRound():
                 self._close(command.key, command.opening, (), {"reason": command.reason, "left_out": []})
-                settled.refused += [self._refused(self._vote_port, each, "withdrawn") for each in command.handles]
                 settled.has_closed = True
             case RefuseVote():
                 why = f"vote refused: {command.reason}"
@@ -185,7 +184,7 @@ class Rounds:
                 self._timer_keys[command.timer] = command.key
                 settled.timers.append(SetTimer(self._timer_base + command.timer, command.at))
             case CancelQuorumTimer():
-                self._timer_keys.pop(command.timer, None)
+                del self._timer_keys[command.timer]
                 settled.timers.append(CancelTimer(self._timer_base + command.timer))
 
     def _refused(self, port: int, handle: Handle, reason: str) -> tuple[Handle, Link, str]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from isthmus.runtime.clock import milliseconds, seconds
 from isthmus.runtime.errors import Fault, nearest
 from isthmus.runtime.graph import AllOf, AnyOf, Edge, Every, Graph, Latest, Node, Policy, Port, Queue, Quorum
-from isthmus.runtime.proof import describe, describe_policy
+from isthmus.runtime.net import describe, describe_policy
 
 CAPACITY_MAX: Final = 65_536
 """Items: constants of an edge are numbered by the scheduler in 16 bits."""
@@ -182,6 +182,14 @@ def _quorum(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
             found,
             "Write grace=milliseconds(50), or leave it out.",
         )
+    if DECISION in (fires.port, fires.opened_by):
+        yield Fault(
+            where,
+            f"votes and openings on ports of their own, because the runtime fills {DECISION!r}",
+            f"port={fires.port!r}, opened_by={fires.opened_by!r}",
+            "Give the body a port for each.",
+        )
+        return
     for edge in graph.edges_into(node, DECISION):
         yield Fault(
             f"edge {edge}",
@@ -279,12 +287,13 @@ def _edges(graph: Graph) -> Iterator[Fault]:
 
 def _policy(edge: Edge) -> Iterator[Fault]:
     where, policy = f"edge {edge}", edge.policy
-    initial: object = getattr(policy, "initial", ())
     if isinstance(policy, Latest):
         if policy.key is not None and (not isinstance(policy.key, str) or not policy.key):
             found = f"key={policy.key!r}"
             yield Fault(where, "the name of a field of the item", found, "Write Latest('fragment'), or Latest().")
-    elif not isinstance(initial, tuple):
+        return
+    initial: object = policy.initial
+    if not isinstance(initial, tuple):
         found = f"initial={initial!r}"
         yield Fault(where, "a tuple of initial values", found, "Write initial=(value,): one entry per initial item.")
     elif not _is_int(policy.capacity) or not 1 <= policy.capacity <= CAPACITY_MAX:

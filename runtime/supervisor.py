@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Final, Protocol
 
 from isthmus.runtime.control import decode, encode
@@ -20,6 +21,8 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.ledger import Ledger, started_at
 from isthmus.runtime.lives import Life, Restarts, ending
 
+STOPPED: Final = ("T", "t")
+"""The states of a process that a signal has stopped, and of one that a debugger has (proc(5))."""
 HELLO_SECONDS: Final = 60.0
 """How long a process may take to say hello, which is two seconds of imports where nobody is in the way."""
 
@@ -84,11 +87,6 @@ class Supervisor:
         """These are about to be started; the result is the order that loses least time."""
         return self._launch.prepare(wanted)
 
-    def start_all(self, wanted: Sequence[Replica], endpoint: str) -> None:
-        """Start the first lives, in the order that loses least time."""
-        for replica in self.prepare(wanted):
-            self.start(replica, endpoint)
-
     def start(self, replica: Replica, endpoint: str, incarnation: int | None = None) -> None:
         """Start a life of a replica that has none: the next, or the one of a number that somebody else has given.
 
@@ -117,6 +115,15 @@ class Supervisor:
         assert life.watch is not None
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(life.watch, signal.SIGKILL)
+
+    def is_stopped(self, life: Life) -> bool:
+        """Whether one on this machine is stopped, by a signal or a debugger, as the kernel tells it."""
+        try:
+            text = Path(f"/proc/{life.pid}/stat").read_text()
+        except OSError:
+            return False
+        # The name in parentheses may hold anything, so the state is looked for behind its end.
+        return text.rpartition(")")[2].split()[0] in STOPPED
 
     def count(self, life: Life) -> None:
         """Add what a life that has ended had used."""

@@ -10,7 +10,7 @@ The rules of single roles, nodes, ports and edges are in `rules`. The others are
 - no Queue can fill up for good;
 - a node that is declared free_running waits for no other host.
 
-For those, `proof` expands the graph at the smallest and at the largest number of replicas of every role, at least 1 and
+For those, `net` expands the graph at the smallest and at the largest number of replicas of every role, at least 1 and
 at most 3. Replicas of a role are alike: what holds for one holds for all, and their number itself matters to one rule
 only, to a Quorum that counts votes. (Between the two numbers it could differ only where voters of several roles or
 edges are counted together. A role that may have no replica at all is taken to have one.) An edge that another rule has
@@ -25,19 +25,8 @@ from typing import TypeAlias, TypeVar
 
 from isthmus.runtime.errors import Fault, GraphError
 from isthmus.runtime.graph import AllOf, Edge, Graph, Queue, Quorum
-from isthmus.runtime.proof import (
-    Net,
-    Proof,
-    Verdict,
-    Wait,
-    describe,
-    describe_policy,
-    fewest,
-    most,
-    overflows,
-    prove,
-    stuck_at_start,
-)
+from isthmus.runtime.net import Net, Wait, describe, describe_policy, fewest, most
+from isthmus.runtime.proof import Proof, Verdict, overflows, prove, stuck_at_start
 from isthmus.runtime.rules import count, is_well_formed, local_faults
 
 Label = TypeVar("Label")

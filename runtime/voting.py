@@ -87,11 +87,10 @@ class CloseRound(Record, frozen=True):
 
 
 class WithdrawRound(Record, frozen=True):
-    """Nobody can vote any more: let go of the opening and of `handles` (votes; by the rules above there are none)."""
+    """Nobody can vote any more, and nobody has: let go of the opening."""
 
     key: int
     opening: Handle
-    handles: tuple[Handle, ...]
     reason: str
 
 

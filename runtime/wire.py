@@ -173,6 +173,11 @@ class WireChannel:
         """A member has gone for good: nothing goes to it, nor is heard from it or its earlier incarnations."""
         self._connections.forget(peer)
 
+    def accepted(self, peer: Member) -> int | None:
+        """The number of the newest connection that a peer has made; 0 if it has made none, None if it is not known."""
+        known = self._connections.peers.get(peer)
+        return None if known is None else known.accepted
+
     # -- for the parts -------------------------------------------------------------------------------------------------
 
     def wake(self, peer: Peer) -> None:

@@ -6,9 +6,10 @@ is said of it.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-from isthmus.programs.command.absences import Absence, silence
+from isthmus.programs.command.absences import Absence, excuse, silence
 from isthmus.programs.command.report_numbers import seconds
 from isthmus.programs.command.waiting import LEARNER, SYNCER, Others, Waiting
 
@@ -33,6 +34,8 @@ _AGAIN: Final = {
     "recorder": "writes again",
 }
 
+_STUCK: Final = re.compile(r"stuck: no step for (?P<ms>[\d.]+) ms, in one firing of node '(?P<node>[^']*)'")
+
 
 def named(host: str) -> str:
     """'learner/2' as people say it."""
@@ -46,7 +49,7 @@ def away(absence: Absence, waiting: Waiting | None) -> str:
     meanwhile = _meanwhile(absence, waiting)
     lives = f", {absence.lives_lost} lives in a row" if absence.lives_lost > 1 else ""
     if absence.kind == "silent":
-        return f"{named(absence.host)} is silent (suspect): {cause(absence)}{meanwhile}"
+        return f"{named(absence.host)} is {quiet(absence)}{meanwhile}"
     return f"{named(absence.host)} {_first_sentence(cause(absence))}{lives}{meanwhile}"
 
 
@@ -87,6 +90,11 @@ def back(absence: Absence) -> str:
     return f"{told}, as life {absence.life_after}"
 
 
+def quiet(absence: Absence) -> str:
+    """How a host is that says nothing, in words that follow 'it is'."""
+    return excuse(absence.cause) or f"silent (suspect): {cause(absence)}"
+
+
 def cause(absence: Absence) -> str:
     """Why a host was away, in words that follow its name."""
     text = absence.cause
@@ -97,6 +105,10 @@ def cause(absence: Absence) -> str:
         return (
             f"was silent for {length}, and was killed by the daemon" if is_condemned else f"no heartbeat for {length}"
         )
+    stuck = _STUCK.search(text)
+    if stuck is not None:
+        took = seconds(float(stuck["ms"]) / 1e3)
+        return f"was stuck, without a step for {took} in one firing of its node {stuck['node']}, and was killed"
     if text.startswith("killed"):
         return f"was {text}"
     return text

@@ -23,6 +23,7 @@ Kind: TypeAlias = Literal["gone", "silent", "replaced"]
 """gone: the process ended; silent: it lives and says nothing; replaced: a daemon, whose hosts went on without it."""
 
 _SILENCE: Final = re.compile(r"no heartbeat for ([\d.]+) ms")
+_EXCUSE: Final = re.compile(r"no heartbeat for [\d.]+ ms: ((?:stopped by|unheard, because) .+)")
 _ADOPTION_SECONDS_MAX: Final = 15.0
 """Hosts find a new daemon within some seconds: adoptions that are closer together than this are one daemon's."""
 
@@ -82,9 +83,10 @@ class Absences:
         """Take in the next fact; the absence that began, ended or changed by it."""
         what = fact.what
         if what.startswith("no heartbeat"):
-            is_new = fact.host not in self._open
+            if fact.host in self._open:
+                return self._change(fact, cause=what) if excuse(what) else None
             begun = fact.at - (silence(what) or 0.0)
-            return self._begin(Absence(fact.host, fact.life, "silent", begun, what)) if is_new else None
+            return self._begin(Absence(fact.host, fact.life, "silent", begun, what))
         if what.startswith("heard again"):
             known = self.open_of(fact.host)
             return self._change(fact, ended=fact.at) if known is not None and known.kind == "silent" else None
@@ -145,6 +147,12 @@ def silence(what: str) -> float | None:
     """The seconds of silence of which a fact tells; None if it tells of none."""
     found = _SILENCE.search(what)
     return None if found is None else float(found[1]) / 1e3
+
+
+def excuse(what: str) -> str:
+    """What excuses the silence of which a fact tells, in words that follow 'it is'; '' if nothing does."""
+    found = _EXCUSE.search(what)
+    return "" if found is None else found[1]
 
 
 def fact_of(line: Mapping[str, Any], zero_ns: int) -> Fact | None:

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from isthmus.runtime.graph import AllOf, AnyOf, Every, Graph, Latest, Node, Queue, Quorum, Role
 from isthmus.runtime.lowering import InputPlan, NodePlan, Plan
-from isthmus.runtime.proof import Hold, Proof, Verdict, describe_policy, describe_route
+from isthmus.runtime.net import describe_policy, describe_route
+from isthmus.runtime.proof import Hold, Proof, Verdict
 from isthmus.runtime.rules import DECISION
 
 WIDTH: Final = 120

@@ -87,7 +87,7 @@ class Figures:
             return ""
         parts = [f"{shown['outer steps']} outer steps by {shown['contributors']} learners"]
         parts += [f"{name} {shown[name]}" for name in ("merged", "goodput") if name in shown]
-        return ", ".join([*parts, *self.pacing(status)])
+        return ", ".join([*parts, *self.pacing(status), *filter(None, [disk(status)])])
 
     def pacing(self, status: Mapping[str, Any]) -> Iterator[str]:
         """What the pacers have changed of their settings: 'interval raised to 31 steps'."""
@@ -143,6 +143,25 @@ def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[st
     if max(epochs, default=1) > 1:
         few = len(epochs) <= _EPOCHS_SHOWN
         yield "epoch" if len(epochs) == 1 else "epochs", ", ".join(map(str, epochs if few else [max(epochs)]))
+    if refused := disk(status):
+        yield "disk", refused
+
+
+def disk(status: Mapping[str, Any]) -> str:
+    """'No space left on device: 12 lines wait, 3 are lost, the final model waits', or '' where nothing is missing."""
+    files = status.get("files", {}).values()
+    waiting, lost = (sum(count[name] for count in files) for name in ("waiting", "lost"))
+    unsaved = status.get("unsaved") or {}
+    is_unsaved = bool(unsaved.get("fragments") and unsaved.get("error"))
+    parts = [f"{_lines(waiting)} wait{'' if waiting > 1 else 's'}"] if waiting else []
+    parts += [f"{_lines(lost)} {'are' if lost > 1 else 'is'} lost"] if lost else []
+    parts += ["the final model waits"] if is_unsaved else []
+    errors = [*(str(count["error"]) for count in files if count["error"]), *([unsaved["error"]] if is_unsaved else [])]
+    return f"{errors[0]}: {', '.join(parts)}" if parts and errors else ""
+
+
+def _lines(count: int) -> str:
+    return f"{count} line{'s' if count > 1 else ''}"
 
 
 def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
@@ -166,6 +185,8 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     if restarts:
         lost = sum(learner.get("tokens_lost", 0.0) for learner in summary["per_learner"])
         rows.append(("restarts", f"{restarts} of learners; {scaled(round(lost))} tokens died with them"))
+    if lost := summary.get("lines_lost", 0):
+        rows.append(("disk", f"{_lines(lost)} of metrics, merges or evaluations lost: {summary['disk_error']}"))
     rows.append(("sent", ascii_only(numbers.size(summary["bytes_sent_total"]))))
     rows.append(("report", str(Path(folder, "report.html"))))
     return rows

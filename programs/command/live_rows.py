@@ -10,6 +10,7 @@ from rich.text import Text
 
 from isthmus.programs.command import report_numbers as numbers
 from isthmus.programs.command.live_figures import ascii_only, loss, scaled
+from isthmus.runtime.presence import SILENT
 
 RETIRED: Final = ("expelled", "left", "given up")
 """The states of a learner that has gone with its machine, which is no failure, or that joined and came to nothing."""
@@ -18,19 +19,20 @@ COLUMNS: Final = ("step", "tokens", "loss", "step time", "stale", "sent", "recei
 
 
 def state(host: Mapping[str, Any], *, is_over: bool = False) -> Text:
-    """What a host does, or why it does nothing: its phase, 'suspect', 'gone', or that it is on its way back.
+    """What a host does, or why it does nothing: its phase, 'slow', 'suspect' and the like, 'gone', or that it is on
+    its way back.
 
     `is_over`: the run has come to its end, so that hosts end, too.
     """
     phase = str(host["phase"])
-    if is_over and (phase == "gone" or host["state"] == "suspect"):
+    if is_over and (phase == "gone" or host["state"] in SILENT):
         return Text("ended")
     if host["state"] in RETIRED:
         return Text(host["state"], style="red" if host["state"] == "given up" else "dim")
     if phase == "gone":
         return Text(phase, style="red")
-    if host["state"] == "suspect":
-        return Text("suspect", style="yellow")
+    if host["state"] in SILENT or host["state"] == "slow":
+        return Text(host["state"], style="yellow")
     if host["incarnation"] > 1 and phase in ("starting", "compiling", "recovering"):
         return Text("restarting" if phase == "starting" else phase, style="yellow")
     return Text(phase)

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from isthmus.programs.command.absence_words import away, back
 from isthmus.programs.command.absences import WORKS, Absence, Absences, Fact, fact_of
 from isthmus.programs.command.movements import movement
+from isthmus.programs.command.paces import pace
 from isthmus.programs.command.waiting import Waiting, waiting_of
 
 WORKING: Final = frozenset({"stepping", "serving", "final"})
@@ -58,11 +59,15 @@ class News:
             if moved is not None:
                 new.append(Notice(self._since(fact.at), moved.text, "good" if moved.how == "joined" else "odd"))
                 continue
+            self._waiting = self._waiting or waiting_of(self._folder)
+            paced = pace(fact, self._waiting)
+            if paced is not None:
+                new.append(Notice(self._since(fact.at), paced.text, "odd" if paced.is_slow else "good"))
+                continue
             changed = self.absences.take(fact)
             # Hosts that end with the run are silent, because they are writing down what they have.
             if changed is None or (changed.kind == "silent" and status.get("phase") == "done"):
                 continue
-            self._waiting = self._waiting or waiting_of(self._folder)
             text = _told(changed, fact, self._waiting)
             if text:
                 # A silence is known some time after it began.

@@ -14,8 +14,8 @@ from typing import Final
 from isthmus.programs.command.absences import WORKS, Absence, Absences, Fact
 from isthmus.programs.command.report_record import Evaluation, MergeRecord, Report
 
-_END_SECONDS: Final = 2.0
-"""A silence that begins so late, and never ends, is that of a host that closes: it is suspected after 1.8 s."""
+_END_SECONDS: Final = 3.5
+"""A silence that begins so late, and never ends, is that of a host that closes: it is suspected after 3.3 s."""
 _STALE_SECONDS: Final = 0.5
 """What comes sooner after a restart is still from the life before: a process takes longer than that to start."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from isthmus.programs.command.absence_words import cause, cost, named
+from isthmus.programs.command.absence_words import cause, cost, named, quiet
 from isthmus.programs.command.absences import Absence
 from isthmus.programs.command.chart_absence import draw_absence
 from isthmus.programs.command.chart_merges import merges_by_fragment
@@ -32,6 +32,9 @@ def failures_section(record: RunRecord) -> Markup:
     if record.movements:
         came = [element("li", f"at {seconds(item.at)} {item.text}") for item in record.movements]
         parts += [note("Machines came or went, which is no failure:"), element("ul", *came, class_="note told")]
+    if record.paces:
+        told = [element("li", f"at {seconds(item.at)} {item.text}") for item in record.paces]
+        parts += [note("Learners were slow, which is no failure:"), element("ul", *told, class_="note told")]
     if not record.absences:
         if record.is_apart:
             parts.append(note("No host ended before its time, and none was silent."))
@@ -132,7 +135,7 @@ def _row(record: RunRecord, absence: Absence) -> Markup:
     if absence.lives_lost > 1:
         gone += f"; {absence.lives_lost} lives in a row"
     if absence.kind == "silent":
-        gone = f"silent (suspect): {gone}"
+        gone = quiet(absence)
     return element(
         "tr",
         element("td", seconds(absence.begun) if absence.begun >= 0 else "before the first step"),

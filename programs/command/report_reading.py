@@ -18,6 +18,7 @@ import msgspec
 
 from isthmus.programs.command.absences import Absence, Fact, fact_of
 from isthmus.programs.command.movements import movement
+from isthmus.programs.command.paces import pace
 from isthmus.programs.command.report_absences import told_absences
 from isthmus.programs.command.report_alignment import aligned
 from isthmus.programs.command.report_record import (
@@ -29,6 +30,7 @@ from isthmus.programs.command.report_record import (
     as_number,
 )
 from isthmus.programs.command.report_trace import read_timeline
+from isthmus.programs.command.waiting import waiting_in
 
 _HEADER_SIZE_MAX: Final = 100_000_000
 """Bytes; safetensors itself refuses longer headers."""
@@ -48,14 +50,19 @@ def load(run: Path) -> RunRecord:
     summary = _read(folder / "summary.json", problems, _object, nothing)
     reports = _lines(folder / "metrics.jsonl", Report, problems)
     evaluations = _lines(folder / "evaluations.jsonl", Evaluation, problems)
+    if lost := summary.get("lines_lost"):
+        problems.append(f"{lost} lines were not written: the disk said {summary.get('disk_error')!r}.")
     start = as_number(summary.get("start_seconds"))
     is_apart = (folder / "events.jsonl").exists()
+    facts = _facts(folder, start or 0.0, []) if is_apart else []
+    graph = _read(folder / "graph.json", problems, _object, nothing)
+    waiting = waiting_in(graph)
     return RunRecord(
         folder=folder,
         summary=summary,
         configuration_text=text,
         configuration=_read(folder / "config.toml", [], lambda data: tomllib.loads(data.decode()), nothing),
-        graph=_read(folder / "graph.json", problems, _object, nothing),
+        graph=graph,
         reports=reports,
         evaluations=evaluations,
         merges=merges,
@@ -64,7 +71,8 @@ def load(run: Path) -> RunRecord:
         begun_at=_begun_at(folder),
         problems=problems,
         absences=_absences(folder, summary, reports, evaluations, merges, problems) if is_apart else (),
-        movements=tuple(filter(None, map(movement, _facts(folder, start or 0.0, [])))) if is_apart else (),
+        movements=tuple(filter(None, map(movement, facts))),
+        paces=tuple(filter(None, (pace(fact, waiting) for fact in facts))),
         is_apart=is_apart,
         is_placed=bool(start),
     )

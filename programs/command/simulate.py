@@ -1,61 +1,70 @@
 """`isthmus simulate world`: universes by the hundred, told to people or as JSON.
 
-It decides how the outcomes of seeds are shown, and over how many processes they are spread; what a seed is, `simulate`
-says. The outcome of a seed does not depend on the others.
+It decides how the outcomes of seeds are shown; what a seed is, `simulate` says, and `spread` where it is run.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from isthmus.programs.program import DEFAULT, Program
-from isthmus.programs.simulate import Outcome, run
+from isthmus.programs.command import spread
+from isthmus.programs.command.coverage import PHASES, rare
+from isthmus.programs.program import DEFAULT
+from isthmus.programs.simulate import run, shape_of
+from isthmus.programs.universes import Outcome
 from isthmus.runtime.errors import ConfigError, Fault
 
-APART_MIN: Final = 40
-"""Fewer seeds are over before other processes have started."""
-BATCH: Final = 4
 SEED_MAX: Final = (1 << 63) - 1
 PROGRESS_SECONDS: Final = 0.5
-PHASES: Final = ("starting", "stepping", "final")
 
 
-def world(seed: int, seeds: int, program: str, *, as_json: bool) -> bool:
-    """Run seeds `seed` to `seed + seeds - 1`, and show what came of them; whether nothing was wrong.
+def world(seed: int, seeds: int, program: str, *, least: int = 0, as_json: bool) -> bool:
+    """Run seeds `seed` to `seed + seeds - 1`, and show what came of them; whether nothing was wrong, and every kind of
+    fault happened at least `least` times in every phase of the runs.
 
     ConfigError for numbers out of range and for programs that cannot be simulated.
     """
-    _check(seed, seeds, program)
+    _check(seed, seeds, least, program)
     begun = time.monotonic()
-    outcomes, told = [], begun
-    for outcome in _outcomes(seed, seeds, program):
+    outcomes, told, failed = [], begun, 0
+    for outcome in spread.outcomes(partial(run, program=program), range(seed, seed + seeds)):
         outcomes.append(outcome)
+        failed += outcome.violation is not None
         if outcome.violation is not None and not as_json:
             _clear()
-            sys.stdout.write(story(outcome, program))
+            sys.stdout.write(story(outcome, program) + "\n")
+            sys.stdout.flush()
         now = time.monotonic()
         if now - told >= PROGRESS_SECONDS and sys.stderr.isatty():
             told = now
-            _clear(f"{len(outcomes)} of {seeds} seeds")
+            _clear(progress(len(outcomes), seeds, failed, now - begun))
     _clear()
+    outcomes.sort(key=lambda outcome: outcome.seed)
     took = time.monotonic() - begun
-    shown = json.dumps(as_object(outcomes, took, program), indent=2) + "\n" if as_json else table(outcomes, took)
-    sys.stdout.write(shown)
-    return all(outcome.violation is None for outcome in outcomes)
+    missing = rare(_phases(outcomes), program, least)
+    if as_json:
+        sys.stdout.write(json.dumps(as_object(outcomes, took, program, missing), indent=2) + "\n")
+    else:
+        sys.stdout.write(table(outcomes, took) + "".join(f"too rare: {each}\n" for each in missing))
+    return not failed and not missing
+
+
+def progress(done: int, seeds: int, failed: int, took: float) -> str:
+    """One line: how far a search is, and how long it will take."""
+    minutes = (seeds - done) * took / done / 60
+    wrong = f", {failed} with a violation" if failed else ""
+    return f"{done} of {seeds} seeds{wrong}; {60 * done / took:.0f} a minute, about {minutes:.0f} min left"
 
 
 def story(outcome: Outcome, program: str) -> str:
     """What was wrong with a seed, what had happened to it, and how to see it again."""
     lines = [f"seed {outcome.seed} failed after {outcome.seconds:.3f} virtual seconds: {outcome.violation}"]
+    lines = lines[0].splitlines()
     lines += [f"    {line}" for line in outcome.story or ["    no fault had happened"]]
     return "\n".join([*lines, f"  again: {command(outcome.seed, program)}", ""])
 
@@ -69,10 +78,10 @@ def command(seed: int, program: str) -> str:
 def table(outcomes: list[Outcome], took: float) -> str:
     """How often each kind of fault happened in each phase of the runs, and the figures."""
     phases = _phases(outcomes)
-    lines = [f"{'fault':<8}" + "".join(f"{phase:>10}" for phase in PHASES) + f"{'in all':>10}"]
+    lines = [f"{'fault':<12}" + "".join(f"{phase:>10}" for phase in PHASES) + f"{'in all':>10}"]
     for kind in sorted({kind for kind, _ in phases}):
         counts = [phases[kind, phase] for phase in PHASES]
-        lines.append(f"{kind:<8}" + "".join(f"{count:>10}" for count in (*counts, sum(counts))))
+        lines.append(f"{kind:<12}" + "".join(f"{count:>10}" for count in (*counts, sum(counts))))
     failed = sum(outcome.violation is not None for outcome in outcomes)
     passed = sum(outcome.seconds for outcome in outcomes)
     many = "1 seed" if len(outcomes) == 1 else f"{len(outcomes)} seeds"
@@ -86,8 +95,8 @@ def table(outcomes: list[Outcome], took: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_object(outcomes: list[Outcome], took: float, program: str) -> dict[str, Any]:
-    """The same for programs; `failures` are the seeds with a violation."""
+def as_object(outcomes: list[Outcome], took: float, program: str, missing: list[str]) -> dict[str, Any]:
+    """The same for programs; `failures` are the seeds with a violation, `too_rare` the faults that were `missing`."""
     faults: Counter[str] = Counter()
     for outcome in outcomes:
         faults += outcome.faults
@@ -110,35 +119,24 @@ def as_object(outcomes: list[Outcome], took: float, program: str) -> dict[str, A
         "phases": {kind: {phase: phases[kind, phase] for phase in PHASES} for kind in sorted(faults)},
         "seeds_per_minute": round(60 * len(outcomes) / took, 1),
         "failures": failures,
+        "too_rare": missing,
     }
     if len(outcomes) == 1:
         told["tape_digest"] = outcomes[0].tape_digest
     return told
 
 
-def _check(seed: int, seeds: int, program: str) -> None:
+def _check(seed: int, seeds: int, least: int, program: str) -> None:
     doing, faults = "Reading the options of `isthmus simulate world`", []
     if not 0 <= seed <= SEED_MAX:
         faults.append(Fault(doing, f"--seed from 0 to {SEED_MAX}", str(seed), "Choose another."))
     if seeds < 1:
         faults.append(Fault(doing, "--seeds of at least 1", str(seeds), "Say how many seeds to try."))
+    if least < 0:
+        faults.append(Fault(doing, "--each of at least 0", str(least), "Say how often each fault has to happen."))
     if faults:
         raise ConfigError.of(faults)
-    Program(program).builder()
-    if program != DEFAULT:
-        do = "Its invariants are those that are checked; test other programs with the fixture `world`."
-        raise ConfigError(doing, f"--program {DEFAULT}", program, do)
-
-
-def _outcomes(seed: int, seeds: int, program: str) -> Iterator[Outcome]:
-    """Of all seeds, in order."""
-    wanted = range(seed, seed + seeds)
-    if seeds < APART_MIN:
-        yield from (run(each, program) for each in wanted)
-        return
-    workers = len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(partial(run, program=program), wanted, chunksize=BATCH)
+    shape_of(seed, program)
 
 
 def _phases(outcomes: list[Outcome]) -> Counter[tuple[str, str]]:

@@ -24,6 +24,9 @@ def world(
     seed: Annotated[int, typer.Option("--seed", metavar="S", help="The first seed.")] = 0,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="How many seeds: S to S + N - 1.")] = 1,
     program: Annotated[str, typer.Option("--program", metavar="PROGRAM", help="Which program.")] = "decoupled-diloco",
+    each: Annotated[
+        int, typer.Option("--each", metavar="N", help="Fail unless each fault happens N times in each phase.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run whole clusters in virtual time, with faults from the seed, and check that nothing is broken.
@@ -32,5 +35,5 @@ def world(
     """
     from isthmus.programs.command import simulate as simulating
 
-    if not simulating.world(seed, seeds, program, as_json=as_json):
+    if not simulating.world(seed, seeds, program, least=each, as_json=as_json):
         raise typer.Exit(FAILED)

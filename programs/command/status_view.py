@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 WATCH_SECONDS: Final = 0.5
 NOTICES_SHOWN: Final = 12
+NOT_STARTED: Final = "not started yet"
+"""How a daemon's reason begins for a host whose next life has to wait."""
 WIDE: Final = 116
 """Columns of a terminal that has room for everything."""
 
@@ -66,7 +68,8 @@ def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> G
     else:
         training = status.get("training") or {}
         head.append(_progress({**training, "hosts": _hosts(status)}))
-        parts = [head, facts(_figures(training)), Text(""), _processes(status, training, width)]
+        parts = [head, facts([*_figures(training), *_not_started(status)]), Text("")]
+        parts.append(_processes(status, training, width))
     told = newest(notices, NOTICES_SHOWN)
     if told:
         parts += [Text(""), notices_table(told)]
@@ -128,6 +131,12 @@ def _figures(training: Mapping[str, Any]) -> list[tuple[str, str]]:
     losses = live_figures.eval_losses(training)
     shown = [("eval loss", losses)] if losses else []
     return [*shown, *live_figures.merge_figures(training, len(training.get("learners", {})))]
+
+
+def _not_started(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The hosts that cannot be started at the moment, and why; these are no events, and go on."""
+    reasons = [(str(host["name"]), str(host.get("reason", ""))) for host in status["hosts"]]
+    return [(name, reason) for name, reason in reasons if reason.startswith(NOT_STARTED)]
 
 
 def _hosts(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:

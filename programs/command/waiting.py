@@ -45,8 +45,8 @@ def waiting_in(graph: object) -> Waiting | None:
     steps = [node for node in steps if node.get("mode") == "free-running"] or steps
     blockers = {name for node in steps for name in _names(node)}
     # A node of the own host is named only where it may block by itself, which says nothing of other hosts.
-    elsewhere = [node for node in nodes if node.get("name") in blockers and node.get("mode") != "may-block"]
-    roles = {node.get("role") for node in elsewhere}
+    known = [node for node in nodes if isinstance(node.get("name"), str) and node["name"] in blockers]
+    roles = [node.get("role") for node in known if node.get("mode") != "may-block"]
     has_rounds = any(str(node.get("firing")).startswith("Quorum") for node in nodes)
     others: Others = "go on" if LEARNER not in roles else "wait for rounds" if has_rounds else "wait"
     return Waiting(others, SYNCER in roles)

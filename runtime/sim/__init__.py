@@ -5,21 +5,49 @@ machines, over the real wire on simulated sockets, with clocks of their own, a k
 (`Kill`, `Pause`, `Cut` and others) that are counted when they have really happened. `Checker` is what may object.
 """
 
-from isthmus.runtime.sim.checkers import BoundsChecker, Checker, RosterChecker, ViolationError, WaitsChecker
-from isthmus.runtime.sim.faults import Clog, Cut, Fault, Kill, Lose, Pause, Reset, Skew, Slow
+from isthmus.runtime.sim.checkers import (
+    BoundsChecker,
+    Checker,
+    RosterChecker,
+    ViolationError,
+    WaitsChecker,
+)
+from isthmus.runtime.sim.crossings import CreditChecker, WireChecker, runtime_checkers
+from isthmus.runtime.sim.faults import (
+    Blackout,
+    BreakDisk,
+    Clog,
+    Cut,
+    Fault,
+    FillDisk,
+    Join,
+    Kill,
+    Lose,
+    Pause,
+    Reset,
+    Skew,
+    Slow,
+    Stop,
+    Throttle,
+)
 from isthmus.runtime.sim.universe import Universe, digest, machine_of
 from isthmus.runtime.sim.weather import Climate, Weather
 from isthmus.runtime.sim.world import DelayOf, DurationOf, World, at_once
 
 __all__ = [
+    "Blackout",
     "BoundsChecker",
+    "BreakDisk",
     "Checker",
     "Climate",
     "Clog",
+    "CreditChecker",
     "Cut",
     "DelayOf",
     "DurationOf",
     "Fault",
+    "FillDisk",
+    "Join",
     "Kill",
     "Lose",
     "Pause",
@@ -27,12 +55,16 @@ __all__ = [
     "RosterChecker",
     "Skew",
     "Slow",
+    "Stop",
+    "Throttle",
     "Universe",
     "ViolationError",
     "WaitsChecker",
     "Weather",
+    "WireChecker",
     "World",
     "at_once",
     "digest",
     "machine_of",
+    "runtime_checkers",
 ]

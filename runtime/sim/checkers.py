@@ -7,11 +7,12 @@ is checked where that family is known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.lowering import EdgePlan
+from isthmus.runtime.meetings import Row
 
 if TYPE_CHECKING:
     from isthmus.runtime.sim.life import Life
@@ -33,6 +34,18 @@ class Checker:
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """An item is about to be given to a host."""
+
+    def told(self, life: Life, rows: Sequence[Row]) -> None:
+        """A host is about to hear a roster."""
+
+    def connected(self, life: Life, peer: Member) -> None:
+        """A connection of a host with a peer is up, or was lost."""
+
+    def granted(self, life: Life, source: Member, edge: int, count: int) -> None:
+        """A host took so many items of a Queue edge, and tells who sent them."""
+
+    def credited(self, life: Life, target: Member, edge: int, count: int) -> None:
+        """A host is about to hear that so many items of a Queue edge were taken."""
 
     def asked(self, universe: Universe) -> None:
         """Some hundred events have happened."""
@@ -79,16 +92,36 @@ class BoundsChecker(Checker):
 
 
 class RosterChecker(Checker):
-    """Nobody knows two lives of a replica at once, nor goes back to an earlier one."""
+    """Nobody knows an earlier life of a replica than it was told of, nor goes back to one, nor takes what it sends, nor
+    what somebody sends whom it does not know: its core would drop that."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[Member, Replica], int] = {}
 
+    def told(self, life: Life, rows: Sequence[Row]) -> None:
+        """Note who is live; one that is not itself among them is not known yet, and listens to none of it."""
+        found = [Member(Replica.parse(row[0]), row[1]) for row in rows]
+        if life.member in found:
+            for member in found:
+                self._know(life, member)
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Look at who sends."""
+        newest = self._newest.get((life.member, source.replica), 0)
+        if source.incarnation < newest:
+            raise ViolationError(f"{life.member} takes an item of {source}, and was told of incarnation {newest}")
+        if life.meetings.live.get(source.replica) != source:
+            raise ViolationError(f"{life.member} is given an item of {source}, whom it does not know")
+
     def asked(self, universe: Universe) -> None:
-        """Compare whom every host knows with whom it knew."""
+        """Compare whom every host knows with whom it was told of."""
         for life in universe.living():
-            for replica, member in life.meetings.live.items():
-                newest = self._newest.get((life.member, replica), 0)
+            for member in life.meetings.live.values():
+                newest = self._newest.get((life.member, member.replica), 0)
                 if member.incarnation < newest:
-                    raise ViolationError(f"{life.member} knows {member}, after incarnation {newest}")
-                self._newest[life.member, replica] = member.incarnation
+                    raise ViolationError(f"{life.member} knows {member}, and was told of incarnation {newest}")
+                self._know(life, member)
+
+    def _know(self, life: Life, member: Member) -> None:
+        key = life.member, member.replica
+        self._newest[key] = max(self._newest.get(key, 0), member.incarnation)

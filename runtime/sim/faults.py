@@ -9,7 +9,7 @@ to the longer.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from typing import ClassVar, TypeAlias
 
 
@@ -25,7 +25,19 @@ class _Moment:
 
     def __post_init__(self) -> None:
         if [self.at, self.at_step, self.at_phase].count(None) != 2:
-            raise ValueError(f"{self}: say one of at=SECONDS, at_step=STEP of a learner and at_phase=PHASE of the run")
+            told = "say one of at=SECONDS, at_step=STEP of a learner and at_phase=PHASE of the run"
+            raise ValueError(f"{self!r}: {told}")
+
+    def __str__(self) -> str:
+        """As a test would write it: without what is left to itself."""
+        shown = []
+        for each in sorted(fields(self), key=lambda each: each.kw_only is True):
+            value = getattr(self, each.name)
+            if each.default is MISSING:
+                shown.append(repr(value))
+            elif value != each.default:
+                shown.append(f"{each.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +81,15 @@ class Skew(_Moment):
 class Cut(_Moment):
     """Nothing gets from a machine to any other (`target`: to that one only), nor back unless it `is_one_way`."""
 
-    kind: ClassVar[str] = "cut"
     machine: str
     target: str | None = None
     seconds: float = 2.0
     is_one_way: bool = False
+
+    @property
+    def kind(self) -> str:
+        """'cut', or 'one-way cut'."""
+        return "one-way cut" if self.is_one_way else "cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +120,64 @@ class Reset(_Moment):
     machine: str
 
 
-Fault: TypeAlias = Kill | Pause | Slow | Skew | Cut | Clog | Lose | Reset
+@dataclass(frozen=True, slots=True)
+class Blackout(_Moment):
+    """A machine loses power: its processes are gone, nobody reaches it, and its disk has lost what was not synced."""
+
+    kind: ClassVar[str] = "blackout"
+    machine: str
+    seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FillDisk(_Moment):
+    """The disk of a machine has room for `room` bytes more. It happens once something does not fit."""
+
+    kind: ClassVar[str] = "full disk"
+    machine: str
+    room: int = 0
+    seconds: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class BreakDisk(_Moment):
+    """The disk of a machine refuses a `share` of all that is done to it. It happens once it has refused something."""
+
+    kind: ClassVar[str] = "broken disk"
+    machine: str
+    share: float = 1.0
+    seconds: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle(_Moment):
+    """No connection of a machine carries more than `kbits` thousand bits a second, in each direction."""
+
+    kind: ClassVar[str] = "throttle"
+    machine: str
+    kbits: float = 64.0
+    seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stop(_Moment):
+    """Somebody asks for the end of the run, as by Ctrl-C."""
+
+    kind: ClassVar[str] = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Join(_Moment):
+    """A host joins that was not there, on a machine of its own: a learner of a new slot."""
+
+    kind: ClassVar[str] = "join"
+    host: str
+
+
+WayFault: TypeAlias = Cut | Clog | Lose | Throttle | Reset
+"""Those of the ways of one machine."""
+Fault: TypeAlias = Kill | Pause | Slow | Skew | WayFault | Blackout | FillDisk | BreakDisk | Join | Stop
+DiskFault: TypeAlias = FillDisk | BreakDisk
+"""Those that wait until they have struck."""
 HostFault: TypeAlias = Kill | Pause | Slow | Skew
-"""Those of one host; the others are of a machine."""
+"""Those of one host that is there; the others are of a machine, but for Join, of a host to come, and Stop."""

@@ -1,7 +1,8 @@
 """Makes faults happen, and counts those that really did.
 
 Decides when each fault of a list begins and ends. One that cannot happen yet (its host is dead at the moment, say)
-waits until it can; what is still waiting at the end has not happened, and is told.
+waits until it can; what is still waiting at the end has not happened, and is told. A disk's trouble lies in wait from
+its moment on, and has happened, and begins to last, when it strikes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,26 @@ from typing import TYPE_CHECKING
 
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim.faults import Clog, Cut, Fault, Kill, Lose, Pause, Reset, Skew, Slow
+from isthmus.runtime.sim.disk import Trouble
+from isthmus.runtime.sim.faults import (
+    Blackout,
+    BreakDisk,
+    Clog,
+    Cut,
+    DiskFault,
+    Fault,
+    FillDisk,
+    Join,
+    Kill,
+    Lose,
+    Pause,
+    Reset,
+    Skew,
+    Slow,
+    Stop,
+    Throttle,
+    WayFault,
+)
 from isthmus.runtime.sim.life import Life
 
 if TYPE_CHECKING:
@@ -35,7 +55,9 @@ class Injector:
         self._numbers = 0
         self._coming: list[Fault] = []
         self._late: list[Fault] = []
+        self._never: list[Fault] = []
         self._ends: dict[int, Callable[[], object]] = {}
+        self._lurking: dict[int, DiskFault] = {}
         for fault in faults:
             if fault.at is None:
                 self.waiting.append(fault)
@@ -50,7 +72,7 @@ class Injector:
     @property
     def missed(self) -> list[str]:
         """The faults that have not happened."""
-        return [str(fault) for fault in (*self.waiting, *self._coming)]
+        return [str(fault) for fault in (*self._never, *self.waiting, *self._coming, *self._lurking.values())]
 
     def look(self) -> None:
         """See whether what waits can happen now."""
@@ -62,8 +84,12 @@ class Injector:
 
     def heal(self) -> None:
         """End every fault that lasts, and let none begin any more."""
+        self._never += [*self.waiting, *self._coming, *self._lurking.values()]
         self.waiting.clear()
         self._coming.clear()
+        for number, fault in self._lurking.items():
+            del self._universe.disks[fault.machine].troubles[number]
+        self._lurking.clear()
         for number in list(self._ends):
             self._end(number)
 
@@ -96,16 +122,32 @@ class Injector:
         return max((life.step for life in lives), default=0) >= fault.at_step
 
     def _begin(self, fault: Fault) -> bool:
-        """Let a fault happen; whether it did."""
+        """Let a fault happen, or lie in wait; whether it does."""
         phase = self._universe.phase
-        ways = self._ways(fault)
-        happened = self._on_host(fault) if isinstance(fault, Kill | Pause | Slow | Skew) else self._on_ways(fault, ways)
+        match fault:
+            case Kill() | Pause() | Slow() | Skew():
+                happened = self._on_host(fault)
+            case Join():
+                happened = self._universe.join(Replica.parse(fault.host))
+            case Stop():
+                self._universe.keeper.request_stop()
+                happened = True
+            case Blackout():
+                happened = self._black_out(fault)
+            case FillDisk() | BreakDisk():
+                self._lurk(fault)
+                return True
+            case _:
+                happened = self._on_ways(fault, self._ways(fault))
         if happened:
-            self.counts[fault.kind] += 1
-            self.phases[fault.kind, phase] += 1
-            self.calm_since = self._universe.clock.now()
-            self.story.append((self._universe.clock.now(), str(fault)))
+            self._count(fault, phase)
         return happened
+
+    def _count(self, fault: Fault, phase: str) -> None:
+        self.counts[fault.kind] += 1
+        self.phases[fault.kind, phase] += 1
+        self.calm_since = self._universe.clock.now()
+        self.story.append((self._universe.clock.now(), str(fault)))
 
     # -- hosts ---------------------------------------------------------------------------------------------------------
 
@@ -139,10 +181,8 @@ class Injector:
 
     # -- ways ----------------------------------------------------------------------------------------------------------
 
-    def _ways(self, fault: Fault) -> list[tuple[str, str]]:
+    def _ways(self, fault: WayFault | Blackout) -> list[tuple[str, str]]:
         """The ordered pairs of addresses that a fault of a machine is about."""
-        if isinstance(fault, Kill | Pause | Slow | Skew):
-            return []
         addresses = self._universe.addresses
         here = addresses[fault.machine]
         target = fault.target if isinstance(fault, Cut) else None
@@ -150,7 +190,7 @@ class Injector:
         there = [(here, other) for other in others]
         return there if isinstance(fault, Cut) and fault.is_one_way else there + [(b, a) for a, b in there]
 
-    def _on_ways(self, fault: Cut | Clog | Lose | Reset, ways: list[tuple[str, str]]) -> bool:
+    def _on_ways(self, fault: WayFault, ways: list[tuple[str, str]]) -> bool:
         weather, ether = self._universe.weather, self._universe.ether
         address = self._universe.addresses[fault.machine]
         self._numbers += 1
@@ -168,6 +208,9 @@ class Injector:
             case Clog():
                 weather.clogs.setdefault(address, {})[number] = seconds(fault.latency)
                 self._last(fault.seconds, partial(weather.clogs[address].pop, number, None))
+            case Throttle():
+                weather.paces.setdefault(address, {})[number] = fault.kbits / 1e6
+                self._last(fault.seconds, partial(weather.paces[address].pop, number, None))
             case Lose():
                 weather.losses.setdefault(address, {})[number] = fault.share
                 self._last(fault.seconds, partial(weather.losses[address].pop, number, None))
@@ -177,6 +220,42 @@ class Injector:
         for way in ways:
             self._universe.weather.cuts[way].discard(number)
         self._universe.ether.changed()
+
+    # -- disks ---------------------------------------------------------------------------------------------------------
+
+    def _black_out(self, fault: Blackout) -> bool:
+        """Take a machine's power; False where it has no process."""
+        keeper, ways = self._universe.keeper, self._ways(fault)
+        if not keeper.sites[fault.machine].lives:
+            return False
+        self._numbers += 1
+        number = self._numbers
+        for way in ways:
+            self._universe.weather.cuts.setdefault(way, set()).add(number)
+        keeper.darken(fault.machine)
+        self._universe.disks[fault.machine].lose_power()
+
+        def lighten() -> None:
+            self._join(ways, number)
+            keeper.lighten(fault.machine)
+
+        self._last(fault.seconds, lighten)
+        return True
+
+    def _lurk(self, fault: DiskFault) -> None:
+        """Let a disk be in trouble from now on."""
+        self._numbers += 1
+        struck = partial(self._struck, self._numbers)
+        made = Trouble(struck, room=fault.room) if isinstance(fault, FillDisk) else Trouble(struck, share=fault.share)
+        self._universe.disks[fault.machine].troubles[self._numbers] = made
+        self._lurking[self._numbers] = fault
+
+    def _struck(self, number: int) -> None:
+        """A disk has refused something: the first time, its trouble has happened."""
+        fault = self._lurking.pop(number, None)
+        if fault is not None:
+            self._count(fault, self._universe.phase)
+            self._last(fault.seconds, partial(self._universe.disks[fault.machine].troubles.pop, number))
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

@@ -24,13 +24,13 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.inline import VirtualClock
 from isthmus.runtime.lives import BACKOFF_SECONDS, HEALTHY_SECONDS, SERVING
 from isthmus.runtime.meetings import Row
-from isthmus.runtime.membership import (
+from isthmus.runtime.membership import MembershipCore
+from isthmus.runtime.patience import MembershipOptions
+from isthmus.runtime.presence import (
     HeartbeatArrived,
     HostAnnounced,
     HostEnded,
-    MembershipCore,
     MembershipEvent,
-    MembershipOptions,
     MembershipTimerFired,
     Phase,
     RemoveMember,
@@ -57,7 +57,7 @@ class Report:
 
 @dataclass(slots=True)
 class Site:
-    """A machine: its processes, and what it was told last."""
+    """A machine: its processes, and what it was told last; `is_dark` while it has no power."""
 
     name: str
     lives: dict[Replica, Life] = field(default_factory=dict)
@@ -65,6 +65,7 @@ class Site:
     ended: dict[Member, str] = field(default_factory=dict)
     rows: Sequence[Row] = ()
     order_last: int = 0
+    is_dark: bool = False
 
     def report(self) -> Report:
         """What it says now."""
@@ -86,6 +87,7 @@ class Keeper:
         home: str,
         launch: Callable[[Member, str], Life],
         boot: Callable[[Member], float],
+        joining: Sequence[Replica] = (),
     ) -> None:
         self.home = home
         self.is_stopping = False
@@ -93,7 +95,7 @@ class Keeper:
         self.places = dict(places)
         self.sites = {name: Site(name) for name in addresses}
         slots: dict[str, int] = {}
-        for replica in places:
+        for replica in (*places, *joining):
             slots[replica.role] = max(slots.get(replica.role, 0), replica.slot + 1)
         self.core = MembershipCore(
             MembershipOptions(
@@ -120,6 +122,11 @@ class Keeper:
             self._wish(replica)
         self._beat()
 
+    def join(self, replica: Replica, machine: str) -> None:
+        """A replica is wanted that was not there, on a machine that was idle."""
+        self.places[replica] = machine
+        self._wish(replica)
+
     def request_stop(self) -> None:
         """Ask every host to bring the run to its end."""
         self.is_stopping = True
@@ -132,6 +139,18 @@ class Keeper:
         del site.lives[life.member.replica]
         site.ended[life.member] = reason
         self._report(site)
+
+    def darken(self, name: str) -> None:
+        """A machine has no power from now on. Home still decides, as it would once it is back: from its ledger."""
+        site = self.sites[name]
+        site.is_dark = True
+        for life in list(site.lives.values()):
+            self.kill(life, "ended with the power of its machine")
+
+    def lighten(self, name: str) -> None:
+        """It has power again."""
+        self.sites[name].is_dark = False
+        self._report(self.sites[name])
 
     # -- home ----------------------------------------------------------------------------------------------------------
 
@@ -219,7 +238,7 @@ class Keeper:
     ) -> None:
         """An order arrives at a machine."""
         site = self.sites[name]
-        if number <= site.order_last:
+        if number <= site.order_last or site.is_dark:
             return
         site.order_last, site.rows = number, rows
         for life in [life for life in site.lives.values() if wishes.get(life.member.replica) != life.member]:
@@ -235,11 +254,15 @@ class Keeper:
 
     def _begin(self, site: Site, member: Member) -> None:
         site.starting.discard(member)
-        if member.replica not in site.lives:
+        if site.is_dark:
+            site.ended[member] = "ended with the power of its machine"
+        elif member.replica not in site.lives:
             site.lives[member.replica] = self._launch(member, site.name)
             self._report(site)
 
     def _report(self, site: Site) -> None:
+        if site.is_dark:
+            return
         self._post(site.name, self.home, partial(self._hear, site.name, site.report()))
 
     def _post(self, source: str, target: str, arrive: Callable[[], None]) -> None:

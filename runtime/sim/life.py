@@ -21,7 +21,9 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.inline import InlineExecutor, VirtualClock
 from isthmus.runtime.lowering import EdgePlan, Plan
 from isthmus.runtime.meetings import Meeting, Meetings, Row, phase
+from isthmus.runtime.peers import Limits
 from isthmus.runtime.sim.checkers import Checker
+from isthmus.runtime.sim.disk import Mount
 from isthmus.runtime.sim.host_clock import HostClock
 from isthmus.runtime.sim.world import DurationOf, durations
 from isthmus.runtime.tape import Tape
@@ -43,22 +45,26 @@ class Setting:
     meets: Callable[[Replica, Replica], Meeting]
     checkers: Sequence[Checker]
     trace: Trace | None
+    limits: Limits
     ended: Callable[[Life, str], None]
     failed: Callable[[Life, str, str], None]
 
 
 class Life:
-    """A host that runs as `member` on the machine at `address`. `factor` is how much longer its firings take."""
+    """A host that runs as `member` on the machine at `address`, whose disk it has as `mount`. `factor` is how much
+    longer its firings take."""
 
-    def __init__(self, setting: Setting, member: Member, machine: str, address: str) -> None:
+    def __init__(self, setting: Setting, member: Member, machine: str, address: str, mount: Mount) -> None:
         self.member, self.machine, self.address = member, machine, address
         self.plan = setting.plans[member.replica.role]
+        self.mount = mount
         self.factor = 1.0
         self.beats = 0
         self.endpoints: list[str] = []
         self.clock = HostClock(setting.clock)
+        self._universe_clock = setting.clock
         self.tape = Tape()
-        self._checkers, self._trace = setting.checkers, setting.trace
+        self.checkers, self._trace = setting.checkers, setting.trace
         rng = random.Random(f"{setting.seed} {member}")
         self.channel = WireChannel(
             member,
@@ -66,7 +72,10 @@ class Life:
             sockets=EtherSockets(setting.ether, address, self.clock.run, rng),
             run="run",
             fingerprint="fingerprint",
+            limits=setting.limits,
             watch=self._watch,
+            on_peer_up=self._connected,
+            on_peer_lost=lambda peer, reason: self._connected(peer),
             holds_strangers=True,
         )
         took = durations(self.plan, member.replica, setting.duration, setting.jitter, setting.seed)
@@ -78,6 +87,7 @@ class Life:
             executor=InlineExecutor(self.clock, lambda node: Duration(round(took(node) * self.factor))),
             seed=setting.seed,
             resolve=setting.resolve,
+            disk=mount,
             tape=self.tape,
             trace=self._trace,
             on_ended=lambda host, node: setting.ended(self, node),
@@ -97,6 +107,10 @@ class Life:
             self.endpoints = list(self.channel.bind(f"tcp://{self.address}:0")[:2])
         self.host.start([self.member])
         self._beat()
+
+    def true_now(self) -> Instant:
+        """The time of the universe, whatever this life's clock shows."""
+        return self._universe_clock.now()
 
     @property
     def phase(self) -> str:
@@ -125,17 +139,18 @@ class Life:
     def kill(self) -> None:
         """Be gone, at once; its sockets close, as the kernel sees to."""
         self.clock.is_dead = True
+        self.mount.is_gone = True
         self.host.close()
         self.host.close_bodies()
 
     def sent(self, target: Member, parcel: Parcel) -> None:
         """An item goes out."""
-        for checker in self._checkers:
+        for checker in self.checkers:
             checker.sent(self, target, self.edge(parcel), parcel.item)
 
     def arrived(self, source: Member, parcel: Parcel) -> None:
         """An item is delivered."""
-        for checker in self._checkers:
+        for checker in self.checkers:
             checker.arrived(self, source, self.edge(parcel), parcel.item)
 
     def edge(self, parcel: Parcel) -> EdgePlan:
@@ -143,9 +158,15 @@ class Life:
         return self.plan.edges[parcel.edge]
 
     def _hear(self, rows: Sequence[Row], *, stop: bool) -> None:
+        for checker in self.checkers:
+            checker.told(self, rows)
         self.meetings.take(rows, {})
         if stop and not self.host.stop_requested:
             self.host.request_stop()
+
+    def _connected(self, peer: Member) -> None:
+        for checker in self.checkers:
+            checker.connected(self, peer)
 
     def _beat(self) -> None:
         self.beats += 1
@@ -163,19 +184,31 @@ class _Shown:
     def __init__(self, life: Life) -> None:
         self._life, self._channel = life, life.channel
         self._receiver: Receiver | None = None
-        self.grant, self.pause, self.resume = self._channel.grant, self._channel.pause, self._channel.resume
+        self.pause, self.resume = self._channel.pause, self._channel.resume
         self.close, self.statistics = self._channel.close, self._channel.statistics
 
     def open(self, receiver: Receiver) -> None:
         """Deliver to `receiver`, by way of this."""
         self._receiver = receiver
-        self.credit_granted = receiver.credit_granted
         self._channel.open(self)
 
     def send(self, target: Member, parcel: Parcel, *, replaces: bool) -> None:
         """Hand an item over."""
         self._life.sent(target, parcel)
         self._channel.send(target, parcel, replaces=replaces)
+
+    def grant(self, source: Member, edge: int, count: int) -> None:
+        """Give credit back."""
+        for checker in self._life.checkers:
+            checker.granted(self._life, source, edge, count)
+        self._channel.grant(source, edge, count)
+
+    def credit_granted(self, target: Member, edge: int, count: int) -> None:
+        """Credit came back."""
+        assert self._receiver is not None
+        for checker in self._life.checkers:
+            checker.credited(self._life, target, edge, count)
+        self._receiver.credit_granted(target, edge, count)
 
     def item_arrived(self, source: Member, parcel: Parcel) -> None:
         """An item came."""

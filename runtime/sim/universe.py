@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from isthmus.runtime.clock import Instant, seconds
@@ -21,8 +22,11 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.inline import VirtualClock
 from isthmus.runtime.lowering import Plan
 from isthmus.runtime.meetings import meets
+from isthmus.runtime.peers import Limits
 from isthmus.runtime.sim.checkers import Checker
-from isthmus.runtime.sim.faults import Fault
+from isthmus.runtime.sim.disk import Mount, SimulatedDisk
+from isthmus.runtime.sim.fault_check import check
+from isthmus.runtime.sim.faults import Fault, Join
 from isthmus.runtime.sim.injector import Injector
 from isthmus.runtime.sim.keeper import Keeper
 from isthmus.runtime.sim.life import Life, Setting
@@ -32,6 +36,8 @@ from isthmus.runtime.trace import Trace
 
 ASKED_EVERY: Final = 500
 """Events between two questions to the checkers; checking a core costs as much as some twenty events."""
+BUSY_MAX: Final = 100_000
+"""Events at one instant; a few dozen are many."""
 HOME: Final = "home"
 
 
@@ -41,7 +47,7 @@ def machine_of(replica: Replica) -> str:
 
 
 class Universe:
-    """Hosts of one run on machines of their own. `addresses` are those of the machines, by name.
+    """Hosts of one run on machines of their own. `addresses` and `disks` are those of the machines, by name.
 
     `duration(replica, node)` is what a firing takes before `jitter` (a share); `boot` the seconds in which a process
     starts; `place(replica)` the machine of each. `error` is what a body raised.
@@ -61,20 +67,25 @@ class Universe:
         faults: Iterable[Fault] = (),
         checkers: Sequence[Checker] = (),
         place: Callable[[Replica], str] = machine_of,
+        limits: Limits = Limits(),  # noqa: B008
         trace: Trace | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.weather = Weather(climate, seed)
-        self.ether = Ether(self.clock, self.weather)
+        self.ether = Ether(self.clock, self.weather, partial(_draw, random.Random(f"{seed} lingers")))
         self.ended: set[tuple[str, str]] = set()
         self.error: str | None = None
         self.events = 0
         self.lives: list[Life] = []
         self._has_started = False
         self._checkers = tuple(checkers)
+        faults = tuple(faults)
         replicas = [Replica(role, slot) for role in plans for slot in range(counts[role])]
-        machines = sorted({HOME, *map(place, replicas)})
+        joining = sorted({Replica.parse(fault.host) for fault in faults if isinstance(fault, Join)})
+        machines = sorted({HOME, *map(place, [*replicas, *joining])})
+        check(faults, list(plans), replicas, machines)
         self.addresses = {name: f"127.0.0.{number}" for number, name in enumerate(machines, 1)}
+        self.disks = {name: SimulatedDisk(f"{seed} disk {name}") for name in machines}
         self._setting = Setting(
             clock=self.clock,
             ether=self.ether,
@@ -86,6 +97,7 @@ class Universe:
             meets=meets,
             checkers=self._checkers,
             trace=trace,
+            limits=limits,
             ended=lambda life, node: self.ended.add((str(life.member.replica), node)),
             failed=self._failed,
         )
@@ -97,7 +109,9 @@ class Universe:
             home=HOME,
             launch=self._launch,
             boot=lambda member: boot * (0.5 + random.Random(f"{seed} boot {member}").random()),
+            joining=joining,
         )
+        self._place = place
         self.injector = Injector(self, faults)
 
     # -- what there is -------------------------------------------------------------------------------------------------
@@ -130,6 +144,13 @@ class Universe:
         """How long it is ago that a fault began or ended; 0 while one lasts."""
         return self.clock.now() - self.injector.calm_since if self.injector.is_calm else 0
 
+    def join(self, replica: Replica) -> bool:
+        """Let a replica join, on its machine; False if it has."""
+        if replica in self.keeper.places:
+            return False
+        self.keeper.join(replica, self._place(replica))
+        return True
+
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def run(self, until: Callable[[], bool], *, seconds_max: float) -> None:
@@ -142,11 +163,14 @@ class Universe:
         if not self._has_started:
             self._has_started = True
             self.keeper.start()
-        end = Instant(seconds(seconds_max))
+        end, busy = Instant(seconds(seconds_max)), 0
         while not until():
             due = self.clock.due()
             if due is None or due > end:
                 raise TimeoutError(f"not over after {seconds_max:.1f} virtual seconds")
+            busy = busy + 1 if due == self.clock.now() else 0
+            if busy > BUSY_MAX:
+                raise TimeoutError(f"{BUSY_MAX} events at one instant: it goes round in circles")
             self.clock.step()
             self.events += 1
             if self.injector.waiting:
@@ -178,7 +202,7 @@ class Universe:
         return {str(life.member): life.tape.take() for life in self.lives}
 
     def _launch(self, member: Member, machine: str) -> Life:
-        life = Life(self._setting, member, machine, self.addresses[machine])
+        life = Life(self._setting, member, machine, self.addresses[machine], Mount(self.disks[machine]))
         self.lives.append(life)
         life.start(listens=member.replica.role != "learner")
         return life
@@ -186,6 +210,11 @@ class Universe:
     def _failed(self, life: Life, node: str, error: str) -> None:
         if self.error is None:
             self.error = f"{life.member}, node {node!r}: {error}"
+
+
+def _draw(rng: random.Random) -> bool:
+    """Heads or tails."""
+    return rng.random() < 0.5
 
 
 def digest(tapes: Mapping[str, bytes]) -> str:

@@ -30,13 +30,14 @@ class Climate:
 
 
 class Weather:
-    """The state of all ways. `clogs` and `losses` are by machine, `cuts` ordered pairs of machines; each with a number
-    that says which fault made it, so that it ends with the last one."""
+    """The state of all ways. `clogs`, `losses`, `paces` (in Gbit/s) are by machine, `cuts` ordered pairs of machines;
+    each with a number that says which fault made it, so that it ends with the last one."""
 
     def __init__(self, climate: Climate, seed: int) -> None:
         self.climate = climate
         self.clogs: dict[str, dict[int, Duration]] = {}
         self.losses: dict[str, dict[int, float]] = {}
+        self.paces: dict[str, dict[int, float]] = {}
         self.cuts: dict[tuple[str, str], set[int]] = {}
         self._seed = seed
         self._rngs: dict[tuple[str, str], random.Random] = {}
@@ -62,12 +63,16 @@ class Weather:
 
     def pace(self, source: str, target: str, size_bytes: int) -> Duration:
         """For how long so many bytes keep the link."""
-        return Duration(0) if source == target else Duration(round(8 * size_bytes / self.climate.gbits))
+        if source == target:
+            return Duration(0)
+        slow = [pace for machine in (source, target) for pace in self.paces.get(machine, {}).values()]
+        return Duration(round(8 * size_bytes / min([self.climate.gbits, *slow])))
 
     def clear(self) -> None:
         """No faults any more."""
         self.clogs.clear()
         self.losses.clear()
+        self.paces.clear()
         self.cuts.clear()
 
     def _rng(self, source: str, target: str) -> random.Random:

@@ -199,6 +199,15 @@ def test_a_death_loses_what_is_pending() -> None:
     assert fates(books) == {"merged": 15, "lost": 5}
     books.died((1, 15))
     assert fates(books) == {"merged": 15, "lost": 5}
+    assert (books.base, books.begin, books.steps) == ((1, 0), 20, 0)
+
+
+def test_steps_and_tokens_count_from_the_adoption() -> None:
+    books = FragmentLedger(incarnation=1, base=(1, 0))
+    books.trained(8)
+    books.trained(8)
+    books.trained(24, steps=3)
+    assert (books.steps, books.tokens, books.position) == (5, 40, 40)
 
 
 def test_a_returning_life_counts_its_own_tokens() -> None:

@@ -79,7 +79,8 @@ def test_a_learner_that_gives_the_rest_of_the_first_version_keeps_what_it_has_ad
     body, parts, _ = opened(task)
     drive(body, update={KEY: update(parts[0], 0, 2.0)})
     yielded, _ = drive(body, pull={KEY: pull(0, 1, kind="initial"), ("syncer/0", 1): pull(1, 2, kind="initial")})
-    assert [item["fragment"] for _, item in yielded] == [1]
+    assert [(item["fragment"], item["base"]) for _, item in yielded] == [(0, [1, 0]), (1, None)]
+    np.testing.assert_array_equal(np.asarray(yielded[0][1]["values"]), np.full(parts[0].size, 2.0))
     drive(body, update={KEY: update(parts[1], 0, 3.0)})
     answers, _ = drive(body, pull={KEY: pull(0, 3), ("syncer/0", 1): pull(1, 4)})
     for (_, capture), value in zip(answers, (2.0, 3.0), strict=True):

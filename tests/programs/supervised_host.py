@@ -1,8 +1,8 @@
 """A process that a daemon takes for a host: it says hello and reports, and trains nothing.
 
 Started as `python supervised_host.py RUN ROLE/SLOT INCARNATION DAEMON`. What it is to do is in the file RUN/behave, by
-its name: 'serve', 'mute' (in its first life never a word), 'crash' (end at once with status 3), or 'over' (say that the
-run is over).
+its name: 'serve', 'mute' (in its first life never a word), 'hang' (in its first life never a word after the first
+ones), 'crash' (end at once with status 3), or 'over' (say that the run is over).
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import threading
 from pathlib import Path
 
 from isthmus.runtime.control import HEARTBEAT_SECONDS, ControlClient, Message
+
+HANGS_AFTER = 8
+"""Heartbeats."""
 
 
 def main(folder: Path, replica: str, incarnation: int, daemon: str) -> int:
@@ -31,12 +34,17 @@ def main(folder: Path, replica: str, incarnation: int, daemon: str) -> int:
             loop.stop()
 
     client = ControlClient(loop, daemon, hear)
+    beats = 0
 
     def say(kind: str) -> None:
         told = {"replica": replica, "incarnation": incarnation, "run": folder.name, "endpoints": []}
         client.send({**told, "type": kind, "phase": "serving", "published": {}, "figures": {"pid": os.getpid()}})
 
     def beat() -> None:
+        nonlocal beats
+        beats += 1
+        if behaviour == "hang" and incarnation == 1 and beats == HANGS_AFTER:
+            threading.Event().wait()
         endpoint = json.loads((folder / "daemon.json").read_text())["endpoint"]
         if endpoint != client.endpoint:
             client.dial(endpoint)

@@ -6,6 +6,7 @@ import pytest
 
 from isthmus.programs.command.absence_words import away, back, cause, cost
 from isthmus.programs.command.absences import WORKS, Absence, Absences, Fact, daemons, fact_of
+from isthmus.programs.command.paces import pace
 from isthmus.programs.command.waiting import Waiting
 
 KILLED = "killed by signal SIGKILL"
@@ -56,6 +57,44 @@ def test_a_silence_begins_with_the_last_sign_of_life() -> None:
     assert away(absence, FREE).replace("\u202f", " ") == "learner 1 is silent (suspect): no heartbeat for 1.84 s"
     assert back(absence).replace("\u202f", " ") == "learner 1 is heard again, after 3.00 s"
     assert cost(absence) == "nothing but the time"
+
+
+def test_who_is_stopped_or_not_to_be_reached_is_called_that() -> None:
+    stopped = "no heartbeat for 3340.0 ms: stopped by a signal or a debugger; `kill -CONT 7` lets it go on"
+    (absence,) = fold((13.34, "learner/1", 1, stopped), (20, "learner/1", 1, HEARD))
+    assert (absence.kind, absence.begun, absence.ended) == ("silent", pytest.approx(10.0), 20)
+    told = "learner 1 is stopped by a signal or a debugger; `kill -CONT 7` lets it go on"
+    assert away(absence, FREE) == told
+    assert away(absence, ROUNDS) == f"{told}; the others may have to wait for it"
+    unheard = "no heartbeat for 4000.0 ms: unheard, because its machine beta does not answer"
+    (absence,) = fold((13, "learner/1", 1, SILENT), (14, "learner/1", 1, unheard))
+    assert away(absence, FREE) == "learner 1 is unheard, because its machine beta does not answer"
+
+
+def test_who_was_stuck_is_said_to_have_been() -> None:
+    usual = "252.8 ms +- 2000.0 ms are usual, phi is 12.4"
+    stuck = f"killed: stuck: no step for 14548.0 ms, in one firing of node 'data': {usual}"
+    (absence,) = fold((10, "learner/1", 1, stuck), (10, "learner/1", 1, KILLED), (14, "learner/1", 2, WORKS))
+    assert (absence.kind, absence.begun, absence.ended) == ("gone", 10, 14)
+    told = "was stuck, without a step for 14.5 s in one firing of its node data, and was killed"
+    assert cause(absence).replace("\u202f", " ") == told
+    assert away(absence, FREE).endswith(", and was killed; the others go on without it")
+
+
+def test_who_is_slow_is_not_away() -> None:
+    slow = Fact(10, "learner/2", 1, "slow: 410.0 ms a step, the others 42.0 ms")
+    again = Fact(20, "learner/2", 1, "keeps up again: 45.5 ms a step, the other 42.0 ms")
+    assert fold(slow, again) == []
+    told = "learner 2 is slow: 410 ms a step, the others 42.0 ms"
+    found = [pace(slow), pace(slow, FREE), pace(slow, RING), pace(again, RING)]
+    assert [item.text.replace("\u202f", " ") for item in found if item is not None] == [
+        told,
+        f"{told}; nobody waits for it",
+        f"{told}; the others wait for it",
+        "learner 2 keeps up again: 45.5 ms a step, the other 42.0 ms",
+    ]
+    assert [item.is_slow for item in found if item is not None] == [True, True, True, False]
+    assert pace(Fact(10, "learner/2", 1, KILLED)) is None
 
 
 def test_a_silence_that_ends_in_death_is_one_absence() -> None:

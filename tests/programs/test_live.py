@@ -226,6 +226,8 @@ HOSTS = [
     host("learner/2", "compiling", 3),
     host("learner/3", "gone", 0, "gone", "killed by signal SIGKILL"),
     host("learner/4", "starting", 2),
+    host("learner/5", "stepping", state="slow"),
+    host("learner/6", "stepping", state="stopped"),
     host("syncer/0", "serving", 2),
 ]
 REPORT = {"incarnation": 1, "phase": "stepping", "tokens": 2_150_000, "loss": 2.25, "staleness": 117, "sick": False}
@@ -261,10 +263,11 @@ def test_the_table_tells_who_is_there_and_who_is_not(watched: Request, width: in
     text = text_of(console)
     shown = text[text.rindex("ring  training") :]
     assert "\u2026" not in shown, "a column was cut off"
-    rows = {words[0]: words for words in map(str.split, shown.splitlines()) if words and words[0] in "01234"}
+    rows = {words[0]: words for words in map(str.split, shown.splitlines()) if words and words[0] in "0123456"}
     assert [rows[slot][1:3] for slot in "012"] == [["stepping", "1"], ["suspect", "1"], ["compiling", "3"]]
     assert rows["3"][1:3] == ["gone", "-"]
     assert rows["4"][1:3] == ["restarting", "2"]
+    assert [rows[slot][1] for slot in "56"] == ["slow", "stopped"]
     assert rows["0"][3:] == [*["123", "456", "2.15", "M", "2.250", "112", "ms", "117", "999", "MB", "1.01", "GB"]]
     assert "10.0 s  learner 3 was killed by signal SIGKILL; the others go on without it" in shown
     assert max(map(len, shown.splitlines())) <= width
@@ -277,8 +280,8 @@ def test_hosts_that_end_with_the_run_are_not_gone(watched: Request) -> None:
         view.update({**DEADLY, "phase": "done"})
     text = text_of(console)
     text = text[text.rindex("ring  done") :]
-    assert text.count("ended") == 2
-    assert not {"gone", "suspect"} & set(text.split())
+    assert text.count("ended") == 3
+    assert not {"gone", "suspect", "stopped"} & set(text.split())
 
 
 def test_lines_tell_of_deaths_at_once(watched: Request) -> None:

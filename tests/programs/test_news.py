@@ -59,6 +59,14 @@ def test_a_death_is_told_once_and_so_is_the_return(watched: Watched) -> None:
     assert len(watched.news.notices) == 2
 
 
+def test_a_learner_that_is_slow_is_told_of_and_that_it_keeps_up_again(watched: Watched) -> None:
+    watched.write(15, "learner/2", 1, "slow: 410.0 ms a step, the others 42.0 ms")
+    assert watched.told(15.5) == ["10.0 odd learner 2 is slow: 410 ms a step, the others 42.0 ms"]
+    watched.write(25, "learner/2", 1, "keeps up again: 45.0 ms a step, the others 42.0 ms")
+    assert watched.told(26) == ["20.0 good learner 2 keeps up again: 45.0 ms a step, the others 42.0 ms"]
+    assert watched.news.absences.all == []
+
+
 def test_a_stale_phase_of_the_dead_life_is_no_return(watched: Watched) -> None:
     watched.write(15, "learner/2", 1, KILLED)
     assert len(watched.told(15.1, hosts=[host("learner/2", "stepping", 1)])) == 1

@@ -18,12 +18,13 @@ SILENT_SECONDS = 5.5
 """Longer than a channel keeps a connection with somebody who is silent."""
 
 
-def test_a_learner_that_is_paused_is_suspect_and_comes_back_as_it_was(start: Callable[..., Run]) -> None:
+def test_a_learner_that_is_paused_is_called_stopped_and_comes_back_as_it_was(start: Callable[..., Run]) -> None:
     run = start()
     run.wait_for_merges(20)
     pid = run.kill("learner/1", signal.SIGSTOP)
     paused = time.monotonic()
-    run.wait_for(lambda: run.host("learner/1")["state"] == "suspect", 10)
+    run.wait_for(lambda: run.host("learner/1")["state"] == "stopped", 10)
+    assert f"kill -CONT {pid}" in run.host("learner/1")["reason"]
     step = run.steps()["learner/1"]
     run.wait_for_merges(20)
     run.wait_for(lambda: time.monotonic() > paused + SILENT_SECONDS)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import uvloop
 
 from isthmus.runtime import daemon as daemons
-from isthmus.runtime import supervisor
+from isthmus.runtime import roll, supervisor
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.control import ask
 from isthmus.runtime.daemon import Daemon
@@ -113,6 +114,9 @@ class Watched:
         found: dict[str, Any] = next(host for host in status["hosts"] if host["name"] == name)
         return found
 
+    def learners(self) -> list[dict[str, Any]]:
+        return [self.host("learner/0"), self.host("learner/1")]
+
     def wait_for(self, what: Callable[[], Any]) -> Any:
         for _ in range(1000):
             if found := what():
@@ -149,16 +153,36 @@ def supervise(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
 
 
 def test_a_host_that_is_silent_for_too_long_is_killed_and_replaced(supervise: Callable[..., Watched]) -> None:
-    watched = supervise(patience=milliseconds(1500))
+    watched = supervise(patience=milliseconds(1500), learner_1="hang")
     pid = watched.wait_for_life("learner/1", 1)["pid"]
     watched.wait_for_life("learner/0", 1)
-    os.kill(pid, signal.SIGSTOP)
     assert watched.wait_for_life("learner/1", 2)["pid"] != pid
     assert started_at(pid) is None
     assert watched.host("learner/0")["incarnation"] == 1
     events = [event for event in watched.events() if event.startswith("learner/1#1")]
     assert "killed: no heartbeat for" in events[-2]
     assert events[-1] == "learner/1#1 killed by signal SIGKILL"
+
+
+def test_a_host_that_is_stopped_is_waited_for_until_the_run_is_to_stop(
+    supervise: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roll, "HURRY_SECONDS", 0.5)
+    watched = supervise(patience=milliseconds(1500))
+    pids = [watched.wait_for_life(name, 1)["pid"] for name in ("learner/0", "learner/1")]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    stopped = watched.wait_for(lambda: [host for host in watched.learners() if host["state"] == "stopped"][1:])
+    began = time.monotonic()
+    assert f"`kill -CONT {pids[1]}` lets it go on" in stopped[0]["reason"]
+    watched.wait_for(lambda: time.monotonic() > began + 3)
+    os.kill(pids[0], signal.SIGCONT)
+    watched.wait_for(lambda: watched.host("learner/0")["state"] == "alive")
+    assert [host["incarnation"] for host in watched.learners()] == [1, 1]
+    assert watched.say("stop") is not None
+    watched.wait_for(lambda: watched.host("learner/1")["phase"] == "gone")
+    assert "learner/1#1 killed: silent while the run comes to its end" in watched.events()
+    assert watched.host("learner/0")["incarnation"] == 1
 
 
 def test_a_process_that_never_says_a_word_is_replaced(

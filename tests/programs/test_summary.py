@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from isthmus.programs.recorder import Recorder
 from isthmus.programs.summary import PARTS, fragment_accounts, goodput, merged_share, summarise
+from isthmus.runtime.disk import DISK, Disk
 
 SECOND = 1_000_000_000
 SIZES = [300, 100]
@@ -118,6 +119,7 @@ class Context:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.status: dict[str, Any] = {}
+        self.disk: Disk = DISK
 
     def now(self) -> int:
         return round(self.seconds * SECOND)

@@ -81,3 +81,8 @@ def test_without_a_graph_nothing_is_known(tmp_path: Path, text: str | None) -> N
     if text is not None:
         (tmp_path / "graph.json").write_text(text)
     assert waiting_of(tmp_path) is None
+
+
+def test_a_graph_with_names_that_are_none_says_what_it_can() -> None:
+    nodes = [node("step", "learner", "odd"), {"name": [], "role": "syncer"}, {"name": "odd", "role": []}]
+    assert waiting_in({"nodes": nodes}) == Waiting("go on", False)

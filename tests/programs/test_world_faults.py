@@ -36,7 +36,7 @@ def test_a_dead_learner_is_missed_by_nobody(world: Worlds, linear: Task) -> None
 def test_a_fault_that_did_not_happen_fails_the_run(world: Worlds, linear: Task) -> None:
     with pytest.raises(RunError, match=r"before these happened: Kill\(.*at_step=100000"):
         world.run(PROGRAM, task=linear, learners=2, steps=30, faults=[Kill("learner/1", at_step=100_000)])
-    with pytest.raises(RunError, match=r"Pause\(at=1000"):
+    with pytest.raises(RunError, match=r"Pause\('learner/1', at=1000\.0\)"):
         world.run(PROGRAM, task=linear, learners=2, steps=30, faults=[Pause("learner/1", at=1000.0)])
 
 

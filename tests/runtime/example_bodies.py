@@ -27,6 +27,10 @@ def merge(vote: int, opening: int, decision: object) -> int:
     return vote
 
 
+def decide(item: int, decision: object, hint: int | None = None) -> int:
+    return item
+
+
 class Batches:
     outputs = ("batch",)
 

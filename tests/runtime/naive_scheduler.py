@@ -355,7 +355,7 @@ class NaiveScheduler:
         """Tell a new quorum core everything from the beginning, and carry out what it says last."""
         fires = node.plan.fires
         assert isinstance(fires, Quorum)
-        core = q.QuorumCore(fires.count_min, fires.grace)
+        core = q.QuorumCore()
         for earlier, at in node.asked:
             core.handle(earlier, at)
         commands = core.handle(event, self.now)

@@ -11,11 +11,12 @@ import pytest
 
 from isthmus.runtime.channel import Channel
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
-from isthmus.runtime.ether import UNHEARD, Ether, EtherSocket, EtherSockets
+from isthmus.runtime.ether import Ether, EtherSocket, EtherSockets
 from isthmus.runtime.ids import Member
 from isthmus.runtime.inline import VirtualClock
 from isthmus.runtime.links import Endpoints
 from isthmus.runtime.peers import Limits
+from isthmus.runtime.pipe import UNHEARD
 from isthmus.runtime.wire import WireChannel
 from tests.runtime.channel_conformance import (
     LATEST,
@@ -206,6 +207,9 @@ def test_whatever_the_weather_queues_arrive_once_in_order_and_the_newest_of_each
             for key in range(3):
                 of_key = [number for number in storm.got[target].numbers(LATEST) if number % 3 == key]
                 assert of_key == sorted(set(of_key)), seed
+        for channel in storm.channels.values():
+            refused = {name for name, count in channel.statistics().items() if name.startswith("refused_") and count}
+            assert refused <= {"refused_connection", "refused_stranger", "refused_crossed"}, (seed, refused)
         faults += storm.faults
     assert min(faults[kind] for kind in FAULTS) >= 20
 
@@ -236,6 +240,26 @@ def test_a_way_that_is_cut_for_long_ends_the_connection_at_both_ends() -> None:
     assert lost == [("near", "disconnected")]
     assert not near.send([b"two"])
     assert ether.connections == []
+
+
+@pytest.mark.parametrize("lingers", [True, False])
+def test_what_a_closed_end_has_sent_arrives_if_it_lingers(lingers: bool) -> None:
+    ends = EtherEnds(Sky(latency_ms=20.0), 256 * 1024, "later")
+    ends.ether.lingers = lambda: lingers
+    heard: list[bytes] = []
+    ended: list[str] = []
+    near = EtherSocket(ends.ether, "127.0.0.8", at_once, lambda *message: None, ended.append)
+    far = EtherSocket(
+        ends.ether, "127.0.0.9", at_once, lambda address, frames, machine: heard.append(bytes(frames[0])), ended.append
+    )
+    near.connect(far.bind("tcp://127.0.0.9:0"), "")
+    assert near.send([b"one"])
+    near.close()  # The other end has not even heard of the connection.
+    assert not near.send([b"two"])
+    ends.rest()
+    assert heard == ([b"one"] if lingers else [])
+    assert ends.ether.connections == []
+    assert ended == []
 
 
 def test_what_a_stranger_has_sent_waits_until_somebody_speaks_of_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from statistics import NormalDist
 from typing import Any
 
@@ -16,25 +17,29 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from isthmus.runtime.clock import Instant, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.membership import (
+from isthmus.runtime.membership import MembershipCore
+from isthmus.runtime.patience import MembershipOptions
+from isthmus.runtime.presence import (
     AdmitMember,
+    ClearSlow,
     ClearSuspicion,
+    ExcuseEnded,
+    ExcuseMember,
     HeartbeatArrived,
     HostAnnounced,
     HostEnded,
     MembershipCommand,
-    MembershipCore,
     MembershipEvent,
-    MembershipOptions,
     MembershipTimerFired,
+    NoteSlow,
     Phase,
     RefuseMember,
     RemoveMember,
     SetMembershipTimer,
+    SilenceExcused,
     SuspectMember,
-    phi,
-    quantile,
 )
+from isthmus.runtime.suspicion import phi, quantile
 
 MS = milliseconds(1)
 OPTIONS = MembershipOptions(slots_max={"learner": 3, "syncer": 1})
@@ -148,7 +153,7 @@ def test_silence_makes_suspect_and_then_removes() -> None:
     assert story.at(first / MS, MembershipTimerFired()) == [SuspectMember(life(1), why), SetMembershipTimer(last)]
     assert story.core.roster() == ((life(1), "starting", "suspect"),)
     why = "no heartbeat for 4517.2 ms: 1000.0 ms +- 500.0 ms are usual, phi is 12.0"
-    assert story.at(last / MS, MembershipTimerFired()) == [RemoveMember(life(1), why)]
+    assert story.at(last / MS, MembershipTimerFired()) == [RemoveMember(life(1), why, "silent")]
     assert story.core.roster() == ()
 
 
@@ -260,6 +265,7 @@ def test_phi_against_known_tails_of_the_normal() -> None:
         (beat(1, phase="dreaming"), 5, RemoteProtocolError),
         (hello(2, phase=None), 5, RemoteProtocolError),
         (hello(2, 0), 5, RemoteProtocolError),
+        (HeartbeatArrived(life(1), "stepping", steps=-1), 5, RemoteProtocolError),
     ],
 )
 def test_an_illegal_event_raises_and_leaves_the_state_as_it_was(event: Any, ms: int, error: type[Exception]) -> None:
@@ -272,7 +278,8 @@ def test_an_illegal_event_raises_and_leaves_the_state_as_it_was(event: Any, ms: 
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"phi_suspect": 13.0}, {"phi_gone": 301.0}, {"deviation_min": 0}, {"silence_max": -1}]
+    "wrong",
+    [{"phi_suspect": 13.0}, {"phi_gone": 301.0}, {"phi_stuck": 0.1}, {"deviation_min": 0}, {"silence_max": -1}],
 )
 def test_options_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(LocalProtocolError, match="membership options: expected"):
@@ -294,9 +301,12 @@ def test_events_and_commands_survive_encoding() -> None:
         hello(1, 2),
         beat(1),
         HostEnded(life(1, 2), "exit status 1"),
+        SilenceExcused(life(1), "unheard", "away"),
+        ExcuseEnded(life(1)),
         MembershipTimerFired(),
     ]
-    records = [*events, *story.at(3, *events), SuspectMember(life(1), "x"), ClearSuspicion(life(1), "x")]
+    told = [kind(life(1), "x") for kind in (SuspectMember, ClearSuspicion, ExcuseMember, NoteSlow, ClearSlow)]
+    records = [*events, *story.at(3, *events), *told]
     decode = msgspec.msgpack.Decoder(list[MembershipEvent | MembershipCommand]).decode
     assert decode(msgspec.msgpack.encode(records)) == records
 
@@ -316,6 +326,8 @@ class Replay:
         self.lives: dict[Replica, int] = {}
         self.signs: dict[Member, list[tuple[str, int]]] = {}
         self.phases: dict[Member, str] = {}
+        self.doubts: Counter[Replica] = Counter()
+        self.excused: dict[Member, int] = {}
         self.suspects: list[Member] = []
         self.heads: list[tuple[str, Member]] = []
         for event, now, late in history:
@@ -350,24 +362,44 @@ class Replay:
                 for old in [old for old in self.signs if old.replica == member.replica]:
                     if old.incarnation <= member.incarnation:
                         self.remove(old)
+            case SilenceExcused(member, _, _):
+                if member in self.signs and member not in self.excused:
+                    self.suspects = [suspect for suspect in self.suspects if suspect != member]
+                    self.excused[member] = now
+                    self.heads.append(("ExcuseMember", member))
+            case ExcuseEnded(member):
+                if member in self.excused:
+                    del self.excused[member]
+                    self.signs[member].append(("greeting", now))
+                    self.suspects.append(member)
+                    self.heads.append(("SuspectMember", member))
             case MembershipTimerFired():
                 for member in sorted(self.signs):
                     self.signs[member].append(("late", min(late, now - self.heard(member))))
-                    if now >= self.deadline(member, self.options.z_gone):
+                    if member in self.excused:
+                        self.excused[member] = min(now, self.excused[member] + late)
+                        if now >= self.excused[member] + self.options.excused_max:
+                            self.doubts[member.replica] += 1
+                            self.remove(member)
+                    elif now >= self.deadline(member, self.options.z_gone):
+                        self.doubts[member.replica] += 1
                         self.remove(member)
                     elif member not in self.suspects and now >= self.deadline(member, self.options.z_suspect):
                         self.suspects.append(member)
                         self.heads.append(("SuspectMember", member))
 
     def hear(self, member: Member, phase: str, kind: str, now: int) -> None:
-        self.signs[member].append((kind, now))
+        # Of an excused silence nothing is learned.
+        self.signs[member].append(("greeting" if member in self.excused else kind, now))
         self.phases[member] = phase
-        if member in self.suspects:
-            self.suspects.remove(member)
+        if member in self.suspects or member in self.excused:
+            self.excused.pop(member, None)
+            self.suspects = [suspect for suspect in self.suspects if suspect != member]
             self.heads.append(("ClearSuspicion", member))
 
     def remove(self, member: Member) -> None:
         del self.signs[member]
+        self.excused.pop(member, None)
         self.suspects = [suspect for suspect in self.suspects if suspect != member]
         self.heads.append(("RemoveMember", member))
 
@@ -392,8 +424,9 @@ class Replay:
     def deadline(self, member: Member, z: float) -> int:
         heard, mean, variance = self.rhythm(member)
         deviation = max(math.sqrt(variance), self.options.deviation_min, mean / 2)
+        times = 1 << min(self.doubts[member.replica], 6) if z == self.options.z_gone else 1
         # Weighted sums round otherwise than moving averages: a timer that is due exactly must find its deadline over.
-        return heard + min(math.ceil(mean + z * deviation), self.options.silence_max) - ROUNDING
+        return heard + min(math.ceil((mean + z * deviation) * times), self.options.silence_max) - times * ROUNDING
 
 
 MEMBERS: Any = {"number": st.integers(-1, 3), "incarnation": st.integers(1, 4)}
@@ -405,7 +438,7 @@ class MembershipMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.options = MembershipOptions(slots_max={"learner": 3}, silence_max=seconds(12))
+        self.options = MembershipOptions(slots_max={"learner": 3}, silence_max=seconds(12), excused_max=seconds(15))
         self.core = MembershipCore(self.options)
         self.history: list[tuple[MembershipEvent, int, int]] = []
         self.replay = Replay(self.options, [])
@@ -444,6 +477,11 @@ class MembershipMachine(RuleBasedStateMachine):
     def end(self, number: int, incarnation: int) -> None:
         self.tell(HostEnded(life(number, incarnation), "exit status 9"), 0)
 
+    @rule(excuse=st.sampled_from(["stopped", None]), passed=st.sampled_from([0, 2500]), **MEMBERS)
+    def explain(self, number: int, incarnation: int, excuse: Any, passed: int) -> None:
+        member = life(number, incarnation)
+        self.tell(ExcuseEnded(member) if excuse is None else SilenceExcused(member, excuse, "stopped"), passed)
+
     @rule(late_ms=st.sampled_from([-400, 0, 0, 0, 1, 900, 20_000]))
     def fire(self, late_ms: int) -> None:
         if self.timer_at is not None:
@@ -458,9 +496,12 @@ class MembershipMachine(RuleBasedStateMachine):
         for member, phase, state in self.core.roster():
             assert phase == self.replay.phases[member]
             assert (state == "suspect") == (member in self.replay.suspects)
+            assert (state == "stopped") == (member in self.replay.excused)
+            if state == "stopped":
+                continue
             z = self.options.z_gone if state == "suspect" else self.options.z_suspect
             assert self.timer_at is not None
-            assert self.timer_at <= self.replay.deadline(member, z) + 2 * ROUNDING
+            assert self.timer_at <= self.replay.deadline(member, z) + 200 * ROUNDING
 
 
 TestMembershipMachine = MembershipMachine.TestCase

@@ -54,7 +54,8 @@ class Home:
 
 def row(replica: Replica, life: int, beats: int, **more: Any) -> dict[str, Any]:
     said = {"endpoints": [], "phase": "stepping", "published": {}, "figures": {"cpu_seconds": 2.0}, "error": ""}
-    return {"replica": str(replica), "incarnation": life, "pid": 4711, "beats": beats, **said, **more}
+    known = {"replica": str(replica), "incarnation": life, "pid": 4711, "beats": beats, "is_stopped": False}
+    return {**known, **said, **more}
 
 
 def test_a_life_is_wanted_begins_is_heard_and_ends_once() -> None:

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.graph import AllOf, AnyOf, Every, Graph, Queue, Quorum
-from isthmus.runtime.proof import Net, Proof, fewest, most, overflows, stuck_at_start
+from isthmus.runtime.net import Net, fewest, most
+from isthmus.runtime.proof import Proof, overflows, stuck_at_start
 from isthmus.runtime.rules import local_faults
 from isthmus.runtime.verify import verify
 from tests.runtime.brute_force import World, fires_at_start, freeze, stops

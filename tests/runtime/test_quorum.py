@@ -1,4 +1,4 @@
-"""The quorum core: whole command lists for chosen stories, and a state machine against a naive replay."""
+"""The quorum core: whole command lists for chosen stories. (`test_quorum_model` tries events in any order.)"""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import copy
 from typing import Any
 from unittest import mock
 
-import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from isthmus.runtime import quorum
-from isthmus.runtime.clock import Duration, Instant, milliseconds
+from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import InvariantError, LocalProtocolError
-from isthmus.runtime.ids import Handle, Member, Replica
+from isthmus.runtime.ids import Handle
 from isthmus.runtime.quorum import QuorumCore
 from isthmus.runtime.voting import (
     CancelQuorumTimer,
@@ -29,35 +26,11 @@ from isthmus.runtime.voting import (
     RefuseOpening,
     RefuseVote,
     ReplaceOpening,
-    RoundOpened,
     SetQuorumTimer,
     VoteArrived,
     WithdrawRound,
 )
-
-MS = milliseconds(1)
-FOUR = tuple((slot, 1) for slot in range(4))
-OPENING = 100
-"""Handles of openings start here in the stories; a vote's handle is its slot + 10 times its key."""
-
-
-def slot(number: int) -> Replica:
-    return Replica("learner", number)
-
-
-def life(number: int, incarnation: int = 1) -> Member:
-    return Member(slot(number), incarnation)
-
-
-def opening(key: int, lives: Any = FOUR, *, attempt: int = 1, handle: int = OPENING, **more: Any) -> RoundOpened:
-    chosen: dict[str, Any] = {"count_min": 1, "grace": Duration(0), "required": (), "deadline": None, **more}
-    chosen["required"] = tuple(map(slot, chosen["required"]))
-    members = tuple(life(*pair) for pair in lives)
-    return RoundOpened(key, attempt, members, handle=Handle(handle), **chosen)
-
-
-def vote(key: int, number: int, incarnation: int = 1) -> VoteArrived:
-    return VoteArrived(key, slot(number), incarnation, Handle(10 * key + number))
+from tests.runtime.votes import FOUR, MS, OPENING, life, opening, slot, vote
 
 
 def refused(key: int, number: int, reason: Any) -> RefuseVote:
@@ -77,7 +50,7 @@ class Story:
     """A core with learners 0 to 3 live, told events at milliseconds."""
 
     def __init__(self, learners: int = 4) -> None:
-        self.core = QuorumCore(1, None)
+        self.core = QuorumCore()
         for number in range(learners):
             assert self.at(0, MemberJoined(life(number))) == []
 
@@ -142,6 +115,8 @@ def test_a_deadline_before_the_end_of_the_grace_changes_nothing() -> None:
     story = Story()
     story.at(0, opening(7, grace=20 * MS, required=[3], deadline=10 * MS))
     assert story.at(1, vote(7, 0)) == [SetQuorumTimer(7, 1, Instant(21 * MS))]
+    why = "grace of 20.0 ms ended with 1 of 4; learner/1, learner/2, learner/3 left out"
+    assert story.at(21, QuorumTimerFired(7, 1)) == [closed(7, why, (0, 1, 21), [0], [1, 2, 3])]
 
 
 def test_an_early_timer_is_set_again_and_a_cancelled_one_ignored() -> None:
@@ -160,6 +135,9 @@ def test_a_sentence_names_a_bounded_number_of_replicas() -> None:
     assert close.decision.reason.endswith(
         "1 of 12; " + ", ".join(f"learner/{n}" for n in range(1, 9)) + " and 3 more left out"
     )
+    [close] = story.at(0, opening(8, [(number, 1) for number in range(9)]), vote(8, 0))
+    assert isinstance(close, CloseRound)
+    assert close.decision.reason.endswith("1 of 9; " + ", ".join(f"learner/{n}" for n in range(1, 9)) + " left out")
 
 
 # -- members that come and go ------------------------------------------------------------------------------------------
@@ -193,7 +171,7 @@ def test_without_live_member_and_vote_the_round_is_withdrawn_and_a_higher_attemp
     story = Story()
     story.at(0, opening(7, [(0, 1)]))
     why = "no member is live and nobody has voted (1 listed in attempt 1)"
-    assert story.at(1, MemberLeft(life(0))) == [WithdrawRound(7, Handle(OPENING), (), why)]
+    assert story.at(1, MemberLeft(life(0))) == [WithdrawRound(7, Handle(OPENING), why)]
     assert story.at(2, MemberJoined(life(0, 2)), vote(7, 0, 2)) == []
     assert story.at(3, opening(7, [(0, 2)], attempt=2, handle=101)) == [
         closed(7, "the only member voted", (3, 3, 3), [0], at=101)
@@ -212,6 +190,12 @@ def test_a_listed_member_that_joins_later_counts_and_raises_the_quorum() -> None
     assert story.at(1, vote(7, 1)) == [SetQuorumTimer(7, 1, Instant(10 * MS))]
     assert story.at(2, MemberJoined(life(3))) == [CancelQuorumTimer(7, 1)]
     assert story.at(3, vote(7, 3)) == [SetQuorumTimer(7, 2, Instant(12 * MS))]
+
+
+def test_a_listed_member_that_joins_while_the_quorum_holds_leaves_the_timer_alone() -> None:
+    story = Story(learners=3)
+    story.at(0, opening(7, grace=9 * MS), vote(7, 0))
+    assert story.at(2, MemberJoined(life(3))) == []
 
 
 def test_a_renewal_replaces_the_members_keeps_the_votes_and_moves_the_timer() -> None:
@@ -352,8 +336,14 @@ def test_open_rounds_and_voters_are_bounded() -> None:
         story.at(0, opening(quorum.ROUNDS_MAX))
     with mock.patch.object(quorum, "MEMBERS_MAX", 4), pytest.raises(LocalProtocolError, match="at most 4 voters"):
         story.at(0, MemberJoined(life(9)))
-    with pytest.raises(LocalProtocolError, match="count_min of at least 1"):
-        QuorumCore(0, None)
+
+
+def test_members_of_a_round_are_bounded() -> None:
+    story = Story()
+    with mock.patch.object(quorum, "MEMBERS_MAX", 4):
+        assert story.at(0, opening(7, grace=None)) == []
+        with pytest.raises(LocalProtocolError, match="at most 4, found 5 members, 5 replicas"):
+            story.at(0, opening(8, [*FOUR, (4, 1)]))
 
 
 def test_a_renewal_needs_no_room_for_another_round() -> None:
@@ -374,6 +364,59 @@ def test_held_votes_of_withdrawn_rounds_are_bounded_too() -> None:
         assert story.at(2, MemberLeft(life(2)))[1:] == [refused(7, 1, "late")]
 
 
+def test_a_withdrawn_round_that_holds_votes_has_room_for_more_of_its_own() -> None:
+    story = Story()
+    story.at(0, opening(7, [(0, 1)]), MemberLeft(life(0)))
+    with mock.patch.object(quorum, "EARLY_MAX", 1):
+        assert story.at(1, vote(7, 1), vote(7, 2)) == []
+        assert story.at(2, vote(8, 1)) == [refused(8, 1, "unknown round")]
+
+
+def test_a_renewal_of_the_newest_round_overtakes_no_other() -> None:
+    story = Story()
+    story.at(0, opening(5, [(0, 1)]), opening(7, [(0, 1)]), MemberLeft(life(0)), vote(5, 1))
+    assert story.at(1, opening(7, [(2, 1)], attempt=2, handle=101)) == []
+    assert story.core.statistics()["votes waiting"] == 1
+
+
+def test_a_round_that_closes_may_have_an_older_one_forgotten() -> None:
+    story = Story()
+    story.at(0, opening(7, [(0, 1)]), opening(8, [(1, 1)], grace=None), MemberLeft(life(0)), vote(7, 2), vote(8, 3))
+    with mock.patch.object(quorum, "ENDED_MAX", 1):
+        assert story.at(1, vote(8, 1))[1:] == [refused(8, 3, "not a member"), refused(7, 2, "late")]
+
+
+def test_statistics_count_what_came_what_it_led_to_and_what_there_is() -> None:
+    story = Story()
+    assert set(story.core.statistics().values()) == {0, 4}
+    story.at(0, vote(1, 0), vote(1, 2), opening(1, grace=9 * MS, count_min=3))
+    story.at(0, opening(1, attempt=2, handle=101, count_min=2), opening(1, attempt=3, handle=102))
+    story.at(0, opening(2, grace=9 * MS), opening(2, attempt=2, handle=103, grace=9 * MS), vote(2, 0), vote(2, 0))
+    story.at(1, QuorumTimerFired(2, 1), QuorumTimerFired(2, 1), QuorumTimerFired(2, 1), MemberLeft(life(3)))
+    story.at(2, opening(3, [(3, 1)]), opening(4, [(3, 1)]), opening(1, attempt=4), opening(1, attempt=5), vote(9, 1))
+    story.at(3, vote(1, 1), vote(1, 1), opening(5, [(0, 1)], grace=None), opening(6, [(1, 1)], grace=None))
+    assert story.core.statistics() == {
+        "rounds opened": 6,
+        "rounds renewed": 2,
+        "rounds closed": 1,
+        "rounds withdrawn": 2,
+        "openings refused": 3,
+        "votes counted": 3,
+        "votes held": 3,
+        "timers stale": 2,
+        "handles taken": 18,
+        "handles released": 13,
+        "votes refused: duplicate": 1,
+        "votes refused: late": 2,
+        "votes refused: not a member": 0,
+        "votes refused: not live": 0,
+        "votes refused: unknown round": 0,
+        "rounds open": 3,
+        "votes waiting": 1,
+        "voters live": 3,
+    }
+
+
 def test_check_finds_a_lost_handle_and_a_lost_timer() -> None:
     story = Story()
     story.at(0, opening(7, grace=9 * MS), vote(7, 0))
@@ -385,6 +428,55 @@ def test_check_finds_a_lost_handle_and_a_lost_timer() -> None:
     found.votes[slot(1)] = Handle(5)
     with pytest.raises(InvariantError, match="2 handles are held by the count, 3 by the state"):
         story.core.check()
+
+
+@pytest.mark.parametrize(
+    ("limit", "broken"),
+    [
+        ("ROUNDS_MAX", "1 rounds are open, 0 may be"),
+        ("ENDED_MAX", "1 rounds are remembered, 0 may be"),
+        ("MEMBERS_MAX", "4 voters are live, 0 may be"),
+        ("EARLY_MAX", "1 keys hold early votes, 0 may"),
+    ],
+)
+def test_check_finds_what_is_out_of_bounds(limit: str, broken: str) -> None:
+    core = busy_core()
+    with mock.patch.object(quorum, limit, 0), pytest.raises(InvariantError, match=broken):
+        core.check()
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "broken"),
+    [
+        (lambda core: core._held.update({3: core._held.pop(8)}), "votes are held for round 3, which closed"),
+        (lambda core: core._held.update({9: {}}), r"round 9 holds votes of \[\]"),
+        (lambda core: core._live.pop(slot(1)), "round 8 holds votes of .*slot=1"),
+        (lambda core: core._ended.update({7: (1, False)}), "round 7 is open and ended"),
+        (lambda core: setattr(core, "_newest", 6), "round 7 is above the newest"),
+        (lambda core: core._rounds[7].members.clear(), "round 7 is open with nobody to wait for"),
+        (lambda core: setattr(core._rounds[7], "quorum_at", None), "round 7 has a wrong quorum_at"),
+        (lambda core: setattr(core._rounds[7], "timer", 0), "round 7 has timer 0 for 11000000"),
+        (lambda core: (hold(core, 7, 1), hold(core, 7, 0)), "round 7 both counts and holds votes of .*slot=0"),
+    ],
+)
+def test_check_finds_a_broken_rule(corrupt: Any, broken: str) -> None:
+    core = busy_core()
+    corrupt(core)
+    with pytest.raises(InvariantError, match=broken):
+        core.check()
+
+
+def busy_core() -> QuorumCore:
+    """With round 3 closed, round 7 within its grace, and an early vote for round 8."""
+    story = Story()
+    story.at(2, opening(3), vote(3, 0), opening(7, grace=9 * MS), vote(7, 0), vote(8, 1))
+    return story.core
+
+
+def hold(core: QuorumCore, key: int, number: int) -> None:
+    """Have a vote held as if it had come."""
+    core._held.setdefault(key, {})[slot(number)] = Handle(99)
+    core._counts["handles taken"] += 1
 
 
 def test_events_and_commands_survive_encoding() -> None:
@@ -400,288 +492,3 @@ def test_events_and_commands_survive_encoding() -> None:
     records = [*events, *story.at(3, *events), refused(1, 2, "late"), SetQuorumTimer(7, 1, Instant(5))]
     decode = msgspec.msgpack.Decoder(list[QuorumEvent | QuorumCommand]).decode
     assert decode(msgspec.msgpack.encode(records)) == records
-
-
-# -- against a naive replay --------------------------------------------------------------------------------------------
-
-BOUNDS: Any = {"ROUNDS_MAX": 3, "EARLY_MAX": 2, "ENDED_MAX": 3}
-
-
-class Replay:
-    """What became of every handle, by going through the whole history; lists and scans, no bookkeeping."""
-
-    def __init__(self, history: list[tuple[QuorumEvent, int]]) -> None:
-        self.alive: list[Member] = []
-        self.rounds: dict[int, dict[str, Any]] = {}
-        self.over: list[tuple[int, int, bool]] = []
-        self.waiting: list[tuple[int, Member, Handle]] = []
-        self.forgotten = self.newest = -(10**9)
-        self.fates: dict[Handle, Any] = {}
-        for event, now in history:
-            touched = self.tell(event, now)
-            for key in sorted(key for key in touched if key in self.rounds):
-                self.judge(key, now)
-
-    def tell(self, event: QuorumEvent, now: int) -> list[int]:
-        match event:
-            case MemberJoined(member):
-                self.alive.append(member)
-            case MemberLeft(member):
-                self.alive.remove(member)
-                self.refuse_waiting(lambda key, voter: voter == member, "not live")
-            case VoteArrived(key, voter, incarnation, handle):
-                self.fates[handle] = reason = self.verdict(key, Member(voter, incarnation))
-                if reason != "waits":
-                    return []
-                self.waiting.append((key, Member(voter, incarnation), handle))
-                is_expected = key in self.rounds and Member(voter, incarnation) in self.rounds[key]["event"].members
-                return [key] if is_expected else []
-            case RoundOpened():
-                self.open(event, now)
-                return [event.key]
-            case QuorumTimerFired(key, _):
-                return [key]
-        return [key for key, found in self.rounds.items() if event.member in found["event"].members]
-
-    def verdict(self, key: int, voter: Member) -> str:
-        found = self.rounds.get(key)
-        if found is None:
-            ends = [has_closed for other, _, has_closed in self.over if other == key]
-            if ends:
-                if ends[0] or not self.has_room(key):
-                    return "late"
-            elif key <= self.newest:
-                return "late" if key <= self.forgotten else "unknown round"
-            elif (self.newest >= 0 and key > self.newest + quorum.EARLY_MAX) or not self.has_room(key):
-                return "unknown round"
-        if voter not in self.alive:
-            return "not live"
-        voted = [] if found is None else [replica for replica, _ in found["votes"]]
-        voted += [other.replica for waits_for, other, _ in self.waiting if waits_for == key]
-        return "duplicate" if voter.replica in voted else "waits"
-
-    def has_room(self, key: int) -> bool:
-        return len({k for k, _, _ in self.waiting if k != key and k not in self.rounds}) < quorum.EARLY_MAX
-
-    def refuse_waiting(self, condition: Any, reason: str) -> None:
-        for entry in [entry for entry in self.waiting if condition(entry[0], entry[1])]:
-            self.waiting.remove(entry)
-            self.fates[entry[2]] = reason
-
-    def open(self, event: RoundOpened, now: int) -> None:
-        key = event.key
-        ends = [has_closed for other, _, has_closed in self.over if other == key]
-        if key in self.rounds:
-            self.fates[self.rounds[key]["event"].handle] = "replaced"
-            self.rounds[key]["event"] = event
-        elif (ends and ends[0]) or (not ends and key <= self.forgotten):
-            self.fates[event.handle] = "opening refused"
-            return
-        else:
-            withdrawn = [other for other, _, _ in self.over]
-            self.over = [entry for entry in self.over if entry[0] != key]
-            self.rounds[key] = {"event": event, "opened_at": now, "votes": [], "quorum_at": None}
-            if key > self.newest:
-                self.newest = key
-                self.refuse_waiting(lambda k, _: k in withdrawn and k not in self.rounds, "late")
-                self.refuse_waiting(lambda k, _: k < key and k not in self.rounds, "unknown round")
-                self.refuse_waiting(lambda k, _: k > key + quorum.EARLY_MAX, "unknown round")
-        self.fates[event.handle] = "open"
-
-    def judge(self, key: int, now: int) -> None:
-        found = self.rounds[key]
-        event: RoundOpened = found["event"]
-        for entry in [entry for entry in self.waiting if entry[0] == key and entry[1] in event.members]:
-            self.waiting.remove(entry)
-            found["votes"].append((entry[1].replica, entry[2]))
-            self.fates[entry[2]] = "voted"
-        voters = [replica for replica, _ in found["votes"]]
-        live = [member.replica for member in event.members if member in self.alive]
-        missing = [replica for replica in live if replica not in voters]
-        if not voters and not live:
-            self.end(key, "withdrawn", has_closed=False)
-            return
-        if len(voters) < max(1, min(event.count_min, len(live))):
-            found["quorum_at"] = None
-        elif found["quorum_at"] is None:
-            found["quorum_at"] = now
-        end = self.due(key)
-        if end is not None and now >= end:
-            instants = (found["opened_at"], found["quorum_at"], now)
-            self.end(key, ("closed", key, *instants, tuple(sorted(missing))), has_closed=True)
-
-    def due(self, key: int) -> int | None:
-        found = self.rounds[key]
-        event: RoundOpened = found["event"]
-        voters = [replica for replica, _ in found["votes"]]
-        missing = [member.replica for member in event.members if member in self.alive and member.replica not in voters]
-        if found["quorum_at"] is None or not missing:
-            return None if found["quorum_at"] is None else int(found["quorum_at"])
-        ends: list[Any] = [None if event.grace is None else found["quorum_at"] + event.grace]
-        if any(replica in missing for replica in event.required):
-            ends.append(None if event.deadline is None else found["opened_at"] + event.deadline)
-        return None if None in ends else int(max(ends))
-
-    def end(self, key: int, fate: Any, *, has_closed: bool) -> None:
-        found = self.rounds.pop(key)
-        self.fates[found["event"].handle] = fate
-        for replica, handle in found["votes"]:
-            self.fates[handle] = ("counted", key, replica)
-        self.over.append((key, found["event"].attempt, has_closed))
-        if has_closed:
-            self.refuse_waiting(lambda k, _: k == key, "not a member")
-        elif not self.has_room(key):
-            self.refuse_waiting(lambda k, _: k == key, "late")
-        if len(self.over) > quorum.ENDED_MAX:
-            oldest = self.over.pop(0)[0]
-            self.forgotten = max(oldest, self.forgotten)
-            self.refuse_waiting(lambda k, _: k == oldest, "late")
-
-    def is_legal(self, event: RoundOpened) -> bool:
-        known = [attempt for key, attempt, _ in self.over if key == event.key]
-        known += [found["event"].attempt for key, found in self.rounds.items() if key == event.key]
-        if known:
-            if event.attempt <= known[0]:
-                return False
-        elif self.forgotten < event.key <= self.newest:
-            return False
-        takes_place = event.key not in self.rounds and (event.key, *known, True) not in self.over
-        takes_place = takes_place and (bool(known) or event.key > self.forgotten)
-        return not takes_place or len(self.rounds) < quorum.ROUNDS_MAX
-
-
-class QuorumMachine(RuleBasedStateMachine):
-    """Every event goes to the core and into a history; after each, what is known of every handle must agree."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bounds = mock.patch.multiple(quorum, **BOUNDS)
-        self.bounds.start()
-        self.core = QuorumCore(1, None)
-        self.history: list[tuple[QuorumEvent, int]] = []
-        self.replay = Replay([])
-        self.now = 0
-        self.handles = 0
-        self.ended: dict[Handle, Any] = {}
-        self.timers: dict[int, tuple[int, int]] = {}
-        self.incarnations = [1, 1, 1, 1]
-        for number in range(4):
-            self.tell(MemberJoined(life(number)))
-
-    def teardown(self) -> None:
-        self.bounds.stop()
-
-    def handle(self) -> Handle:
-        self.handles += 1
-        return Handle(self.handles)
-
-    def tell(self, event: QuorumEvent, passed: int = 0) -> None:
-        self.now += passed
-        self.history.append((event, self.now))
-        for command in self.core.handle(event, Instant(self.now)):
-            self.note(command)
-        self.replay = Replay(self.history)
-
-    def note(self, command: QuorumCommand) -> None:
-        fates: list[tuple[Handle, Any]] = []
-        match command:
-            case CloseRound(key, opened, votes, decision):
-                assert decision.reason
-                assert votes == tuple(sorted(votes))
-                assert decision.voters == tuple(replica for replica, _ in votes)
-                instants = (decision.opened_at, decision.quorum_at, decision.closed_at)
-                fates = [(handle, ("counted", key, replica)) for replica, handle in votes]
-                fates += [(opened, ("closed", key, *instants, decision.left_out))]
-            case WithdrawRound(_, opened, handles, _):
-                fates = [(opened, "withdrawn"), *((handle, "withdrawn") for handle in handles)]
-            case RefuseVote(handle, _, reason, _):
-                fates = [(handle, reason)]
-            case ReplaceOpening(_, dropped, _):
-                fates = [(dropped, "replaced")]
-            case RefuseOpening(_, opened, _):
-                fates = [(opened, "opening refused")]
-            case SetQuorumTimer(key, timer, at):
-                assert key not in self.timers
-                assert at > self.now
-                self.timers[key] = (timer, at)
-            case CancelQuorumTimer(key, timer):
-                assert self.timers.pop(key)[0] == timer
-        for handle, fate in fates:
-            assert handle not in self.ended, "a handle ended twice"
-            self.ended[handle] = fate
-
-    @rule(number=st.integers(0, 3), passed=st.integers(0, 3))
-    def leave(self, number: int, passed: int) -> None:
-        member = life(number, self.incarnations[number])
-        if member in self.replay.alive:
-            self.tell(MemberLeft(member), passed)
-
-    @rule(passed=st.integers(0, 3))
-    def join(self, passed: int) -> None:
-        for number in range(4):
-            if life(number, self.incarnations[number]) not in self.replay.alive:
-                self.incarnations[number] += 1
-                self.tell(MemberJoined(life(number, self.incarnations[number])), passed)
-                return
-
-    @rule(
-        back=st.sampled_from([-1, -1, 0, 0, -2, 1, 2, 3, 5]),
-        attempt=st.integers(0, 3),
-        order=st.permutations(range(4)),
-        size=st.sampled_from([4, 4, 3, 2, 1, 0]),
-        shift=st.sampled_from([0, 0, 0, 0, 1, -1]),
-        count_min=st.sampled_from([1, 1, 2, 2, 3, 4]),
-        grace=st.sampled_from([0, 1, 2, 4, None]),
-        required=st.lists(st.integers(0, 3), max_size=2),
-        deadline=st.sampled_from([0, 3, 6, 9, None]),
-        passed=st.integers(0, 3),
-    )
-    def open(self, back: int, attempt: int, order: Any, size: int, shift: int, passed: int, **more: Any) -> None:
-        key = max(0, self.replay.newest - back)
-        lives = [(number, self.incarnations[number] + shift * (number == 0)) for number in order[:size]]
-        event = opening(key, lives, attempt=attempt, handle=self.handle(), **more)
-        if self.replay.is_legal(event):
-            self.tell(event, passed)
-            return
-        before = copy.deepcopy(vars(self.core))
-        with pytest.raises(LocalProtocolError):
-            self.core.handle(event, Instant(self.now))
-        assert vars(self.core) == before
-
-    @rule(
-        ahead=st.sampled_from([0, -1, 1, 0, -2, 2, -3, 3, -5, 5]),
-        number=st.integers(0, 3),
-        shift=st.sampled_from([0, 0, 0, 0, 0, -1, 1]),
-        passed=st.integers(0, 3),
-    )
-    def cast(self, ahead: int, number: int, shift: int, passed: int) -> None:
-        key = max(0, self.replay.newest) + ahead
-        self.tell(VoteArrived(key, slot(number), self.incarnations[number] + shift, self.handle()), passed)
-
-    @rule(which=st.integers(0, 2), number=st.integers(0, 3), passed=st.integers(0, 3))
-    def answer(self, which: int, number: int, passed: int) -> None:
-        for key in sorted(self.replay.rounds)[which : which + 1]:
-            listed = [member.replica.slot for member in self.replay.rounds[key]["event"].members]
-            voter = listed[number % len(listed)]
-            self.tell(VoteArrived(key, slot(voter), self.incarnations[voter], self.handle()), passed)
-
-    @rule(which=st.integers(0, 2), late=st.integers(-1, 2))
-    def fire(self, which: int, late: int) -> None:
-        if which < len(self.timers):
-            key, (timer, at) = sorted(self.timers.items())[which]
-            del self.timers[key]
-            self.tell(QuorumTimerFired(key, timer), max(0, at + late - self.now))
-
-    @invariant()
-    def agrees(self) -> None:
-        self.core.check()
-        pending = ("open", "waits", "voted")
-        assert self.ended == {handle: fate for handle, fate in self.replay.fates.items() if fate not in pending}
-        due = {key: self.replay.due(key) for key in self.replay.rounds}
-        assert {key: at for key, (_, at) in self.timers.items()} == {
-            key: at for key, at in due.items() if at is not None
-        }
-
-
-TestQuorumMachine = QuorumMachine.TestCase
-TestQuorumMachine.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

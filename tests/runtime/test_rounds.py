@@ -108,6 +108,9 @@ def test_grace_is_a_timer_of_the_node() -> None:
     assert story.at(7, TimerFired(TIMER + 1)) == [run(MERGE, 1, *inputs(1, (1, 11)), decision=decision)]
     assert story.at(8, TimerFired(TIMER + 1)) == []
     assert story.at(9, vote(0, 10)) == [DropItem(H(10), "vote refused: late")]
+    rounds = story.core._nodes[MERGE].rounds
+    assert rounds is not None
+    assert rounds.statistics()["timers stale"] == 0
 
 
 def test_the_last_vote_cancels_the_timer() -> None:
@@ -117,6 +120,8 @@ def test_the_last_vote_cancels_the_timer() -> None:
     assert commands[0] == CancelTimer(TIMER + 1)
     assert len(commands) == 2
     assert story.at(7, TimerFired(TIMER + 1)) == []
+    assert story.at(8, ended(MERGE, finished=True))[-1:] == [EndNode(MERGE)]
+    assert not any(isinstance(command, CancelTimer) for command in story.at(9, ReplicaLeft(life("there/0"))))
 
 
 def test_an_opening_may_say_who_votes_how_many_and_for_how_long() -> None:
@@ -128,6 +133,15 @@ def test_an_opening_may_say_who_votes_how_many_and_for_how_long() -> None:
     fired = run(MERGE, 1, *inputs(1, (0, 10), (2, 12)), decision=decision)
     closed = [DropItem(H(11), "vote refused: not a member"), fired]
     assert story.at(4, vote(2, 12)) == closed
+
+
+def test_a_required_voter_is_waited_for_beyond_the_grace() -> None:
+    story = Story(syncer(Latest()), "there/0", "there/1", "there/2")
+    story.at(1, opening(1, grace=0, required=[2], deadline=9 * MS))
+    assert story.at(2, vote(0, 10)) == [SetTimer(TIMER + 1, Instant(10 * MS))]
+    why = "grace of 0.0 ms ended with 2 of 3; there/1 left out; no required voter is awaited"
+    fired = run(MERGE, 1, *inputs(1, (0, 10), (2, 12)), decision=decided(why, (1, 2, 3), (1,)))
+    assert story.at(3, vote(2, 12)) == [CancelTimer(TIMER + 1), fired]
 
 
 def test_an_opening_of_a_higher_attempt_renews_the_round() -> None:
@@ -229,7 +243,7 @@ def test_one_item_may_be_both_an_opening_and_a_vote() -> None:
 WRONG = [
     ({"round": 0}, "expected a key above 1"),
     ({"round": 1}, "expected an attempt above 1"),
-    ({"round": 2, "count_min": 0}, "expected count_min of at least 1"),
+    ({"round": 2, "count_min": 0}, "opening round 2, attempt 1: expected count_min of at least 1"),
     ({"round": 2, "count_min": "one"}, "expected an integer in field 'count_min'"),
     ({"round": 2, "members": 3}, r"expected \[slot, incarnation\] pairs"),
     ({"round": 2, "members": [[0, 1, 2]]}, r"expected \[slot, incarnation\] pairs"),
@@ -237,6 +251,7 @@ WRONG = [
     ({"round": 2, "members": [[0, 1], [0, 2]]}, "expected each replica once"),
     ({"round": 2, "required": "all"}, "expected a list of slots"),
     ({"round": 2, "grace": -1}, "expected grace of at least 0"),
+    ({"round": 2, "deadline": -1}, "expected deadline of at least 0"),
     ({"round": 2, "deadline": 0.5}, "expected an integer in field 'deadline'"),
 ]
 

@@ -10,8 +10,9 @@ import pytest
 from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.graph import AllOf, AnyOf, Every, Graph, Latest, Node, Policy, Queue, Quorum, Role, Route
+from isthmus.runtime.rules import CAPACITY_MAX
 from isthmus.runtime.verify import verify
-from tests.runtime.example_bodies import join, merge, sample, source, through
+from tests.runtime.example_bodies import decide, join, merge, sample, source, through
 
 
 def messages(graph: Graph) -> list[str]:
@@ -92,6 +93,14 @@ def test_a_node_among_others_has_an_edge_unless_a_timer_fires_it() -> None:
     ]
 
 
+def test_every_one_of_two_nodes_without_edges_is_told() -> None:
+    graph = Graph("example")
+    worker = graph.role("worker", replicas=(1, 4))
+    worker.node("first", source)
+    worker.node("second", source)
+    assert [message.split(":")[0] for message in messages(graph)[::2]] == ["node 'first'", "node 'second'"]
+
+
 def test_a_required_port_has_an_edge() -> None:
     assert messages(consumer(join, "left")) == [
         "port 'right' of node 'second': expected an edge into it, because the node fires only with an item there, "
@@ -135,6 +144,9 @@ def test_a_firing_rule_is_one() -> None:
         "node 'second': expected a firing rule, AllOf, AnyOf, Every or Quorum, found fires=('item',).",
         "Leave `fires` out to fire whenever all ports without default have an item.",
     ]
+    graph = consumer(sample, "item", fires=("item",))
+    graph.roles[0].node("Third", source)
+    assert len(messages(graph)) == 6  # The third has a wrong name, and no edge.
     assert messages(consumer(sample, "item", fires=AllOf("item"))) == [  # type: ignore[arg-type]
         "node 'second': expected a tuple of port names in AllOf, found 'item'.",
         "Write AllOf(('item',)).",
@@ -303,6 +315,37 @@ def test_the_figures_of_a_quorum(changes: dict[str, Any], expected: list[str]) -
     assert messages(quorum(**changes)[0]) == expected
 
 
+@pytest.mark.parametrize(
+    ("route", "voters"),
+    [(None, 1), (Route("peer", "next"), 1), (Route("peer", "all"), 4), (Route("peer", "at", "a"), 4)],
+)
+def test_no_quorum_needs_more_votes_than_can_come(route: Route | None, voters: int) -> None:
+    def build(count_min: int) -> Graph:
+        graph = Graph("example")
+        peer = graph.role("peer", replicas=(1, 4))
+        answer, pacer = peer.node("answer", source), peer.node("pacer", source)
+        merging = peer.node("merge", merge, fires=Quorum("vote", "round", "opening", count_min))
+        graph.edge(answer["result"], merging["vote"], Latest(), to=route)
+        graph.edge(pacer["result"], merging["opening"], Queue(2))
+        return graph
+
+    verify(build(voters))
+    found = f"expected at least {voters + 1} voters, for count_min={voters + 1}, found {voters} at most."
+    assert messages(build(voters + 1))[0] == f"{MERGE}, on port 'vote': {found}"
+
+
+def test_voters_that_are_missing_for_another_reason_are_not_counted() -> None:
+    graph, _, _ = quorum(count_min=2)
+    del graph.edges[0]
+    assert [message.split(":")[0] for message in messages(graph)[::2]] == [
+        "node 'answer'",
+        "port 'vote' of node 'merge'",
+    ]
+    graph, _, _ = quorum(count_min=2)
+    graph.roles[0] = Role(graph, "voter", 1, "4")  # type: ignore[arg-type]
+    assert [message.split(":")[0] for message in messages(graph)[::2]] == ["role 'voter'"]
+
+
 def test_the_edges_of_a_quorum() -> None:
     assert messages(quorum(Latest())[0]) == [
         "edge pacer.result -> merge.opening: expected a Queue, because every item opens a round and none may be "
@@ -325,6 +368,21 @@ def test_the_edges_of_a_quorum() -> None:
     ]
 
 
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_nobody_votes_on_the_port_that_the_runtime_fills(is_connected: bool) -> None:
+    graph = Graph("example")
+    voter, syncer = graph.role("voter", replicas=(1, 4)), graph.role("syncer", replicas=(1, 1))
+    answer, pacer = voter.node("answer", source), syncer.node("pacer", source)
+    deciding = syncer.node("decide", decide, fires=Quorum("decision", "round", "item"))
+    graph.edge(pacer["result"], deciding["item"], Queue(1))
+    graph.edge(answer["result"], deciding["decision" if is_connected else "hint"], Latest())
+    assert messages(graph) == [
+        "node 'decide', which fires by Quorum: expected votes and openings on ports of their own, because the runtime "
+        "fills 'decision', found port='decision', opened_by='item'.",
+        "Give the body a port for each.",
+    ]
+
+
 def test_a_quorum_has_no_initial_items() -> None:
     queue = Queue(2, initial=({"round": 0},))
     unseen = "of a Quorum node: the 'round' in them is not seen, so they would belong to no round, found"
@@ -336,3 +394,4 @@ def test_a_quorum_has_no_initial_items() -> None:
         "Leave `initial` out, and let the voters emit the first votes.",
     ]
     assert len(messages(quorum(Queue(2, initial=5))[0])) == 2  # type: ignore[arg-type]
+    assert len(messages(quorum(Queue(CAPACITY_MAX, initial=({"round": 0},)))[0])) == 2

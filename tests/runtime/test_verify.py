@@ -64,6 +64,18 @@ def test_gossip_that_waits_for_its_neighbour_is_refused() -> None:
     )
 
 
+def test_everybody_who_holds_a_node_up_directly_is_named() -> None:
+    graph = Graph("example")
+    learner, syncer = graph.role("learner", replicas=(1, 1)), graph.role("syncer", replicas=(1, 1))
+    step = learner.node("step", source, free_running=True)
+    for name in ("first", "second", "third"):
+        graph.edge(step["result"], syncer.node(name, through)["item"], Queue(1))
+    assert (
+        "this chain: step waits for credit from first (syncer) on step.result -> first.item [Queue(1), every syncer] "
+        "(and others, to second (syncer), third (syncer)).\n"
+    ) in refusal(graph)
+
+
 def test_the_chain_is_told_edge_by_edge() -> None:
     """The neighbour's newest is waited for: nobody owes inner-step credit elsewhere, but `average` holds it up."""
     assert (
@@ -277,12 +289,25 @@ def test_a_queue_that_is_full_from_the_start() -> None:
     )
 
 
+def test_those_who_wait_behind_a_knot_may_come_before_it() -> None:
+    graph, worker = one_role()
+    sink, only = worker.node("sink", through), worker.node("only", through)
+    graph.edge(only["result"], only["item"], Latest())
+    graph.edge(only["result"], sink["item"], Queue(1))
+    with pytest.raises(GraphError) as caught:
+        verify(graph)
+    assert [fault.doing for fault in caught.value.faults] == ["node 'only'"]
+
+
 def test_a_node_that_waits_for_itself() -> None:
     graph, worker = one_role()
     only = worker.node("only", through)
     graph.edge(only["result"], only["item"], Latest())
     itself = "found that it waits for itself: only waits for an item from only on only.result -> only.item [Latest].\n"
     assert itself in refusal(graph)
+    graph.edge(only["result"], worker.node("sink", through)["item"], Queue(1))
+    behind = "; and behind it, sink waits for an item from only on only.result -> sink.item [Queue(1)].\n"
+    assert itself.replace(".\n", behind) in refusal(graph)
 
 
 def test_a_quorum_needs_its_votes_to_start() -> None:
@@ -321,6 +346,17 @@ def test_a_queue_into_a_sampled_port_can_stop_its_producer_for_good() -> None:
         "  Make the edge Latest, or let step wait for it: name 'hint' in AllOf, without a default. "
         "(graph 'example', 2 nodes, 2 edges)"
     )
+
+
+def test_rounds_that_several_replicas_open_can_stop_their_openers_for_good() -> None:
+    graph = Graph("example")
+    peer, syncer = graph.role("peer", replicas=(1, 4)), graph.role("syncer", replicas=(1, 1))
+    answer, merging = peer.node("answer", source), syncer.node("merge", merge, fires=Quorum("vote", "round", "opening"))
+    graph.edge(answer["result"], merging["vote"], Latest())
+    graph.edge(answer["result"], merging["opening"], Queue(2))
+    told = refusal(graph)
+    assert told.startswith("edge answer.result -> merge.opening: expected an edge that holds nobody up, because merge")
+    assert told.endswith(".\n  Let a single replica open the rounds. (graph 'example', 2 nodes, 2 edges)")
 
 
 def test_a_timer_that_asks_over_queues_can_stop_for_good() -> None:

@@ -1,0 +1,34 @@
+"""Faults that belong together: what single faults, drawn one by one, would almost never add up to.
+
+Decides which faults, and when; `simulate` decides how often.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from isthmus.programs.universes import START_SECONDS
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.sim import Cut, Fault, Kill, machine_of
+
+LAST_SECONDS: Final = (1.0, 4.5)
+"""How long a way is cut: for some updates, and less than it takes TCP to give up."""
+RUN_SECONDS_MIN: Final = 2.0
+"""A shorter run is over before the storm is."""
+
+
+def fork(rng: random.Random, hosts: list[Replica], run_seconds: float) -> tuple[Fault, ...]:
+    """A shard loses its last versions: one learner alone gets them, and is away while the shard comes back with what
+    the others hold. Nothing in a run that is too short, or has no shard or no second learner."""
+    learners = [host for host in hosts if host.role == "learner"]
+    shards = [host for host in hosts if host.role == "syncer"]
+    if run_seconds < RUN_SECONDS_MIN or not shards or len(learners) < 2:
+        return ()
+    shard, ahead = rng.choice(shards), rng.choice(learners)
+    lasts = min(rng.uniform(*LAST_SECONDS), run_seconds / 2)
+    at = round(START_SECONDS + rng.uniform(0.1, 0.9) * (run_seconds - lasts), 3)
+    behind = [learner for learner in learners if learner != ahead]
+    cuts = [Cut(machine_of(shard), machine_of(each), lasts + 1.0, is_one_way=True, at=at) for each in behind]
+    back = round(at + lasts, 3)
+    return (*cuts, Kill(str(shard), at=back), Cut(machine_of(ahead), None, 3.0, at=back))

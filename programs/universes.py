@@ -1,0 +1,183 @@
+"""One universe: from its shape, which says all that is to happen, to what came of it.
+
+Decides how a run of the toy is set up and judged: first safety, while faults happen and checkers look on; then
+liveness: everything is healed, and the run has to end within `LIVENESS_SECONDS` of virtual time. Does not decide which
+shapes there are; that is `simulate`. Whatever is raised, by a checker itself too, is a violation of this universe, with
+the last lines of its traceback: it never ends the search.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from isthmus.programs import toy
+from isthmus.programs.invariants import checkers
+from isthmus.programs.left_behind import FilesChecker
+from isthmus.programs.program import Program
+from isthmus.programs.recording import RUN_FOLDER
+from isthmus.programs.reference import resolve
+from isthmus.programs.summary import roster_counts
+from isthmus.runtime.clock import Duration, milliseconds, seconds
+from isthmus.runtime.errors import InvariantError, RunError
+from isthmus.runtime.graph import Graph, Reference
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.lowering import lower
+from isthmus.runtime.peers import Limits
+from isthmus.runtime.sim import (
+    Checker,
+    Climate,
+    Fault,
+    Universe,
+    ViolationError,
+    digest,
+    machine_of,
+    runtime_checkers,
+)
+
+LIVENESS_SECONDS: Final = 60.0
+"""From the healing to the end: a silent host is replaced after 20 s, back-offs take 15 s in all, and what was left of
+the run is at most 40 steps of 0.4 s."""
+PATIENCE_SECONDS: Final = 10.0
+"""How long faults of the final phase are waited for."""
+START_SECONDS: Final = 0.9
+"""About when the first learner steps."""
+FOLDER: Final = Path("/run")
+"""The run folder, on the disk of its home."""
+TRACEBACK_LINES: Final = 6
+"""Of what was raised by mistake: where, and three callers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is to happen. `late` says how many virtual seconds after its steps a run with faults is healed;
+    `window_bytes` is what may be under way to a peer (None: as in a real run), `apart` whether the evaluator has a
+    machine of its own."""
+
+    seed: int
+    learners: int
+    steps: int
+    step_ms: float
+    program: Program
+    climate: Climate
+    speeds: tuple[float, ...]
+    faults: tuple[Fault, ...]
+    late: float = 1.0
+    window_bytes: int | None = None
+    apart: bool = False
+    task: toy.Toy = toy.TOY
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a universe; `violation` is None where nothing was wrong. `phases` counts (kind, phase of the run);
+    `missed` are the faults that did not happen, `lives` the processes that there were ('learner/2#1'); `status` is what
+    the recorder showed last."""
+
+    seed: int
+    violation: str | None
+    faults: Counter[str] = field(default_factory=Counter)
+    phases: Counter[tuple[str, str]] = field(default_factory=Counter)
+    missed: list[str] = field(default_factory=list)
+    story: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    events: int = 0
+    lives: list[str] = field(default_factory=list)
+    tape_digest: str = ""
+    status: dict[str, Any] = field(default_factory=dict)
+
+
+def outcome_of(shape: Shape, *more: Checker) -> Outcome:
+    """The outcome of one universe; `more` checkers may object, too."""
+    try:
+        graph = toy.graph_of(
+            shape.program, learners=shape.learners, steps=shape.steps, seed=shape.seed, task=shape.task
+        )
+        universe = _universe(shape, graph, more)
+        try:
+            return _told(universe, shape, _violation(universe, shape))
+        finally:
+            universe.close()
+    except Exception as error:
+        return Outcome(shape.seed, words(error))
+
+
+def words(error: Exception) -> str:
+    """What was raised, in words: objections as they are, anything else with its kind and where it came from."""
+    if isinstance(error, (ViolationError, InvariantError, RunError, TimeoutError)):
+        return str(error)
+    lines = [line for each in traceback.format_tb(error.__traceback__) for line in each.splitlines()]
+    return "\n".join([f"{type(error).__name__}: {error}", *lines[-TRACEBACK_LINES:]])
+
+
+def _told(universe: Universe, shape: Shape, violation: str | None) -> Outcome:
+    tapes, injector = universe.tape(), universe.injector
+    recorder = universe.life(Replica("recorder", 0))
+    return Outcome(
+        seed=shape.seed,
+        violation=violation,
+        faults=injector.counts,
+        phases=injector.phases,
+        missed=injector.missed,
+        story=[f"{at / 1e9:9.3f} s  {what}" for at, what in injector.story],
+        seconds=universe.clock.now() / 1e9,
+        events=universe.events,
+        lives=sorted(tapes),
+        tape_digest=digest(tapes),
+        status=dict(recorder.host.published.get("record", {})) if recorder is not None else {},
+    )
+
+
+def _violation(universe: Universe, shape: Shape) -> str | None:
+    """What was wrong, in words."""
+
+    def is_over() -> bool:
+        return ("recorder/0", "record") in universe.ended
+
+    until = START_SECONDS + shape.steps * shape.step_ms / 1e3 + shape.late
+
+    def is_enough() -> bool:
+        """Whether all has happened that is to happen, or the faults hold up what is to come before it."""
+        now = universe.clock.now()
+        return now >= seconds(until) and (not universe.injector.missed or now >= seconds(until + PATIENCE_SECONDS))
+
+    try:
+        universe.run(lambda: is_over() or is_enough(), seconds_max=until + PATIENCE_SECONDS + 1.0)
+        universe.heal()
+        universe.run(is_over, seconds_max=universe.clock.now() / 1e9 + LIVENESS_SECONDS)
+        universe.finish()
+    except Exception as error:
+        return words(error)
+    return None
+
+
+def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe:
+    def duration(replica: Replica, node: str) -> Duration:
+        if node != "inner-step":
+            return milliseconds(shape.step_ms / 50)
+        return milliseconds(shape.step_ms / (shape.speeds[replica.slot] if replica.slot < len(shape.speeds) else 1.0))
+
+    def found(reference: Reference) -> Any:
+        return FOLDER if reference == RUN_FOLDER else resolve(reference)
+
+    def place(replica: Replica) -> str:
+        is_apart = shape.apart and replica.role == "evaluator"
+        return str(replica).replace("/", "-") if is_apart else machine_of(replica)
+
+    window = shape.window_bytes
+    return Universe(
+        lower(graph),
+        roster_counts(graph, shape.learners),
+        seed=shape.seed,
+        resolve=found,
+        duration=duration,
+        jitter=0.1,
+        climate=shape.climate,
+        faults=shape.faults,
+        limits=Limits() if window is None else Limits(window_bytes=window, relay_window_bytes=window),
+        place=place,
+        checkers=[*runtime_checkers(graph), *checkers(), FilesChecker(FOLDER), *more],
+    )

@@ -1,0 +1,163 @@
+"""What a death costs the others, and how often a healthy host is taken for a dead, slow or stuck one.
+
+    python tests/bench/bench_deaths.py [deaths] [calm] [--kills 8] [--minutes 10] [--json]
+
+deaths  a run of 4 learners, whose learners are killed (SIGKILL) in turn, each once the one before is merged again: from
+        the kill to the next fragment that is merged at all, to the next one of a round that was opened after the kill,
+        and to the first one that the victim's next life had a part in.
+calm    a run of 4 learners beside two processes that keep both cores busy: whom the daemon suspected, called slow or
+        stuck, and removed, though nothing was wrong with anybody. All counts should be 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from observed import Run, status, training
+
+LEARNERS = 4
+CALM_SECONDS = 3.0
+RETURN_SECONDS_MAX = 60.0
+CORES = 2
+BARS = {"next round that was opened since, s": 1.0}
+VERDICTS = {
+    "no heartbeat": "suspected",
+    "slow": "called slow",
+    "killed: stuck": "removed as stuck",
+    "killed: no": "removed as silent",
+    "killed by": "ended",
+    "exited": "ended",
+    "ended": "ended",
+    "failed": "failed",
+}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that grows."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def merges_of(run: Run) -> list[dict[str, Any]]:
+    """The merges so far, their times in seconds of the monotonic clock; `opened` is when a round was."""
+    found = [line for line in lines_of(run.folder / "merges.jsonl") if line["kind"] == "merge" and line["version"]]
+    for line in found:
+        line["time"] += run.zero
+        line["opened"] = line["time"] - ((line["quorum_ms"] or 0.0) + (line["grace_ms_used"] or 0.0)) / 1e3
+    return found
+
+
+def pid_of(run: Run, name: str) -> int:
+    """The process of a host now; 0 if there is none."""
+    return next((host["pid"] or 0 for host in status(run.folder)["hosts"] if host["name"] == name), 0)
+
+
+def kill_one(run: Run, slot: int) -> dict[str, float]:
+    """Kill a learner, and wait for its return."""
+    name = f"learner/{slot}"
+    pid = pid_of(run, name)
+    killed = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    returned: float | None = None
+    while returned is None:
+        if time.monotonic() - killed > RETURN_SECONDS_MAX:
+            raise SystemExit(f"{name} was not merged again within {RETURN_SECONDS_MAX:.0f} s")
+        time.sleep(0.2)
+        restarts = [
+            line["at"] / 1e9
+            for line in lines_of(run.folder / "events.jsonl")
+            if line["host"] == name and line["what"] == "restarted" and line["at"] / 1e9 > killed
+        ]
+        merges = [line for line in merges_of(run) if line["time"] > killed]
+        if restarts:
+            returned = next(
+                (line["time"] for line in merges if slot in line["voters"] and line["opened"] > restarts[0]), None
+            )
+    return {
+        "next merged fragment, s": min(line["time"] for line in merges) - killed,
+        "next round that was opened since, s": min(line["time"] for line in merges if line["opened"] > killed) - killed,
+        "its next life is started, s": restarts[0] - killed,
+        "its next life is merged, s": returned - killed,
+    }
+
+
+def measure_deaths(folder: Path, asked: argparse.Namespace) -> dict[str, list[float]]:
+    """One run, many kills."""
+    found: dict[str, list[float]] = {}
+    with training(folder / "run", learners=LEARNERS) as run:
+        for number in range(asked.kills):
+            time.sleep(CALM_SECONDS)
+            for name, value in kill_one(run, number % LEARNERS).items():
+                found.setdefault(name, []).append(value)
+        run.stop()
+    return found
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """A process on each core that does nothing but compute."""
+    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(CORES)]
+    try:
+        for core, each in enumerate(burning):
+            os.sched_setaffinity(each.pid, {sorted(os.sched_getaffinity(0))[core % os.cpu_count()]})
+        yield
+    finally:
+        for each in burning:
+            each.kill()
+            each.wait()
+
+
+def measure_calm(folder: Path, asked: argparse.Namespace) -> dict[str, list[float]]:
+    """One long run in which nothing happens."""
+    with busy_cores(), training(folder / "run", learners=LEARNERS) as run:
+        time.sleep(60 * asked.minutes)
+        told = [line["what"] for line in lines_of(run.folder / "events.jsonl")]
+        merged = len(merges_of(run))
+        run.stop()
+    counts = Counter(verdict for what in told for words, verdict in VERDICTS.items() if what.startswith(words))
+    figures = {f"hosts {verdict}": [float(counts[verdict])] for verdict in dict.fromkeys(VERDICTS.values())}
+    return {"minutes": [float(asked.minutes)], "fragments merged": [float(merged)], **figures}
+
+
+PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, list[float]]]] = {
+    "deaths": measure_deaths,
+    "calm": measure_calm,
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], default=[])
+    parser.add_argument("--kills", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    found: dict[str, list[float]] = {}
+    for part in asked.parts or PARTS:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            found |= PARTS[part](Path(folder), asked)
+    if asked.json:
+        print(json.dumps(found))
+        return
+    print("medians, smallest and largest")
+    for name, values in found.items():
+        bar = f"   bar <= {BARS[name]}" if name in BARS else "   bar 0" if name.startswith("hosts ") else ""
+        print(f"{name:38} {statistics.median(values):8.3f} ({min(values):.3f} to {max(values):.3f}){bar}")
+
+
+if __name__ == "__main__":
+    main()

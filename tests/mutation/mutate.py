@@ -1,0 +1,169 @@
+"""Mutation testing of the cores whose mistakes nobody would see: would the tests notice a small change of the code?
+
+    make mutate                              # all modules
+    make mutate MODULES="quorum accounts"    # some
+
+Prints a table, and every mutant that no test noticed; exit status 1 below `KILLED_MIN` in any module. The tool is
+mutmut. It works on a copy of the sources in a temporary folder, laid out as they are imported, because it finds modules
+by their path. Each mutant is run against those tests of its module that call the mutated function, the quickest first,
+until one fails. Hypothesis draws the same examples each time, fewer than otherwise, and does not shrink what fails.
+
+What is not mutated: the text of errors and faults (`TEXT`), types, module-level constants, and properties, whose
+decorator mutmut leaves alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from configparser import ConfigParser
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+KILLED_MIN: Final = 0.9
+"""The share of a module's mutants that have to be noticed."""
+QUORUM: Final = ("tests/runtime/test_quorum.py", "tests/runtime/test_quorum_model.py")
+MEMBERSHIP: Final = tuple(f"tests/runtime/test_membership{part}.py" for part in ("", "_checks", "_verdicts"))
+TESTS: Final = {
+    "runtime/quorum": QUORUM,
+    "runtime/open_round": QUORUM,
+    "runtime/rounds": ("tests/runtime/test_rounds.py",),
+    "runtime/membership": MEMBERSHIP,
+    "runtime/attendance": MEMBERSHIP,
+    "runtime/patience": MEMBERSHIP,
+    "runtime/progress": MEMBERSHIP,
+    "runtime/suspicion": MEMBERSHIP,
+    "runtime/net": ("tests/runtime/test_proof.py", "tests/runtime/test_verify.py"),
+    "runtime/proof": ("tests/runtime/test_proof.py", "tests/runtime/test_verify.py"),
+    "runtime/rules": ("tests/runtime/test_rules.py",),
+    "runtime/verify": ("tests/runtime/test_verify.py", "tests/runtime/test_rules.py"),
+    "ops/accounts": ("tests/ops/test_accounts.py", "tests/ops/test_accounts_both_sides.py"),
+}
+"""The modules, and the tests that have to notice. The words of quorum and membership (`voting`, `presence`) have no
+function to mutate."""
+TEXT: Final = (r"\b_illegal\(", r"\bFault\(", r"\braise \w+Error\(", r"\bassert_never\(")
+"""Lines that begin a call whose arguments are words for a person, or for the type checker."""
+EXAMPLES_MAX: Final = 150
+"""Of a property, where `make test` tries up to 2,500. Fewer can only let more mutants live."""
+TEST_SECONDS_MAX: Final = 30
+"""After so long a test has failed: what it tests does not end. Without a mutant the longest takes two seconds."""
+PROFILE: Final = """
+from hypothesis import Phase
+settings.register_profile("mutation", settings.get_profile("isthmus"), phases=(Phase.explicit, Phase.generate))
+settings.load_profile("mutation")
+"""
+KILLED: Final = (1, 3)
+TIMED_OUT: Final = (24, -24, 36, 152, 255, -9)
+"""Exit statuses of tests, after mutmut: one failed, or they took fifteen times as long as usual. Whatever else became
+of a mutant, it was not noticed."""
+
+
+def main() -> int:
+    """Run the modules that the command line names; the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("modules", nargs="*", help=f"of {', '.join(name.rpartition('/')[2] for name in TESTS)}")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
+    asked = parser.parse_args()
+    chosen = [name for name in TESTS if not asked.modules or name.rpartition("/")[2] in asked.modules]
+    if len(chosen) < len(set(asked.modules)) or not chosen:
+        parser.error(f"expected modules of {', '.join(TESTS)}, found {' '.join(asked.modules)}.")
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="isthmus-mutants-") as name:
+        place = Path(name)
+        lay_out(place, chosen)
+        mutmut = Path(sys.executable).parent / "mutmut"
+        ran = subprocess.run(
+            [mutmut, "run", "--max-children", str(asked.jobs)],
+            cwd=place,
+            stdout=None if sys.stdout.isatty() else subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if ran.returncode:
+            print((ran.stdout or "")[-4000:], f"mutmut ended with {ran.returncode}.", sep="\n")
+            return 1
+        shares = [show(place, name) for name in chosen]
+        print(f"\n{(time.monotonic() - begin) / 60:.0f} minutes. Bar: {KILLED_MIN:.0%} of every module.")
+        for module in chosen:
+            for mutant, what in fates(place, module).items():
+                if what != "killed":
+                    print(f"\n{what}: {mutant}", difference(place, mutmut, mutant), sep="\n")
+    return int(min(shares) < KILLED_MIN)
+
+
+def lay_out(place: Path, modules: list[str]) -> None:
+    """Copy sources and tests to `place`, with a configuration that mutates `modules`."""
+    bytecode = shutil.ignore_patterns("__pycache__")
+    for part in ("runtime", "ops", "programs"):
+        shutil.copytree(ROOT / part, place / "src/isthmus" / part, ignore=bytecode)
+    for part in ("runtime", "ops"):
+        shutil.copytree(ROOT / "tests" / part, place / "tests" / part, ignore=bytecode)
+    for test in (place / "tests").rglob("test_*.py"):
+        test.write_text(re.sub(r"(?<=max_examples=)\d+", fewer, test.read_text()))
+    shutil.copy(ROOT / "tests/__init__.py", place / "tests")
+    (place / "tests/conftest.py").write_text((ROOT / "tests/conftest.py").read_text() + PROFILE)
+    ours, copy = ConfigParser(interpolation=None), ConfigParser(interpolation=None)
+    ours.read(ROOT / "setup.cfg")
+    copy["tool:pytest"] = {**ours["tool:pytest"], "timeout": str(TEST_SECONDS_MAX)}
+    copy["mutmut"] = {
+        "source_paths": "src",
+        "only_mutate": lines(f"src/isthmus/{name}.py" for name in modules),
+        "do_not_mutate_patterns": lines(TEXT),
+        "pytest_add_cli_args_test_selection": lines(dict.fromkeys(test for name in modules for test in TESTS[name])),
+        "use_git_change_detection": "false",
+    }
+    with (place / "setup.cfg").open("w") as file:
+        copy.write(file)
+
+
+def fewer(count: re.Match[str]) -> str:
+    """A number of examples, within EXAMPLES_MAX."""
+    return str(min(int(count[0]), EXAMPLES_MAX))
+
+
+def lines(values: Iterable[str]) -> str:
+    """A list as mutmut reads it."""
+    return "".join(f"\n{value}" for value in values)
+
+
+def fates(place: Path, module: str) -> dict[str, str]:
+    """What became of each mutant of a module."""
+    meta = json.loads((place / f"mutants/src/isthmus/{module}.py.meta").read_text())
+    seconds = meta["durations_by_key"]
+    return {
+        mutant: "survived"
+        if code not in KILLED + TIMED_OUT
+        else "timed out"
+        if code in TIMED_OUT or seconds[mutant] > TEST_SECONDS_MAX
+        else "killed"
+        for mutant, code in meta["exit_code_by_key"].items()
+    }
+
+
+def show(place: Path, module: str) -> float:
+    """Print a line of the table; the share of a module's mutants that were noticed."""
+    counts = Counter(fates(place, module).values())
+    share = 1 - counts["survived"] / counts.total()
+    parts = "  ".join(f"{counts[what]:4} {what}" for what in ("killed", "timed out", "survived"))
+    print(f"{module:20} {counts.total():5} mutants  {parts}  {share:6.1%}", flush=True)
+    return share
+
+
+def difference(place: Path, mutmut: Path, mutant: str) -> str:
+    """What a mutant changes: the lines without and with it."""
+    shown = subprocess.run([mutmut, "show", mutant], cwd=place, capture_output=True, text=True, check=True).stdout
+    return "\n".join(re.findall(r"^[-+](?![-+]).*$", shown, re.MULTILINE))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""The verdicts of the membership core on hosts that live: stuck, slow, stopped. Virtual time, four beats a second."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.membership import MembershipCore
+from isthmus.runtime.patience import MembershipOptions
+from isthmus.runtime.presence import (
+    AdmitMember,
+    ClearSlow,
+    ClearSuspicion,
+    ExcuseEnded,
+    ExcuseMember,
+    HeartbeatArrived,
+    HostAnnounced,
+    HostEnded,
+    MembershipCommand,
+    MembershipEvent,
+    MembershipTimerFired,
+    NoteSlow,
+    RemoveMember,
+    SetMembershipTimer,
+    SilenceExcused,
+    SuspectMember,
+)
+
+BEAT = milliseconds(250)
+FOREVER = seconds(1e6)
+OPTIONS = MembershipOptions(slots_max={"learner": 8, "syncer": 1}, interval_first=BEAT, deviation_first=seconds(1))
+
+
+def life(slot: int, incarnation: int = 1) -> Member:
+    return Member(Replica("learner", slot), incarnation)
+
+
+class Learner:
+    """A life that makes steps of `lasting` ns each, one after another, from `begins` on; it waits where `waits` says so
+    instead of computing. `phase` is what it says of itself."""
+
+    def __init__(self, member: Member, lasting: list[int], begins: int = 0, waits: bool = False) -> None:
+        self.member, self.begins, self.waits = member, begins, waits
+        self.ends = list(accumulate(lasting, initial=begins))
+        self.phase: Any = "stepping"
+
+    def beat(self, now: int) -> HeartbeatArrived:
+        steps = max(0, bisect_right(self.ends, now) - 1)
+        busy, firing = max(0, now - self.begins), max(0, now - self.ends[steps])
+        if self.waits:
+            busy, firing = steps * milliseconds(4), 0
+        node = "inner-step" if firing else ""
+        return HeartbeatArrived(self.member, self.phase, steps, Duration(busy), Duration(firing), node)
+
+
+class Story:
+    """A core, and learners whose heartbeats it hears."""
+
+    def __init__(self, *learners: Learner) -> None:
+        self.core, self.now, self.timer_at = MembershipCore(OPTIONS), 0, None
+        self.learners = list(learners)
+        self.told: list[tuple[float, MembershipCommand]] = []
+        for learner in learners:
+            self.tell(HostAnnounced(learner.member, learner.phase))
+
+    def tell(self, event: MembershipEvent) -> None:
+        for command in self.core.handle(event, Instant(self.now)):
+            if isinstance(command, SetMembershipTimer):
+                self.timer_at: int | None = command.at
+            elif not isinstance(command, AdmitMember):
+                self.told.append((self.now / 1e9, command))
+                if isinstance(command, RemoveMember):
+                    self.learners = [each for each in self.learners if each.member != command.member]
+        self.core.check()
+
+    def go_on(self, for_seconds: float, silent: tuple[int, ...] = ()) -> list[MembershipCommand]:
+        """Let so much time pass; what was said of members in it. Those in the slots `silent` say nothing."""
+        before, until = len(self.told), self.now + round(for_seconds * 1e9)
+        while (beat_at := self.now + BEAT - self.now % BEAT) <= until:
+            if self.timer_at is not None and self.timer_at <= beat_at:
+                self.now, self.timer_at = self.timer_at, None
+                self.tell(MembershipTimerFired())
+                continue
+            self.now = beat_at
+            for learner in list(self.learners):
+                if learner.member.replica.slot not in silent:
+                    self.tell(learner.beat(self.now))
+        self.now = until
+        return [command for _, command in self.told[before:]]
+
+    def admit(self, learner: Learner) -> None:
+        self.learners.append(learner)
+        self.tell(HostAnnounced(learner.member, learner.phase))
+
+
+def regular(slot: int, lasting: float, count: int = 20_000, incarnation: int = 1, begins: int = 0) -> Learner:
+    """Steps of so many seconds each, and then one that never ends."""
+    return Learner(life(slot, incarnation), [seconds(lasting)] * count + [FOREVER], begins)
+
+
+def verdict(commands: list[MembershipCommand]) -> str:
+    """The reason of the one command that there is."""
+    [command] = commands
+    assert not isinstance(command, SetMembershipTimer)
+    reason: str = command.reason  # type: ignore[union-attr]
+    return reason
+
+
+# -- stuck -------------------------------------------------------------------------------------------------------------
+
+
+def test_who_makes_no_step_any_more_is_stuck_after_what_its_steps_make_likely() -> None:
+    story = Story(regular(0, 0.01, count=2000), regular(1, 0.01))
+    assert story.go_on(20 + 14) == []
+    [removed] = story.go_on(1)
+    assert isinstance(removed, RemoveMember)
+    assert (removed.member, removed.cause) == (life(0), "stuck")
+    assert removed.reason.startswith("stuck: no step for 14500.0 ms, in one firing of node 'inner-step': 250.")
+    assert " ms +- 2000.0 ms are usual, phi is 12." in removed.reason
+    assert story.core.statistics()["stuck"] == 1
+
+
+@pytest.mark.parametrize(("lasting", "at_most"), [(0.004, 15), (1.0, 25), (10.0, 60), (60.0, 300)])
+def test_the_deadline_follows_the_length_of_the_steps(lasting: float, at_most: float) -> None:
+    count = max(20, round(40 / lasting))
+    story = Story(regular(0, lasting, count=count))
+    story.go_on(count * lasting + at_most)
+    [(at, removed)] = story.told
+    assert isinstance(removed, RemoveMember)
+    assert 2 * lasting < at - count * lasting <= at_most
+
+
+@given(
+    st.sampled_from([0.002, 0.05, 0.3, 2.0, 30.0]),
+    st.lists(st.floats(0.5, 3.0), min_size=5, max_size=40),
+    st.integers(1, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_steps_that_differ_by_six_make_nobody_stuck(lasting: float, factors: list[float], learners: int) -> None:
+    times = [round(seconds(lasting) * factor) for factor in factors]
+    story = Story(*(Learner(life(slot), times * max(1, round(60 / sum(times) * 1e9))) for slot in range(learners)))
+    assert story.go_on(min(story.learners[0].ends) / 1e9 + len(factors) * lasting) == []
+
+
+@given(st.integers(1, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_who_waits_for_others_is_never_stuck(waited: int) -> None:
+    learner = Learner(life(0), [milliseconds(100)] * 200 + [seconds(waited), FOREVER], waits=True)
+    assert Story(learner, regular(1, 0.005)).go_on(20 + min(waited, 60)) == []
+
+
+@pytest.mark.parametrize("phase", ["compiling", "recovering", "serving", "final"])
+def test_only_who_says_that_it_steps_can_be_stuck(phase: str) -> None:
+    learner = regular(0, 0.01, count=1000)
+    story = Story(learner, regular(1, 0.01))
+    story.go_on(10)
+    learner.phase = phase
+    assert story.go_on(100) == []
+
+
+def test_whose_other_nodes_go_on_firing_is_not_stuck() -> None:
+    """A step that never comes, while no firing lasts: a gate that others keep shut, say."""
+    story = Story(regular(1, 0.01))
+    story.admit(Learner(life(0), []))
+    for _ in range(400):
+        story.go_on(0.25, silent=(0,))
+        told = HeartbeatArrived(life(0), "stepping", 7, Duration(story.now), Duration(milliseconds(3)), "gate")
+        story.tell(told)
+    assert story.told == []
+
+
+def test_a_first_step_is_judged_by_those_of_others_and_by_nothing_where_there_are_none() -> None:
+    alone = Story(Learner(life(0), [FOREVER]))
+    assert alone.go_on(3600) == []
+    among = Story(Learner(life(0), [FOREVER]), regular(1, 0.01))
+    assert among.go_on(34) == []
+    assert " in its role" in verdict(among.go_on(3))
+
+
+def test_a_life_after_one_that_was_stuck_is_given_twice_the_time() -> None:
+    story = Story(regular(0, 0.01, count=2000), regular(1, 0.01))
+    story.go_on(36)
+    story.tell(HostEnded(life(0), "killed"))
+    story.admit(regular(0, 0.01, count=2000, incarnation=2, begins=story.now))
+    assert story.go_on(20 + 28) == []
+    assert verdict(story.go_on(2)).endswith("phi is 45.6, 2 times the patience")
+
+
+def test_time_in_which_it_was_stopped_is_no_time_without_a_step() -> None:
+    story = Story(regular(0, 0.01, count=2000), regular(1, 0.01))
+    story.go_on(20)
+    story.tell(SilenceExcused(life(0), "stopped", "stopped by a signal"))
+    story.go_on(100, silent=(0,))
+    assert [type(command) for command in story.go_on(14)] == [ClearSuspicion]
+    assert verdict(story.go_on(1)).startswith("stuck: no step for 14")
+
+
+# -- slow --------------------------------------------------------------------------------------------------------------
+
+
+def test_who_takes_much_longer_than_the_others_is_called_slow_and_nothing_else() -> None:
+    story = Story(regular(0, 0.41), regular(1, 0.04), regular(2, 0.042), regular(3, 0.044))
+    [noted] = story.go_on(60)
+    assert isinstance(noted, NoteSlow)
+    assert noted.member == life(0)
+    assert noted.reason.endswith(" ms a step, the others 42.0 ms")
+    assert 390 < float(noted.reason.removeprefix("slow: ").split()[0]) < 430
+    assert [state for _, _, state in story.core.roster()] == ["slow", "alive", "alive", "alive"]
+
+
+def test_who_keeps_up_again_is_said_to() -> None:
+    times = [milliseconds(10)] * 1000 + [milliseconds(100)] * 300 + [milliseconds(10)] * 3000
+    story = Story(Learner(life(0), times), regular(1, 0.01))
+    found = story.go_on(60)
+    assert [type(command) for command in found] == [NoteSlow, ClearSlow]
+    assert [at for at, _ in story.told] == [pytest.approx(17, abs=2), pytest.approx(46, abs=3)]
+    assert verdict(found[1:]).startswith("keeps up again: ")
+    assert story.core.statistics()["slow no more"] == 1
+
+
+@given(st.lists(st.floats(0.02, 0.055), min_size=2, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_paces_that_differ_by_less_than_three_are_nobodys_fault(paces: list[float]) -> None:
+    assert Story(*(regular(slot, pace) for slot, pace in enumerate(paces))).go_on(30) == []
+
+
+def test_one_long_pause_makes_nobody_slow() -> None:
+    times = [milliseconds(10)] * 1500 + [seconds(10)] + [milliseconds(10)] * 3000
+    assert Story(Learner(life(0), times), regular(1, 0.01)).go_on(50) == []
+
+
+def test_who_waits_is_not_slow_and_who_is_waited_for_is() -> None:
+    """In lock-step all make as many steps; the time of their own tells them apart."""
+    waiting = Learner(life(1), [milliseconds(400)] * 1000, waits=True)
+    assert verdict(Story(regular(0, 0.4), waiting).go_on(60)).endswith(" ms a step, the other 4.0 ms")
+
+
+def test_a_newcomer_is_not_slow_for_what_it_compiled() -> None:
+    newcomer = Learner(life(0), [seconds(8)] + [milliseconds(10)] * 5000)
+    assert Story(newcomer, regular(1, 0.01), regular(2, 0.01)).go_on(40) == []
+
+
+# -- stopped and unheard -----------------------------------------------------------------------------------------------
+
+
+def test_a_silence_that_is_excused_costs_no_life() -> None:
+    story = Story(regular(0, 0.01, count=70_000))
+    story.go_on(10)
+    story.go_on(1, silent=(0,))
+    story.tell(SilenceExcused(life(0), "stopped", "stopped by a signal"))
+    story.tell(SilenceExcused(life(0), "stopped", "stopped by a signal"))
+    assert story.go_on(590, silent=(0,)) == []
+    assert [command for _, command in story.told] == [
+        ExcuseMember(life(0), "no heartbeat for 1000.0 ms: stopped by a signal")
+    ]
+    assert story.core.state(life(0).replica) == "stopped"
+    assert verdict(story.go_on(1)) == "heard again after 591250.0 ms"
+    assert story.core.state(life(0).replica) == "alive"
+
+
+def test_nobody_is_excused_for_ever() -> None:
+    story = Story(regular(0, 0.01))
+    story.tell(SilenceExcused(life(0), "unheard", "unheard, because its machine beta does not answer"))
+    [removed] = story.go_on(601, silent=(0,))
+    assert isinstance(removed, RemoveMember)
+    assert removed.cause == "silent"
+    assert removed.reason.endswith("unheard for 600000.0 ms, which is as long as is allowed")
+
+
+def test_when_the_excuse_ends_it_has_to_speak() -> None:
+    story = Story(regular(0, 0.01))
+    story.go_on(5)
+    story.tell(SilenceExcused(life(0), "stopped", "stopped by a signal"))
+    story.go_on(60, silent=(0,))
+    story.tell(ExcuseEnded(life(0)))
+    found = story.go_on(6, silent=(0,))
+    assert [type(command) for command in found] == [RemoveMember]
+    assert isinstance(story.told[-2][1], SuspectMember)
+
+
+def test_excuses_for_strangers_are_ignored() -> None:
+    story = Story(regular(0, 0.01))
+    for member in (life(0, 2), life(1)):
+        story.tell(SilenceExcused(member, "stopped", "stopped by a signal"))
+        story.tell(ExcuseEnded(member))
+    story.tell(ExcuseEnded(life(0)))
+    assert story.told == []
+
+
+def test_who_is_due_is_known_before_the_timer_fires() -> None:
+    story = Story(regular(0, 0.01), regular(1, 0.01))
+    story.go_on(10)
+    assert story.core.late(Instant(story.now + milliseconds(1700))) == ()
+    assert story.core.late(Instant(story.now + milliseconds(1900))) == (life(0), life(1))
+    story.tell(SilenceExcused(life(0), "stopped", "stopped by a signal"))
+    assert story.core.late(Instant(story.now + milliseconds(1900))) == (life(1),)
