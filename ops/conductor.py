@@ -218,6 +218,7 @@ class Conductor:
             grace=conditions.grace,
             required=conditions.required,
             deadline=conditions.deadline,
+            chain=None,
             interval=self._interval,
             totals=as_totals(self._counted),
             steps=steps,

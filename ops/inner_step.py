@@ -64,6 +64,7 @@ class InnerStep:
         self._anchors: dict[int, Vector] = {}
         self._clocks: dict[int, list[list[int]]] = {}
         self._answered: dict[int, tuple[int, int]] = {}
+        self._postponed: dict[int, Round] = {}
         self._totals: dict[tuple[int, int], int] = {}
         self._loss_sum = 0.0
         self._loss_count = 0
@@ -108,7 +109,7 @@ class InnerStep:
             news += 1
             merge_totals(self._totals, request["totals"])
             answers.extend(self._answer(request))
-        yield answers
+        yield answers + self._answer_postponed()
         has_stepped = self._phase == "stepping" and batch is not None and not self._is_spent()
         if has_stepped:
             self._train(batch)
@@ -117,7 +118,8 @@ class InnerStep:
         emitted = self._parameters(has_stepped=has_stepped)
         self.is_idle = self._phase != "stepping" or self._is_spent()
         self.is_finished = self._phase == "final" and not self._fragments
-        return emitted + self._reports(has_news=news > 0, has_changed=before != (self._phase, self.is_idle))
+        last = self._answer_postponed() if self.is_idle else []
+        return last + emitted + self._reports(has_news=news > 0, has_changed=before != (self._phase, self.is_idle))
 
     @property
     def phase(self) -> Literal["ready", "stepping", "final"]:
@@ -198,8 +200,27 @@ class InnerStep:
             return [("fragment", self._recovery(request, ledger))] if ledger is not None else []
         if ledger is None or self._answered.get(p, (-1, 0))[0] == number:
             return []
+        self._postponed.pop(p, None)
         if request["kind"] == "final":
             self._phase = "final"
+        elif self._step and not ledger.steps and request["grace"] is not None:
+            self._postponed[p] = request
+            return []
+        return self._give(request, ledger)
+
+    def _answer_postponed(self) -> list[tuple[str, Capture]]:
+        """The answers to pulls that came with an update of their fragment, once there is an interval's work in it.
+
+        The two come together behind a link that cannot carry what is due. At once there would be nothing to say, and
+        an answer that is late for its round counts in the next. A round that waits for everybody is answered at once,
+        and so is any, whatever there is to say, once no more steps are made.
+        """
+        is_last = self._phase != "stepping" or self._is_spent()
+        due = [p for p, request in self._postponed.items() if is_last or self._ledgers[p].steps >= request["interval"]]
+        return [answer for p in due for answer in self._give(self._postponed.pop(p), self._ledgers[p])]
+
+    def _give(self, request: Round, ledger: FragmentLedger) -> list[tuple[str, Capture]]:
+        p, number = request["fragment"], request["round"]
         capture = self._capture(request)
         ledger.answered(self._tokens)
         self._answered[p] = (number, self._step)

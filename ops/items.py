@@ -23,8 +23,9 @@ came back), an ordinary merge, the hand-over at the end."""
 class Round(TypedDict):
     """pacer -> merge (port `round`) and, the same item, pacer -> inner-step (port `pull`).
 
-    `members` are [slot, incarnation] pairs; `count_min`, `grace` (None: no limit), `required` and `deadline` are what
-    the firing rule of `merge` reads. `interval` is H as the pacer has it now, `totals` the progress of the whole run.
+    `members` are [slot, incarnation] pairs; `count_min`, `grace` (None: no limit), `required`, `deadline` and `chain`
+    (late votes of one of its rounds count in the next; None: they are refused) are what the firing rule of `merge`
+    reads. `interval` is H as the pacer has it now, `totals` the progress of the whole run.
     """
 
     round: int
@@ -36,6 +37,7 @@ class Round(TypedDict):
     grace: int | None
     required: list[int]
     deadline: int | None
+    chain: int | None
     interval: int
     totals: list[list[int]]
 

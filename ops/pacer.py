@@ -317,6 +317,7 @@ class Pacer:
             grace=conditions.grace,
             required=conditions.required,
             deadline=conditions.deadline,
+            chain=fragment if kind == "merge" else None,
             interval=self.interval,
             totals=as_totals(self._totals),
         )

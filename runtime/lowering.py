@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from isthmus.runtime.graph import AllOf, AnyOf, Edge, Every, Graph, Latest, Node, Queue, Quorum, takes_one
 
-OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadline")
+OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadline", "chain")
 """What an item that opens a round may carry beside the key of the round."""
 
 

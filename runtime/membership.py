@@ -72,7 +72,7 @@ class MembershipCore:
         self._now = Instant(0)
         self._hosts: dict[Replica, Attendance] = {}
         self._newest: dict[Replica, int] = {}  # The highest incarnation heard of, live or not.
-        self._doubts: Counter[tuple[Replica, Cause]] = Counter()
+        self._removals: Counter[tuple[Replica, Cause]] = Counter()
         self._usual: dict[str, float] = {}  # Role -> the mean interval of steps of whoever made the last one.
         self._timer_at: Instant | None = None
         names = ["members admitted", "members removed", "members refused", "suspicions", "suspicions cleared"]
@@ -288,13 +288,12 @@ class MembershipCore:
     def _remove(self, host: Attendance, reason: str, cause: Cause = "ended") -> list[MembershipCommand]:
         del self._hosts[host.member.replica]
         self._counts["members removed"] += 1
-        if cause != "ended":
-            self._doubts[host.member.replica, cause] += 1
+        self._removals[host.member.replica, cause] += 1
         return [RemoveMember(host.member, reason, cause)]
 
     def _times(self, replica: Replica, cause: Cause) -> int:
         """How many times the usual patience the next life of a replica is given."""
-        return 1 << min(self._doubts[replica, cause], DOUBLINGS_MAX)
+        return 1 << min(self._removals[replica, cause], DOUBLINGS_MAX)
 
     def _hear(self, host: Attendance, phase: Phase, now: Instant) -> list[MembershipCommand]:
         """A sign of life: the silence begins anew."""

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-from isthmus.runtime.graph import AllOf, AnyOf, Edge, Graph, Latest, Node, Queue, Quorum, Role
+from isthmus.runtime.graph import AllOf, AnyOf, Edge, Graph, Latest, Node, Queue, Quorum
 
 REPLICAS_MAX: Final = 3
 """Replicas of a role in a net. Replicas of one role are alike, so that one, its neighbour and one that is neither show
@@ -165,15 +165,15 @@ def is_stopped(condition: Condition, stopped: set[Instance]) -> bool:
 
 def fewest(graph: Graph) -> dict[str, int]:
     """The smallest number of replicas of each role, at least 1 and at most REPLICAS_MAX."""
-    return {role.name: _within(role, role.replicas_min) for role in graph.roles}
+    return {role.name: _within(role.replicas_min) for role in graph.roles}
 
 
 def most(graph: Graph) -> dict[str, int]:
     """The largest number of replicas of each role, at most REPLICAS_MAX."""
-    return {role.name: _within(role, role.replicas_max) for role in graph.roles}
+    return {role.name: _within(role.replicas_max) for role in graph.roles}
 
 
-def _within(role: Role, count: int) -> int:
+def _within(count: int) -> int:
     return min(max(1, count), REPLICAS_MAX) if isinstance(count, int) else 1
 
 

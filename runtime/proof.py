@@ -83,6 +83,7 @@ def _unmet(
 
 def overflows(net: Net, given: Set[Instance] = frozenset()) -> dict[Edge, tuple[Wait, ...]]:
     """The Queue edges that may fill up for good once `given` have stopped, each with a cycle of waits, producer first.
+    `given` holds everybody whom it stops.
 
     A firing gives a credit back wherever an item is a condition of its own. Where it is not (a sampled port, one of
     several producers of AnyOf or of a round's openings), a consumer may fire while that item is under way, and use up
@@ -102,8 +103,7 @@ def overflows(net: Net, given: Set[Instance] = frozenset()) -> dict[Edge, tuple[
         stopped = net.stopped(producers | given, rest)
         if credit.on in stopped:
             chains = net.chains(credit.on, stopped, rest)
-            back = next((chain for instance, chain in chains.items() if instance in producers), ())
-            found[edge] = (credit, *back)
+            found[edge] = (credit, *next(chain for instance, chain in chains.items() if instance in producers))
     return found
 
 
@@ -185,8 +185,7 @@ def prove(graph: Graph, assumed: Set[Edge] = frozenset()) -> Proof:
         while full := overflows(net, stopped):
             stopped = net.stopped(stopped | {waits[0].waiter for waits in full.values()})
         for instance in sorted(host):
-            holds = _holds(net, instance, host, stopped) if instance in stopped else ()
-            verdicts[instance.node] = Verdict(instance.node, holds)
+            verdicts[instance.node] = Verdict(instance.node, _holds(net, instance, host, stopped))
     return Proof(MappingProxyType({node.name: verdicts[node.name] for node in graph.nodes}))
 
 

@@ -18,17 +18,22 @@ with a higher attempt), or is open and its live voter is not a member yet (the r
 Refused at once it would be missed for good, because nobody votes twice. A held vote is let go when its voter leaves,
 its round closes, or a later round opens before its own: openings arrive in order.
 
+A vote is *kept* if it comes too late for a round of a chain. It moves neither the quorum nor the end of any round; the
+next round of the chain that closes with its voter as a live member counts it, unless the voter has voted there. Of two
+kept votes of one voter in one chain the later round's stays.
+
 Memory is bounded by the constants below. Of rounds that ended, the newest are remembered exactly; any older key
 counts as late.
 """
 
 from __future__ import annotations
 
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import InvariantError, LocalProtocolError
 from isthmus.runtime.ids import Handle, Member, Replica
+from isthmus.runtime.late_votes import CHAINS_MAX, LateVote, LateVotes
 from isthmus.runtime.open_round import OpenRound
 from isthmus.runtime.voting import (
     REFUSALS,
@@ -61,6 +66,14 @@ ENDED_MAX: Final = 1024
 """Ended rounds that are remembered: four times ROUNDS_MAX, so that every voter's last rounds are told exactly."""
 
 
+class _Ended(NamedTuple):
+    """What is remembered of a round."""
+
+    attempt: int
+    has_closed: bool
+    chain: int | None
+
+
 class QuorumCore:
     """The rounds of one Quorum node."""
 
@@ -69,12 +82,13 @@ class QuorumCore:
         self._live: dict[Replica, int] = {}
         self._rounds: dict[int, OpenRound] = {}
         self._held: dict[int, dict[Replica, Handle]] = {}
-        self._ended: dict[int, tuple[int, bool]] = {}  # Attempt, and whether the round closed.
+        self._late = LateVotes()
+        self._ended: dict[int, _Ended] = {}
         self._newest: int | None = None  # The highest key that was ever opened.
         self._forgotten: int | None = None  # The highest key that was dropped from _ended.
         self._timers = 0
         names = ("rounds opened", "rounds renewed", "rounds closed", "rounds withdrawn", "openings refused")
-        more = ("votes counted", "votes held", "timers stale", "handles taken", "handles released")
+        more = ("votes counted", "votes held", "votes kept", "timers stale", "handles taken", "handles released")
         self._counts = dict.fromkeys((*names, *more, *(f"votes refused: {reason}" for reason in REFUSALS)), 0)
 
     def handle(self, event: QuorumEvent, now: Instant) -> list[QuorumCommand]:
@@ -106,8 +120,8 @@ class QuorumCore:
 
     def statistics(self) -> dict[str, int]:
         """Counts since the start, and the present number of open rounds, held votes and live voters."""
-        held = sum(len(votes) for votes in self._held.values())
-        now = {"rounds open": len(self._rounds), "votes waiting": held, "voters live": len(self._live)}
+        waiting = sum(map(len, self._held.values())) + len(self._late)
+        now = {"rounds open": len(self._rounds), "votes waiting": waiting, "voters live": len(self._live)}
         return self._counts | now
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -140,6 +154,8 @@ class QuorumCore:
 
     def _vote(self, event: VoteArrived, now: Instant) -> list[QuorumCommand]:
         refusal = self._refusal(event)
+        if refusal == "late" and self._live.get(event.voter) == event.incarnation:
+            return self._keep(event)
         if refusal is not None:
             return [self._refuse(event.key, event.voter, event.handle, refusal)]
         found = self._rounds.get(event.key)
@@ -171,6 +187,7 @@ class QuorumCore:
             for key in sorted(self._held)
             if replica in self._held[key]
         ]
+        commands += [self._refuse(*vote, "not live") for vote in self._late.take_all(replica)]
         return commands + self._settle_rounds_of(member, now)
 
     def _fire(self, event: QuorumTimerFired, now: Instant) -> list[QuorumCommand]:
@@ -193,11 +210,14 @@ class QuorumCore:
         if len(slots) != len(event.members) or len(slots) > MEMBERS_MAX:
             listed = f"{len(event.members)} members, {len(slots)} replicas"
             raise _illegal(doing, f"each replica once, at most {MEMBERS_MAX}", listed, "Fix the opener.")
+        if event.chain is not None and not 0 <= event.chain < CHAINS_MAX:
+            raise _illegal(doing, f"a chain from 0 to {CHAINS_MAX - 1}", str(event.chain), "Number chains from 0.")
         if key in self._rounds or key in self._ended:
-            attempt, has_closed = self._ended.get(key) or (self._rounds[key].opened.attempt, False)
+            ended = self._ended.get(key)
+            attempt = self._rounds[key].opened.attempt if ended is None else ended.attempt
             if event.attempt <= attempt:
                 raise _illegal(doing, f"an attempt above {attempt}", str(event.attempt), "Count attempts up.")
-            if has_closed:
+            if ended is not None and ended.has_closed:
                 return True
         elif self._forgotten is not None and key <= self._forgotten:
             return True
@@ -220,7 +240,7 @@ class QuorumCore:
     def _closure(self, key: int) -> Refusal | None:
         """Why votes for a key that is not open are refused; None if it may open yet and there is room to hold them."""
         if key in self._ended:
-            return "late" if self._ended[key][1] or not self._has_room(key) else None
+            return "late" if self._ended[key].has_closed or not self._has_room(key) else None
         if self._forgotten is not None and key <= self._forgotten:
             return "late"
         is_near = self._newest is None or self._newest < key <= self._newest + EARLY_MAX
@@ -229,6 +249,16 @@ class QuorumCore:
     def _has_room(self, key: int) -> bool:
         """Whether votes can be held for a key that is not open."""
         return sum(other not in self._rounds for other in self._held if other != key) < EARLY_MAX
+
+    def _keep(self, event: VoteArrived) -> list[QuorumCommand]:
+        """Keep a late vote of a live voter for the next round of its chain, if there is one, or refuse it."""
+        ended = self._ended.get(event.key)
+        chain = None if ended is None or not ended.has_closed else ended.chain
+        if chain is None:
+            return [self._refuse(event.key, event.voter, event.handle, "late")]
+        self._counts["votes kept"] += 1
+        gone = self._late.keep(chain, LateVote(event.key, event.voter, event.handle))
+        return [] if gone is None else [self._refuse(*gone, "late")]
 
     def _refuse(self, key: int, voter: Replica, handle: Handle, reason: Refusal) -> RefuseVote:
         self._counts[f"votes refused: {reason}"] += 1
@@ -280,12 +310,30 @@ class QuorumCore:
         if found.quorum_at is None or end is None or now < end:
             return self._move_timer(found, end)
         self._counts["rounds closed"] += 1
-        votes = tuple(sorted(found.votes.items()))
-        voters = tuple(replica for replica, _ in votes)
         reason = found.reason(len(live), missing)
-        decision = Decision(key, reason, found.opened_at, found.quorum_at, now, voters, missing)
+        refused, late = self._late_votes(found)
+        votes = tuple(sorted({**found.votes, **late}.items()))
+        voters = tuple(replica for replica, _ in votes)
+        left_out = tuple(replica for replica in missing if replica not in late)
+        reason += f"; late for the round before, and counted here: {len(late)}" if late else ""
+        decision = Decision(key, reason, found.opened_at, found.quorum_at, now, voters, left_out)
         close = CloseRound(key, found.opened.handle, votes, decision)
-        return [*self._move_timer(found, None), close, *self._end(key, has_closed=True)]
+        return [*self._move_timer(found, None), close, *refused, *self._end(key, has_closed=True)]
+
+    def _late_votes(self, found: OpenRound) -> tuple[list[QuorumCommand], dict[Replica, Handle]]:
+        """Of the late votes of a closing round's chain: what lets go of those whose voters have voted in it, and those
+        that count in it."""
+        chain = found.opened.chain
+        refused: list[QuorumCommand] = []
+        late: dict[Replica, Handle] = {}
+        for voter in self._late.voters(chain):
+            assert chain is not None
+            if voter in found.votes:
+                refused.append(self._refuse(*self._late.take(chain, voter), "late"))
+            elif found.members.get(voter) == self._live[voter]:
+                late[voter] = self._late.take(chain, voter).handle
+                self._counts["votes counted"] += 1
+        return refused, late
 
     def _move_timer(self, found: OpenRound, at: Instant | None) -> list[QuorumCommand]:
         """Let the timer of a round be the one at `at`, or none."""
@@ -302,7 +350,8 @@ class QuorumCore:
 
     def _end(self, key: int, *, has_closed: bool) -> list[QuorumCommand]:
         """Forget an open round but for its attempt, and the first of those remembered if there are too many."""
-        self._ended[key] = self._rounds.pop(key).opened.attempt, has_closed
+        opened = self._rounds.pop(key).opened
+        self._ended[key] = _Ended(opened.attempt, has_closed, opened.chain)
         commands: list[QuorumCommand] = []
         if has_closed:
             commands = self._refuse_held(key, "not a member")
@@ -319,7 +368,7 @@ class QuorumCore:
 
     def check(self) -> None:
         """Raise InvariantError unless every bound holds, every handle is accounted for, and no round is overdue."""
-        held = sum(len(votes) for votes in self._held.values())
+        held = sum(map(len, self._held.values())) + len(self._late)
         inside = held + sum(1 + len(found.votes) for found in self._rounds.values())
         counted = self._counts["handles taken"] - self._counts["handles released"]
         _demand(counted == inside, f"{counted} handles are held by the count, {inside} by the state")
@@ -329,8 +378,11 @@ class QuorumCore:
         early = [key for key in self._held if key not in self._rounds]
         _demand(len(early) <= EARLY_MAX, f"{len(early)} keys hold early votes, {EARLY_MAX} may")
         for key, votes in self._held.items():
-            _demand(not self._ended.get(key, (0, False))[1], f"votes are held for round {key}, which closed")
+            ended = self._ended.get(key)
+            _demand(ended is None or not ended.has_closed, f"votes are held for round {key}, which closed")
             _demand(bool(votes) and votes.keys() <= self._live.keys(), f"round {key} holds votes of {list(votes)}")
+        gone = self._late.everybody() - self._live.keys()
+        _demand(not gone, f"late votes are kept of {sorted(gone)}, who are not live")
         for key, found in self._rounds.items():
             live, missing = found.census(self._live)
             end = found.end(missing)

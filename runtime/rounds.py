@@ -147,6 +147,7 @@ class Rounds:
             required,
             None if deadline is None else Duration(_integer(fields, "deadline")),
             handle,
+            None if fields.get("chain") is None else _integer(fields, "chain"),
         )
 
     def _settle(self, event: QuorumEvent, now: Instant) -> Settled:

@@ -34,7 +34,10 @@ class Decision(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 class RoundOpened(Record, frozen=True):
     """A round, or with a higher attempt its renewal. Only `members` that are live count, from when they are. The live
-    ones of `required` are waited for until `deadline` after the opening; `grace` and `deadline` None have no end."""
+    ones of `required` are waited for until `deadline` after the opening; `grace` and `deadline` None have no end.
+
+    Rounds of one `chain` follow one another: a vote that comes too late for one counts in the next that closes, unless
+    its voter has cast one for that, too. None: late votes are refused."""
 
     key: int
     attempt: int
@@ -44,6 +47,7 @@ class RoundOpened(Record, frozen=True):
     required: tuple[Replica, ...]
     deadline: Duration | None
     handle: Handle
+    chain: int | None = None
 
 
 class VoteArrived(Record, frozen=True):

@@ -3,7 +3,7 @@
     make mutate                              # all modules
     make mutate MODULES="quorum accounts"    # some
 
-Prints a table, and every mutant that no test noticed; exit status 1 below `KILLED_MIN` in any module. The tool is
+Prints a table, and every mutant that no test noticed; exit status 1 below `NOTICED_MIN` in any module. The tool is
 mutmut. It works on a copy of the sources in a temporary folder, laid out as they are imported, because it finds modules
 by their path. Each mutant is run against those tests of its module that call the mutated function, the quickest first,
 until one fails. Hypothesis draws the same examples each time, fewer than otherwise, and does not shrink what fails.
@@ -29,21 +29,26 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-KILLED_MIN: Final = 0.9
+MUTMUT: Final = Path(sys.executable).parent / "mutmut"
+NOTICED_MIN: Final = 0.9
 """The share of a module's mutants that have to be noticed."""
-QUORUM: Final = ("tests/runtime/test_quorum.py", "tests/runtime/test_quorum_model.py")
-MEMBERSHIP: Final = tuple(f"tests/runtime/test_membership{part}.py" for part in ("", "_checks", "_verdicts"))
+QUORUM: Final = tuple(f"tests/runtime/test_{part}.py" for part in ("quorum", "quorum_model", "late_votes"))
+MEMBERSHIP: Final = tuple(
+    f"tests/runtime/test_membership{part}.py" for part in ("", "_checks", "_progress", "_verdicts")
+)
+PROOF: Final = tuple(f"tests/runtime/test_{part}.py" for part in ("net", "proof", "verify"))
 TESTS: Final = {
     "runtime/quorum": QUORUM,
     "runtime/open_round": QUORUM,
+    "runtime/late_votes": QUORUM,
     "runtime/rounds": ("tests/runtime/test_rounds.py",),
     "runtime/membership": MEMBERSHIP,
     "runtime/attendance": MEMBERSHIP,
     "runtime/patience": MEMBERSHIP,
     "runtime/progress": MEMBERSHIP,
     "runtime/suspicion": MEMBERSHIP,
-    "runtime/net": ("tests/runtime/test_proof.py", "tests/runtime/test_verify.py"),
-    "runtime/proof": ("tests/runtime/test_proof.py", "tests/runtime/test_verify.py"),
+    "runtime/net": PROOF,
+    "runtime/proof": PROOF,
     "runtime/rules": ("tests/runtime/test_rules.py",),
     "runtime/verify": ("tests/runtime/test_verify.py", "tests/runtime/test_rules.py"),
     "ops/accounts": ("tests/ops/test_accounts.py", "tests/ops/test_accounts_both_sides.py"),
@@ -76,33 +81,26 @@ def main() -> int:
     chosen = [name for name in TESTS if not asked.modules or name.rpartition("/")[2] in asked.modules]
     if len(chosen) < len(set(asked.modules)) or not chosen:
         parser.error(f"expected modules of {', '.join(TESTS)}, found {' '.join(asked.modules)}.")
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="isthmus-mutants-") as name:
-        place = Path(name)
-        lay_out(place, chosen)
-        mutmut = Path(sys.executable).parent / "mutmut"
-        ran = subprocess.run(
-            [mutmut, "run", "--max-children", str(asked.jobs)],
-            cwd=place,
-            stdout=None if sys.stdout.isatty() else subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if ran.returncode:
-            print((ran.stdout or "")[-4000:], f"mutmut ended with {ran.returncode}.", sep="\n")
-            return 1
-        shares = [show(place, name) for name in chosen]
-        print(f"\n{(time.monotonic() - begin) / 60:.0f} minutes. Bar: {KILLED_MIN:.0%} of every module.")
-        for module in chosen:
-            for mutant, what in fates(place, module).items():
-                if what != "killed":
-                    print(f"\n{what}: {mutant}", difference(place, mutmut, mutant), sep="\n")
-    return int(min(shares) < KILLED_MIN)
+    begin, is_enough, unnoticed = time.monotonic(), True, ""
+    for tests in dict.fromkeys(TESTS[name] for name in chosen):
+        modules = [name for name in chosen if TESTS[name] == tests]
+        with tempfile.TemporaryDirectory(prefix="isthmus-mutants-") as name:
+            place = Path(name)
+            lay_out(place, modules, tests)
+            if status := run(place, asked.jobs):
+                print(f"mutmut ended with {status}, for {', '.join(modules)}.")
+                return 1
+            for module in modules:
+                is_enough &= show(place, module) >= NOTICED_MIN
+                for mutant, what in fates(place, module).items():
+                    if what != "killed":
+                        unnoticed += f"\n{what}: {mutant}\n{difference(place, mutant)}\n"
+    print(f"\n{(time.monotonic() - begin) / 60:.0f} minutes. Bar: {NOTICED_MIN:.0%} of every module.\n{unnoticed}")
+    return int(not is_enough)
 
 
-def lay_out(place: Path, modules: list[str]) -> None:
-    """Copy sources and tests to `place`, with a configuration that mutates `modules`."""
+def lay_out(place: Path, modules: list[str], tests: tuple[str, ...]) -> None:
+    """Copy sources and tests to `place`, with a configuration that mutates `modules` for `tests` to notice."""
     bytecode = shutil.ignore_patterns("__pycache__")
     for part in ("runtime", "ops", "programs"):
         shutil.copytree(ROOT / part, place / "src/isthmus" / part, ignore=bytecode)
@@ -119,11 +117,26 @@ def lay_out(place: Path, modules: list[str]) -> None:
         "source_paths": "src",
         "only_mutate": lines(f"src/isthmus/{name}.py" for name in modules),
         "do_not_mutate_patterns": lines(TEXT),
-        "pytest_add_cli_args_test_selection": lines(dict.fromkeys(test for name in modules for test in TESTS[name])),
+        "pytest_add_cli_args_test_selection": lines(tests),
         "use_git_change_detection": "false",
     }
     with (place / "setup.cfg").open("w") as file:
         copy.write(file)
+
+
+def run(place: Path, jobs: int) -> int:
+    """Run mutmut, so many mutants at a time; its exit status. What it prints is shown on a terminal, or if it fails."""
+    ran = subprocess.run(
+        [MUTMUT, "run", "--max-children", str(jobs)],
+        cwd=place,
+        stdout=None if sys.stdout.isatty() else subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if ran.returncode:
+        print((ran.stdout or "")[-4000:])
+    return ran.returncode
 
 
 def fewer(count: re.Match[str]) -> str:
@@ -159,9 +172,9 @@ def show(place: Path, module: str) -> float:
     return share
 
 
-def difference(place: Path, mutmut: Path, mutant: str) -> str:
+def difference(place: Path, mutant: str) -> str:
     """What a mutant changes: the lines without and with it."""
-    shown = subprocess.run([mutmut, "show", mutant], cwd=place, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([MUTMUT, "show", mutant], cwd=place, capture_output=True, text=True, check=True).stdout
     return "\n".join(re.findall(r"^[-+](?![-+]).*$", shown, re.MULTILINE))
 
 

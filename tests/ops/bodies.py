@@ -109,6 +109,7 @@ def pull(
         "grace": 0,
         "required": [],
         "deadline": None,
+        "chain": None,
         "interval": 24,
         "totals": [],
     }

@@ -129,13 +129,46 @@ def test_updates_are_adopted_before_a_pull_is_answered() -> None:
     task = SmallTask()
     body, parts, _ = stepping(task)
     drive(body, batch=batch(task, 0))
-    yielded, _ = drive(body, update={KEY: update(parts[0], 1, 2.0)}, pull={KEY: pull(0, 7)}, batch=batch(task, 1))
+    request = {**pull(0, 7), "grace": None}
+    yielded, _ = drive(body, update={KEY: update(parts[0], 1, 2.0)}, pull={KEY: request}, batch=batch(task, 1))
     ((port, capture),) = yielded
     assert port == "fragment"
     assert capture["base"] == [1, 1]
     assert (capture["begin"], capture["end"], capture["steps"]) == (8, 8, 0)
     np.testing.assert_array_equal(np.asarray(capture["values"]), np.full(parts[0].size, 2.0))
     np.testing.assert_array_equal(capture["anchor"], np.full(parts[0].size, 2.0))
+
+
+def test_a_pull_that_comes_with_an_update_of_its_fragment_is_answered_an_interval_later() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    drive(body, batch=batch(task, 0))
+    request = {**pull(0, 7), "interval": 3}
+    came = {KEY: request, ("syncer/0", 1): pull(1, 8)}
+    yielded, _ = drive(body, update={KEY: update(parts[0], 1, 2.0)}, pull=came, batch=batch(task, 1))
+    assert [capture["fragment"] for _, capture in yielded] == [1]
+    answers = [drive(body, batch=batch(task, position))[0] for position in range(2, 6)]
+    assert [len(answer) for answer in answers] == [0, 0, 1, 0]
+    capture = answers[2][0][1]
+    assert (capture["round"], capture["base"], capture["steps"]) == (7, [1, 1], 3)
+    assert (capture["begin"], capture["end"]) == (8, 32)
+
+
+def test_a_pull_that_is_answered_later_gives_way_to_the_next_and_to_the_end() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    drive(body, batch=batch(task, 0))
+    for number in (7, 8):
+        request = {**pull(0, number), "interval": 2}
+        drive(body, update={KEY: update(parts[0], number, 2.0)}, pull={KEY: request}, batch=batch(task, number))
+    drive(body, batch=batch(task, 9))
+    ((_, capture),) = drive(body, batch=batch(task, 10))[0]
+    assert capture["round"] == 8
+    request = {**pull(0, 9), "interval": 1}
+    assert drive(body, update={KEY: update(parts[0], 9, 2.0)}, pull={KEY: request}, batch=batch(task, 11))[0] == []
+    ((_, capture),) = drive(body, pull={KEY: pull(0, 10, kind="final")})[0]
+    assert (capture["round"], capture["kind"]) == (10, "final")
+    assert drive(body)[0] == []
 
 
 def test_nothing_of_the_zeros_before_the_first_version_survives_and_alpha_of_later_ones() -> None:

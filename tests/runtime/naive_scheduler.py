@@ -349,6 +349,7 @@ class NaiveScheduler:
             tuple(Replica(role, slot) for slot in fields.get("required") or []),
             fields.get("deadline"),
             handle,
+            fields.get("chain"),
         )
 
     def _ask(self, node: Node, event: q.QuorumEvent, pair: Pair | None = None) -> None:

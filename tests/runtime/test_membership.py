@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from isthmus.runtime.clock import Instant, milliseconds, seconds
+from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.membership import MembershipCore
@@ -266,6 +266,8 @@ def test_phi_against_known_tails_of_the_normal() -> None:
         (hello(2, phase=None), 5, RemoteProtocolError),
         (hello(2, 0), 5, RemoteProtocolError),
         (HeartbeatArrived(life(1), "stepping", steps=-1), 5, RemoteProtocolError),
+        (HeartbeatArrived(life(1), "stepping", busy=Duration(-1)), 5, RemoteProtocolError),
+        (HeartbeatArrived(life(1), "stepping", firing=Duration(-1)), 5, RemoteProtocolError),
     ],
 )
 def test_an_illegal_event_raises_and_leaves_the_state_as_it_was(event: Any, ms: int, error: type[Exception]) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
-from isthmus.runtime.errors import InvariantError, LocalProtocolError
+from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.membership import MembershipCore
 from isthmus.runtime.patience import MembershipOptions
 from isthmus.runtime.presence import (
+    AdmitMember,
     ExcuseEnded,
     HeartbeatArrived,
     HostAnnounced,
@@ -25,7 +26,6 @@ from isthmus.runtime.presence import (
     SilenceExcused,
     SuspectMember,
 )
-from isthmus.runtime.progress import Progress
 from isthmus.runtime.suspicion import quantile
 
 FIRST, SECOND = Replica("learner", 0), Replica("learner", 1)
@@ -119,6 +119,12 @@ def test_check_finds_a_broken_rule(corrupt: Any, broken: str) -> None:
         core.check()
 
 
+def test_a_phase_that_there_is_not_is_answered_with_those_that_there_are() -> None:
+    phases = "starting, compiling, stepping, serving, recovering, final, gone"
+    with pytest.raises(RemoteProtocolError, match=f"expected a phase, one of {phases}, found 'dreaming'"):
+        core_at(0).handle(HostAnnounced(life(0), "dreaming"), Instant(1))  # type: ignore[arg-type]
+
+
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
@@ -201,22 +207,23 @@ def test_every_life_that_was_lost_to_silence_doubles_the_patience_with_the_next(
         now = last + 1
 
 
+def test_a_timer_that_nobody_needs_does_no_harm() -> None:
+    assert core_at(0).handle(MembershipTimerFired(), Instant(5)) == []
+
+
+def test_one_timer_is_enough_for_two_deadlines_at_one_instant() -> None:
+    core = core_at(5, hello(0))
+    assert core.handle(hello(1), Instant(5)) == [AdmitMember(life(1))]
+
+
+def test_an_excuse_lasts_longer_by_what_this_host_slept_itself() -> None:
+    core, slept = core_at(0, hello(0), excuse(0)), seconds(601)
+    due = Instant(slept + seconds(600))
+    assert core.handle(MembershipTimerFired(), Instant(SUSPECT + slept)) == [SetMembershipTimer(due)]
+
+
 def test_one_timer_may_find_two_members_gone() -> None:
     core = core_at(0, hello(0), hello(1))
     tell(core, SUSPECT, MembershipTimerFired())
     commands = core.handle(MembershipTimerFired(), Instant(GONE))
     assert [type(command) for command in commands] == [RemoveMember, RemoveMember]
-
-
-# -- progress ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("steps", "busy"), [(9, 100), (9, 200), (12, 99)])
-def test_figures_that_go_back_teach_nothing_and_are_counted_from(steps: int, busy: int) -> None:
-    progress = Progress(Instant(0))
-    progress.begin(10, Duration(100), Instant(5))
-    assert not progress.take(steps, Duration(busy), Duration(0), Instant(50), 1.0)
-    assert (progress.steps, progress.since, progress.rhythm) == (steps, 50, None)
-    assert progress.take(steps + 1, Duration(busy), Duration(0), Instant(80), 1.0)
-    assert progress.rhythm is not None
-    assert (progress.steps, progress.rhythm.mean) == (steps + 1, 30.0)

@@ -181,7 +181,7 @@ def test_a_first_step_is_judged_by_those_of_others_and_by_nothing_where_there_ar
     assert alone.go_on(3600) == []
     among = Story(Learner(life(0), [FOREVER]), regular(1, 0.01))
     assert among.go_on(34) == []
-    assert " in its role" in verdict(among.go_on(3))
+    assert verdict(among.go_on(3)).endswith(" in its role")
 
 
 def test_a_life_after_one_that_was_stuck_is_given_twice_the_time() -> None:
@@ -191,6 +191,12 @@ def test_a_life_after_one_that_was_stuck_is_given_twice_the_time() -> None:
     story.admit(regular(0, 0.01, count=2000, incarnation=2, begins=story.now))
     assert story.go_on(20 + 28) == []
     assert verdict(story.go_on(2)).endswith("phi is 45.6, 2 times the patience")
+
+
+def test_everybody_who_is_stuck_is_counted() -> None:
+    story = Story(regular(0, 0.01, count=2000), regular(1, 0.01, count=2000), regular(2, 0.01))
+    assert [type(command) for command in story.go_on(36)] == [RemoveMember, RemoveMember]
+    assert story.core.statistics()["stuck"] == 2
 
 
 def test_time_in_which_it_was_stopped_is_no_time_without_a_step() -> None:
@@ -223,6 +229,25 @@ def test_who_keeps_up_again_is_said_to() -> None:
     assert [at for at, _ in story.told] == [pytest.approx(17, abs=2), pytest.approx(46, abs=3)]
     assert verdict(found[1:]).startswith("keeps up again: ")
     assert story.core.statistics()["slow no more"] == 1
+
+
+def test_everybody_who_is_slow_is_counted_and_compared_with_the_others_of_its_role() -> None:
+    times = [milliseconds(10)] * 1000 + [milliseconds(100)] * 300 + [milliseconds(10)] * 3000
+    story = Story(*(Learner(life(slot), times) for slot in (0, 1)), *(regular(slot, 0.01) for slot in range(2, 5)))
+    noted, also_noted, cleared, also_cleared = story.go_on(60)
+    assert isinstance(noted, NoteSlow)
+    assert isinstance(also_noted, NoteSlow)
+    assert (noted.member, also_noted.member) == (life(0), life(1))
+    assert isinstance(cleared, ClearSlow)
+    assert isinstance(also_cleared, ClearSlow)
+    assert (cleared.member, also_cleared.member) == (life(0), life(1))
+    counts = story.core.statistics()
+    assert (counts["slow"], counts["slow no more"]) == (2, 2)
+
+
+def test_with_two_others_it_is_compared_with_what_is_between_them() -> None:
+    story = Story(regular(0, 0.4), regular(1, 0.025), regular(2, 0.05))
+    assert verdict(story.go_on(60)).endswith(" ms a step, the others 37.5 ms")
 
 
 @given(st.lists(st.floats(0.02, 0.055), min_size=2, max_size=6))

@@ -403,6 +403,7 @@ def test_statistics_count_what_came_what_it_led_to_and_what_there_is() -> None:
         "openings refused": 3,
         "votes counted": 3,
         "votes held": 3,
+        "votes kept": 0,
         "timers stale": 2,
         "handles taken": 18,
         "handles released": 13,

@@ -44,6 +44,8 @@ class Replay:
         self.alive: list[Member] = []
         self.rounds: dict[int, dict[str, Any]] = {}
         self.over: list[tuple[int, int, bool]] = []
+        self.chains: dict[int, int | None] = {}
+        self.late: list[tuple[int | None, int, Member, Handle]] = []
         self.waiting: list[tuple[int, Member, Handle]] = []
         self.forgotten = self.newest = -(10**9)
         self.fates: dict[Handle, Any] = {}
@@ -59,8 +61,12 @@ class Replay:
             case MemberLeft(member):
                 self.alive.remove(member)
                 self.refuse_waiting(lambda key, voter: voter == member, "not live")
+                self.let_go(lambda chain, key, voter: voter == member, "not live")
             case VoteArrived(key, voter, incarnation, handle):
                 self.fates[handle] = reason = self.verdict(key, Member(voter, incarnation))
+                if reason == "kept":
+                    self.keep(key, Member(voter, incarnation), handle)
+                    return []
                 if reason != "waits":
                     return []
                 self.waiting.append((key, Member(voter, incarnation), handle))
@@ -78,6 +84,8 @@ class Replay:
         if found is None:
             ends = [has_closed for other, _, has_closed in self.over if other == key]
             if ends:
+                if ends[0] and self.chains[key] is not None and voter in self.alive:
+                    return "kept"
                 if ends[0] or not self.has_room(key):
                     return "late"
             elif key <= self.newest:
@@ -89,6 +97,23 @@ class Replay:
         voted = [] if found is None else [replica for replica, _ in found["votes"]]
         voted += [other.replica for waits_for, other, _ in self.waiting if waits_for == key]
         return "duplicate" if voter.replica in voted else "waits"
+
+    def keep(self, key: int, voter: Member, handle: Handle) -> None:
+        chain = self.chains[key]
+        same = [entry for entry in self.late if (entry[0], entry[2]) == (chain, voter)]
+        last = max([*((entry[1], place) for place, entry in enumerate(same)), (key, len(same))])[1]
+        self.late = [entry for entry in self.late if entry not in same]
+        for place, entry in enumerate([*same, (chain, key, voter, handle)]):
+            self.fates[entry[3]] = "waits" if place == last else "late"
+            if place == last:
+                self.late.append(entry)
+
+    def let_go(self, condition: Any, fate: Any) -> list[Member]:
+        gone = [entry for entry in self.late if condition(*entry[:3])]
+        self.late = [entry for entry in self.late if entry not in gone]
+        for _, _, voter, handle in gone:
+            self.fates[handle] = fate(voter) if callable(fate) else fate
+        return [voter for _, _, voter, _ in gone]
 
     def has_room(self, key: int) -> bool:
         return len({k for k, _, _ in self.waiting if k != key and k not in self.rounds}) < quorum.EARLY_MAX
@@ -138,6 +163,13 @@ class Replay:
         end = self.due(key)
         if end is not None and now >= end:
             instants = (found["opened_at"], found["quorum_at"], now)
+            if event.chain is not None:
+                self.let_go(lambda chain, _, voter: chain == event.chain and voter.replica in voters, "late")
+                counted = self.let_go(
+                    lambda chain, _, voter: chain == event.chain and voter in event.members,
+                    lambda voter: ("counted", key, voter.replica),
+                )
+                missing = [replica for replica in missing if replica not in [voter.replica for voter in counted]]
             self.end(key, ("closed", key, *instants, tuple(sorted(missing))), has_closed=True)
 
     def due(self, key: int) -> int | None:
@@ -158,6 +190,7 @@ class Replay:
         for replica, handle in found["votes"]:
             self.fates[handle] = ("counted", key, replica)
         self.over.append((key, found["event"].attempt, has_closed))
+        self.chains[key] = found["event"].chain
         if has_closed:
             self.refuse_waiting(lambda k, _: k == key, "not a member")
         elif not self.has_room(key):
@@ -264,6 +297,7 @@ class QuorumMachine(RuleBasedStateMachine):
         grace=st.sampled_from([0, 1, 2, 4, None]),
         required=st.lists(st.integers(0, 3), max_size=2),
         deadline=st.sampled_from([0, 3, 6, 9, None]),
+        chain=st.sampled_from([0, 0, 1, None]),
         passed=st.integers(0, 3),
     )
     def open(self, back: int, attempt: int, order: Any, size: int, shift: int, passed: int, **more: Any) -> None:
