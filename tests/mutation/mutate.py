@@ -37,6 +37,7 @@ MEMBERSHIP: Final = tuple(
     f"tests/runtime/test_membership{part}.py" for part in ("", "_checks", "_progress", "_verdicts")
 )
 PROOF: Final = tuple(f"tests/runtime/test_{part}.py" for part in ("net", "proof", "verify"))
+RULES: Final = ("tests/runtime/test_rules.py", "tests/runtime/test_verify.py")
 TESTS: Final = {
     "runtime/quorum": QUORUM,
     "runtime/open_round": QUORUM,
@@ -49,8 +50,8 @@ TESTS: Final = {
     "runtime/suspicion": MEMBERSHIP,
     "runtime/net": PROOF,
     "runtime/proof": PROOF,
-    "runtime/rules": ("tests/runtime/test_rules.py",),
-    "runtime/verify": ("tests/runtime/test_verify.py", "tests/runtime/test_rules.py"),
+    "runtime/rules": RULES,
+    "runtime/verify": RULES,
     "ops/accounts": ("tests/ops/test_accounts.py", "tests/ops/test_accounts_both_sides.py"),
 }
 """The modules, and the tests that have to notice. The words of quorum and membership (`voting`, `presence`) have no

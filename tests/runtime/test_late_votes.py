@@ -145,3 +145,14 @@ def test_chains_are_bounded(chain: int) -> None:
     with pytest.raises(LocalProtocolError, match=f"expected a chain from 0 to {CHAINS_MAX - 1}, found {chain}"):
         story.tell(1, link(7, chain))
     story.tell(1, link(7, CHAINS_MAX - 1))
+
+
+def test_who_leaves_takes_no_vote_of_others_along_and_each_is_counted() -> None:
+    story = Story()
+    story.close(1, 7, 2)
+    story.tell(2, vote(7, 0), vote(7, 1), vote(7, 3))
+    assert story.tell(3, MemberLeft(life(0))) == [refused(7, 0, "not live")]
+    story.close(4, 8, 2)
+    assert story.votes(8) == [1, 2, 3]
+    counts = story.core.statistics()
+    assert (counts["votes kept"], counts["votes counted"], counts["votes waiting"]) == (3, 4, 0)

@@ -35,6 +35,11 @@ def test_a_role_has_as_few_replicas_as_it_may_and_no_fewer() -> None:
     assert fewest(voters((0, 3))) == fewest(voters((1, 3))) == {"fast": 1, "slow": 1, "syncer": 1}
 
 
+def test_a_number_of_replicas_that_is_none_is_a_fault_like_others() -> None:
+    with pytest.raises(GraphError, match="role 'fast'"):
+        verify(voters((1, "two")))  # type: ignore[arg-type]
+
+
 def test_the_votes_of_two_are_enough_where_there_are_never_fewer() -> None:
     verify(voters((2, 3)))
     with pytest.raises(GraphError, match="nodes 'waiting', 'merge': expected that every node can fire once"):

@@ -156,6 +156,16 @@ def test_an_opening_of_a_higher_attempt_renews_the_round() -> None:
     assert story.at(5, opening(3, attempt=3)) == refused
 
 
+def test_a_late_vote_counts_in_the_next_round_of_its_chain() -> None:
+    story = Story(syncer(Latest(), grace=Duration(0)), "there/0", "there/1")
+    story.at(1, opening(1, chain=3), vote(0, 10), ended(MERGE))
+    assert story.at(2, vote(1, 11)) == []
+    story.at(3, opening(2, 2, chain=3))
+    why = "grace of 0.0 ms ended with 1 of 2; there/1 left out; late for the round before, and counted here: 1"
+    fired = run(MERGE, 2, *inputs(2, (0, 12), (1, 11), key=2), decision=decided(why, (3, 4, 4)))
+    assert story.at(4, vote(0, 12, 2)) == [fired]
+
+
 def test_a_round_that_nobody_can_vote_in_fires_without_votes() -> None:
     story = Story(syncer(Latest()), "there/0")
     story.at(1, opening(1))
@@ -253,6 +263,8 @@ WRONG = [
     ({"round": 2, "grace": -1}, "expected grace of at least 0"),
     ({"round": 2, "deadline": -1}, "expected deadline of at least 0"),
     ({"round": 2, "deadline": 0.5}, "expected an integer in field 'deadline'"),
+    ({"round": 2, "chain": "x"}, "expected an integer in field 'chain'"),
+    ({"round": 2, "chain": -1}, "expected a chain from 0 to"),
 ]
 
 
