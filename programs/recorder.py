@@ -30,8 +30,9 @@ CONTROL_NS: Final = 1_000_000_000
 SETTLE_NS: Final = 2_000_000_000
 """How long after the last final fragment the learners' last reports are waited for: that of a dead one never comes."""
 RETRY_NS: Final = 500_000_000
-SAVE_NS_MAX: Final = 600_000_000_000
-"""How long a disk may refuse the final model: ten minutes, in which somebody may make room for it."""
+SAVE_TRIES_MAX: Final = 1200
+"""How often a disk may refuse the final model: within ten minutes, in which somebody may make room for it. Tries are
+counted, and not the time, because a clock may leap."""
 
 LINES_NS_MAX: Final = 30_000_000_000
 """How long, at the end, lines are waited for that the disk does not take."""
@@ -60,7 +61,7 @@ class Recorder:
         self._evaluations: list[Evaluated] = []
         self._final: set[int] = set()
         self._unsaved: dict[int, FinalItem] = {}
-        self._refused_since: int | None = None
+        self._save_tries = 0
         self._save_at = 0
         self._complete_at: int | None = None
         self._save_error: str | None = None
@@ -167,17 +168,17 @@ class Recorder:
                 self._final.add(fragment)
                 self._final_at = now
         except OSError as error:
-            self._refused_since = now if self._refused_since is None else self._refused_since
+            self._save_tries += 1
             self._save_at = now + RETRY_NS
             self._save_error = error.strerror or str(error)
-            if now - self._refused_since >= SAVE_NS_MAX:
-                where, tried = self._folder / "snapshots" / "final", f"{SAVE_NS_MAX / 60e9:.0f} minutes"
+            if self._save_tries >= SAVE_TRIES_MAX:
+                where = self._folder / "snapshots" / "final"
                 self._error = (
-                    f"the final model could not be written into {where}: {self._save_error}, for {tried}. "
+                    f"the final model could not be written into {where}: {self._save_error}, {self._save_tries} times. "
                     "Make room, or mend the disk, and run again."
                 )
         else:
-            self._refused_since = self._save_error = None
+            self._save_tries, self._save_error = 0, None
 
     def _write_final(self, item: FinalItem) -> None:
         path = self._folder / "snapshots" / "final" / f"fragment-{item['fragment']}.safetensors"

@@ -149,7 +149,7 @@ class Reception:
         known = self._datas.get(address)
         if known is not None:
             self._hear(known, machine, known[1].hear_data, frames)
-        elif address in self._refused:
+        elif address in self._refused or self._is_early(address):
             self._counts["unheard"] += 1
         else:
             try:
@@ -179,6 +179,10 @@ class Reception:
             if len(self._early) > EARLY_MAX:
                 _, (oldest, _, _) = self._early.popitem(last=False)
                 self._refuse(oldest, RefusalError("crowd", "too many data connections wait for a HELLO"))
+
+    def _is_early(self, address: bytes) -> bool:
+        """Whether a data connection waits for its HELLO, or for nothing more: its other half may have ended first."""
+        return any(address == early for early, _, _ in self._early.values())
 
     def _forget(self, link: AcceptedLink) -> None:
         """The session of a link is over."""

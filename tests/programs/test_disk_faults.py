@@ -75,7 +75,7 @@ def test_the_final_model_is_written_as_soon_as_the_disk_takes_it(made: Any) -> N
 
 
 def test_a_model_that_is_never_written_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "SAVE_NS_MAX", 2_000_000_000)
+    monkeypatch.setattr(recorder, "SAVE_TRIES_MAX", 4)
     outcome = survive(BreakDisk(HOME, 1.0, 100.0, at_phase="final"), late=10.0)
     told = "the final model could not be written into /run/snapshots/final: Input/output error"
     assert outcome.status["error"].startswith(told)

@@ -75,6 +75,12 @@ def test_what_happened_too_rarely_is_told() -> None:
     assert "join" not in coverage.kinds_of("data-parallel")
 
 
+@pytest.mark.parametrize("seed", [5337, 5703, 160_283])
+def test_what_soaks_have_found_stays_mended(seed: int) -> None:
+    """A model that was given up when a clock leapt; data after the end of a control connection; a run without begin."""
+    assert run(seed).violation is None
+
+
 @pytest.mark.parametrize("program", ["streaming-diloco", "diloco", "elastic-data-parallel", "data-parallel"])
 def test_other_programs_live_under_the_faults_that_they_can_survive(program: str) -> None:
     faults: Counter[str] = Counter()

@@ -205,6 +205,17 @@ def test_a_refused_stranger_is_told_why_once(world: World, context: Any) -> None
     siege.check()
 
 
+def test_what_follows_the_attach_of_a_peer_whose_other_half_has_ended_is_no_fault(world: World, context: Any) -> None:
+    siege = Siege(world, context)
+    each = Stranger(context, siege.endpoints, stranger(0))
+    each.data.send_multipart(each.session.next_data(Instant(0)))
+    each.data.send_multipart([messages.seal(1, messages.pack_batch(0, 0, [], []))])
+    world.until(lambda: siege.syncer.count("unheard") == 1)
+    assert rejected(siege.syncer) == 1  # All that is refused or unheard.
+    each.close()
+    siege.check()
+
+
 def test_a_frame_too_large_for_libzmq_ends_its_connection_before_it_takes_memory(world: World, context: Any) -> None:
     siege = Siege(world, context)
     each = Stranger(context, siege.endpoints, stranger(0))
