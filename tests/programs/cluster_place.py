@@ -88,6 +88,11 @@ class Machines:
         path = self.place.folder / run / "merges.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    def metrics(self, run: str = "run") -> list[dict[str, Any]]:
+        """All that learners have reported."""
+        path = self.place.folder / run / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
     def events(self, run: str = "run") -> list[str]:
         """What happened to hosts."""
         lines = (self.place.folder / run / "events.jsonl").read_text().splitlines()

@@ -55,6 +55,7 @@ def test_a_machine_joins_and_is_expelled_and_nobody_else_notices(place: Place) -
     before = machines.steps()
     joining = machines.join("alpha", "gamma")
     place.wait_for(lambda: any(2 in merge["voters"] for merge in machines.merges()))
+    place.wait_for(lambda: any(line["learner"] == 2 and line["tokens"] for line in machines.metrics()))
     assert machines.host("learner/2")["machine"] == "gamma"
     assert "linked to alpha, with 1 island" in machines.lines("gamma")
     assert place.call("expel", "gamma").returncode == 0

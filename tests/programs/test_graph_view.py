@@ -136,7 +136,8 @@ what every syncer runs
   pacer
     takes  progress  from inner-step (learner)  a dict (replica, key) -> item, any fires it
     takes  merged    from outer-step            a dict (replica, key) -> item, any fires it
-    gives  round     to merge                   with round, attempt?, members?, count_min?, grace?, required?, deadline?
+    gives  round     to merge                   with round, attempt?, members?, count_min?, grace?, required?, \
+deadline?, chain?
     gives  pull      to inner-step (learner)    with fragment
   merge
     takes  round     from pacer                 the item, required
