@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from isthmus.ops.items import Vector
-from isthmus.ops.training import functions_of
+from isthmus.ops.training import compute_in_the_calling_thread, functions_of
 from isthmus.ops.turnstile import CORES
 
 _COMPILING = threading.Lock()
@@ -79,6 +79,7 @@ class GradientLearner:
 
     def __init__(self, task: Any, seed: int, batch: Any) -> None:
         """Compile everything, and make the first parameters of the task, the same for the same seed."""
+        compute_in_the_calling_thread()
         with _COMPILING:
             self._functions = _functions_of(task)
             self._begin(seed)

@@ -27,6 +27,17 @@ _COMPILING = threading.Lock()
 """Learners of one process would each compile the same function if they asked at once."""
 
 
+def compute_in_the_calling_thread() -> None:
+    """Let XLA's CPU computations run in the thread that asks for them, not in one of XLA's own.
+
+    Whoever asks waits for the result anyway, and two threads would hand each other the core twice a step. jax reads
+    this when it makes its first device: later calls, or calls in a process that has used one, have no effect.
+    Source: docs/decisions/0017.
+    """
+    config: Any = jax.config
+    config.update("jax_cpu_enable_async_dispatch", False)
+
+
 class Functions:
     """The compiled functions of one (task, fragments, alpha)."""
 
@@ -96,6 +107,7 @@ class Learner:
     `begin`, or until all have been adopted: then `reset_moments` makes the state whole."""
 
     def __init__(self, task: Any, fragments: Sequence[Fragment], *, seed: int, alpha: float = 0.0) -> None:
+        compute_in_the_calling_thread()
         with _COMPILING:
             self._functions = functions_of(task, tuple(fragments), alpha)
         shapes = jax.tree.leaves(self._functions.shapes)
@@ -220,6 +232,7 @@ class Evaluation:
     """The mean loss of a task over its evaluation batches."""
 
     def __init__(self, task: Any, seed: int) -> None:
+        compute_in_the_calling_thread()
         self._batches = list(task.evaluation_batches(seed))
         self._loss = loss_of(task)
         self._shapes = shapes_of(task)
