@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from isthmus.runtime import codec
-from isthmus.runtime.body import Context, Executor, Traffic, pairs, story
+from isthmus.runtime.bodies import Bodies, Emission, Ended
+from isthmus.runtime.body import Executor, Traffic, story
 from isthmus.runtime.busy import Busy
 from isthmus.runtime.channel import Channel, Parcel
 from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds
@@ -32,7 +33,6 @@ from isthmus.runtime.events import (
     EndNode,
     Event,
     FailHost,
-    Fields,
     FiringEnded,
     GrantCredit,
     ItemArrived,
@@ -62,27 +62,6 @@ REFUSED_MAX: Final = 256
 """Different faults of peers that are told apart; a peer that is broken can make up any number."""
 
 
-class Emission(NamedTuple):
-    """An item that a body emitted on output port number `port`, with what cores may see of it, and its digest and size
-    where it leaves the host."""
-
-    port: int
-    item: Any
-    fields: Fields
-    digest: int
-    size_bytes: int
-
-
-class Ended(NamedTuple):
-    """What a firing's thread hands back to the loop."""
-
-    begun: Instant
-    ended: Instant
-    emissions: list[Emission]
-    is_idle: bool
-    is_finished: bool
-
-
 class Host:
     """One runtime host: a plan, run for one member."""
 
@@ -107,15 +86,21 @@ class Host:
         self.scheduler = Scheduler(plan, member)
         self.traffic = Traffic()
         self.busy = Busy()
-        self.published: dict[str, dict[str, Any]] = {}
         self.refused: Counter[str] = Counter()
-        self.stop_requested = False
+        self.bodies = Bodies(
+            plan,
+            member,
+            clock=clock,
+            seed=seed,
+            resolve=resolve,
+            disk=disk,
+            traffic=self.traffic,
+            emitted=self._emitted_meanwhile,
+        )
         self._clock, self._channel, self._executor = clock, channel, executor
-        self._seed, self._resolve, self._disk, self._tape, self._trace = seed, resolve, disk, tape, trace
+        self._tape, self._trace = tape, trace
         self._on_ended, self._on_failed = on_ended, on_failed
         self._nodes: dict[int, NodePlan] = {node.index: node for node in plan.nodes}
-        self._exits = {node.index: {output.name: i for i, output in enumerate(node.outputs)} for node in plan.nodes}
-        self._bodies: dict[int, Callable[..., Any]] = {}
         self._payloads = Payloads(plan)
         self._timers: dict[int, Callable[[], None]] = {}
         self._waiting: dict[int, Instant] = {}
@@ -146,7 +131,7 @@ class Host:
             self.handle(ReplicaJoined(member))
         self._channel.open(self)
         for node in self.plan.nodes:
-            self._executor.submit(node.index, partial(self._open, node), partial(self._opened, node.index))
+            self._executor.submit(node.index, partial(self.bodies.open, node), partial(self._opened, node.index))
 
     def handle(self, event: Event) -> None:
         """Feed one event to the core and perform what it says; only on the loop."""
@@ -157,7 +142,17 @@ class Host:
     @property
     def is_open(self) -> bool:
         """Whether every body is there."""
-        return len(self._bodies) == len(self.plan.nodes)
+        return len(self.bodies) == len(self.plan.nodes)
+
+    @property
+    def published(self) -> dict[str, dict[str, Any]]:
+        """What each body has said of itself, by the name of its node."""
+        return self.bodies.published
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether somebody asked the run to stop."""
+        return self.bodies.stop_requested
 
     @property
     def payloads_count(self) -> int:
@@ -166,7 +161,7 @@ class Host:
 
     def request_stop(self) -> None:
         """Let the bodies know that somebody asked the run to stop; only on the loop."""
-        self.stop_requested = True
+        self.bodies.stop_requested = True
         self.handle(StopRequested())
 
     def close(self) -> None:
@@ -178,20 +173,6 @@ class Host:
         for cancel in self._timers.values():
             cancel()
         self._timers.clear()
-
-    def close_bodies(self) -> None:
-        """Let bodies that have a `close` release what they hold; after the executor has ended.
-
-        Raises ExceptionGroup, after all have been called, of what they raise.
-        """
-        errors: list[Exception] = []
-        for body in self._bodies.values():
-            try:
-                getattr(body, "close", bool)()
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise ExceptionGroup(f"closing the bodies of {self.member}", errors)
 
     def item_arrived(self, source: Member, parcel: Parcel) -> None:
         """An item came over the channel."""
@@ -248,38 +229,6 @@ class Host:
 
     # -- bodies --------------------------------------------------------------------------------------------------------
 
-    def _open(self, node: NodePlan) -> bool:
-        """Make the body, in its own thread; whether it begins idle."""
-        body = node.body
-        if isinstance(body, type):
-            arguments = [self._resolved(value) for value in node.arguments]
-            body = body(*arguments, **{name: self._resolved(value) for name, value in node.keywords.items()})
-        if hasattr(body, "open"):
-            body.open(
-                Context(
-                    member=self.member,
-                    node=node.name,
-                    seed=self._seed,
-                    connected=frozenset(
-                        [port.name for port in node.inputs if port.edges]
-                        + [port.name for port in node.outputs if port.edges]
-                    ),
-                    now=self._clock.now,
-                    stop_requested=lambda: self.stop_requested,
-                    publish=partial(self._publish, node.name),
-                    traffic=self.traffic,
-                    disk=self._disk,
-                )
-            )
-        self._bodies[node.index] = body
-        return bool(getattr(body, "is_idle", False))
-
-    def _publish(self, node: str, values: Mapping[str, Any]) -> None:
-        self.published[node] = dict(values)
-
-    def _resolved(self, value: Any) -> Any:
-        return self._resolve(value) if isinstance(value, Reference) else value
-
     def _opened(self, node: int, is_idle: bool, error: BaseException | None) -> None:
         with self._lock:
             self._feed(BodyFailed(node, story(error)) if error is not None else NodeOpened(node, is_idle))
@@ -291,7 +240,7 @@ class Host:
         if since is not None and (waited := self._clock.now() - since) > WAIT_MIN:
             self.traffic.waited[node.name] = Duration(self.traffic.waited.get(node.name, 0) + waited)
         inputs = self._inputs(node, command)
-        work = partial(self._fire, node, self._bodies[node.index], inputs)
+        work = partial(self.bodies.fire, node, inputs)
         if not node.may_block:
             self.busy.began(node.name, self._clock.now())
         self._executor.submit(node.index, work, partial(self._fired, node))
@@ -311,52 +260,12 @@ class Host:
             inputs["decision"] = command.decision
         return inputs
 
-    def _fire(self, node: NodePlan, body: Callable[..., Any], inputs: dict[str, Any]) -> Ended:
-        """Call a body, in its own thread."""
-        begun = self._clock.now()
-        result = body(**inputs)
-        inputs.clear()
-        if isinstance(result, Generator):
-            result = self._go_on(node, body, result)
-        emissions = self._emissions(node, body, result)
-        is_idle, is_finished = getattr(body, "is_idle", False), getattr(body, "is_finished", False)
-        return Ended(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
-
-    def _go_on(self, node: NodePlan, body: Callable[..., Any], firing: Generator[Any, None, Any]) -> Any:
-        """Emit what a firing yields; the result is what it returns."""
-        while True:
-            try:
-                result = next(firing)
-            except StopIteration as end:
-                return end.value
-            emissions = self._emissions(node, body, result)
-            if not emissions:
-                continue
-            if self._executor.has_threads:
-                self._emitted(node, emissions)
-            else:  # This firing has not begun yet for the core, which is in the middle of an event.
-                self._clock.post(partial(self._emitted, node, emissions))
-
-    def _emissions(self, node: NodePlan, body: Callable[..., Any], result: Any) -> list[Emission]:
-        """What a body returned or yielded, by number of output port; only here are items frozen and measured."""
-        emissions = []
-        for name, item in pairs(body, result):
-            port = self._exits[node.index].get(name)
-            if port is None:
-                known = ", ".join(self._exits[node.index]) or "none"
-                raise LocalProtocolError(f"node {node.name!r} emitted on port {name!r}; its outputs are: {known}")
-            output = node.outputs[port]
-            crosses = any(self.plan.edges[edge].route != "local" for edge in output.edges)
-            if crosses:
-                size_bytes, digest = codec.seal(item)
-            else:
-                codec.freeze(item)
-                size_bytes = digest = 0
-            fields = None
-            if output.fields or output.fields_optional:
-                fields = codec.fields(item, (*output.fields, *output.fields_optional))
-            emissions.append(Emission(port, item, fields, digest, size_bytes))
-        return emissions
+    def _emitted_meanwhile(self, node: NodePlan, emissions: list[Emission]) -> None:
+        """A firing has emitted something before its end."""
+        if self._executor.has_threads:
+            self._emitted(node, emissions)
+        else:  # This firing has not begun yet for the core, which is in the middle of an event.
+            self._clock.post(partial(self._emitted, node, emissions))
 
     def _emitted(self, node: NodePlan, emissions: list[Emission]) -> None:
         with self._lock:

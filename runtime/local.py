@@ -129,7 +129,7 @@ class LocalRun:
             self._flush()
         if ended:
             for host in self.hosts.values():
-                host.close_bodies()
+                host.bodies.close()
         self.loop.close()
         return ended
 

@@ -240,7 +240,7 @@ class HostProcess:
         """End the bodies, and leave the spans where whoever draws the timeline finds them."""
         self._host.close()
         if self._executor.join(CLOSE_SECONDS):
-            self._host.close_bodies()
+            self._host.bodies.close()
         self._flush()
         name = f"{self._member.replica.role}-{self._member.replica.slot}-{self._member.incarnation}.json"
         spans = [list(span) for span in self._trace.spans]

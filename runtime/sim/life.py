@@ -141,7 +141,7 @@ class Life:
         self.clock.is_dead = True
         self.mount.is_gone = True
         self.host.close()
-        self.host.close_bodies()
+        self.host.bodies.close()
 
     def sent(self, target: Member, parcel: Parcel) -> None:
         """An item goes out."""

@@ -101,7 +101,7 @@ class World:
         for host in self.hosts.values():
             host.close()
         for host in self.hosts.values():
-            host.close_bodies()
+            host.bodies.close()
 
     def tape(self) -> dict[str, bytes]:
         """The encoded tape of every replica since the last call."""

@@ -195,7 +195,7 @@ class Mortals:
         )
         for host in self.hosts.values():
             host.close()
-            host.close_bodies()
+            host.bodies.close()
 
     def _make(self, replica: Replica) -> Host:
         life = self._lives[replica] = self._lives.get(replica, 0) + 1
@@ -235,7 +235,7 @@ class Mortals:
         self.died.append(death.replica)
         self.witness.live.discard(host.member)
         host.close()
-        host.close_bodies()
+        host.bodies.close()
         self._tell(ReplicaLeft(host.member))
         self._after(max(death.away_ms, 25.0), lambda: self._come_back(replica))
 

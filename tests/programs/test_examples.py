@@ -115,8 +115,8 @@ def test_the_pipeline_keeps_both_stages_busy_and_learns(here: Path) -> None:
     firings = [world.hosts[Replica(role, 0)].scheduler.statistics()["firings"] for role in ("front", "back")]
     # Three under way in a cycle of 6 ms: both stages fire every 2 ms. With one, they would fire 250 times.
     assert min(firings) > 700
-    second = world.hosts[Replica("back", 0)]._bodies[1]
-    first = world.hosts[Replica("front", 0)]._bodies[0]
+    second = world.hosts[Replica("back", 0)].bodies[1]
+    first = world.hosts[Replica("front", 0)].bodies[0]
     x = np.random.default_rng(1).normal(size=(100, 8))
     error = x @ first.weights @ second.weights - x.sum(1, keepdims=True)
     assert float(np.mean(error**2)) < 0.1

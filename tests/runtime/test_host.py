@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from isthmus.runtime import codec, tape
+from isthmus.runtime.bodies import Emission
 from isthmus.runtime.body import Context
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.events import FiringEnded, ItemsEmitted, ReplicaJoined, TimerFired
 from isthmus.runtime.graph import Every, Graph, Latest, Port, Queue, Quorum
-from isthmus.runtime.host import REFUSED_MAX, Emission, Host
+from isthmus.runtime.host import REFUSED_MAX, Host
 from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.local import LocalRun
 from isthmus.runtime.lowering import lower
@@ -346,7 +347,7 @@ def test_with_threads_too_what_a_generator_yields_leaves_while_its_firing_goes_o
     try:
         assert run.wait(10.0)
         assert run.error is None
-        sees = run.hosts[Replica("here", 0)]._bodies[1]
+        sees = run.hosts[Replica("here", 0)].bodies[1]
         assert [item.sum() for item in sees.seen] == [0.0, 3.0]
     finally:
         assert run.close()

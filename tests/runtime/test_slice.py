@@ -67,7 +67,7 @@ def world(seed: int = 0) -> World:
 def test_items_flow_in_order_through_three_nodes() -> None:
     run = world()
     run.run(lambda: ("there/0", "collect") in run.ended, seconds_max=1.0)
-    collect = run.hosts[Replica("there", 0)]._bodies[2]
+    collect = run.hosts[Replica("there", 0)].bodies[2]
     assert collect.seen == [2 * n for n in range(1, 11)]
     assert run.clock.now() > Duration(5_000_000)
 

@@ -74,7 +74,7 @@ def start(graph: Graph, *, until: str = "", seconds_max: float = 1.0, **more: An
 
 def body_of(world: World, name: str, replica: str = "here/0") -> Any:
     host = world.hosts[Replica.parse(replica)]
-    return host._bodies[host.plan.node_named(name).index]
+    return host.bodies[host.plan.node_named(name).index]
 
 
 def pipe(

@@ -1,0 +1,163 @@
+"""The bodies of one host: opened and fired in their nodes' threads; what they emit is frozen and measured here.
+
+Knows nothing of the core: a firing begins with its inputs and ends with its emissions. What a firing emits before its
+end is handed to `emitted` at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from isthmus.runtime import codec
+from isthmus.runtime.body import Context, Traffic, pairs
+from isthmus.runtime.clock import Clock, Instant
+from isthmus.runtime.disk import Disk
+from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.events import Fields
+from isthmus.runtime.graph import Reference
+from isthmus.runtime.ids import Member
+from isthmus.runtime.lowering import NodePlan, Plan
+
+
+class Emission(NamedTuple):
+    """An item that a body emitted on output port number `port`, with what cores may see of it, and its digest and size
+    where it leaves the host."""
+
+    port: int
+    item: Any
+    fields: Fields
+    digest: int
+    size_bytes: int
+
+
+class Ended(NamedTuple):
+    """What a firing hands back."""
+
+    begun: Instant
+    ended: Instant
+    emissions: list[Emission]
+    is_idle: bool
+    is_finished: bool
+
+
+class Bodies:
+    """Those of the host that runs `plan` for `member`, by number of their node.
+
+    `published` is what each has said of itself; `stop_requested` is set by the host, for bodies to see.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        member: Member,
+        *,
+        clock: Clock,
+        seed: int,
+        resolve: Callable[[Reference], Any],
+        disk: Disk,
+        traffic: Traffic,
+        emitted: Callable[[NodePlan, list[Emission]], None],
+    ) -> None:
+        self.published: dict[str, dict[str, Any]] = {}
+        self.stop_requested = False
+        self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
+        self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
+        self._exits = {node.index: {output.name: i for i, output in enumerate(node.outputs)} for node in plan.nodes}
+        self._bodies: dict[int, Callable[..., Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def __getitem__(self, node: int) -> Callable[..., Any]:
+        return self._bodies[node]
+
+    def open(self, node: NodePlan) -> bool:
+        """Make the body of a node; whether it begins idle."""
+        body = node.body
+        if isinstance(body, type):
+            arguments = [self._resolved(value) for value in node.arguments]
+            body = body(*arguments, **{name: self._resolved(value) for name, value in node.keywords.items()})
+        if hasattr(body, "open"):
+            body.open(
+                Context(
+                    member=self._member,
+                    node=node.name,
+                    seed=self._seed,
+                    connected=frozenset(
+                        [port.name for port in node.inputs if port.edges]
+                        + [port.name for port in node.outputs if port.edges]
+                    ),
+                    now=self._clock.now,
+                    stop_requested=lambda: self.stop_requested,
+                    publish=partial(self._publish, node.name),
+                    traffic=self._traffic,
+                    disk=self._disk,
+                )
+            )
+        self._bodies[node.index] = body
+        return bool(getattr(body, "is_idle", False))
+
+    def fire(self, node: NodePlan, inputs: dict[str, Any]) -> Ended:
+        """Call the body of a node; `inputs` is emptied, so that nobody holds what the body has let go of."""
+        body = self._bodies[node.index]
+        begun = self._clock.now()
+        result = body(**inputs)
+        inputs.clear()
+        if isinstance(result, Generator):
+            result = self._go_on(node, body, result)
+        emissions = self._emissions(node, body, result)
+        is_idle, is_finished = getattr(body, "is_idle", False), getattr(body, "is_finished", False)
+        return Ended(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
+
+    def close(self) -> None:
+        """Let bodies that have a `close` release what they hold.
+
+        Raises ExceptionGroup, after all have been called, of what they raise.
+        """
+        errors: list[Exception] = []
+        for body in self._bodies.values():
+            try:
+                getattr(body, "close", bool)()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup(f"closing the bodies of {self._member}", errors)
+
+    def _resolved(self, value: Any) -> Any:
+        return self._resolve(value) if isinstance(value, Reference) else value
+
+    def _publish(self, node: str, values: Mapping[str, Any]) -> None:
+        self.published[node] = dict(values)
+
+    def _go_on(self, node: NodePlan, body: Callable[..., Any], firing: Generator[Any, None, Any]) -> Any:
+        """Emit what a firing yields; the result is what it returns."""
+        while True:
+            try:
+                result = next(firing)
+            except StopIteration as end:
+                return end.value
+            if emissions := self._emissions(node, body, result):
+                self._emitted(node, emissions)
+
+    def _emissions(self, node: NodePlan, body: Callable[..., Any], result: Any) -> list[Emission]:
+        """What a body returned or yielded, by number of output port; only here are items frozen and measured."""
+        emissions = []
+        for name, item in pairs(body, result):
+            port = self._exits[node.index].get(name)
+            if port is None:
+                known = ", ".join(self._exits[node.index]) or "none"
+                raise LocalProtocolError(f"node {node.name!r} emitted on port {name!r}; its outputs are: {known}")
+            output = node.outputs[port]
+            crosses = any(self._plan.edges[edge].route != "local" for edge in output.edges)
+            if crosses:
+                size_bytes, digest = codec.seal(item)
+            else:
+                codec.freeze(item)
+                size_bytes = digest = 0
+            fields = None
+            if output.fields or output.fields_optional:
+                fields = codec.fields(item, (*output.fields, *output.fields_optional))
+            emissions.append(Emission(port, item, fields, digest, size_bytes))
+        return emissions
