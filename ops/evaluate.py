@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypedDict
 
 from isthmus.ops.fragment import Fragment
 from isthmus.ops.items import Progress, Update, Vector, merge_totals
-from isthmus.ops.learning import evaluation_of
+from isthmus.ops.learning import evaluation_of, first_parameters_of
 from isthmus.ops.tree import named_leaves, tree_mean
 
 TIMES_DEFAULT: Final = 20
@@ -84,6 +84,9 @@ class EvaluateMean:
     """The learners' parameters in, Evaluated out, of a program without a global model: that of their token-weighted
     mean. At the end the mean is emitted on `final`.
 
+    The first evaluation is of the task's first parameters, with which every learner begins: their own come only after
+    some steps, and those of a learner that starts late may come when the others have nearly finished.
+
     Fires by timer. Parameters and progress travel on edges of their own, so the end is taken one firing after every
     learner has said that it is final.
     """
@@ -106,14 +109,18 @@ class EvaluateMean:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
+        self._seed = context.seed
         self._evaluation = evaluation_of(self._task, context.seed)
 
     def __call__(
         self, parameters: Mapping[Any, Any] | None = None, progress: Mapping[Any, Progress] | None = None
     ) -> dict[str, Any] | None:
-        """Take in what came; evaluate the mean if that is due."""
+        """Take in what came; evaluate the mean if that is due, but the first parameters first."""
         self._parameters.update({replica.slot: tree for (replica, _), tree in (parameters or {}).items()})
         self._reports.update({report["slot"]: report for report in (progress or {}).values()})
+        if kind := self._schedule.due(0, is_final=False):
+            loss = self._evaluation.loss(first_parameters_of(self._task, self._seed))
+            return {"evaluation": Evaluated(kind=kind, loss=loss, tokens=0)}
         was_final, self._was_final = self._was_final, self._are_final()
         is_final = was_final and self._was_final
         trained = sum(report["tokens"] for report in self._reports.values())
@@ -122,7 +129,8 @@ class EvaluateMean:
             return None
         slots = sorted(self._parameters)
         weights = [float(self._reports[slot]["tokens"]) for slot in slots]
-        mean = tree_mean(*(self._parameters[slot] for slot in slots), weights=weights)
+        # Where the run was stopped before anybody had stepped, nothing has a weight.
+        mean = tree_mean(*(self._parameters[slot] for slot in slots), weights=weights if any(weights) else None)
         evaluated = Evaluated(kind=kind, loss=self._evaluation.loss(mean), tokens=trained)
         if not is_final:
             return {"evaluation": evaluated}

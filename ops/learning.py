@@ -119,3 +119,17 @@ def evaluation_of(task: Any, seed: int) -> Evaluating:
     from isthmus.ops.training import Evaluation
 
     return Evaluation(task, seed)
+
+
+def first_parameters_of(task: Any, seed: int) -> Any:
+    """What `begin` gives every learner of the task, as its tree."""
+    if hasattr(task, "learner"):
+        own: Learning = task.learner((), seed=seed, alpha=0.0)
+        own.begin()
+        return own.tree(own.copy())
+    import jax
+
+    from isthmus.ops.training import functions_of
+
+    functions = functions_of(task, (), 0.0)
+    return jax.tree.unflatten(functions.treedef, functions.first(jax.random.key(seed)))

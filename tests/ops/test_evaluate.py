@@ -1,0 +1,101 @@
+"""Evaluation of programs without a global model: what is evaluated first, what meanwhile, and what at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from isthmus.ops.evaluate import EvaluateMean, Schedule
+from isthmus.ops.inner_step import InnerStep
+from isthmus.programs import toy
+from isthmus.runtime.ids import Replica
+from tests.ops.bodies import Context, SmallTask
+
+SEED = 7
+
+
+def opened(task: Any) -> EvaluateMean:
+    body = EvaluateMean(task, tokens=100)
+    body.open(Context("evaluator", seed=SEED))
+    return body
+
+
+def loss_of(task: SmallTask, tree: Any) -> float:
+    return float(np.mean([float(task.loss(tree, batch)) for batch in task.evaluation_batches(SEED)]))
+
+
+def heard(tokens: dict[int, int], phase: str = "stepping") -> dict[Any, Any]:
+    return {(slot, None): {"slot": slot, "tokens": count, "phase": phase} for slot, count in tokens.items()}
+
+
+def sent(trees: dict[int, Any]) -> dict[Any, Any]:
+    return {(Replica("learner", slot), None): tree for slot, tree in trees.items()}
+
+
+def filled(task: SmallTask, value: float) -> Any:
+    return jax.tree.map(lambda leaf: np.full(leaf.shape, value, leaf.dtype), task.init(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_first_evaluation_is_of_the_untrained_model_however_late_it_is(late: bool) -> None:
+    task = SmallTask()
+    body = opened(task)
+    news = (sent({0: filled(task, 1.0)}), heard({0: 90})) if late else ()
+    first = body(*news)
+    assert first is not None
+    untrained = pytest.approx(loss_of(task, task.init(jax.random.key(SEED))), rel=1e-5)
+    assert first["evaluation"] == {"kind": "initial", "loss": untrained, "tokens": 0}
+    then = body(sent({1: filled(task, 3.0)}), heard({0: 90, 1: 30}))
+    assert (then is None) == (not late)  # Nobody knows slot 0 otherwise.
+    if then is not None:
+        mean = pytest.approx(loss_of(task, filled(task, 1.5)), rel=1e-5)
+        assert then["evaluation"] == {"kind": "during", "loss": mean, "tokens": 120}
+
+
+def test_the_untrained_model_is_the_one_that_learners_begin_with() -> None:
+    task = SmallTask()
+    learner = InnerStep(task, emit_every=1)
+    learner.open(Context(seed=SEED))
+    begun = learner._learner.tree(learner._learner.copy())
+    first = opened(task)()
+    assert first is not None
+    assert first["evaluation"]["loss"] == pytest.approx(loss_of(task, begun), rel=1e-6)
+
+
+def test_a_task_that_brings_its_own_learner_begins_with_what_that_has() -> None:
+    learner = toy.TOY.learner((), seed=SEED, alpha=0.0)
+    learner.begin()
+    first = opened(toy.TOY)()
+    assert first is not None
+    assert first["evaluation"]["loss"] == toy.loss_of(learner.copy())
+
+
+def test_nothing_is_evaluated_before_everybody_who_was_heard_has_sent_parameters() -> None:
+    task = SmallTask()
+    body = opened(task)
+    assert body() is not None
+    assert body(sent({0: filled(task, 1.0)}), heard({0: 50, 1: 1})) is None
+    assert body(sent({1: filled(task, 2.0)})) is not None
+
+
+def test_a_run_that_was_stopped_before_anybody_stepped_ends_with_the_plain_mean() -> None:
+    task = SmallTask()
+    body = opened(task)
+    assert body() is not None
+    trees = sent({0: filled(task, 1.0), 1: filled(task, 3.0)})
+    assert body(trees, heard({0: 0, 1: 0}, "final")) is None
+    last = body()
+    assert last is not None
+    assert body.is_finished
+    assert last["evaluation"]["kind"] == "final"
+    np.testing.assert_allclose(last["final"]["tensors"]["w"], 2.0)
+
+
+def test_a_schedule_begins_once() -> None:
+    schedule = Schedule(100, 20)
+    assert [schedule.due(0, is_final=False) for _ in range(2)] == ["initial", None]
+    assert schedule.due(50, is_final=False) == "during"
+    assert schedule.due(100, is_final=True) == "final"
