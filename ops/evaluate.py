@@ -87,14 +87,15 @@ class EvaluateMean:
     The first evaluation is of the task's first parameters, with which every learner begins: their own come only after
     some steps, and those of a learner that starts late may come when the others have nearly finished.
 
-    Fires by timer. Parameters and progress travel on edges of their own, so the end is taken one firing after every
-    learner has said that it is final.
+    Fires by timer. Nobody who is live is left out, and nobody who is gone is waited for: `roles` are those whose
+    replicas train. Parameters and progress travel on edges of their own, so the end is taken one firing after all of
+    them have said that they are final.
     """
 
     outputs = ("evaluation", "final")
 
-    def __init__(self, task: Any, *, tokens: int, times: int = TIMES_DEFAULT) -> None:
-        self._task = task
+    def __init__(self, task: Any, *, roles: Sequence[str], tokens: int, times: int = TIMES_DEFAULT) -> None:
+        self._task, self._roles = task, frozenset(roles)
         self._schedule = Schedule(tokens, times)
         self._parameters: dict[int, Any] = {}
         self._reports: dict[int, Progress] = {}
@@ -109,7 +110,7 @@ class EvaluateMean:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
-        self._seed = context.seed
+        self._seed, self._members = context.seed, context.members
         self._evaluation = evaluation_of(self._task, context.seed)
 
     def __call__(
@@ -121,13 +122,16 @@ class EvaluateMean:
         if kind := self._schedule.due(0, is_final=False):
             loss = self._evaluation.loss(first_parameters_of(self._task, self._seed))
             return {"evaluation": Evaluated(kind=kind, loss=loss, tokens=0)}
-        was_final, self._was_final = self._was_final, self._are_final()
+        live = {member.replica.slot for member in self._members() if member.replica.role in self._roles}
+        was_final, self._was_final = self._was_final, self._are_final(live)
         is_final = was_final and self._was_final
-        trained = sum(report["tokens"] for report in self._reports.values())
-        kind = self._schedule.due(trained, is_final=is_final) if len(self._parameters) == len(self._reports) else None
-        if kind is None or not self._parameters:
+        slots = sorted(self._parameters.keys() & self._reports.keys())
+        if not slots or not live <= set(slots):
             return None
-        slots = sorted(self._parameters)
+        trained = sum(report["tokens"] for report in self._reports.values())
+        kind = self._schedule.due(trained, is_final=is_final)
+        if kind is None:
+            return None
         weights = [float(self._reports[slot]["tokens"]) for slot in slots]
         # Where the run was stopped before anybody had stepped, nothing has a weight.
         mean = tree_mean(*(self._parameters[slot] for slot in slots), weights=weights if any(weights) else None)
@@ -138,5 +142,6 @@ class EvaluateMean:
         tensors = dict(named_leaves(mean))
         return {"evaluation": evaluated, "final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}
 
-    def _are_final(self) -> bool:
-        return bool(self._reports) and all(report["phase"] == "final" for report in self._reports.values())
+    def _are_final(self, live: set[int]) -> bool:
+        final = {slot for slot, report in self._reports.items() if report["phase"] == "final"}
+        return bool(final) and live <= final

@@ -54,9 +54,17 @@ def with_recorder(graph: Graph, job: Job) -> None:
 
 def _add_evaluator(graph: Graph, job: Job, authored: list[Node]) -> None:
     """Evaluation of the token-weighted mean of the learners' parameters, for programs without a global model."""
+    learning = _emitting(authored, "parameters")
     role = graph.role("evaluator", replicas=(1, 1))
-    evaluate = role.node("evaluate", EvaluateMean, job.task, tokens=job.tokens, fires=Every(Duration(2 * PERIOD)))
-    for node in _emitting(authored, "parameters"):
+    evaluate = role.node(
+        "evaluate",
+        EvaluateMean,
+        job.task,
+        roles=tuple(sorted({node.role for node in learning})),
+        tokens=job.tokens,
+        fires=Every(Duration(2 * PERIOD)),
+    )
+    for node in learning:
         graph.edge(node["parameters"], evaluate["parameters"], Latest())
         graph.edge(node["progress"], evaluate["progress"], Latest())
 

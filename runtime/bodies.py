@@ -58,12 +58,14 @@ class Bodies:
         resolve: Callable[[Reference], Any],
         disk: Disk,
         traffic: Traffic,
+        members: Callable[[], frozenset[Member]],
         emitted: Callable[[NodePlan, list[Emission]], None],
     ) -> None:
         self.published: dict[str, dict[str, Any]] = {}
         self.stop_requested = False
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
+        self._members = members
         self._exits = {node.index: {output.name: i for i, output in enumerate(node.outputs)} for node in plan.nodes}
         self._bodies: dict[int, Callable[..., Any]] = {}
 
@@ -90,6 +92,7 @@ class Bodies:
                         + [port.name for port in node.outputs if port.edges]
                     ),
                     now=self._clock.now,
+                    members=self._members,
                     stop_requested=lambda: self.stop_requested,
                     publish=partial(self._publish, node.name),
                     traffic=self._traffic,

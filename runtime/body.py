@@ -42,9 +42,9 @@ class Traffic:
 class Context:
     """What a body that has an `open(context)` method is told when its host opens it, in its own thread.
 
-    `connected` names the ports that have an edge; `now` may be called at any time; `stop_requested` says whether
-    somebody asked the run to stop; `publish` gives the host a small dict to show in its status; `disk` is the
-    machine's, for whoever keeps files.
+    `connected` names the ports that have an edge; `now` may be called at any time; `members` says who is live, of any
+    role, as far as this host knows; `stop_requested` whether somebody asked the run to stop; `publish` gives the host a
+    small dict to show in its status; `disk` is the machine's, for whoever keeps files.
     """
 
     member: Member
@@ -52,6 +52,7 @@ class Context:
     seed: int
     connected: frozenset[str]
     now: Callable[[], Instant]
+    members: Callable[[], frozenset[Member]]
     stop_requested: Callable[[], bool]
     publish: Callable[[dict[str, Any]], None]
     traffic: Traffic

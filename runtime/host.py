@@ -95,6 +95,7 @@ class Host:
             resolve=resolve,
             disk=disk,
             traffic=self.traffic,
+            members=lambda: self.scheduler.members,
             emitted=self._emitted_meanwhile,
         )
         self._clock, self._channel, self._executor = clock, channel, executor

@@ -103,6 +103,11 @@ class Scheduler:
         """The live replicas of a role, by slot."""
         return self._roster.live[role]
 
+    @property
+    def members(self) -> frozenset[Member]:
+        """Who is live, of every role of the graph; from any thread."""
+        return frozenset(member for members in self._roster.live.values() for member in members)
+
     def statistics(self) -> dict[str, int]:
         """Firings, and dropped items by reason, since the start."""
         return dict(self._flow.counts) | {"firings": sum(node.firings for node in self._nodes.values())}

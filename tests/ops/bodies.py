@@ -84,6 +84,10 @@ class Context:
         self.traffic = Traffic()
         self.published: list[Any] = []
         self.is_stopping = False
+        self.live: set[Any] = set()
+
+    def members(self) -> frozenset[Any]:
+        return frozenset(self.live)
 
     def now(self) -> int:
         self.at += 1_000_000

@@ -11,15 +11,17 @@ import pytest
 from isthmus.ops.evaluate import EvaluateMean, Schedule
 from isthmus.ops.inner_step import InnerStep
 from isthmus.programs import toy
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import Member, Replica
 from tests.ops.bodies import Context, SmallTask
 
 SEED = 7
 
 
-def opened(task: Any) -> EvaluateMean:
-    body = EvaluateMean(task, tokens=100)
-    body.open(Context("evaluator", seed=SEED))
+def opened(task: Any, live: tuple[int, ...] = (0, 1)) -> EvaluateMean:
+    body = EvaluateMean(task, roles=("learner",), tokens=100)
+    context = Context("evaluator", seed=SEED)
+    context.live = {Member(Replica("recorder", 7), 1)} | {Member(Replica("learner", slot), 1) for slot in live}
+    body.open(context)
     return body
 
 
@@ -73,12 +75,45 @@ def test_a_task_that_brings_its_own_learner_begins_with_what_that_has() -> None:
     assert first["evaluation"]["loss"] == toy.loss_of(learner.copy())
 
 
-def test_nothing_is_evaluated_before_everybody_who_was_heard_has_sent_parameters() -> None:
+def test_nothing_is_evaluated_before_everybody_who_is_live_has_sent_parameters() -> None:
     task = SmallTask()
     body = opened(task)
     assert body() is not None
     assert body(sent({0: filled(task, 1.0)}), heard({0: 50, 1: 1})) is None
     assert body(sent({1: filled(task, 2.0)})) is not None
+
+
+def test_a_learner_that_is_gone_is_in_the_last_mean_and_not_waited_for() -> None:
+    task = SmallTask()
+    body = opened(task, live=(0,))
+    assert body() is not None
+    assert body(sent({0: filled(task, 1.0), 1: filled(task, 4.0)}), heard({0: 60, 1: 30})) is not None
+    assert body(progress=heard({0: 60}, "final")) is None
+    last = body()
+    assert last is not None
+    assert last["evaluation"]["kind"] == "final"
+    np.testing.assert_allclose(last["final"]["tensors"]["w"], 2.0)
+
+
+def test_a_live_learner_is_waited_for_also_where_it_was_never_heard_of() -> None:
+    task = SmallTask()
+    body = opened(task)
+    assert body() is not None
+    assert body(sent({0: filled(task, 1.0)}), heard({0: 90}, "final")) is None
+    assert body() is None
+    assert body(sent({1: filled(task, 4.0)}), heard({1: 45}, "final")) is not None
+    last = body()
+    assert last is not None
+    np.testing.assert_allclose(last["final"]["tensors"]["w"], 2.0)
+
+
+def test_nothing_ends_while_nobody_is_live_and_nobody_was_final() -> None:
+    task = SmallTask()
+    body = opened(task, live=())
+    assert body() is not None
+    assert body(sent({0: filled(task, 1.0)}), heard({0: 50})) is not None
+    assert [body(), body()] == [None, None]
+    assert not body.is_finished
 
 
 def test_a_run_that_was_stopped_before_anybody_stepped_ends_with_the_plain_mean() -> None:

@@ -1,4 +1,4 @@
-"""Universes with a name, about those that are slow, but alive: they cost the others nothing, and are not lost."""
+"""Universes with a name, about those that are slow, but alive: nobody waits for them, and they are not lost."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 from isthmus.programs import Program, Task
 from isthmus.programs.world import Worlds
 from isthmus.runtime.errors import RunError
-from isthmus.runtime.sim import Cut, Kill, Pause
+from isthmus.runtime.sim import Blackout, Cut, Kill, Pause
 from tests.programs.test_world import LINEAR
 
 PROGRAM = Program("decoupled-diloco", fragments=2)
@@ -58,3 +58,13 @@ def test_the_same_seed_and_faults_give_the_same_tapes(world: Worlds, linear: Tas
     first = tapes(3)
     assert {"syncer/0#2", "learner/0#1", "learner/0#2"} <= first.keys()
     assert first == tapes(3) != tapes(4)
+
+
+@pytest.mark.parametrize("program", ["decoupled-diloco", "docs/examples/gossip.py:build"])
+def test_a_learner_that_never_comes_back_does_not_keep_the_run_from_its_end(
+    world: Worlds, linear: Task, program: str
+) -> None:
+    gone = Blackout("learner-2", at_step=75, seconds=1e6)
+    result = world.run(program, task=linear, learners=4, steps=150, faults=[gone], seconds_max=60)
+    assert (result.faults["blackout"], result.summary["outcome"]) == (1, "done")
+    assert 0 < result.slots[2].tokens < min(result.slots[slot].tokens for slot in (0, 1, 3))
