@@ -1,8 +1,8 @@
 """The inner-step node: a learner's boundaries, one firing each.
 
-At each boundary, in this order: adopt the updates that have come, answer the pulls that have come, then dispatch one
-step and wait for the loss of the step before, so that one step is computed while the next is prepared. The answers
-leave before the step begins. The order matters: a pull answered before the updates would carry a stale base.
+At each boundary, in this order: adopt the updates that have come, answer the pulls that have come, then make one step,
+of which a device may still compute the last part while the next is prepared. The answers leave before the step begins.
+The order matters: a pull answered before the updates would carry a stale base. Losses are read when they are told.
 
 Phases. *ready*: with fragments, a learner waits (idle) until it has adopted all of them; without, it begins with first
 parameters of its own. *stepping*, as long as the budget is not known to be spent; then it is idle, for it would train
@@ -17,6 +17,8 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from isthmus.ops.accounts import FragmentLedger, clock_of
 from isthmus.ops.data import of_slot
 from isthmus.ops.fragment import Fragment
@@ -26,6 +28,8 @@ from isthmus.ops.learning import Learning, learner_of
 REPORT_NS: Final = 100_000_000
 WATCH_NS: Final = 250_000_000
 STEP_TIME_DECAY: Final = 0.9
+LOSSES_MAX: Final = 64
+"""Losses that may wait to be read."""
 
 
 class InnerStep:
@@ -68,7 +72,7 @@ class InnerStep:
         self._totals: dict[tuple[int, int], int] = {}
         self._loss_sum = 0.0
         self._loss_count = 0
-        self._pending: Any = None
+        self._losses: list[Any] = []
         self._captured: Any = None
         self._step = self._tokens = self._step_time = self._delay_steps = 0
         self._reported_step = -1
@@ -114,7 +118,7 @@ class InnerStep:
         if has_stepped:
             self._train(batch)
         if self._phase == "final":
-            self._settle_loss(None)
+            self._read_losses(left=0)
         emitted = self._parameters(has_stepped=has_stepped)
         self.is_idle = self._phase != "stepping" or self._is_spent()
         self.is_finished = self._phase == "final" and not self._fragments
@@ -184,6 +188,7 @@ class InnerStep:
         self._unhealed.discard(adopted)
         if self._sick and not self._unhealed:
             self._learner.reset_moments()
+            self._losses.clear()  # Those of the steps before say nothing of what it holds now.
             self._sick = False
 
     # -- what goes out -------------------------------------------------------------------------------------------------
@@ -305,17 +310,18 @@ class InnerStep:
         for ledger in self._ledgers.values():
             ledger.trained(count)
         self._totals[(self._slot, self._incarnation)] = self._tokens
-        self._settle_loss(loss)
+        self._losses.append(loss)
+        if len(self._losses) > LOSSES_MAX:
+            self._read_losses(left=1)
 
-    def _settle_loss(self, loss: Any) -> None:
-        """Read the loss of the step before, which waits until the device has made it."""
-        pending, self._pending = self._pending, loss
-        if pending is None:
-            return
-        value = float(pending)
-        self._loss_sum += value
-        self._loss_count += 1
-        if not math.isfinite(value) and not self._sick:
+    def _read_losses(self, *, left: int) -> None:
+        """Read all losses but the last `left`, which a device may not have made yet."""
+        count = max(0, len(self._losses) - left)
+        losses = [float(np.asarray(loss)) for loss in self._losses[:count]]  # A sixth of what jax's own float() takes.
+        del self._losses[:count]
+        self._loss_sum += sum(losses)
+        self._loss_count += count
+        if not self._sick and not all(map(math.isfinite, losses)):
             self._sick = True
             self._unhealed = set(range(len(self._fragments)))
 
@@ -347,6 +353,7 @@ class InnerStep:
         return due or self._context.now() - self._reported_at >= REPORT_NS
 
     def _report(self) -> Progress:
+        self._read_losses(left=1)
         self._reported_step, self._reported_at = self._step, self._context.now()
         self._context.publish({"phase": self._phase, "step": self._step, "sick": self._sick})
         if self._step and self._phase == "stepping":

@@ -28,7 +28,7 @@ class Learning(Protocol):
         """Make ready everything that will be called, by a batch of the kind that will come."""
 
     def step(self, batch: Any, progress: float) -> Any:
-        """One inner step, at this share of the budget; its loss, which may still be on its way."""
+        """One inner step, at this share of the budget; its loss. Both may still be on their way, no step before is."""
 
     def extract(self, fragment: int) -> Any:
         """The values of a fragment after the steps so far, float32[n], in memory of their own."""

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from isthmus.ops.buffers import Float32, empty
+from isthmus.ops.buffers import Float32, empty, is_lent
 from isthmus.ops.fragment import Fragment
 
 _PART_SIZE: Final = 1 << 15
@@ -21,13 +21,16 @@ _PART_SIZE: Final = 1 << 15
 
 def subtract(anchor: Float32, values: Float32) -> Float32:
     """The outer gradient anchor - values, float32[n] in a new buffer."""
-    return np.subtract(anchor, values, out=empty(anchor.size))
+    return np.subtract(anchor, values, out=empty(anchor.size) if is_lent(anchor.size) else None)
 
 
 def norms(vector: Float32, fragment: Fragment) -> Float32:
     """The Euclidean length of each unit of a payload float32[n], as float32[units], summed in float64."""
-    offsets = fragment.offsets
-    lengths = [_length(vector[begin:end]) for begin, end in pairwise(offsets)]
+    if vector.size <= _PART_SIZE:
+        squares = vector.astype(np.float64)
+        np.square(squares, out=squares)
+        return np.sqrt(np.add.reduceat(squares, fragment.offsets[:-1])).astype(np.float32)
+    lengths = [_length(vector[begin:end]) for begin, end in pairwise(fragment.offsets)]
     return np.array(lengths, np.float32)
 
 

@@ -116,6 +116,7 @@ class Learner:
         self._moments: Any = None
         self.reset_moments()
         self._shares_cores = jax.default_backend() == "cpu"
+        self._under_way: jax.Array | None = None
 
     def begin(self) -> None:
         """Make the first parameters of the task, the same for the same seed."""
@@ -139,9 +140,12 @@ class Learner:
 
     def step(self, batch: Any, progress: float) -> jax.Array:
         """One inner step; the result is its loss. On the CPU it takes a turn at the cores, until it is computed;
-        otherwise it is dispatched, and may still be on its way."""
+        otherwise it is dispatched, and the step before it is waited for, so that one at most is on its way."""
         if not self._shares_cores:
-            return self.dispatch(batch, progress)
+            before, self._under_way = self._under_way, self.dispatch(batch, progress)
+            if before is not None:
+                before.block_until_ready()
+            return self._under_way
         with CORES:
             return self.dispatch(batch, progress).block_until_ready()
 
@@ -155,7 +159,8 @@ class Learner:
         """The values of a fragment after the steps dispatched so far, float32[n], on its way to the host."""
         touched = self._functions.touched[fragment]
         values = self._functions.extract[fragment]([self._leaves[i] for i in touched])
-        values.copy_to_host_async()
+        if not self._shares_cores:
+            values.copy_to_host_async()
         return values  # type: ignore[no-any-return]
 
     def adopt(self, fragment: int, values: Vector) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -75,6 +76,15 @@ class Executor(Protocol):
     @property
     def has_threads(self) -> bool:
         """Whether `work` and `done` are called in threads of their own, or on the loop."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """What whoever calls the host from one of those threads has to have meanwhile, not twice."""
+
+    def hear(self) -> None:
+        """Let come now what has come to this host; in a turn."""
+
+    def listen(self, is_listening: bool) -> None:
+        """Whether what comes to this host is let in as it comes, or only by `hear`; in a turn."""
 
     def submit(self, node: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run `work` for a node; call `done(result, error)` afterwards, in the thread that did it."""

@@ -40,7 +40,7 @@ def freeze(item: Any, depth: int = 0) -> None:
     ValueError if it is nested deeper than DEPTH_MAX.
     """
     if type(item) is np.ndarray:
-        item.flags.writeable = False
+        item.setflags(write=False)
         return
     values: Collection[Any]
     if type(item) is list or type(item) is tuple:
@@ -87,10 +87,12 @@ class _Taken:
             return list(leaf)
         if hasattr(leaf, "nbytes") and hasattr(leaf, "shape"):
             freeze(leaf)
-            array = np.ascontiguousarray(leaf)
-            self.size_bytes += array.nbytes
-            self.state.update(array.reshape(-1).view(np.uint8).data)
-            return [msgpack.ExtType(_ARRAY, _name(array.dtype)), list(leaf.shape)]
+            self.size_bytes += leaf.nbytes
+            try:
+                self.state.update(leaf)
+            except (TypeError, ValueError):  # Not in one piece, or of a dtype that buffers do not know.
+                self.state.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+            return [msgpack.ExtType(_ARRAY, _name(leaf.dtype)), list(leaf.shape)]
         if isinstance(leaf, Mapping):
             return dict(leaf)
         if isinstance(leaf, list | tuple):

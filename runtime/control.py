@@ -11,7 +11,6 @@ and answers what it is itself, a host drops it, a command tells its user.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from isthmus.runtime import handshakes
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.handshakes import Handshakes
 from isthmus.runtime.keys import Keyring, check_open, check_server
+from isthmus.runtime.loop import Handle, Loop
 from isthmus.runtime.zap import Zap
 
 MESSAGE_BYTES_MAX: Final = 4 << 20
@@ -96,7 +96,7 @@ class ControlServer:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        loop: Loop,
         endpoint: str,
         handle: Callable[[bytes, Message], None],
         on_stranger: Callable[[Message], None] = lambda message: None,
@@ -197,7 +197,7 @@ class ControlClient:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        loop: Loop,
         endpoint: str,
         handle: Callable[[Message], None],
         *,
@@ -213,7 +213,7 @@ class ControlClient:
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._handshakes: Handshakes | None = None
-        self._retry: asyncio.TimerHandle | None = None
+        self._retry: Handle | None = None
         self.endpoint = ""
         self.dial(endpoint)
 

@@ -23,8 +23,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-
 from isthmus.runtime.clock import Clock
 from isthmus.runtime.frames import Bytes
 from isthmus.runtime.messages import TOKEN_BYTES
@@ -251,4 +249,4 @@ def machine_of(endpoint: str) -> str:
 
 def _as_bytes(frame: Any) -> Bytes:
     """A frame as its receiver gets it."""
-    return np.frombuffer(frame, np.uint8)
+    return memoryview(frame)

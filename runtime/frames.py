@@ -11,9 +11,10 @@ it is still in cache. The arrays of a large item are copied, too: its frames wou
 malloc leaves mapped, and each item would come in on pages that the kernel must clear first.
 
 What comes in is hostile until shown otherwise. Nothing is built before C code has skipped over the whole spec without
-allocating: an announced list of a million that is not there costs nothing. Depth, leaves, key types, dtypes and shapes
-are checked next, sizes before memory is taken for them. There is no pickle, and no code is named. Every fault is a
-`RefusalError` with a named reason.
+allocating: an announced list of a million that is not there costs nothing. (In a small spec lists may announce no
+more entries than it has bytes, and 512 lists may lie in each other: that is 8 MiB for a moment.) Depth, leaves, key
+types, dtypes and shapes are checked next, sizes before memory is taken for them. There is no pickle, and no code is
+named. Every fault is a `RefusalError` with a named reason.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.leases import empty
 from isthmus.runtime.refusal import RefusalError
 
-Bytes: TypeAlias = NDArray[np.uint8]
+Bytes: TypeAlias = memoryview
+"""A frame, or what is to be one; an element is a byte."""
 """One flat run of bytes that somebody else keeps."""
 
 CHUNK_BYTES: Final = 4 << 20
@@ -58,6 +60,9 @@ INLINE_BYTES_TOTAL: Final = 32 << 10
 AXES_MAX: Final = 32
 SPEC_BYTES_SMALL: Final = 48 << 10
 """A spec up to this holds no text that is too long, nor bytes that should have had a frame."""
+
+SPEC_BYTES_PLAIN: Final = 2 << 10
+"""A spec up to this is decoded at once; most items have a smaller one."""
 
 _NAMES: Final = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -122,7 +127,7 @@ class Encoded:
         """xxh3-64 of a piece, computed once however many peers it goes to."""
         known = self._digests[index]
         if known is None:
-            known = self._digests[index] = xxhash.xxh3_64_intdigest(self.pieces[index].data)
+            known = self._digests[index] = xxhash.xxh3_64_intdigest(self.pieces[index])
         return known
 
 
@@ -196,8 +201,16 @@ class Encoder:
         if array.nbytes <= min(INLINE_BYTES_MAX, self._inline_left):
             self._inline_left -= array.nbytes
             return msgpack.ExtType(_INLINE, head + array.tobytes())
-        self._large.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        self._large.append(_bytes_of(array))
         return msgpack.ExtType(_LARGE, head)
+
+
+def _bytes_of(array: NDArray[Any]) -> Bytes:
+    """The bytes of an array; a copy where they do not lie in one piece."""
+    try:
+        return array.data.cast("B")
+    except (TypeError, ValueError):  # They do not, or buffers do not know this dtype.
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _unsendable(expected: str, found: str, do: str) -> LocalProtocolError:
@@ -270,11 +283,12 @@ def decode(spec: memoryview | bytes) -> Any:
     """
     size = len(spec)
     try:
-        skipping = msgpack.Unpacker(max_buffer_size=size)
-        skipping.feed(spec)
-        skipping.skip()
-        if skipping.tell() != size:
-            raise RefusalError("encoding", f"{size - skipping.tell()} bytes follow the value")
+        if size > SPEC_BYTES_PLAIN:
+            skipping = msgpack.Unpacker(max_buffer_size=size)
+            skipping.feed(spec)
+            skipping.skip()
+            if skipping.tell() != size:
+                raise RefusalError("encoding", f"{size - skipping.tell()} bytes follow the value")
         return msgpack.unpackb(
             spec, ext_hook=_extension, strict_map_key=False, max_str_len=TEXT_BYTES_MAX, max_bin_len=SPEC_BYTES_MAX
         )
@@ -304,20 +318,19 @@ def _extension(kind: int, data: bytes) -> Any:
         return Large(dtype, form, shape, size_bytes)
     if len(data) - begin != size_bytes:
         raise RefusalError("shape", f"shape {shape} of {dtype} in {len(data) - begin} bytes")
-    return _leaf(np.frombuffer(data, np.uint8, size_bytes, begin), dtype, form, shape)
+    return _leaf(memoryview(data)[begin:], dtype, form, shape)
 
 
 def _leaf(flat: Bytes, dtype: np.dtype[Any], form: int, shape: tuple[int, ...]) -> Any:
     """A leaf over bytes that are there; read-only, and aligned (small frames may begin anywhere)."""
     if form == _BLOB:
         return flat.tobytes()
-    if not flat.size:
-        array = np.empty(shape, dtype)
-    else:
-        array = flat.view(dtype).reshape(shape)
-        if not array.flags.aligned:
-            array = array.copy()
-    array.flags.writeable = False
+    array = np.frombuffer(flat, dtype) if len(flat) else np.empty(shape, dtype)
+    if len(shape) != 1:
+        array = array.reshape(shape)
+    if not array.flags.aligned:
+        array = array.copy()
+    array.setflags(write=False)
     return array[()] if form == _SCALAR else array
 
 
@@ -339,7 +352,7 @@ class Assembly:
                 self._is_marked = True
             else:
                 raise RefusalError("encoding", f"a leaf of type {type(leaf).__name__}")
-        self._buffer: Bytes | None = None
+        self._buffer: NDArray[np.uint8] | None = None
         self._filled = self._next = self.size_bytes = self.wanted = 0
         if self._holders:
             self.size_bytes = sum(large.size_bytes for _, _, large in self._holders)
@@ -351,7 +364,7 @@ class Assembly:
         """The next frame. RefusalError, with nothing changed, if it is not the one that is wanted."""
         if len(frame) != self.wanted:
             raise RefusalError("size", f"a frame of {len(frame)} bytes, {self.wanted} are due")
-        if xxhash.xxh3_64_intdigest(frame.data) != digest:
+        if xxhash.xxh3_64_intdigest(frame) != digest:
             raise RefusalError("digest", f"a frame of {len(frame)} bytes is damaged")
         container, key, large = self._holders[self._next]
         flat = frame
@@ -360,7 +373,7 @@ class Assembly:
             if self._buffer is None:
                 self._buffer = _memory(large.size_bytes)
             self._buffer[self._filled : self._filled + len(frame)] = frame
-            flat = self._buffer
+            flat = self._buffer.data
         self._filled += len(frame)
         if self._filled == large.size_bytes:
             container[key] = _leaf(flat, large.dtype, large.form, large.shape)
@@ -378,7 +391,7 @@ class Assembly:
         return min(CHUNK_BYTES, self._holders[self._next][2].size_bytes - self._filled)
 
 
-def _memory(size_bytes: int) -> Bytes:
+def _memory(size_bytes: int) -> NDArray[np.uint8]:
     try:
         return empty(size_bytes)
     except MemoryError as error:

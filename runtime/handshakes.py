@@ -10,7 +10,6 @@ event for each connection that was tried meanwhile, no more.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import struct
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any, Final, final
 import zmq
 
 from isthmus.runtime.keys import Keyring
+from isthmus.runtime.loop import Loop
 
 HANDSHAKE_MS_MAX: Final = 5_000
 """A connection that has not shown its key by then is closed."""
@@ -92,7 +92,7 @@ class Handshakes:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        loop: Loop,
         context: zmq.Context[Any],
         socket: zmq.Socket[bytes],
         failed: Callable[[str], None],

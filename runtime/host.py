@@ -2,22 +2,23 @@
 
 Clock, channel and executor are given; the same host runs in a test under the virtual clock and in a process of its own.
 Payloads stay here, behind handles (`payloads`): the core says what each handle is used for.
-Every event goes to the core under one lock, in the order of taking it, and onto the tape with what the core decided.
+Every event goes to the core in a turn of the loop, and onto the tape with what the core decided.
 
-Whoever ends a firing tells the core: the node's own thread, where the executor has threads, so that the next firing of
-a learner begins without a detour through the loop, on caches that are warm. What only the loop may do (the channel,
-timers, callbacks) is an *errand*, run there in order; an event that came on the loop runs them at its end.
+Whoever ends a firing tells the core: the node's own thread, where the executor has threads, which has a turn for it. So
+the next firing of a learner begins, what it has made leaves, and what has come is taken, without a detour through the
+loop, on caches that are warm. What follows outside of the core (the channel, timers, callbacks) is an *errand*, run in
+order at the end of the event. While nobody could use what comes, nothing is let in (`attention`).
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
 from isthmus.runtime import codec
+from isthmus.runtime.attention import Attention
 from isthmus.runtime.bodies import Bodies, Emission, Ended
 from isthmus.runtime.body import Executor, Traffic, story
 from isthmus.runtime.busy import Busy
@@ -105,10 +106,9 @@ class Host:
         self._payloads = Payloads(plan)
         self._timers: dict[int, Callable[[], None]] = {}
         self._waiting: dict[int, Instant] = {}
+        self._attention = Attention(plan)
         self._is_closed = False
-        self._lock = threading.RLock()
         self._errands: deque[Callable[[], None]] = deque()
-        self._are_errands_known = False
         self._perform: dict[type, Callable[[Any], None]] = {
             RunBody: self._run_body,
             SendItem: self._send_item,
@@ -135,9 +135,8 @@ class Host:
             self._executor.submit(node.index, partial(self.bodies.open, node), partial(self._opened, node.index))
 
     def handle(self, event: Event) -> None:
-        """Feed one event to the core and perform what it says; only on the loop."""
-        with self._lock:
-            self._feed(event)
+        """Feed one event to the core and perform what it says; only in a turn, as everything that is said to a host."""
+        self._feed(event)
         self._run_errands()
 
     @property
@@ -161,14 +160,13 @@ class Host:
         return len(self._payloads)
 
     def request_stop(self) -> None:
-        """Let the bodies know that somebody asked the run to stop; only on the loop."""
+        """Let the bodies know that somebody asked the run to stop."""
         self.bodies.stop_requested = True
         self.handle(StopRequested())
 
     def close(self) -> None:
-        """Stop at once: no firing begins, nothing is sent or taken any more; only on the loop."""
-        with self._lock:
-            self._is_closed = True
+        """Stop at once: no firing begins, nothing is sent or taken any more."""
+        self._is_closed = True
         self._executor.close()
         self._channel.close()
         for cancel in self._timers.values():
@@ -177,11 +175,9 @@ class Host:
 
     def item_arrived(self, source: Member, parcel: Parcel) -> None:
         """An item came over the channel."""
-        with self._lock:
-            handle = self._payloads.keep(Payload(parcel.item, parcel.digest, parcel.size_bytes))
-            self.traffic.bytes_received += parcel.size_bytes
-            self._feed(ItemArrived(parcel.edge, source, handle, parcel.fields, parcel.digest))
-        self._run_errands()
+        handle = self._payloads.keep(Payload(parcel.item, parcel.digest, parcel.size_bytes))
+        self.traffic.bytes_received += parcel.size_bytes
+        self.handle(ItemArrived(parcel.edge, source, handle, parcel.fields, parcel.digest))
 
     def credit_granted(self, target: Member, edge: int, count: int) -> None:
         """Credit came over the channel."""
@@ -190,7 +186,7 @@ class Host:
     # -- the core ------------------------------------------------------------------------------------------------------
 
     def _feed(self, event: Event) -> None:
-        """Let the core take an event, and perform what it says; under the lock."""
+        """Let the core take an event, and perform what it says, but for the errands."""
         if self._is_closed:
             self._forget(event)
             return
@@ -211,29 +207,16 @@ class Host:
         for command in commands:
             self._perform[type(command)](command)
 
-    def _told(self) -> None:
-        """A body has told the core something: see to the errands that follow, from whatever thread."""
-        if not self._executor.has_threads:
-            self._run_errands()
-            return
-        with self._lock:
-            if not self._errands or self._are_errands_known:
-                return
-            self._are_errands_known = True
-        self._clock.post(self._run_errands)
-
     def _run_errands(self) -> None:
-        """What only the loop may do, in the order in which it was decided."""
-        self._are_errands_known = False
+        """What follows outside of the core, in the order in which it was decided."""
         while self._errands:
             self._errands.popleft()()
 
     # -- bodies --------------------------------------------------------------------------------------------------------
 
     def _opened(self, node: int, is_idle: bool, error: BaseException | None) -> None:
-        with self._lock:
-            self._feed(BodyFailed(node, story(error)) if error is not None else NodeOpened(node, is_idle))
-        self._told()
+        with self._executor.turn():
+            self.handle(BodyFailed(node, story(error)) if error is not None else NodeOpened(node, is_idle))
 
     def _run_body(self, command: RunBody) -> None:
         node = self._nodes[command.node]
@@ -244,6 +227,7 @@ class Host:
         work = partial(self.bodies.fire, node, inputs)
         if not node.may_block:
             self.busy.began(node.name, self._clock.now())
+        self._attention.began(node.index)
         self._executor.submit(node.index, work, partial(self._fired, node))
 
     def _inputs(self, node: NodePlan, command: RunBody) -> dict[str, Any]:
@@ -269,9 +253,8 @@ class Host:
             self._clock.post(partial(self._emitted, node, emissions))
 
     def _emitted(self, node: NodePlan, emissions: list[Emission]) -> None:
-        with self._lock:
-            self._feed(ItemsEmitted(node.index, self._outputs(emissions)))
-        self._told()
+        with self._executor.turn():
+            self.handle(ItemsEmitted(node.index, self._outputs(emissions)))
 
     def _outputs(self, emissions: list[Emission]) -> tuple[Output, ...]:
         """Emissions as the core sees them; their payloads are kept."""
@@ -286,16 +269,21 @@ class Host:
         )
 
     def _fired(self, node: NodePlan, ended: Ended | None, error: BaseException | None) -> None:
-        with self._lock:
+        with self._executor.turn():
+            if self._is_closed:
+                return
+            if not self._attention.is_needed:
+                self._executor.hear()
             self.busy.ended(node.name, self._clock.now())
-            self._feed(self._ending(node, ended, error))
-        self._told()
+            self.handle(self._ending(node, ended, error))
+            self._executor.listen(self._attention.is_needed)
 
     def _ending(self, node: NodePlan, ended: Ended | None, error: BaseException | None) -> Event:
         """What the core is told of the end of a firing."""
         if ended is None or error is not None:
             return BodyFailed(node.index, story(error))
         now = self._clock.now()
+        self._attention.ended(node.index, Duration(now - ended.begun))
         if self._trace is not None:
             until = ended.ended if ended.ended > ended.begun else now
             self._trace.add(Span(str(self.member.replica), node.name, ended.begun, until))

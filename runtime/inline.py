@@ -10,9 +10,12 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from isthmus.runtime.clock import Clock, Duration, Instant
+
+_TURN: Final = nullcontext()
 
 Durations = Callable[[int], Duration]
 """Node index -> how long its next firing takes."""
@@ -92,6 +95,16 @@ class InlineExecutor:
         self._clock = clock
         self._duration = duration
         self._is_closed = False
+
+    def turn(self) -> AbstractContextManager[None]:
+        """There is only one thread, which always has the turn."""
+        return _TURN
+
+    def hear(self) -> None:
+        """What comes is let in as it comes."""
+
+    def listen(self, is_listening: bool) -> None:
+        """What comes is let in as it comes."""
 
     def submit(self, node: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run `work` at this instant; call `done` after the node's duration. Nothing once the executor is closed."""

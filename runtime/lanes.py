@@ -247,6 +247,6 @@ class Inbound:
             if sequence <= before or (not replaces and sequence != before + 1):
                 raise RefusalError("sequence", f"item {sequence} of edge {edge} came after item {before}")
             last[edge] = sequence
-        if len(self.delivered.keys() | last.keys()) > EDGES_MAX:
+        if len(self.delivered) + len(last) > EDGES_MAX and len(self.delivered.keys() | last.keys()) > EDGES_MAX:
             raise RefusalError("crowd", f"items of more than {EDGES_MAX} edges")
         self.delivered.update(last)

@@ -19,6 +19,7 @@ from isthmus.runtime.graph import Reference
 from isthmus.runtime.host import Host
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.inproc import Network
+from isthmus.runtime.loop import SharedLoop
 from isthmus.runtime.lowering import Plan
 from isthmus.runtime.tape import Tape
 from isthmus.runtime.threads import LoopClock, ThreadExecutor
@@ -46,8 +47,9 @@ class LocalRun:
         trace: Trace | None = None,
     ) -> None:
         self.error: str | None = None
-        self.loop = uvloop.new_event_loop()
-        self.loop.set_exception_handler(lambda loop, context: self._broken(context))
+        loop = uvloop.new_event_loop()
+        loop.set_exception_handler(lambda loop, context: self._broken(context))
+        self.loop = SharedLoop(loop)
         self.clock = LoopClock(self.loop)
         self.trace = trace
         self._edges = {index: edge for plan in plans.values() for index, edge in plan.edges.items()}
@@ -62,7 +64,7 @@ class LocalRun:
         }
         self._over = threading.Event()
         for member in members:
-            executor = ThreadExecutor(self.clock, str(member.replica))
+            executor = ThreadExecutor(self.loop, str(member.replica))
             self._executors.append(executor)
             tape = Tape() if keep_tape is not None else None
             if tape is not None:

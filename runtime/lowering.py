@@ -75,6 +75,7 @@ class NodePlan:
     inputs: tuple[InputPlan, ...]
     outputs: tuple[OutputPlan, ...]
     may_block: bool = False
+    is_free_running: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,7 @@ def _node(graph: Graph, node: Node, indices: Mapping[int, int], edges: Mapping[i
         tuple(inputs),
         tuple(outputs),
         node.may_block,
+        node.free_running,
     )
 
 

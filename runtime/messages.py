@@ -50,6 +50,8 @@ HELLO, WELCOME, STATE, REFUSAL, RELAY, UNREACHABLE, ATTACH, BATCH, RELAYED = ran
 _PREFIX: Final = struct.Struct("<2sHIQ")
 _COUNT_LAST: Final = (1 << 63) - 1
 _INTEGER: Final = frozenset({int})
+_TEXT: Final = frozenset({str})
+_SCALARS: Final[frozenset[type]] = frozenset({int, str, type(None)})
 _pack = msgpack.Packer(strict_types=True).pack
 
 
@@ -131,15 +133,14 @@ def unseal(frame: Bytes, size_bytes_max: int) -> tuple[int, Any]:
         raise RefusalError(
             reason, f"a first frame of {size} bytes, {PREFIX_BYTES + 1} to {size_bytes_max} are accepted"
         )
-    view = frame.data
-    magic, version, connection, digest = _PREFIX.unpack_from(view)
+    magic, version, connection, digest = _PREFIX.unpack_from(frame)
     if magic != MAGIC:
         raise RefusalError("magic", f"a message begins with {magic!r}, ours with {MAGIC!r}")
     if version != VERSION:
         raise RefusalError(
             "version", f"protocol version {version}; this host speaks {VERSION}. Install the same isthmus"
         )
-    body = view[PREFIX_BYTES:]
+    body = frame[PREFIX_BYTES:]
     if xxhash.xxh3_64_intdigest(body, connection) != digest:
         raise RefusalError("digest", f"a first frame of {size} bytes is damaged")
     fields = decode(body)
@@ -150,7 +151,7 @@ def unseal(frame: Bytes, size_bytes_max: int) -> tuple[int, Any]:
 
 def connection_of(frame: Bytes) -> int:
     """The connection number that a first frame claims, 0 if it is too short to have one."""
-    return int(_PREFIX.unpack_from(frame.data)[2]) if len(frame) > PREFIX_BYTES else 0
+    return int(_PREFIX.unpack_from(frame)[2]) if len(frame) > PREFIX_BYTES else 0
 
 
 # -- control -----------------------------------------------------------------------------------------------------------
@@ -271,9 +272,10 @@ def _record(fields: Any) -> Record:
     if type(replaces) is not bool or type(key) not in (int, str, type(None)):
         raise _malformed("an item's header", (replaces, key))
     if shown is not None:
-        shown = _small(shown)
-        if type(shown) is not dict or not set(map(type, shown)) <= {str}:
+        if type(shown) is not dict or not _TEXT.issuperset(map(type, shown)):
             raise _malformed("fields", shown)
+        if not _SCALARS.issuperset(map(type, shown.values())):
+            shown = _small(shown)
     if type(digest) is not int or not 0 <= digest < 1 << 64:
         raise _malformed("a digest", digest)
     counts = _edge(edge), _count(sequence), _count(snapshot)

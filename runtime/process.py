@@ -29,6 +29,7 @@ from isthmus.runtime.host import Host
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.keys import Keyring
 from isthmus.runtime.ledger import started_at
+from isthmus.runtime.loop import SharedLoop
 from isthmus.runtime.lowering import Plan
 from isthmus.runtime.meetings import DiallingChannel, Meeting, Meetings, phase
 from isthmus.runtime.store import write_bytes
@@ -93,12 +94,13 @@ class HostProcess:
         self._member, self._plan, self._folder, self._zero_ns = member, plan, folder, zero_ns
         self._listens, self._run = listens, run
         self._machines, self._keys = machines, keys
-        self._loop = uvloop.new_event_loop()
-        self._loop.set_exception_handler(lambda loop, context: self._broken(context))
+        loop = uvloop.new_event_loop()
+        loop.set_exception_handler(lambda loop, context: self._broken(context))
+        self._loop = SharedLoop(loop)
         self._clock = LoopClock(self._loop, zero_ns)
         self._trace, self._tape = Trace(), Tape()
         self._tape_file = Growing(folder / "tape" / f"{member.replica.role}-{member.replica.slot}.tape")
-        self._executor = ThreadExecutor(self._clock, str(member.replica))
+        self._executor = ThreadExecutor(self._loop, str(member.replica))
         self._channel = open_channel(self._clock, self._loop, self._watch)
         self._host = Host(
             plan,
@@ -124,13 +126,16 @@ class HostProcess:
         """Serve; the exit status, 0 if the daemon ended this host, 1 if it failed."""
         if self._listens is not None:
             self._endpoints = list(self._channel.bind(f"tcp://{self._listens}:0")[:2])
+        self._loop.call_soon(self._begin)
+        self._loop.run_forever()
+        self._close()
+        return 0 if self._error is None else 1
+
+    def _begin(self) -> None:
         self._host.start([self._member])
         self._say("hello")
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
         self._loop.call_later(FLUSH_SECONDS, self._flush)
-        self._loop.run_forever()
-        self._close()
-        return 0 if self._error is None else 1
 
     # -- the daemon ----------------------------------------------------------------------------------------------------
 
@@ -182,6 +187,7 @@ class HostProcess:
         )
 
     def _beat(self) -> None:
+        self._loop.hear()  # While nobody listens, a firing may be longer than those before it were.
         silence = self._silence.beat(time.monotonic())
         if silence > SEARCH_SECONDS and not self._find_daemon() and silence > ORPHAN_SECONDS:
             self._error = f"no daemon for {ORPHAN_SECONDS:.0f} s"
@@ -238,7 +244,8 @@ class HostProcess:
 
     def _close(self) -> None:
         """End the bodies, and leave the spans where whoever draws the timeline finds them."""
-        self._host.close()
+        with self._loop.turn():
+            self._host.close()
         if self._executor.join(CLOSE_SECONDS):
             self._host.bodies.close()
         self._flush()

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-import numpy as np
-
 from isthmus.runtime import messages
 from isthmus.runtime.connections import Connections
 from isthmus.runtime.frames import Bytes
@@ -65,7 +63,7 @@ class Relaying:
         if peer is None or peer.route != through.member:
             self._tell_unreachable(through, event.source, event.target)
             return
-        frames = [np.frombuffer(event.inner, np.uint8)] if isinstance(event, RelayHeard) else event.frames
+        frames = [memoryview(event.inner)] if isinstance(event, RelayHeard) else event.frames
         connection = messages.connection_of(frames[0])
         session = peer.session
         # Of the two the lower one dials: what comes to it of another connection is of one that it has given up.

@@ -1,22 +1,23 @@
 """Threads on the real clock: how hosts run in real time.
 
 One event loop thread (uvloop where there is one) runs every host of the process and never computes; each node's body
-has a thread of its own, started with its first work. A body may leave work to an accelerator and return: its thread is
-then free for the next firing while the device computes. Nothing here is deterministic, and nothing claims to be.
+has a thread of its own, started with its first work, which has a turn of the loop when a firing ends. A body may leave
+work to an accelerator and return: its thread is then free for the next firing while the device computes. Nothing here
+is deterministic, and nothing claims to be.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import queue
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final
 
-from isthmus.runtime.clock import Clock, Instant
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.loop import Handle, Loop, SharedLoop
 
 Done = Callable[[Any, BaseException | None], None]
 Work = tuple[Callable[[], Any], Done]
@@ -28,7 +29,7 @@ class LoopClock:
     Zero is `zero_ns` of the monotonic clock, which the processes of a machine share, or when this clock was made.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, zero_ns: int | None = None) -> None:
+    def __init__(self, loop: Loop, zero_ns: int | None = None) -> None:
         self._loop = loop
         self._zero = time.monotonic_ns() if zero_ns is None else zero_ns
 
@@ -61,11 +62,9 @@ class _Call:
 
     __slots__ = ("_at", "_callback", "_clock", "_handle", "_loop")
 
-    def __init__(
-        self, clock: LoopClock, loop: asyncio.AbstractEventLoop, at: Instant, callback: Callable[[], None]
-    ) -> None:
+    def __init__(self, clock: LoopClock, loop: Loop, at: Instant, callback: Callable[[], None]) -> None:
         self._clock, self._loop, self._at, self._callback = clock, loop, at, callback
-        self._handle: asyncio.Handle | None = None
+        self._handle: Handle | None = None
 
     def arm(self) -> None:
         """Come back when it is due, in whole milliseconds."""
@@ -90,13 +89,14 @@ class _Call:
 class ThreadExecutor:
     """A thread per node. Threads are daemonic: a body that never returns cannot keep the process alive.
 
-    What `done` raises is raised again on the loop.
+    `done` is called in the node's thread, without the turn, which is for the callee to take. What it raises is raised
+    again on the loop.
     """
 
     has_threads: Final = True
 
-    def __init__(self, clock: Clock, name: str) -> None:
-        self._clock = clock
+    def __init__(self, loop: SharedLoop, name: str) -> None:
+        self._loop = loop
         self._name = name
         self._works: dict[int, queue.SimpleQueue[Work | None]] = {}
         self._threads: list[threading.Thread] = []
@@ -113,6 +113,18 @@ class ThreadExecutor:
             self._threads.append(thread)
             thread.start()
         works.put((work, done))
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Have the loop's turn, in a node's thread."""
+        return self._loop.turn()
+
+    def hear(self) -> None:
+        """Take what has come, in a turn."""
+        self._loop.hear()
+
+    def listen(self, is_listening: bool) -> None:
+        """Whether the loop takes what comes by itself; in a turn."""
+        self._loop.listen(is_listening)
 
     def close(self) -> None:
         """Let every thread end after what it is doing."""
@@ -139,7 +151,8 @@ class ThreadExecutor:
                 if not self._is_closed:
                     done(result, error)
             except Exception as caught:
-                self._clock.post(partial(_raise, caught))
+                with suppress(RuntimeError):  # The loop is closed: nobody is left to hear of it.
+                    self._loop.call_soon_threadsafe(_raise, caught)
             del entry, work, done, result, error
 
 

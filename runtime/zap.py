@@ -10,7 +10,6 @@ The last strangers are kept by key, so that people can be told who asked, and ho
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, final
@@ -19,6 +18,7 @@ import zmq
 from zmq.utils import z85
 
 from isthmus.runtime.keys import Keyring
+from isthmus.runtime.loop import Loop
 
 ADDRESS: Final = "inproc://zeromq.zap.01"
 STRANGERS_MAX: Final = 64
@@ -37,7 +37,7 @@ class Zap:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        loop: Loop,
         context: zmq.Context[Any],
         keys: Keyring,
         on_stranger: Callable[[str, str], None] = lambda key, address: None,

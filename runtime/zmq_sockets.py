@@ -17,13 +17,11 @@ a key that is not, or no longer, admitted, before anybody looks at them; a diall
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import numpy as np
 import zmq
 
 from isthmus.runtime import handshakes
@@ -32,6 +30,7 @@ from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.frames import CHUNK_BYTES, Bytes
 from isthmus.runtime.handshakes import Handshakes
 from isthmus.runtime.keys import Keyring
+from isthmus.runtime.loop import Loop
 from isthmus.runtime.messages import FRAMES_MAX, TOKEN_BYTES
 from isthmus.runtime.session import AHEAD_MAX, WINDOW_BYTES_MAX
 from isthmus.runtime.sockets import Gone, Hear, Purpose, Socket
@@ -71,7 +70,7 @@ class ZmqSocket:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        loop: Loop,
         context: zmq.Context[zmq.Socket[bytes]],
         kind: int,
         mark: int,
@@ -165,18 +164,18 @@ class ZmqSocket:
             self._socket.close(linger=0)
 
     def _read(self) -> None:
-        """Take what has come, up to the bounds of a turn."""
+        """Take what has come, up to the bounds of a turn; asked when there probably is something."""
         self._is_scheduled = False
         messages = size_bytes = 0
-        is_over = False
+        is_over = self._is_closed
         try:
             while not is_over and messages < TURN_MESSAGES_MAX and size_bytes < TURN_BYTES_MAX:
-                is_over = self._is_closed or not self._has_message()
-                if not is_over:
-                    address, frames, user_id = self._receive()
+                received = self._receive()
+                if received is not None:
                     messages += 1
-                    size_bytes += sum(map(len, frames))
-                    self._judge(address, frames, user_id)
+                    size_bytes += sum(map(len, received[1]))
+                    self._judge(*received)
+                is_over = self._is_closed or not self._has_message()
         finally:
             if not is_over:
                 self._look()
@@ -194,20 +193,24 @@ class ZmqSocket:
     def _count(self, reason: str) -> None:
         self._counts[f"refused_{reason}"] += 1
 
-    def _receive(self) -> tuple[bytes, list[Bytes], str | None]:
-        address = self._socket.recv(NOBLOCK) if self._is_router else b""
+    def _receive(self) -> tuple[bytes, list[Bytes], str | None] | None:
+        """(address, frames, user id) of the next message; None if there is none."""
+        try:
+            address = self._socket.recv(NOBLOCK) if self._is_router else b""
+            frame = self._socket.recv(NOBLOCK, False)
+        except zmq.Again:
+            return None
         frames: list[Bytes] = []
         user_id: str | None = None
         is_asking = self._keys is not None and self._is_router
-        is_more = True
-        while is_more:
-            frame = self._socket.recv(NOBLOCK, False)
-            is_more = frame.more
+        while True:
             if is_asking:
                 user_id, is_asking = handshakes.user_id(frame), False
             if len(frames) < TURN_FRAMES_KEPT:
-                frames.append(np.frombuffer(frame.buffer, np.uint8))
-        return address, frames, user_id
+                frames.append(frame.buffer)
+            if not frame.more:
+                return address, frames, user_id
+            frame = self._socket.recv(NOBLOCK, False)
 
     def _look(self) -> None:
         """Read in the next turn what libzmq has, unless that is agreed already."""
@@ -267,7 +270,7 @@ class ZmqSocket:
 class ZmqSockets:
     """The sockets of one host, on one libzmq context, which has one thread; with `keys` all are encrypted."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, keys: Keyring | None = None, *, peers_max: int = 1024) -> None:
+    def __init__(self, loop: Loop, keys: Keyring | None = None, *, peers_max: int = 1024) -> None:
         self.keys = keys
         self._loop = loop
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)

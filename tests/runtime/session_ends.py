@@ -6,8 +6,6 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant
@@ -29,7 +27,7 @@ def frame_of(frame: Any) -> list[Any]:
 
 
 def array(frame: Any) -> Any:
-    return np.frombuffer(bytes(frame), np.uint8)
+    return memoryview(bytes(frame))
 
 
 class End:

@@ -59,7 +59,7 @@ class Stranger:
 
         def answered() -> bool:
             while self.control.poll(0):
-                self.session.receive_control([np.frombuffer(self.control.recv(), np.uint8)])
+                self.session.receive_control([memoryview(self.control.recv())])
             if self.session.phase == "live" and (said := self.session.next_control(Instant(0))) is not None:
                 self.control.send(said)
             return is_up()

@@ -23,7 +23,7 @@ from isthmus.runtime.refusal import RefusalError
 
 def flat(piece: Any) -> Any:
     """A frame as it comes from a socket: other memory, read-only."""
-    return np.frombuffer(bytes(piece), np.uint8)
+    return memoryview(bytes(piece))
 
 
 def assembled(encoded: Encoded) -> Any:

@@ -12,6 +12,7 @@ import pytest
 import uvloop
 
 from isthmus.runtime.clock import Instant, milliseconds
+from isthmus.runtime.loop import SharedLoop
 from isthmus.runtime.threads import LoopClock, ThreadExecutor
 
 SECONDS_MAX = 10.0
@@ -21,11 +22,11 @@ class Running:
     """A loop in a thread of its own, with its clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.clock = LoopClock(loop)
+        self.plain, self.loop = loop, SharedLoop(loop)
+        self.clock = LoopClock(self.loop)
         self.errors: list[Any] = []
         loop.set_exception_handler(lambda _, context: self.errors.append(context))
-        self.thread = threading.Thread(target=loop.run_forever, daemon=True)
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
 
     def call(self, function: Callable[[], Any]) -> Any:
@@ -58,7 +59,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 @pytest.fixture
 def executor(running: Running) -> Iterator[ThreadExecutor]:
-    executor = ThreadExecutor(running.clock, "learner/0")
+    executor = ThreadExecutor(running.loop, "learner/0")
     yield executor
     executor.close()
     assert executor.join(SECONDS_MAX)
@@ -134,7 +135,7 @@ def test_what_work_raises_is_told_and_the_thread_goes_on(executor: ThreadExecuto
 
 
 def test_work_that_has_begun_ends_after_a_close_and_nobody_is_told(running: Running) -> None:
-    executor = ThreadExecutor(running.clock, "learner/0")
+    executor = ThreadExecutor(running.loop, "learner/0")
     begun, go_on = threading.Event(), threading.Event()
     seen: list[str] = []
 
@@ -155,9 +156,9 @@ def test_work_that_has_begun_ends_after_a_close_and_nobody_is_told(running: Runn
 
 
 def test_what_done_raises_is_raised_on_the_loop_and_the_thread_goes_on(running: Running) -> None:
-    executor = ThreadExecutor(running.clock, "learner/0")
+    executor = ThreadExecutor(running.loop, "learner/0")
     raised: list[Any] = []
-    running.call(lambda: running.loop.set_exception_handler(lambda loop, told: raised.append(told["exception"])))
+    running.call(lambda: running.plain.set_exception_handler(lambda loop, told: raised.append(told["exception"])))
     results, error = Results(1), ValueError("why")
 
     def done(result: Any, caught: BaseException | None) -> None:
@@ -173,14 +174,14 @@ def test_what_done_raises_is_raised_on_the_loop_and_the_thread_goes_on(running: 
 
 
 def test_a_closed_executor_takes_no_work_and_starts_no_thread(running: Running) -> None:
-    executor = ThreadExecutor(running.clock, "learner/0")
+    executor = ThreadExecutor(running.loop, "learner/0")
     executor.close()
     executor.submit(0, lambda: 1 // 0, lambda result, error: None)
     assert executor.join(0.0)
 
 
 def test_threads_end_when_the_loop_has_been_closed_before(running: Running) -> None:
-    executor = ThreadExecutor(running.clock, "learner/0")
+    executor = ThreadExecutor(running.loop, "learner/0")
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> None:

@@ -122,7 +122,7 @@ def test_another_machine_cannot_attach_to_a_connection(world: World, keyed_synce
     other.data.send_multipart(attach)
     world.until(lambda: keyed_syncer.syncer.count("refused_machine") == 1)
     assert keyed_syncer.syncer.ups == []
-    one.session.receive_control([np.frombuffer(one.control.recv(), np.uint8)])
+    one.session.receive_control([memoryview(one.control.recv())])
     one.control.send(one.session.next_control(Instant(0)))
     one.data.send_multipart(attach)
     world.until(lambda: keyed_syncer.syncer.ups == [LEARNERS[0]])
