@@ -216,6 +216,10 @@ class FragmentLedger:
         }
         return {"trained": self.position - self._start, **parts}
 
+    def account(self) -> list[int]:
+        """[merged, overlapped, refused, lost, pending], as it travels."""
+        return [self.merged, self.overlapped, self.refused, self.lost, self.tokens]
+
     def _book_merged(self, clock: Clock | None) -> int:
         """Book what the clock says was merged; returns up to where that is, at least the last adoption."""
         if clock is None or clock[0] != self.incarnation:

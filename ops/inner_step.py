@@ -113,7 +113,9 @@ class InnerStep:
             news += 1
             merge_totals(self._totals, request["totals"])
             answers.extend(self._answer(request))
-        yield answers + self._answer_postponed()
+        answers.extend(self._answer_postponed())
+        if answers:
+            yield answers
         has_stepped = self._phase == "stepping" and batch is not None and not self._is_spent()
         if has_stepped:
             self._train(batch)
@@ -220,6 +222,8 @@ class InnerStep:
         an answer that is late for its round counts in the next. A round that waits for everybody is answered at once,
         and so is any, whatever there is to say, once no more steps are made.
         """
+        if not self._postponed:
+            return []
         is_last = self._phase != "stepping" or self._is_spent()
         due = [p for p, request in self._postponed.items() if is_last or self._ledgers[p].steps >= request["interval"]]
         return [answer for p in due for answer in self._give(self._postponed.pop(p), self._ledgers[p])]
@@ -372,7 +376,7 @@ class InnerStep:
             delay_steps=self._delay_steps,
             staleness=max((ledger.steps for ledger in ledgers if ledger is not None), default=0),
             sick=self._sick,
-            accounts=[_account(ledger) for ledger in ledgers],
+            accounts=[ledger.account() if ledger is not None else [0, 0, 0, 0, 0] for ledger in ledgers],
             versions=[list(ledger.base) if ledger is not None else [0, 0] for ledger in ledgers],
             totals=as_totals(self._totals),
             bytes_sent=traffic.bytes_sent,
@@ -389,9 +393,3 @@ def _items(received: Any) -> list[Any]:
     if isinstance(received, Mapping) and received and all(isinstance(key, tuple) for key in received):
         return [item for _, item in sorted(received.items(), key=lambda entry: (entry[0][0], str(entry[0][1])))]
     return [received]
-
-
-def _account(ledger: FragmentLedger | None) -> list[int]:
-    if ledger is None:
-        return [0, 0, 0, 0, 0]
-    return [ledger.merged, ledger.overlapped, ledger.refused, ledger.lost, ledger.pending]

@@ -10,7 +10,7 @@ of a connection and the pieces of the present item, so a header only has to say 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from isthmus.runtime import messages
 from isthmus.runtime.channel import Parcel
@@ -34,13 +34,13 @@ def frames_of(load: Load, connection: int, now: Instant) -> tuple[list[Any], int
     records, claims = [], 0
     for each in load.begun:
         each.begun = now
-        envelope, encoded = cast(tuple[bytes, Encoded], each.cargo)
+        envelope, encoded = each.cargo
         records.append(messages.pack_record(each.sequence, envelope, encoded.spec))
         claims += claim(each.parcel.size_bytes, sum(each.sizes))
     raw: list[Any] = []
     digests = []
     for each, piece in load.pieces:
-        _, encoded = cast(tuple[bytes, Encoded], each.cargo)
+        _, encoded = each.cargo
         raw.append(encoded.pieces[piece])
         digests.append(encoded.digest(piece))
     header = messages.seal(connection, messages.pack_batch(load.transfer, load.piece, digests, records))

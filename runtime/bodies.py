@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
+from types import GeneratorType
 from typing import Any, NamedTuple
 
 from isthmus.runtime import codec
@@ -18,7 +19,7 @@ from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.events import Fields
 from isthmus.runtime.graph import Reference
 from isthmus.runtime.ids import Member
-from isthmus.runtime.lowering import NodePlan, Plan
+from isthmus.runtime.lowering import NodePlan, OutputPlan, Plan
 
 
 class Emission(NamedTuple):
@@ -40,6 +41,19 @@ class Ended(NamedTuple):
     emissions: list[Emission]
     is_idle: bool
     is_finished: bool
+
+
+class _Exit(NamedTuple):
+    """An output port by its number: whether what is emitted there leaves the host, and what cores may see of it."""
+
+    port: int
+    crosses: bool
+    fields: tuple[str, ...]
+
+
+def _exit(plan: Plan, port: int, output: OutputPlan) -> _Exit:
+    crosses = any(plan.edges[edge].route != "local" for edge in output.edges)
+    return _Exit(port, crosses, (*output.fields, *output.fields_optional))
 
 
 class Bodies:
@@ -66,7 +80,10 @@ class Bodies:
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
         self._members = members
-        self._exits = {node.index: {output.name: i for i, output in enumerate(node.outputs)} for node in plan.nodes}
+        self._exits = {
+            node.index: {output.name: _exit(plan, port, output) for port, output in enumerate(node.outputs)}
+            for node in plan.nodes
+        }
         self._bodies: dict[int, Callable[..., Any]] = {}
 
     def __len__(self) -> int:
@@ -108,7 +125,7 @@ class Bodies:
         begun = self._clock.now()
         result = body(**inputs)
         inputs.clear()
-        if isinstance(result, Generator):
+        if type(result) is GeneratorType:
             result = self._go_on(node, body, result)
         emissions = self._emissions(node, body, result)
         is_idle, is_finished = getattr(body, "is_idle", False), getattr(body, "is_finished", False)
@@ -148,19 +165,15 @@ class Bodies:
         """What a body returned or yielded, by number of output port; only here are items frozen and measured."""
         emissions = []
         for name, item in pairs(body, result):
-            port = self._exits[node.index].get(name)
-            if port is None:
+            way_out = self._exits[node.index].get(name)
+            if way_out is None:
                 known = ", ".join(self._exits[node.index]) or "none"
                 raise LocalProtocolError(f"node {node.name!r} emitted on port {name!r}; its outputs are: {known}")
-            output = node.outputs[port]
-            crosses = any(self._plan.edges[edge].route != "local" for edge in output.edges)
-            if crosses:
+            if way_out.crosses:
                 size_bytes, digest = codec.seal(item)
             else:
                 codec.freeze(item)
                 size_bytes = digest = 0
-            fields = None
-            if output.fields or output.fields_optional:
-                fields = codec.fields(item, (*output.fields, *output.fields_optional))
-            emissions.append(Emission(port, item, fields, digest, size_bytes))
+            fields = codec.fields(item, way_out.fields) if way_out.fields else None
+            emissions.append(Emission(way_out.port, item, fields, digest, size_bytes))
         return emissions

@@ -99,10 +99,10 @@ def pairs(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
         return ()
     if not hasattr(type(body), "outputs"):
         return (("result", result),)
-    if isinstance(result, Mapping):
-        return [(name, item) for name, item in result.items() if item is not None]
     if isinstance(result, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in result):
         return result
+    if isinstance(result, Mapping):
+        return [(name, item) for name, item in result.items() if item is not None]
     kind, found = type(body).__qualname__, type(result).__name__
     raise LocalProtocolError(
         f"{kind} returned a {found}: expected a dict port -> item, a list of (port, item) pairs, or None"

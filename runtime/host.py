@@ -49,7 +49,7 @@ from isthmus.runtime.events import (
     StopRequested,
     TimerFired,
 )
-from isthmus.runtime.graph import AllOf, AnyOf, Every, Firing, Quorum, Reference
+from isthmus.runtime.graph import Every, Reference
 from isthmus.runtime.ids import Member
 from isthmus.runtime.lowering import EdgePlan, NodePlan, Plan
 from isthmus.runtime.payloads import Payload, Payloads
@@ -84,6 +84,7 @@ class Host:
     ) -> None:
         self.plan = plan
         self.member = member
+        self._name = str(member.replica)
         self.scheduler = Scheduler(plan, member)
         self.traffic = Traffic()
         self.busy = Busy()
@@ -232,7 +233,7 @@ class Host:
 
     def _inputs(self, node: NodePlan, command: RunBody) -> dict[str, Any]:
         """The keywords of a firing: items by port, None for required ports of an idle node."""
-        inputs: dict[str, Any] = dict.fromkeys(_never_default(node.fires))
+        inputs: dict[str, Any] = dict.fromkeys(node.ports_idle)
         for port, entries in command.inputs:
             plan = node.inputs[port]
             if plan.is_bare:
@@ -241,7 +242,7 @@ class Host:
                 inputs[plan.name] = {
                     (replica, key): self._payloads.take(handle).item for replica, key, handle in entries
                 }
-        if isinstance(node.fires, Quorum) and any(port.name == "decision" for port in node.inputs):
+        if node.has_decision:
             inputs["decision"] = command.decision
         return inputs
 
@@ -286,7 +287,7 @@ class Host:
         self._attention.ended(node.index, Duration(now - ended.begun))
         if self._trace is not None:
             until = ended.ended if ended.ended > ended.begun else now
-            self._trace.add(Span(str(self.member.replica), node.name, ended.begun, until))
+            self._trace.add(Span(self._name, node.name, ended.begun, until))
         if not ended.is_idle and not ended.is_finished and not isinstance(node.fires, Every):
             self._waiting[node.index] = now
         return FiringEnded(node.index, self._outputs(ended.emissions), ended.is_idle, ended.is_finished)
@@ -347,12 +348,3 @@ class Host:
 
     def _fail_host(self, command: FailHost) -> None:
         self._errands.append(partial(self._on_failed, self, self._nodes[command.node].name, command.error))
-
-
-def _never_default(fires: Firing) -> tuple[str, ...]:
-    """The ports that a body may leave without a default, because only an idle firing finds nothing there."""
-    if isinstance(fires, Quorum):
-        return (fires.opened_by, fires.port)
-    if isinstance(fires, AllOf) or (isinstance(fires, AnyOf) and len(fires.ports) == 1):
-        return fires.ports
-    return ()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant
@@ -95,7 +95,7 @@ class Shipment:
 
     __slots__ = ("begun", "cargo", "head_bytes", "parcel", "replaces", "sent", "sequence", "sizes")
 
-    def __init__(self, parcel: Parcel, replaces: bool, head_bytes: int, sizes: Sequence[int], cargo: object) -> None:
+    def __init__(self, parcel: Parcel, replaces: bool, head_bytes: int, sizes: Sequence[int], cargo: Any) -> None:
         self.parcel, self.replaces = parcel, replaces
         self.head_bytes = max(head_bytes, claim(parcel.size_bytes, sum(sizes)))
         self.sizes, self.cargo = sizes, cargo

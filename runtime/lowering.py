@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from isthmus.runtime.graph import AllOf, AnyOf, Edge, Every, Graph, Latest, Node, Queue, Quorum, takes_one
+from isthmus.runtime.graph import AllOf, AnyOf, Edge, Every, Firing, Graph, Latest, Node, Queue, Quorum, takes_one
 
 OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadline", "chain")
 """What an item that opens a round may carry beside the key of the round."""
@@ -64,7 +64,11 @@ class OutputPlan:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """A node of this host; `index` is its index in the graph."""
+    """A node of this host; `index` is its index in the graph.
+
+    `ports_idle` are those that its body may leave without a default, because only an idle firing finds nothing there;
+    `has_decision`: it is told how the round that it fires for was decided.
+    """
 
     index: int
     name: str
@@ -76,6 +80,8 @@ class NodePlan:
     outputs: tuple[OutputPlan, ...]
     may_block: bool = False
     is_free_running: bool = False
+    ports_idle: tuple[str, ...] = ()
+    has_decision: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +160,17 @@ def _node(graph: Graph, node: Node, indices: Mapping[int, int], edges: Mapping[i
         tuple(outputs),
         node.may_block,
         node.free_running,
+        _ports_idle(node.fires),
+        isinstance(node.fires, Quorum) and any(port.name == "decision" for port in inputs),
     )
+
+
+def _ports_idle(fires: Firing) -> tuple[str, ...]:
+    if isinstance(fires, Quorum):
+        return (fires.opened_by, fires.port)
+    if isinstance(fires, AllOf) or (isinstance(fires, AnyOf) and len(fires.ports) == 1):
+        return fires.ports
+    return ()
 
 
 def _fields(graph: Graph, leaving: list[EdgePlan]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

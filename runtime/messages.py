@@ -269,17 +269,17 @@ def batch_of(fields: list[Any]) -> Batch:
 def _record(fields: Any) -> Record:
     sequence, said, tree = _exactly(fields, 3)
     edge, snapshot, replaces, key, shown, digest, size_bytes = _exactly(said, 7)
-    if type(replaces) is not bool or type(key) not in (int, str, type(None)):
-        raise _malformed("an item's header", (replaces, key))
+    numbers = (edge, sequence, snapshot, size_bytes, digest)
+    if type(replaces) is not bool or type(key) not in _SCALARS or not _INTEGER.issuperset(map(type, numbers)):
+        raise _malformed("an item's header", (replaces, key, *numbers))
+    if min(numbers) < 0 or edge > EDGE_LAST or max(numbers[:-1]) > _COUNT_LAST or digest >= 1 << 64:
+        raise _malformed("numbers in their ranges", numbers)
     if shown is not None:
         if type(shown) is not dict or not _TEXT.issuperset(map(type, shown)):
             raise _malformed("fields", shown)
         if not _SCALARS.issuperset(map(type, shown.values())):
             shown = _small(shown)
-    if type(digest) is not int or not 0 <= digest < 1 << 64:
-        raise _malformed("a digest", digest)
-    counts = _edge(edge), _count(sequence), _count(snapshot)
-    return Record(*counts, replaces, key, shown, digest, _count(size_bytes), Assembly(tree))
+    return Record(edge, sequence, snapshot, replaces, key, shown, digest, size_bytes, Assembly(tree))
 
 
 def _small(tree: Any) -> Any:

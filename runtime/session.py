@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from isthmus.runtime import messages
 from isthmus.runtime.batches import Incoming, frames_of
@@ -294,10 +294,11 @@ class Session:
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     def _unsealed(self, frame: Bytes, size_bytes_max: int) -> list[Any]:
+        fields: list[Any]
         connection, fields = messages.unseal(frame, size_bytes_max)
         if connection != self.connection:
             raise RefusalError("connection", f"a message of connection {connection} on connection {self.connection}")
-        return cast(list[Any], fields)
+        return fields
 
     def _advance(self, kind: int, *, is_data: bool) -> Phase:
         """Take the transition; the phase before. RefusalError if there is none."""
