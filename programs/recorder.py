@@ -105,9 +105,7 @@ class Recorder:
         for merging in sorted((merged or {}).values(), key=lambda item: (item["published_at"], item["fragment"])):
             self._write_merge(merging)
         for evaluated in sorted(_items(evaluation), key=lambda item: (item["tokens"], item["kind"] == "final")):
-            self._evaluations.append(evaluated)
-            line = {"tokens": evaluated["tokens"], "eval_loss": evaluated["loss"], "kind": evaluated["kind"]}
-            self._write(self._losses, now, line)
+            self._take_evaluation(evaluated, now)
         for item in _items(final):
             self._unsaved[item["fragment"]] = item
         if self._unsaved and now >= self._save_at:
@@ -121,6 +119,16 @@ class Recorder:
         return self._control(now)
 
     # -- what came -----------------------------------------------------------------------------------------------------
+
+    def _take_evaluation(self, evaluated: Evaluated, now: int) -> None:
+        """Note a point of the curve; of an evaluator that began again, only what lies beyond what is known."""
+        kind = evaluated["kind"]
+        if kind == "initial" and self._evaluations:
+            if evaluated["tokens"] <= self._evaluations[-1]["tokens"]:
+                return
+            kind = "during"
+        self._evaluations.append(evaluated)
+        self._write(self._losses, now, {"tokens": evaluated["tokens"], "eval_loss": evaluated["loss"], "kind": kind})
 
     def _hear(self, report: Progress, now: int) -> None:
         slot = report["slot"]

@@ -264,6 +264,19 @@ def test_a_learner_that_diverged_says_so_and_heals_once_all_fragments_are_global
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in body._learner._leaves)
 
 
+def test_losses_of_before_do_not_make_a_healed_learner_sick_again() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    bad = {name: np.full_like(values, np.nan) for name, values in batch(task, 0).items()}
+    for _ in range(3):
+        drive(body, batch=bad)
+    assert body._sick
+    both = {("syncer/0", part.index): update(part, 1, 0.0) for part in parts}
+    drive(body, update=both, batch=batch(task, 1))
+    told = [reports(drive(body, batch=batch(task, position))[1]) for position in range(2, 8)]
+    assert [report["sick"] for each in told for report in each] == [False] * 3
+
+
 def test_whole_trees_are_emitted_and_adopted_where_there_are_no_fragments() -> None:
     task = SmallTask()
     body, _, _ = opened(task, count=0, emit_every=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -194,3 +195,24 @@ def test_an_epoch_is_served_when_something_was_merged_in_it(recorder: tuple[Reco
         record(merged={0: merging(0, kind, epoch, [])})  # type: ignore[dict-item]
         assert context.status["epochs"] == expected
     record.close()
+
+
+def test_an_evaluator_that_begins_again_goes_on_with_the_curve(
+    recorder: tuple[Recorder, Context], tmp_path: Path
+) -> None:
+    record, context = recorder
+    points = [
+        ("initial", 0, 5.5),
+        ("during", 400, 3.0),
+        ("initial", 0, 5.5),
+        ("initial", 600, 2.5),
+        ("final", 1000, 2.0),
+    ]
+    for kind, tokens, loss in points:
+        context.seconds += 1
+        record(evaluation={"kind": kind, "tokens": tokens, "loss": loss})
+    record.close()
+    lines = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    found = [(line["kind"], line["tokens"], line["eval_loss"]) for line in lines]
+    assert found == [("initial", 0, 5.5), ("during", 400, 3.0), ("during", 600, 2.5), ("final", 1000, 2.0)]
+    assert context.status["eval_loss_initial"] == 5.5
