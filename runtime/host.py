@@ -275,7 +275,9 @@ class Host:
                 return
             if not self._attention.is_needed:
                 self._executor.hear()
-            self.busy.ended(node.name, self._clock.now())
+            now = self._clock.now()
+            self.busy.ended(node.name, now)
+            self._attention.ended(node.index, Duration(0 if ended is None else now - ended.begun))
             self.handle(self._ending(node, ended, error))
             self._executor.listen(self._attention.is_needed)
 
@@ -284,7 +286,6 @@ class Host:
         if ended is None or error is not None:
             return BodyFailed(node.index, story(error))
         now = self._clock.now()
-        self._attention.ended(node.index, Duration(now - ended.begun))
         if self._trace is not None:
             until = ended.ended if ended.ended > ended.begun else now
             self._trace.add(Span(self._name, node.name, ended.begun, until))
