@@ -23,7 +23,7 @@ def milliseconds(value: float) -> Duration:
 
 
 class Clock(Protocol):
-    """What a host is given to know the time and to be called back; every callback runs on the host's own loop."""
+    """What a host is given to know the time and to be called back; callbacks run in turns of the host's own loop."""
 
     def now(self) -> Instant:
         """The present instant; never smaller than one returned before."""

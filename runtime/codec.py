@@ -90,7 +90,7 @@ class _Taken:
             self.size_bytes += leaf.nbytes
             try:
                 self.state.update(leaf)
-            except (TypeError, ValueError):  # Not in one piece, or of a dtype that buffers do not know.
+            except (TypeError, ValueError, BufferError):  # Not in one piece, not here, or of a dtype of its own.
                 self.state.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
             return [msgpack.ExtType(_ARRAY, _name(leaf.dtype)), list(leaf.shape)]
         if isinstance(leaf, Mapping):

@@ -36,8 +36,7 @@ from isthmus.runtime.leases import empty
 from isthmus.runtime.refusal import RefusalError
 
 Bytes: TypeAlias = memoryview
-"""A frame, or what is to be one; an element is a byte."""
-"""One flat run of bytes that somebody else keeps."""
+"""A frame, or what is to be one: one flat run of bytes that somebody else keeps."""
 
 CHUNK_BYTES: Final = 4 << 20
 """The largest raw frame. Above 32 MiB libzmq takes fresh pages for each frame and is 3 times slower; below 1 MiB the
@@ -209,7 +208,7 @@ def _bytes_of(array: NDArray[Any]) -> Bytes:
     """The bytes of an array; a copy where they do not lie in one piece."""
     try:
         return array.data.cast("B")
-    except (TypeError, ValueError):  # They do not, or buffers do not know this dtype.
+    except (TypeError, ValueError, BufferError):  # They do not, or buffers do not know this dtype.
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 

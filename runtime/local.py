@@ -132,6 +132,8 @@ class LocalRun:
         if ended:
             for host in self.hosts.values():
                 host.bodies.close()
+        if self._thread.is_alive():
+            return False
         self.loop.close()
         return ended
 

@@ -60,8 +60,8 @@ class Loop(Protocol):
 
 
 class SharedLoop:
-    """A `Loop` over one of asyncio's, that threads may take turns with. Only `turn` and `call_soon_threadsafe` may be
-    called without having the turn, and everything before `run_forever`."""
+    """A `Loop` over one of asyncio's, that threads may take turns with. Without the turn only `turn` may be called, and
+    `call_soon_threadsafe`, `stop`, and what only asks; before `run_forever` everything."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -140,13 +140,17 @@ class SharedLoop:
             return
         calls, self._at_end = self._at_end, []
         for call in calls:
-            try:
-                call()
-            except Exception as error:
-                self.call_soon_threadsafe(_raise, error)
+            self._attempt(call)
         following, self._at_end = self._at_end, []
         for call in following:
             self.call_soon_threadsafe(call)
+
+    def _attempt(self, callback: Callable[[], object]) -> None:
+        """Call back for somebody else: what that raises is raised on the loop."""
+        try:
+            callback()
+        except Exception as error:
+            self.call_soon_threadsafe(_raise, error)
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
@@ -167,10 +171,11 @@ class SharedLoop:
         for fd, _ in self._ready.poll(0, READY_MAX):
             reader = self._readers.get(fd)
             if reader is not None:
-                reader()
+                self._attempt(reader)
 
     def listen(self, is_listening: bool) -> None:
-        """Whether the loop sees to files by itself; whoever has it stop calls `hear` instead, soon and often."""
+        """Whether the loop sees to files by itself, for everybody on it; whoever has it stop calls `hear` instead, soon
+        and often."""
         if is_listening != self._is_listening:
             self._is_listening = is_listening
             self._gate.modify(self._ready.fileno(), select.EPOLLIN if is_listening else 0)

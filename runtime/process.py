@@ -225,7 +225,8 @@ class HostProcess:
     def _broken(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
         story = "".join(traceback.format_exception(error)) if error is not None else str(context.get("message"))
-        self._failed(self._host, "", story)
+        with self._loop.turn():  # A loop tells of an exception after the callback's own turn.
+            self._failed(self._host, "", story)
 
     def _watch(
         self, edge: int, source: Member, target: Member, size_bytes: int, begun: Instant, arrived: Instant

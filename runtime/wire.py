@@ -7,8 +7,8 @@ what has come, `relaying` what is passed on, `frames` and `messages` how it all 
 
 Theory of operation. A host may bind (a control and a data ROUTER), may dial (a control and a data DEALER for each
 peer), or both; who accepts no connection from outside only dials. Who makes its sockets, ZeroMQ or a simulated world,
-it does not know. Everything happens on their loop. The channel only ever says that a peer is up or lost; that a member
-has gone for good is decided by others, who then call `forget`.
+it does not know. Everything happens in turns of their loop. The channel only ever says that a peer is up or lost; that
+a member has gone for good is decided by others, who then call `forget`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from isthmus.runtime.sockets import Sockets
 
 
 class WireChannel:
-    """One host's end of all its connections. Everything is called, and calls back, on the loop of `sockets`.
+    """One host's end of all its connections. Everything is called, and calls back, in turns of the loop of `sockets`.
 
     `on_peer_up(member)`: items can be sent. `on_peer_lost(member, reason)`: a connection ended, or none could be made
     (said once for each reason); the channel tries again until `forget`. `on_snapshot(member, number)`: an item whose

@@ -145,9 +145,10 @@ class ZmqSocket:
                 raise LocalProtocolError("a high-water mark was reached, which credit should prevent") from error
             return False
         except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:
-                return False
-            raise
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._look()  # A send that fails may have taken another peer's signal away, too.
+            return False
         self._look()
         return True
 

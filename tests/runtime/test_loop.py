@@ -293,3 +293,24 @@ def test_a_reader_may_end_another(running: Running) -> None:
     for ends in pipes:
         for end in ends:
             os.close(end)
+
+
+def test_what_a_reader_raises_is_raised_on_the_loop_and_the_turn_goes_on(running: Running) -> None:
+    error = ValueError("why")
+    ends = os.pipe()
+
+    def fail() -> None:
+        os.read(ends[0], 1)
+        raise error
+
+    seen: list[str] = []
+    with running.loop.turn():
+        running.loop.add_reader(ends[0], fail)
+        os.write(ends[1], b"x")
+        running.loop.hear()
+        seen.append("went on")
+        running.loop.remove_reader(ends[0])
+    running.settle()
+    assert (seen, running.errors) == (["went on"], [error])
+    for end in ends:
+        os.close(end)
