@@ -16,7 +16,8 @@ from isthmus.runtime import messages
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.credit import charge, claim
-from isthmus.runtime.frames import Bytes, Encoded, Encoder
+from isthmus.runtime.encoding import Encoded, Encoder
+from isthmus.runtime.frames import Bytes
 from isthmus.runtime.lanes import Inbound, Load, Shipment
 from isthmus.runtime.messages import Record
 from isthmus.runtime.refusal import RefusalError

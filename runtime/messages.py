@@ -18,9 +18,11 @@ from typing import Any, Final, NamedTuple
 import msgpack  # type: ignore[import-untyped]
 import xxhash
 
+from isthmus.runtime.assembly import Assembly, decode
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.credit import EDGES_MAX
-from isthmus.runtime.frames import SPEC_BYTES_MAX, Assembly, Bytes, Encoder, decode
+from isthmus.runtime.encoding import Encoder
+from isthmus.runtime.frames import SPEC_BYTES_MAX, Bytes
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.refusal import RefusalError
 
@@ -103,7 +105,7 @@ class Record(NamedTuple):
 
     def parcel(self) -> Parcel:
         """The parcel, once it is complete."""
-        return Parcel(self.edge, self.key, self.assembly.item(), self.fields, self.digest, self.size_bytes)
+        return Parcel(self.edge, self.key, self.assembly.item, self.fields, self.digest, self.size_bytes)
 
 
 class Batch(NamedTuple):
@@ -287,7 +289,7 @@ def _small(tree: Any) -> Any:
     assembly = Assembly(tree)
     if assembly.wanted:
         raise _malformed("a small value", "a large array")
-    return assembly.item()
+    return assembly.item
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from isthmus.runtime.channel import Parcel, Receiver
 from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.connections import Connections
 from isthmus.runtime.delivery import Delivery
-from isthmus.runtime.frames import Encoded, Encoder
+from isthmus.runtime.encoding import Encoded, Encoder
 from isthmus.runtime.heard import CreditHeard, Event, ParcelsArrived, PeerUp, Refused, ShipmentsEnded
 from isthmus.runtime.ids import Member
 from isthmus.runtime.links import Endpoints

@@ -10,7 +10,7 @@ from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.credit import Intake
-from isthmus.runtime.frames import Encoder
+from isthmus.runtime.encoding import Encoder
 from isthmus.runtime.heard import CreditHeard, ParcelsArrived, PeerUp, ShipmentsEnded
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.session import Identity, Pair, Session, read_hello

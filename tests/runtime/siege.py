@@ -17,7 +17,7 @@ from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.credit import Intake
-from isthmus.runtime.frames import Encoder
+from isthmus.runtime.encoding import Encoder
 from isthmus.runtime.handshakes import secure_client
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.keys import Keyring

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from isthmus.runtime import frames, leases
+from isthmus.runtime.assembly import Assembly, decode
+from isthmus.runtime.encoding import Encoded, Encoder
 from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.frames import CHUNK_BYTES, Assembly, Encoded, Encoder
+from isthmus.runtime.frames import CHUNK_BYTES
 from isthmus.runtime.refusal import RefusalError
 
 
@@ -27,11 +29,11 @@ def flat(piece: Any) -> Any:
 
 
 def assembled(encoded: Encoded) -> Any:
-    assembly = Assembly(frames.decode(encoded.spec))
+    assembly = Assembly(decode(encoded.spec))
     for index, piece in enumerate(encoded.pieces):
         assert assembly.wanted == len(piece) == encoded.sizes[index]
         assembly.add(flat(piece), encoded.digest(index))
-    return assembly.item()
+    return assembly.item
 
 
 def there_and_back(item: Any) -> Any:
@@ -97,9 +99,9 @@ def test_an_array_of_one_chunk_is_read_where_it_lies() -> None:
     encoded = Encoder().encode({"x": sent})
     assert np.shares_memory(encoded.pieces[0], sent)
     frame = flat(encoded.pieces[0])
-    assembly = Assembly(frames.decode(encoded.spec))
+    assembly = Assembly(decode(encoded.spec))
     assembly.add(frame, encoded.digest(0))
-    assert np.shares_memory(assembly.item()["x"], frame)
+    assert np.shares_memory(assembly.item["x"], frame)
 
 
 @pytest.mark.parametrize("size_bytes", [CHUNK_BYTES + 4, 3 * CHUNK_BYTES, 3 * CHUNK_BYTES - 8])
@@ -115,11 +117,11 @@ def test_a_larger_array_is_put_together(size_bytes: int) -> None:
 def test_of_a_large_item_no_frame_is_kept() -> None:
     array = np.arange(CHUNK_BYTES // 4, dtype=np.int32)
     encoded = Encoder().encode([array, array, array, array[: 1 << 17]])
-    assembly = Assembly(frames.decode(encoded.spec))
+    assembly = Assembly(decode(encoded.spec))
     came = [flat(piece) for piece in encoded.pieces]
     for index, frame in enumerate(came):
         assembly.add(frame, encoded.digest(index))
-    got = assembly.item()
+    got = assembly.item
     assert alike(got, [array, array, array, array[: 1 << 17]])
     assert [np.shares_memory(a, frame) for a, frame in zip(got, came, strict=True)] == [False, False, False, True]
 
@@ -214,9 +216,9 @@ def test_thirty_two_levels_are_the_most_on_both_sides(inner: Any) -> None:
 
 def test_fields_must_be_small() -> None:
     encoder = Encoder()
-    assert frames.decode(encoder.small([1, {"a": np.float32(2)}])) == [1, {"a": np.float32(2)}]
+    assert decode(encoder.small([1, {"a": np.float32(2)}])) == [1, {"a": np.float32(2)}]
     with pytest.raises(LocalProtocolError, match="fields"):
-        encoder.small({"x": np.zeros(100_000)})
+        encoder.small([{"x": np.zeros(100_000)}])
 
 
 def shape(code: int, form: int, dims: list[int], axes: int | None = None) -> bytes:
@@ -279,13 +281,13 @@ UINT8 = frames.DTYPES.index(np.dtype("uint8"))
 )
 def test_a_spec_that_is_not_well_formed_is_refused(spec: bytes, reason: str) -> None:
     with pytest.raises(RefusalError) as caught:
-        Assembly(frames.decode(spec))
+        Assembly(decode(spec))
     assert caught.value.reason == reason
 
 
 def test_a_frame_that_is_not_the_one_wanted_is_refused_and_changes_nothing() -> None:
     encoded = Encoder().encode([np.arange(10_000, dtype=np.int64)])
-    assembly = Assembly(frames.decode(encoded.spec))
+    assembly = Assembly(decode(encoded.spec))
     frame = flat(encoded.pieces[0])
     for wrong, digest, reason in ((frame[1:], 0, "size"), (frame, encoded.digest(0) ^ 1, "digest")):
         with pytest.raises(RefusalError) as caught:
@@ -294,13 +296,13 @@ def test_a_frame_that_is_not_the_one_wanted_is_refused_and_changes_nothing() -> 
     assembly.add(frame, encoded.digest(0))
     with pytest.raises(RefusalError, match="0 are due"):
         assembly.add(frame, encoded.digest(0))
-    assert alike(assembly.item(), [np.arange(10_000)])
+    assert alike(assembly.item, [np.arange(10_000)])
 
 
 def decode_or_refuse(spec: bytes) -> None:
     """Any other exception fails the test."""
     with contextlib.suppress(RefusalError):
-        Assembly(frames.decode(spec))
+        Assembly(decode(spec))
 
 
 @given(items, st.data())

@@ -18,7 +18,8 @@ from isthmus.runtime import messages
 from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.frames import CHUNK_BYTES, Encoder
+from isthmus.runtime.encoding import Encoder
+from isthmus.runtime.frames import CHUNK_BYTES
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.links import Endpoints
 from isthmus.runtime.messages import Hello

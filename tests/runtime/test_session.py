@@ -13,7 +13,7 @@ from isthmus.runtime import messages, session
 from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.credit import Intake
-from isthmus.runtime.frames import Encoder
+from isthmus.runtime.encoding import Encoder
 from isthmus.runtime.heard import (
     FramesHeard,
     PeerUp,
