@@ -9,15 +9,20 @@ of a connection and the pieces of the present item, so a header only has to say 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import Raw
+
 from isthmus.runtime import messages
+from isthmus.runtime.assembly import Assembly
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.credit import charge, claim
+from isthmus.runtime.credit import Intake, charge, claim
 from isthmus.runtime.encoding import Encoded, Encoder
 from isthmus.runtime.frames import Bytes
+from isthmus.runtime.heard import ParcelsArrived
 from isthmus.runtime.lanes import Inbound, Load, Shipment
 from isthmus.runtime.messages import Record
 from isthmus.runtime.refusal import RefusalError
@@ -32,65 +37,81 @@ def shipment(encoder: Encoder, encoded: Encoded, parcel: Parcel, snapshot: int, 
 
 def frames_of(load: Load, connection: int, now: Instant) -> tuple[list[Any], int]:
     """(frames, cost) of a load; its new items have begun at `now`."""
-    records, claims = [], 0
+    records: list[tuple[int, Raw, Raw]] = []
+    claims = 0
     for each in load.begun:
         each.begun = now
         envelope, encoded = each.cargo
-        records.append(messages.pack_record(each.sequence, envelope, encoded.spec))
-        claims += claim(each.parcel.size_bytes, sum(each.sizes))
-    raw: list[Any] = []
-    digests = []
+        records.append((each.sequence, Raw(envelope), Raw(encoded.spec)))
+        claims += each.claim
+    frames: list[Any] = [b""]
+    digests: list[int] = []
+    raw_bytes = 0
     for each, piece in load.pieces:
-        _, encoded = each.cargo
-        raw.append(encoded.pieces[piece])
+        encoded = each.cargo[1]
+        frames.append(encoded.pieces[piece])
         digests.append(encoded.digest(piece))
+        raw_bytes += each.sizes[piece]
     header = messages.seal(connection, messages.pack_batch(load.transfer, load.piece, digests, records))
-    raw_bytes = sum(map(len, raw))
-    return [header, *raw], charge(len(header) + raw_bytes, raw_bytes + claims)
+    frames[0] = header
+    return frames, charge(len(header) + raw_bytes, raw_bytes + claims)
 
 
 class Incoming:
-    """The batches of one connection, put together."""
+    """The batches of one connection, put together; `intake` is charged with them."""
 
-    def __init__(self, inbound: Inbound) -> None:
+    def __init__(self, inbound: Inbound, intake: Intake) -> None:
         self.arrived = 0
         """Items of this connection that are complete."""
-        self._inbound = inbound
+        self._inbound, self._intake = inbound, intake
         self._pieces = 0
-        self._partial: Record | None = None
+        self._partial: tuple[Record, Assembly] | None = None
 
-    def read(self, fields: list[Any], frames: Sequence[Bytes]) -> tuple[messages.Batch, int]:
-        """(batch, cost) of a message; RefusalError if it is not the next one."""
+    def read(self, fields: list[Any], frames: Sequence[Bytes]) -> ParcelsArrived:
+        """What a message completes; RefusalError if it is not the next one, or if there was no credit for it."""
         batch = messages.batch_of(fields)
         raw = frames[1:]
         if len(raw) != len(batch.digests) or not (raw or batch.records):
             raise RefusalError("message", f"{len(raw)} frames, {len(batch.digests)} digests")
-        if (batch.transfer, batch.piece) != (self.arrived, self._pieces):
+        if batch.transfer != self.arrived or batch.piece != self._pieces:
             found = f"item {batch.transfer}, piece {batch.piece}"
             raise RefusalError("sequence", f"{found} came, item {self.arrived}, piece {self._pieces} was due")
+        items = [] if self._partial is None else [self._partial]
+        claims = 0
+        for record in batch.records:
+            assembly = Assembly(record.tree)
+            claims += claim(record.said.size_bytes, assembly.size_bytes)
+            items.append((record, assembly))
         raw_bytes = sum(map(len, raw))
-        claims = sum(claim(record.size_bytes, record.assembly.size_bytes) for record in batch.records)
-        return batch, charge(len(frames[0]) + raw_bytes, raw_bytes + claims)
+        cost = charge(len(frames[0]) + raw_bytes, raw_bytes + claims)
+        self._intake.receive(cost)
+        return ParcelsArrived(self._assemble(items, raw, batch.digests), cost)
 
-    def assemble(self, batch: messages.Batch, raw: Sequence[Bytes]) -> list[tuple[int, Parcel]]:
+    def _assemble(
+        self, items: list[tuple[Record, Assembly]], raw: Sequence[Bytes], digests: list[int]
+    ) -> deque[tuple[int, Parcel]]:
         """Give the pieces to the items that want them; (snapshot number, parcel) of each that is now complete."""
-        complete = []
+        parcels: deque[tuple[int, Parcel]] = deque()
+        places = []
         used = 0
-        partial, self._partial = self._partial, None
-        for record in [*([partial] if partial else []), *batch.records]:
+        self._partial = None
+        for record, assembly in items:
             if self._partial is not None:
                 raise RefusalError("message", "an item begins before the one before it is complete")
-            while record.assembly.wanted and used < len(raw):
-                record.assembly.add(raw[used], batch.digests[used])
+            while assembly.wanted and used < len(raw):
+                assembly.add(raw[used], digests[used])
                 used += 1
                 self._pieces += 1
-            if record.assembly.wanted:
-                self._partial = record
+            if assembly.wanted:
+                self._partial = record, assembly
                 continue
-            complete.append(record)
+            said = record.said
+            places.append((said.edge, record.sequence, said.replaces))
+            parcel = Parcel(said.edge, said.key, assembly.item, said.fields, said.digest, said.size_bytes)
+            parcels.append((said.snapshot, parcel))
             self._pieces = 0
         if used < len(raw):
             raise RefusalError("message", f"{len(raw) - used} frames belong to no item")
-        self._inbound.arrive([(record.edge, record.sequence, record.replaces) for record in complete])
-        self.arrived += len(complete)
-        return [(record.snapshot, record.parcel()) for record in complete]
+        self._inbound.arrive(places)
+        self.arrived += len(places)
+        return parcels

@@ -14,13 +14,15 @@ conformance suite. The contract:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from isthmus.runtime.events import Fields
 from isthmus.runtime.ids import Member
 
 
-class Parcel(NamedTuple):
+class Parcel(msgspec.Struct, frozen=True, gc=False):
     """An item on its way: `edge` by its index, `key` of its mailbox, the fields that cores may see, its digest (0 if
     none was taken), and its size."""
 

@@ -155,10 +155,11 @@ class Connections:
     def _way_to(self, peer: Peer, session: Session) -> Link:
         """New sockets to a peer that listens."""
         assert isinstance(peer.route, Endpoints)
-        ears = Ears(self, peer, session)
-        dealer = self._sockets.dealer
-        control = dealer("control", lambda address, frames, machine: ears.hear_control(frames), ears.gone)
-        data = dealer("data", lambda address, frames, machine: ears.hear_data(frames), ears.gone)
+        gone, dealer = Ears(self, peer, session).gone, self._sockets.dealer
+        hear_control = partial(self.hear, peer, session, session.receive_control)
+        hear_data = partial(self.hear, peer, session, session.receive_data)
+        control = dealer("control", lambda address, frames, machine: hear_control(frames), gone)
+        data = dealer("data", lambda address, frames, machine: hear_data(frames), gone)
         try:
             control.connect(peer.route.control, peer.route.key)
             data.connect(peer.route.data, peer.route.key)

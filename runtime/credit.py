@@ -39,35 +39,33 @@ def charge(message_bytes: int, claims_bytes: int) -> int:
 
 def claim(size_bytes: int, pieces_bytes: int) -> int:
     """What an item claims to measure beside its pieces."""
-    return max(0, size_bytes - pieces_bytes)
+    return size_bytes - pieces_bytes if size_bytes > pieces_bytes else 0
 
 
 class Window:
     """The sender's side of the byte credit of one connection."""
 
-    __slots__ = ("_sent", "_size_bytes", "_taken")
+    __slots__ = ("_sent", "_taken", "size_bytes", "under_way")
 
     def __init__(self, size_bytes: int, held: int = 0) -> None:
-        self._size_bytes = size_bytes
+        self.size_bytes, self.under_way = size_bytes, held
         self._sent, self._taken = held, 0
 
-    def is_idle(self) -> bool:
-        """Whether nothing is under way: then anything may go, alone."""
-        return self._sent == self._taken
-
-    def has_room(self, cost: int) -> bool:
-        """Whether so much more may be under way."""
-        return self._sent - self._taken + cost <= self._size_bytes
+    def may_go(self, cost: int) -> bool:
+        """Whether so much more may be under way. Where nothing is, anything may go, alone."""
+        return not self.under_way or self.under_way + cost <= self.size_bytes
 
     def spend(self, cost: int) -> None:
         """A message was sent."""
         self._sent += cost
+        self.under_way += cost
 
     def take(self, total: int) -> None:
         """The other side has taken `total` so far; RefusalError if that cannot be."""
         if not self._taken <= total <= self._sent:
             raise RefusalError("credit", f"{total} bytes taken, {self._taken} before, {self._sent} were sent")
         self._taken = total
+        self.under_way = self._sent - total
 
 
 class Intake:
@@ -101,24 +99,23 @@ class Intake:
 
 
 class Grants:
-    """Credit in items, as totals per edge: told again they mean the same, so nothing is lost with a connection."""
+    """Credit in items, as totals per edge: told again they mean the same, so nothing is lost with a connection.
+
+    `given` has all totals of this side, `news` those that the peer was not told yet.
+    """
 
     def __init__(self) -> None:
         self.given: dict[int, int] = {}
-        self._news: dict[int, int] = {}
+        self.news: dict[int, int] = {}
         self._heard: dict[int, int] = {}
 
     def give(self, edge: int, count: int) -> None:
         """`count` items of an edge were taken here."""
-        self.given[edge] = self._news[edge] = self.given.get(edge, 0) + count
+        self.given[edge] = self.news[edge] = self.given.get(edge, 0) + count
 
-    def has_news(self) -> bool:
-        """Whether there are totals that the peer was not told yet."""
-        return bool(self._news)
-
-    def news(self) -> dict[int, int]:
-        """The totals that have changed since the last call."""
-        news, self._news = self._news, {}
+    def tell(self) -> dict[int, int]:
+        """The news, which are none any more."""
+        news, self.news = self.news, {}
         return news
 
     def hear(self, totals: Mapping[int, int]) -> list[tuple[int, int]]:

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from isthmus.runtime.channel import Receiver
-from isthmus.runtime.clock import Clock
+from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.ids import Member
 from isthmus.runtime.peers import Held, Peer
 
 
 class Delivery:
-    """`counts` gets what was received. `taken(peer)` is called when there may be something to acknowledge,
+    """`counts` gets what was received. `taken(peer)` is called when what was held has been given,
     `saw(member, number)` before an item whose sender had that snapshot number, where it is not 0."""
 
     def __init__(
@@ -71,24 +71,21 @@ class Delivery:
             self._credit.append((member, edge, count))
 
     def hold(self, peer: Peer, held: Held) -> None:
-        """A message came; deliver it, or let it wait."""
+        """A message has just come; deliver it, or let it wait. Whoever calls this lets the peer hear of it."""
         peer.held.append(held)
-        if not self._is_busy:
-            self._deliver()
+        if not self._is_busy and self._is_welcome(peer):
+            self._is_busy = True
+            try:
+                self._give(peer, peer.heard_at)
+            finally:
+                self._is_busy = False
 
     def _deliver(self) -> None:
-        """Give the receiver what it takes. It may pause, resume, close, or forget a peer meanwhile."""
+        """Give the receiver what it takes of all peers."""
         self._is_busy = True
         try:
             for peer in [peer for peer in self._peers.values() if peer.held and self._is_welcome(peer)]:
-                while peer.held and self._receiver is not None and not self._is_paused:
-                    held = peer.held[0]
-                    if held.parcels:
-                        self._give(self._receiver, peer, held)
-                    else:
-                        peer.held.popleft()
-                        if peer.session is not None:
-                            peer.session.take(held.cost)
+                self._give(peer, self._clock.now())
                 self._taken(peer)
         finally:
             self._is_busy = False
@@ -96,11 +93,20 @@ class Delivery:
     def _is_welcome(self, peer: Peer) -> bool:
         return peer.is_expected or not self._holds_strangers
 
-    def _give(self, receiver: Receiver, peer: Peer, held: Held) -> None:
-        snapshot, parcel = held.parcels.popleft()
-        held.session.acknowledge(self._clock.now(), parcel.size_bytes)
-        if snapshot:
-            self._saw(peer.member, snapshot)
-        self._counts["items_received"] += 1
-        self._counts["bytes_received"] += parcel.size_bytes
-        receiver.item_arrived(peer.member, parcel)
+    def _give(self, peer: Peer, now: Instant) -> None:
+        """Give the receiver what it takes of a peer. It may pause, resume, close, or forget a peer meanwhile."""
+        held = peer.held
+        while held and self._receiver is not None and not self._is_paused:
+            message = held[0]
+            if not message.parcels:
+                held.popleft()
+                if peer.session is not None:
+                    peer.session.take(message.cost)
+                continue
+            snapshot, parcel = message.parcels.popleft()
+            message.session.acknowledge(now, parcel.size_bytes)
+            if snapshot:
+                self._saw(peer.member, snapshot)
+            self._counts["items_received"] += 1
+            self._counts["bytes_received"] += parcel.size_bytes
+            self._receiver.item_arrived(peer.member, parcel)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Duration
@@ -16,14 +19,14 @@ class PeerUp(NamedTuple):
     """Items can be sent from now on."""
 
 
-class CreditHeard(NamedTuple):
+class CreditHeard(msgspec.Struct, frozen=True, gc=False):
     """The peer took so many more items of a Queue edge."""
 
     edge: int
     more: int
 
 
-class ShipmentsEnded(NamedTuple):
+class ShipmentsEnded(msgspec.Struct, frozen=True, gc=False):
     """These have arrived, `ages` ago (0 where nobody knows); or, where `is_superseded`, they never will."""
 
     shipments: list[Shipment]
@@ -31,13 +34,14 @@ class ShipmentsEnded(NamedTuple):
     is_superseded: bool = False
 
 
-class ParcelsArrived(NamedTuple):
+class ParcelsArrived(msgspec.Struct, frozen=True, gc=False):
     """Items (each with the sender's snapshot number) that came with one message, of which none may come again.
 
-    Whoever gives them to the receiver calls `Session.acknowledge` for each, and `Session.take` with `cost` after all.
+    Whoever gives them to the receiver takes them out, calls `Session.acknowledge` for each, and `Session.take` with
+    `cost` after all.
     """
 
-    parcels: list[tuple[int, Parcel]]
+    parcels: deque[tuple[int, Parcel]]
     cost: int
 
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
 
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant
@@ -31,26 +33,29 @@ PIECE_OVERHEAD_BYTES: Final = 9
 WAITING_MAX: Final = 1 << 18
 """Items for one peer that wait or are kept: four times the largest capacity of a Queue."""
 
+_NEVER: Final = Instant(0)
+
 Entry = TypeVar("Entry")
 
 
 class Line(Generic[Entry]):
-    """What waits. An entry with a place takes over the turn of the one that has the place."""
+    """What waits. An entry with a place takes over the turn of the one that has the place. `entries` are in the order
+    of their turns; only this class writes them."""
 
-    __slots__ = ("_entries", "_tickets")
+    __slots__ = ("_tickets", "entries")
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[object, Entry] = OrderedDict()
+        self.entries: OrderedDict[object, Entry] = OrderedDict()
         self._tickets = 0
 
     def put(self, entry: Entry, place: tuple[object, ...] | None) -> Entry | None:
         """Add an entry at the end, or at its place; the result is what it supersedes."""
-        key: object = place
         if place is None:
             self._tickets += 1
-            key = self._tickets
-        superseded = self._entries.get(key)
-        self._entries[key] = entry
+            self.entries[self._tickets] = entry
+            return None
+        superseded = self.entries.get(place)
+        self.entries[place] = entry
         return superseded
 
     def put_back(self, entry: Entry, place: tuple[object, ...] | None) -> bool:
@@ -59,56 +64,54 @@ class Line(Generic[Entry]):
         if place is None:
             self._tickets += 1
             key = self._tickets
-        if key in self._entries:
+        if key in self.entries:
             return False
-        self._entries[key] = entry
-        self._entries.move_to_end(key, last=False)
+        self.entries[key] = entry
+        self.entries.move_to_end(key, last=False)
         return True
 
     def first(self) -> Entry | None:
         """Whose turn it is."""
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             return entry
         return None
 
     def take(self) -> Entry:
         """Remove and return the first; KeyError if there is none."""
-        return self._entries.popitem(last=False)[1]
+        return self.entries.popitem(last=False)[1]
 
     def clear(self) -> None:
         """Forget everything."""
-        self._entries.clear()
+        self.entries.clear()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries.values())
+        return iter(self.entries.values())
 
 
 class Shipment:
     """An item on its way to one peer: `head_bytes` of its record (or what it claims, if that is more), `sizes` of its
-    pieces, `cargo` for whoever packs it.
+    pieces, what it claims beside them, its `place` (with the others of its mailbox, or None: behind everything), and
+    `cargo` for whoever packs it.
 
     `sent` counts the pieces sent on the present connection; `begun` is when the first of them was.
     """
 
-    __slots__ = ("begun", "cargo", "head_bytes", "parcel", "replaces", "sent", "sequence", "sizes")
+    __slots__ = ("begun", "cargo", "claim", "head_bytes", "parcel", "place", "replaces", "sent", "sequence", "sizes")
 
     def __init__(self, parcel: Parcel, replaces: bool, head_bytes: int, sizes: Sequence[int], cargo: Any) -> None:
         self.parcel, self.replaces = parcel, replaces
-        self.head_bytes = max(head_bytes, claim(parcel.size_bytes, sum(sizes)))
+        self.place = (parcel.edge, parcel.key) if replaces else None
+        self.claim = claim(parcel.size_bytes, sum(sizes))
+        self.head_bytes = head_bytes if head_bytes > self.claim else self.claim
         self.sizes, self.cargo = sizes, cargo
         self.sequence = self.sent = 0
-        self.begun = Instant(0)
-
-    @property
-    def place(self) -> tuple[object, ...] | None:
-        """Where it waits: with the others of its mailbox, or behind everything."""
-        return (self.parcel.edge, self.parcel.key) if self.replaces else None
+        self.begun = _NEVER
 
 
-class Load(NamedTuple):
+class Load(msgspec.Struct, frozen=True, gc=False):
     """What the next message holds. `transfer` and `piece` number the first item and its first piece in it."""
 
     transfer: int
@@ -132,7 +135,7 @@ class Outbound:
 
     def put(self, shipment: Shipment) -> Shipment | None:
         """Let a shipment wait; the one that it supersedes. LocalProtocolError if far too many wait."""
-        if len(self.line) + len(self.kept) >= WAITING_MAX:
+        if len(self.line.entries) + len(self.kept) >= WAITING_MAX:
             raise LocalProtocolError(
                 f"{WAITING_MAX} items wait for one peer (edge {shipment.parcel.edge}, key {shipment.parcel.key!r}):"
                 f" more than Queue capacities and mailbox keys allow"
@@ -159,7 +162,7 @@ class Outbound:
 
     def has_more(self) -> bool:
         """Whether anything waits, or is sent in part."""
-        return self._current is not None or len(self.line) > 0
+        return self._current is not None or bool(self.line.entries)
 
     def load(self, raw_bytes_max: int, pieces_max: int, records_max: int) -> Load | None:
         """What to send now, at most so much: at least one piece or item; None if nothing waits or credit is short.
@@ -167,40 +170,45 @@ class Outbound:
         What it returns is under way from now on.
         """
         window, current = self.window, self._current
-        if window is None or not self.has_more():
+        if window is None or (current is None and not self.line.entries):
             return None
-        load = Load(self._begun - (current is not None), current.sent if current else 0, [], [])
+        room = window.size_bytes - window.under_way
+        begun: list[Shipment] = []
+        pieces: list[tuple[Shipment, int]] = []
+        load = Load(self._begun - (current is not None), current.sent if current else 0, begun, pieces)
         head_bytes, raw_bytes = OVERHEAD_BYTES, 0
 
         def fits(head: int, raw: int) -> bool:
-            if not load.begun and not load.pieces and window.is_idle():
+            """Whether a record with its first piece, or another piece, may go, too."""
+            count = len(pieces) + (raw > 0)
+            if begun or pieces:
+                if head_bytes + head > HEAD_BYTES_MAX or (head and len(begun) == records_max):
+                    return False
+                if raw_bytes + raw > raw_bytes_max or count > pieces_max:
+                    return False
+            elif not window.under_way:
                 return True
-            pieces = len(load.pieces) + (raw > 0)
-            is_full = head_bytes + head > HEAD_BYTES_MAX or raw_bytes + raw > raw_bytes_max
-            is_full = is_full or pieces > pieces_max or len(load.begun) == records_max
-            if is_full and (load.begun or load.pieces):
-                return False
-            total = head_bytes + head + raw_bytes + raw + pieces * PIECE_OVERHEAD_BYTES
-            return window.has_room(max(total, CHARGE_MIN))
+            cost = head_bytes + head + raw_bytes + raw + count * PIECE_OVERHEAD_BYTES
+            return cost <= room and room >= CHARGE_MIN
 
-        while True:
-            shipment = self._current or self.line.first()
-            if shipment is None:
+        while (shipment := self._current or self.line.first()) is not None:
+            sizes = shipment.sizes
+            is_new = shipment is not self._current
+            if is_new and not fits(shipment.head_bytes, sizes[0] if sizes else 0):
                 break
-            if self._current is None:
-                if not fits(shipment.head_bytes, shipment.sizes[0] if shipment.sizes else 0):
-                    break
+            if is_new:
                 self._begin(self.line.take())
-                load.begun.append(shipment)
+                begun.append(shipment)
                 head_bytes += shipment.head_bytes
-            while shipment.sent < len(shipment.sizes) and fits(0, shipment.sizes[shipment.sent]):
-                load.pieces.append((shipment, shipment.sent))
-                raw_bytes += shipment.sizes[shipment.sent]
+            while shipment.sent < len(sizes) and (is_new or fits(0, sizes[shipment.sent])):
+                is_new = False
+                pieces.append((shipment, shipment.sent))
+                raw_bytes += sizes[shipment.sent]
                 shipment.sent += 1
-            if shipment.sent < len(shipment.sizes):
+            if shipment.sent < len(sizes):
                 break
             self._current = None
-        return load if load.begun or load.pieces else None
+        return load if begun or pieces else None
 
     def acknowledge(self, total: int) -> list[Shipment]:
         """The other side has `total` items of this connection; those that it had not yet. RefusalError if it cannot."""
@@ -238,15 +246,17 @@ class Inbound:
     def __init__(self) -> None:
         self.delivered: dict[int, int] = {}
 
-    def arrive(self, records: Iterable[tuple[int, int, bool]]) -> None:
+    def arrive(self, places: Iterable[tuple[int, int, bool]]) -> None:
         """Count (edge, sequence, replaces) of items that came together; RefusalError, and none counts, if one is out of
         order."""
         last: dict[int, int] = {}
-        for edge, sequence, replaces in records:
-            before = last.get(edge, self.delivered.get(edge, 0))
+        is_known = True
+        for edge, sequence, replaces in places:
+            before = last.get(edge) or self.delivered.get(edge, 0)
             if sequence <= before or (not replaces and sequence != before + 1):
                 raise RefusalError("sequence", f"item {sequence} of edge {edge} came after item {before}")
             last[edge] = sequence
-        if len(self.delivered) + len(last) > EDGES_MAX and len(self.delivered.keys() | last.keys()) > EDGES_MAX:
+            is_known = is_known and before > 0
+        if not is_known and len(self.delivered.keys() | last.keys()) > EDGES_MAX:
             raise RefusalError("crowd", f"items of more than {EDGES_MAX} edges")
         self.delivered.update(last)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
-import msgpack  # type: ignore[import-untyped]
+import msgspec
 import xxhash
 
 from isthmus.runtime.assembly import Assembly, decode
@@ -50,11 +50,17 @@ NAME_LENGTH_MAX: Final = 256
 HELLO, WELCOME, STATE, REFUSAL, RELAY, UNREACHABLE, ATTACH, BATCH, RELAYED = range(1, 10)
 
 _PREFIX: Final = struct.Struct("<2sHIQ")
-_COUNT_LAST: Final = (1 << 63) - 1
-_INTEGER: Final = frozenset({int})
-_TEXT: Final = frozenset({str})
 _SCALARS: Final[frozenset[type]] = frozenset({int, str, type(None)})
-_pack = msgpack.Packer(strict_types=True).pack
+_pack: Final = msgspec.msgpack.Encoder().encode
+
+_COUNT_LAST: Final = (1 << 63) - 1
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=_COUNT_LAST)]
+Edge: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=EDGE_LAST)]
+Age: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=AGE_LAST)]
+Digest: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+"""64 bits, as is every integer that msgpack can say."""
+Totals: TypeAlias = Annotated[dict[Edge, Count], msgspec.Meta(max_length=EDGES_MAX)]
+Read = TypeVar("Read")
 
 
 class Hello(NamedTuple):
@@ -76,46 +82,53 @@ class Hello(NamedTuple):
     granted: dict[int, int]
 
 
-class State(NamedTuple):
+class Form(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """Base of what is read by C code as it is declared here: numbers of fields, types and ranges."""
+
+
+class State(Form, frozen=True, tag=STATE):
     """Where the sender of this message is: totals of the connection, so that a later one says all that an earlier one
     did. `heard` counts control messages, `taken` bytes, `acknowledged` items that the receiver was given; `granted` has
     the edges whose total has changed. `ages` says of each newly acknowledged item how many microseconds ago that was;
     of more than AGES_MAX, the last age stands for the rest. It is the heartbeat, too.
     """
 
-    heard: int
-    taken: int
-    acknowledged: int
-    ages: list[int]
-    granted: dict[int, int]
+    heard: Count
+    taken: Count
+    acknowledged: Count
+    ages: Annotated[list[Age], msgspec.Meta(max_length=AGES_MAX)]
+    granted: Totals
 
 
-class Record(NamedTuple):
-    """The header of an item that begins in a batch. `replaces` on Latest edges; `size_bytes` as its sender counts."""
+class Envelope(Form, frozen=True):
+    """What is said of an item beside its sequence number. `replaces` on Latest edges; `size_bytes` as its sender
+    counts."""
 
-    edge: int
-    sequence: int
-    snapshot: int
+    edge: Edge
+    snapshot: Count
     replaces: bool
     key: int | str | None
     fields: dict[str, Any] | None
-    digest: int
-    size_bytes: int
-    assembly: Assembly
-
-    def parcel(self) -> Parcel:
-        """The parcel, once it is complete."""
-        return Parcel(self.edge, self.key, self.assembly.item, self.fields, self.digest, self.size_bytes)
+    digest: Digest
+    size_bytes: Count
 
 
-class Batch(NamedTuple):
+class Record(Form, frozen=True):
+    """An item that begins in a batch: its place on its edge, its envelope, and its tree, of which `assembly` judges."""
+
+    sequence: Count
+    said: Envelope
+    tree: Any
+
+
+class Batch(Form, frozen=True, tag=BATCH):
     """Items and pieces of items. `transfer` numbers the first item that the message touches, counting every item of the
     connection from 0; `piece` says which of that item's pieces comes first; `digests` are those of the raw frames."""
 
-    transfer: int
-    piece: int
-    digests: list[int]
-    records: list[Record]
+    transfer: Count
+    piece: Count
+    digests: Annotated[list[int], msgspec.Meta(max_length=FRAMES_MAX)]
+    records: Annotated[list[Record], msgspec.Meta(max_length=RECORDS_MAX)]
 
 
 # -- the seal ----------------------------------------------------------------------------------------------------------
@@ -162,7 +175,7 @@ def connection_of(frame: Bytes) -> int:
 def pack_hello(kind: int, hello: Hello) -> bytes:
     """The body of a HELLO or a WELCOME."""
     rest = (hello.token, hello.window, hello.held, hello.delivered, hello.granted)
-    return _body([kind, hello.run, hello.fingerprint, _plain(hello.source), _plain(hello.target), *rest])
+    return _pack([kind, hello.run, hello.fingerprint, _plain(hello.source), _plain(hello.target), *rest])
 
 
 def hello_of(fields: list[Any]) -> Hello:
@@ -178,29 +191,24 @@ def hello_of(fields: list[Any]) -> Hello:
         token,
         _count(window),
         _count(held),
-        _totals(delivered),
-        _totals(granted),
+        _read(delivered, Totals),
+        _read(granted, Totals),
     )
 
 
 def pack_state(state: State) -> bytes:
     """The body of a STATE."""
-    return _body([STATE, *state])
+    return _pack(state)
 
 
 def state_of(fields: list[Any]) -> State:
     """A STATE; RefusalError if it is not well formed."""
-    _, heard, taken, acknowledged, ages, granted = _exactly(fields, 6)
-    if type(ages) is not list or len(ages) > AGES_MAX or not _INTEGER.issuperset(map(type, ages)):
-        raise _malformed("ages", ages)
-    if ages and not 0 <= min(ages) <= max(ages) <= AGE_LAST:
-        raise _malformed(f"ages of 0 to {AGE_LAST} us", ages)
-    return State(_count(heard), _count(taken), _count(acknowledged), ages, _totals(granted))
+    return _read(fields, State)
 
 
 def pack_refusal(reason: str, story: str) -> bytes:
     """The body of a REFUSAL, which ends a connection and says why."""
-    return _body([REFUSAL, reason[:NAME_LENGTH_MAX], story[:NAME_LENGTH_MAX]])
+    return _pack([REFUSAL, reason[:NAME_LENGTH_MAX], story[:NAME_LENGTH_MAX]])
 
 
 def refusal_of(fields: list[Any]) -> tuple[str, str]:
@@ -211,7 +219,7 @@ def refusal_of(fields: list[Any]) -> tuple[str, str]:
 
 def pack_relay(kind: int, source: Member, target: Member, inner: bytes = b"") -> bytes:
     """The body of a RELAY, RELAYED or UNREACHABLE: from whom, to whom, and for RELAY the sealed message inside."""
-    return _body([kind, _plain(source), _plain(target), inner])
+    return _pack([kind, _plain(source), _plain(target), inner])
 
 
 def relay_of(fields: list[Any]) -> tuple[Member, Member, bytes]:
@@ -227,7 +235,7 @@ def relay_of(fields: list[Any]) -> tuple[Member, Member, bytes]:
 
 def pack_attach(token: bytes) -> bytes:
     """The body of an ATTACH, the first message on a data socket."""
-    return _body([ATTACH, token])
+    return _pack([ATTACH, token])
 
 
 def token_of(fields: list[Any]) -> bytes:
@@ -240,48 +248,25 @@ def token_of(fields: list[Any]) -> bytes:
 
 def pack_envelope(encoder: Encoder, parcel: Parcel, snapshot: int, replaces: bool) -> bytes:
     """What is said of an item beside its sequence number, which it gets when its transfer begins."""
-    edge, key, _, fields, digest, size_bytes = parcel
+    key = parcel.key
     if key is not None and type(key) is not str:
         key = int(key)
-    return encoder.small([edge, snapshot, replaces, key, fields, digest, size_bytes])
+    return encoder.small([parcel.edge, snapshot, replaces, key, parcel.fields, parcel.digest, parcel.size_bytes])
 
 
-def pack_record(sequence: int, envelope: bytes, spec: bytes) -> bytes:
-    """The record of an item."""
-    number: bytes = _pack(sequence)
-    return b"".join((b"\x93", number, envelope, spec))
-
-
-def pack_batch(transfer: int, piece: int, digests: list[int], records: Sequence[bytes]) -> bytes:
-    """The body of a BATCH."""
-    head = b"\x95" + _body([BATCH, transfer, piece, digests])[1:] + b"\xdc" + len(records).to_bytes(2, "big")
-    return b"".join((head, *records))
+def pack_batch(transfer: int, piece: int, digests: list[int], records: Sequence[Any]) -> bytes:
+    """The body of a BATCH. Of each record its sequence number, and, as `msgspec.Raw`, its envelope and its spec."""
+    return _pack((BATCH, transfer, piece, digests, records))
 
 
 def batch_of(fields: list[Any]) -> Batch:
     """A BATCH; RefusalError if it is not well formed."""
-    _, transfer, piece, digests, records = _exactly(fields, 5)
-    if type(digests) is not list or len(digests) > FRAMES_MAX or not _INTEGER.issuperset(map(type, digests)):
-        raise _malformed("digests", digests)
-    if type(records) is not list or len(records) > RECORDS_MAX:
-        raise _malformed("records", records)
-    return Batch(_count(transfer), _count(piece), digests, list(map(_record, records)))
-
-
-def _record(fields: Any) -> Record:
-    sequence, said, tree = _exactly(fields, 3)
-    edge, snapshot, replaces, key, shown, digest, size_bytes = _exactly(said, 7)
-    numbers = (edge, sequence, snapshot, size_bytes, digest)
-    if type(replaces) is not bool or type(key) not in _SCALARS or not _INTEGER.issuperset(map(type, numbers)):
-        raise _malformed("an item's header", (replaces, key, *numbers))
-    if min(numbers) < 0 or edge > EDGE_LAST or max(numbers[:-1]) > _COUNT_LAST or digest >= 1 << 64:
-        raise _malformed("numbers in their ranges", numbers)
-    if shown is not None:
-        if type(shown) is not dict or not _TEXT.issuperset(map(type, shown)):
-            raise _malformed("fields", shown)
-        if not _SCALARS.issuperset(map(type, shown.values())):
-            shown = _small(shown)
-    return Record(edge, sequence, snapshot, replaces, key, shown, digest, size_bytes, Assembly(tree))
+    batch = _read(fields, Batch)
+    for record in batch.records:
+        shown = record.said.fields
+        if shown is not None and not _SCALARS.issuperset(map(type, shown.values())):
+            shown.update(_small(shown))
+    return batch
 
 
 def _small(tree: Any) -> Any:
@@ -295,9 +280,12 @@ def _small(tree: Any) -> Any:
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def _body(fields: list[Any]) -> bytes:
-    body: bytes = _pack(fields)
-    return body
+def _read(fields: Any, form: type[Read]) -> Read:
+    """What was decoded, as the form declares it."""
+    try:
+        return msgspec.convert(fields, form)
+    except msgspec.ValidationError as error:
+        raise RefusalError("message", str(error)) from error
 
 
 def _plain(member: Member) -> list[Any]:
@@ -320,12 +308,6 @@ def _count(value: Any) -> int:
     return value
 
 
-def _edge(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= EDGE_LAST:
-        raise _malformed("an edge", value)
-    return value
-
-
 def _name(value: Any) -> str:
     if type(value) is not str or len(value) > NAME_LENGTH_MAX:
         raise _malformed("a name", value)
@@ -335,9 +317,3 @@ def _name(value: Any) -> str:
 def _member(value: Any) -> Member:
     role, slot, incarnation = _exactly(value, 3)
     return Member(Replica(_name(role), _count(slot)), _count(incarnation))
-
-
-def _totals(value: Any) -> dict[int, int]:
-    if type(value) is not dict or len(value) > EDGES_MAX:
-        raise _malformed("totals per edge", value)
-    return {_edge(edge): _count(total) for edge, total in value.items()}

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.credit import Intake
@@ -46,13 +48,12 @@ class Limits(NamedTuple):
     retry_max: Duration = seconds(1)
 
 
-class Held:
+class Held(msgspec.Struct, frozen=True, gc=False):
     """Parcels of one message that wait for the receiver, and what it costs to take them all."""
 
-    __slots__ = ("cost", "parcels", "session")
-
-    def __init__(self, session: Session, parcels: list[tuple[int, Parcel]], cost: int) -> None:
-        self.session, self.parcels, self.cost = session, deque(parcels), cost
+    session: Session
+    parcels: deque[tuple[int, Parcel]]
+    cost: int
 
 
 class Peer:

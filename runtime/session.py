@@ -31,7 +31,6 @@ from isthmus.runtime.heard import (
     CreditHeard,
     Event,
     FramesHeard,
-    ParcelsArrived,
     PeerUp,
     Refused,
     RelayHeard,
@@ -136,7 +135,7 @@ class Session:
         self._given: list[Instant] = []
         self._acknowledged = 0
         self._told = self._told_heard = self._heard = self._heard_told = 0
-        self._incoming = Incoming(pair.inbound)
+        self._incoming = Incoming(pair.inbound, intake)
         self._relays: deque[bytes] = deque()
         self._forwards: deque[list[Any]] = deque()
         self._forwards_bytes = 0
@@ -183,7 +182,8 @@ class Session:
             if kind != messages.WELCOME:
                 self._heard += 1
                 self._owes_state |= self._heard - self._heard_told >= AHEAD_MAX // 4
-            return self._live_since(was, self._handlers[kind](fields))
+            events = self._handlers[kind](fields)
+            return events if self.phase == was else self._entered(events)
         except RefusalError:
             self.close()
             raise
@@ -197,7 +197,8 @@ class Session:
             fields = self._unsealed(frames[0], messages.HEADER_BYTES_MAX)
             kind = fields[0]
             was = self._advance(kind, is_data=True)
-            return self._live_since(was, self._data_handlers[kind](fields, frames))
+            events = self._data_handlers[kind](fields, frames)
+            return events if self.phase == was else self._entered(events)
         except RefusalError:
             self.close()
             raise
@@ -210,9 +211,10 @@ class Session:
     def acknowledge(self, now: Instant, size_bytes: int) -> None:
         """The next item, of so many bytes, was given to the receiver."""
         self._acknowledged += 1
-        if len(self._given) < AGES_MAX:
+        told = len(self._given)
+        if told < AGES_MAX:
             self._given.append(now)
-        if size_bytes >= LARGE_BYTES or len(self._given) == AGES_MAX:
+        if size_bytes >= LARGE_BYTES or told + 1 >= AGES_MAX:
             self._owes_state = True
 
     def close(self) -> None:
@@ -230,8 +232,8 @@ class Session:
     def has_more(self) -> bool:
         """Whether there may be something to say before the next heartbeat."""
         pair = self._pair
-        is_owing = self._owes_state or self._owes_hello or self._owes_attach
-        return is_owing or pair.outbound.has_more() or pair.grants.has_news() or bool(self._relays or self._forwards)
+        is_owing = self._owes_state or self._owes_hello or self._owes_attach or bool(pair.grants.news)
+        return is_owing or bool(self._relays or self._forwards) or pair.outbound.has_more()
 
     def next_control(self, now: Instant, *, is_beat: bool = False) -> bytes | None:
         """The next message for the control socket, None if there is nothing to say; a heartbeat says where we are."""
@@ -245,7 +247,7 @@ class Session:
         if not is_beat:
             if self._told - self._told_heard >= AHEAD_MAX:
                 return None
-            if not self._owes_state and not self._pair.grants.has_news():
+            if not self._owes_state and not self._pair.grants.news:
                 if not self._relays:
                     return None
                 self._told += 1
@@ -255,7 +257,7 @@ class Session:
         self._owes_state = False
         given, self._given = self._given, []
         ages = [min((now - at) // 1000, AGE_LAST) for at in given]
-        state = State(self._heard, self._intake.announce(), self._acknowledged, ages, self._pair.grants.news())
+        state = State(self._heard, self._intake.announce(), self._acknowledged, ages, self._pair.grants.tell())
         return messages.seal(self.connection, messages.pack_state(state))
 
     def next_data(self, now: Instant) -> list[Any] | None:
@@ -265,6 +267,8 @@ class Session:
             return [messages.seal(self.connection, messages.pack_attach(self.token))]
         if self.phase != "live":
             return None
+        if not self._forwards:
+            return self._next_batch(now)
         self._is_forward_next = not self._is_forward_next
         if self._is_forward_next:
             return self._next_forward() or self._next_batch(now)
@@ -326,9 +330,9 @@ class Session:
         ended = ShipmentsEnded(done, unknown), ShipmentsEnded(superseded, [], is_superseded=True)
         return [*ended, *(CreditHeard(edge, count) for edge, count in credits)]
 
-    def _live_since(self, was: Phase, events: list[Event]) -> list[Event]:
-        """What was heard, with the news that the connection is live, if it is now and was not."""
-        if was == "live" or self.phase != "live":
+    def _entered(self, events: list[Event]) -> list[Event]:
+        """What was heard, with the news that the connection is live, if that is the phase that has begun."""
+        if self.phase != "live":
             return events
         self._owes_state = True
         return [PeerUp(), *events]
@@ -374,17 +378,14 @@ class Session:
         return [FramesHeard(source, target, frames[1:])]
 
     def _batch(self, fields: list[Any], frames: Sequence[Bytes]) -> list[Event]:
-        batch, cost = self._incoming.read(fields, frames)
-        self._intake.receive(cost)
-        parcels = self._incoming.assemble(batch, frames[1:])
-        return [ParcelsArrived(parcels, cost)]
+        return [self._incoming.read(fields, frames)]
 
     def _next_forward(self) -> list[Any] | None:
         if not self._forwards:
             return None
         size_bytes = sum(map(len, self._forwards[0]))
         cost = charge(size_bytes, 0)
-        if not self._window.is_idle() and not self._window.has_room(cost):
+        if not self._window.may_go(cost):
             return None
         self._window.spend(cost)
         self._forwards_bytes -= size_bytes

@@ -182,7 +182,8 @@ class WireChannel:
 
     def wake(self, peer: Peer) -> None:
         """Let a peer hear, at the end of this turn of the loop, what there is to say."""
-        if peer.session is None or not peer.session.has_more():
+        session = peer.session
+        if session is None or not session.has_more():
             return
         if not self._awake:
             self._clock.call_soon(self._turn)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import zmq
@@ -63,6 +64,9 @@ NOBLOCK: Final = int(zmq.NOBLOCK)
 SNDMORE_NOBLOCK: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 """As plain integers: an operation on pyzmq's enumerations costs more than asking libzmq."""
 
+_send: Final = zmq.backend.Socket.send
+"""Without the layer of Python above it, which is for kinds of sockets that we do not have."""
+
 
 class ZmqSocket:
     """A socket that calls `hear` with the frames of each message, and `gone` when its only connection has ended, with
@@ -90,6 +94,8 @@ class ZmqSocket:
         self._is_closed = self._is_scheduled = False
         self._is_router = kind == zmq.ROUTER
         self._socket = context.socket(kind)
+        self._events: Callable[[], Any] = partial(self._socket.getsockopt, EVENTS)
+        self._send = partial(_send, self._socket)
         for option, value in _options(kind, mark).items():
             self._socket.setsockopt(option, value)
         self._monitor: zmq.Socket[bytes] | None = None
@@ -139,7 +145,7 @@ class ZmqSocket:
         try:
             for index, frame in enumerate(frames):
                 flags = NOBLOCK if index == last else SNDMORE_NOBLOCK
-                self._socket.send(frame, flags, len(frame) < COPY_BYTES_MAX)
+                self._send(frame, flags, len(frame) < COPY_BYTES_MAX)
         except zmq.Again as error:
             if self._is_router:
                 raise LocalProtocolError("a high-water mark was reached, which credit should prevent") from error
@@ -173,23 +179,25 @@ class ZmqSocket:
             while not is_over and messages < TURN_MESSAGES_MAX and size_bytes < TURN_BYTES_MAX:
                 received = self._receive()
                 if received is not None:
+                    address, frames, user_id = received
                     messages += 1
-                    size_bytes += sum(map(len, received[1]))
-                    self._judge(*received)
+                    size_bytes += sum(map(len, frames))
+                    if self._keys is None or not self._is_router:
+                        self._hear(address, frames, None)
+                    else:
+                        self._judge(self._keys, address, frames, user_id)
                 is_over = self._is_closed or not self._has_message()
         finally:
             if not is_over:
                 self._look()
 
-    def _judge(self, address: bytes, frames: list[Bytes], user_id: str | None) -> None:
+    def _judge(self, keys: Keyring, address: bytes, frames: list[Bytes], user_id: str | None) -> None:
         """Let a message be heard, unless its key is not admitted any more."""
-        machine = None
-        if self._keys is not None and self._is_router:
-            machine = self._keys.name_of(user_id)
-            if machine is None:
-                self._count("expelled")
-                return
-        self._hear(address, frames, machine)
+        machine = keys.name_of(user_id)
+        if machine is None:
+            self._count("expelled")
+        else:
+            self._hear(address, frames, machine)
 
     def _count(self, reason: str) -> None:
         self._counts[f"refused_{reason}"] += 1
@@ -201,17 +209,13 @@ class ZmqSocket:
             frame = self._socket.recv(NOBLOCK, False)
         except zmq.Again:
             return None
-        frames: list[Bytes] = []
-        user_id: str | None = None
-        is_asking = self._keys is not None and self._is_router
-        while True:
-            if is_asking:
-                user_id, is_asking = handshakes.user_id(frame), False
+        user_id = handshakes.user_id(frame) if self._keys is not None and self._is_router else None
+        frames: list[Bytes] = [frame.buffer]
+        while frame.more:
+            frame = self._socket.recv(NOBLOCK, False)
             if len(frames) < TURN_FRAMES_KEPT:
                 frames.append(frame.buffer)
-            if not frame.more:
-                return address, frames, user_id
-            frame = self._socket.recv(NOBLOCK, False)
+        return address, frames, user_id
 
     def _look(self) -> None:
         """Read in the next turn what libzmq has, unless that is agreed already."""
@@ -220,8 +224,7 @@ class ZmqSocket:
 
     def _has_message(self) -> bool:
         """Ask what libzmq has to say: there is a message, or, where there is none, that the connection has ended."""
-        state = self._socket.getsockopt(EVENTS)
-        assert isinstance(state, int)
+        state = self._events()
         if state & POLLIN:
             return True
         if not self._is_router and not state & POLLOUT:

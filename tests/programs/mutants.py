@@ -112,7 +112,7 @@ def item_credit_leaked(patch: pytest.MonkeyPatch) -> None:
     """Credit in items is told as what is new instead of as a total, and lost with a connection."""
 
     def give(self: Any, edge: int, count: int) -> None:
-        self._news[edge] = self._news.get(edge, 0) + count
+        self.news[edge] = self.news.get(edge, 0) + count
 
     patch.setattr(credit.Grants, "give", give)
     patch.setattr(credit.Grants, "hear", lambda self, totals: list(totals.items()))

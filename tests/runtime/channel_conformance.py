@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 
@@ -177,7 +178,7 @@ class ChannelConformance:
         [(source, got)] = pair.at_b.items
         assert source == A
         assert same(got.item, sent.item)
-        assert got[:2] + got[3:] == sent[:2] + sent[3:]
+        assert msgspec.structs.replace(got, item=None) == msgspec.structs.replace(sent, item=None)
         assert codec.seal(got.item).digest == sent.digest
         assert not any(array.flags.writeable for array in arrays(got.item))
 

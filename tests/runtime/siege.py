@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 import zmq
 
@@ -164,6 +165,6 @@ class Siege:
         assert self.growth < GROWTH_MAX
 
 
-def record(sequence: int, spec: bytes) -> bytes:
+def record(sequence: int, spec: bytes) -> msgspec.Raw:
     said = bytes(msgpack.packb([1, 0, False, None, None, 0, 0]))
-    return b"\x93" + bytes(msgpack.packb(sequence)) + said + spec
+    return msgspec.Raw(b"\x93" + bytes(msgpack.packb(sequence)) + said + spec)

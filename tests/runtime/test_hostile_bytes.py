@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -129,7 +130,7 @@ def test_a_session_refuses_or_understands_whatever_comes(rng: random.Random, is_
     parcel = Parcel(1, "k", item, {"n": [1]}, 5, 6)
     made = shipment(encoder, encoder.encode(item), parcel, 0, True)
     envelope, encoded = made.cargo  # type: ignore[misc]
-    batch = messages.pack_batch(0, 0, [], [messages.pack_record(1, envelope, encoded.spec)])
+    batch = messages.pack_batch(0, 0, [], [(1, msgspec.Raw(envelope), msgspec.Raw(encoded.spec))])
     state = messages.pack_state(messages.State(1, 0, 0, [], {1: 2}))
     relay = messages.pack_relay(messages.RELAY, stranger(1), stranger(2), b"inner")
     frame = resealed(rng, messages.seal(1, batch if is_data else rng.choice([state, relay])))

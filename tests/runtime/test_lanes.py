@@ -247,7 +247,7 @@ def test_items_of_a_queue_come_in_order_without_gaps_and_of_a_mailbox_in_order()
 
 def test_the_receiver_checks_the_credit_that_the_sender_keeps() -> None:
     window, intake = Window(100), Intake(100)
-    assert window.is_idle()
+    assert not window.under_way
     intake.receive(1000)
     with pytest.raises(RefusalError, match="under way"):
         intake.receive(1)
@@ -266,17 +266,17 @@ def test_the_receiver_checks_the_credit_that_the_sender_keeps() -> None:
     window.take(400)
     with pytest.raises(RefusalError, match="taken"):
         window.take(399)
-    assert not window.has_room(1)
+    assert not window.may_go(1)
 
 
 def test_grants_are_totals() -> None:
     consumer, producer = Grants(), Grants()
-    assert not consumer.has_news()
+    assert not consumer.news
     consumer.give(1, 2)
-    lost = consumer.news()
+    lost = consumer.tell()
     consumer.give(1, 3)
     consumer.give(2, 1)
-    assert (lost, consumer.news(), consumer.news()) == ({1: 2}, {1: 5, 2: 1}, {})
+    assert (lost, consumer.tell(), consumer.tell()) == ({1: 2}, {1: 5, 2: 1}, {})
     assert producer.hear({1: 5, 2: 1}) == [(1, 5), (2, 1)]
     assert producer.hear({1: 5}) == []
     with pytest.raises(RefusalError, match="shrink"):
