@@ -82,7 +82,7 @@ class Incoming:
             assembly = Assembly(record.tree)
             claims += claim(record.said.size_bytes, assembly.size_bytes)
             items.append((record, assembly))
-        raw_bytes = sum(map(len, raw))
+        raw_bytes = sum(map(len, raw)) if raw else 0
         cost = charge(len(frames[0]) + raw_bytes, raw_bytes + claims)
         self._intake.receive(cost)
         return ParcelsArrived(self._assemble(items, raw, batch.digests), cost)
@@ -95,10 +95,11 @@ class Incoming:
         places = []
         used = 0
         self._partial = None
+        count = len(raw)
         for record, assembly in items:
             if self._partial is not None:
                 raise RefusalError("message", "an item begins before the one before it is complete")
-            while assembly.wanted and used < len(raw):
+            while assembly.wanted and used < count:
                 assembly.add(raw[used], digests[used])
                 used += 1
                 self._pieces += 1
@@ -110,8 +111,8 @@ class Incoming:
             parcel = Parcel(said.edge, said.key, assembly.item, said.fields, said.digest, said.size_bytes)
             parcels.append((said.snapshot, parcel))
             self._pieces = 0
-        if used < len(raw):
-            raise RefusalError("message", f"{len(raw) - used} frames belong to no item")
+        if used < count:
+            raise RefusalError("message", f"{count - used} frames belong to no item")
         self._inbound.arrive(places)
         self.arrived += len(places)
         return parcels

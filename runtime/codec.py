@@ -39,13 +39,14 @@ def freeze(item: Any, depth: int = 0) -> None:
 
     ValueError if it is nested deeper than DEPTH_MAX.
     """
-    if type(item) is np.ndarray:
+    kind = type(item)
+    if kind is np.ndarray:
         item.setflags(write=False)
         return
     values: Collection[Any]
-    if type(item) is list or type(item) is tuple:
+    if kind is list or kind is tuple:
         values = item
-    elif isinstance(item, Mapping):
+    elif kind is dict or isinstance(item, Mapping):
         values = item.values()
     elif isinstance(item, list | tuple):
         values = item
@@ -53,10 +54,9 @@ def freeze(item: Any, depth: int = 0) -> None:
         return
     if depth >= DEPTH_MAX and len(values):
         raise ValueError(f"an item is nested deeper than {DEPTH_MAX} levels")
-    if not _PLAIN.issuperset(map(type, values)):
-        for value in values:
-            if type(value) not in _PLAIN:
-                freeze(value, depth + 1)
+    for value in values:
+        if type(value) not in _PLAIN:
+            freeze(value, depth + 1)
 
 
 def seal(item: Any) -> Seal:
@@ -66,20 +66,24 @@ def seal(item: Any) -> Seal:
     What is none of these, and integers of more than 64 bits, are told apart by their `repr`. ValueError for an item
     that has no end.
     """
-    taken = _Taken()
-    structure: bytes = msgpack.Packer(default=taken.leaf, strict_types=True, buf_size=_BUFFER_BYTES).pack(item)
-    taken.state.update(structure)
-    return Seal(taken.size_bytes + len(structure), taken.state.intdigest())
+    arrays = _Arrays()
+    packer = msgpack.Packer(default=arrays.leaf, strict_types=True, buf_size=_BUFFER_BYTES)
+    structure: bytes = packer.pack(item)
+    state = arrays.state
+    if state is None:
+        return Seal(len(structure), xxhash.xxh3_64_intdigest(structure))
+    state.update(structure)
+    return Seal(arrays.size_bytes + len(structure), state.intdigest())
 
 
-class _Taken:
-    """The arrays of an item that were met so far: their bytes, and the state of the digest."""
+class _Arrays:
+    """Those of an item that were met so far: their bytes, and the state of the digest, if there were any."""
 
     __slots__ = ("size_bytes", "state")
 
     def __init__(self) -> None:
         self.size_bytes = 0
-        self.state = xxhash.xxh3_64()
+        self.state: xxhash.xxh3_64 | None = None
 
     def leaf(self, leaf: Any) -> Any:
         """What stands in the structure for something that msgpack does not know."""
@@ -87,17 +91,22 @@ class _Taken:
             return list(leaf)
         if hasattr(leaf, "nbytes") and hasattr(leaf, "shape"):
             freeze(leaf)
-            self.size_bytes += leaf.nbytes
-            try:
-                self.state.update(leaf)
-            except (TypeError, ValueError, BufferError):  # Not in one piece, not here, or of a dtype of its own.
-                self.state.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+            self._take(leaf)
             return [msgpack.ExtType(_ARRAY, _name(leaf.dtype)), list(leaf.shape)]
         if isinstance(leaf, Mapping):
             return dict(leaf)
         if isinstance(leaf, list | tuple):
             return list(leaf)
         return msgpack.ExtType(_OBJECT, repr(leaf).encode())
+
+    def _take(self, array: Any) -> None:
+        if self.state is None:
+            self.state = xxhash.xxh3_64()
+        self.size_bytes += array.nbytes
+        try:
+            self.state.update(array)
+        except (TypeError, ValueError, BufferError):  # Not in one piece, not here, or of a dtype of its own.
+            self.state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 @cache
@@ -110,7 +119,7 @@ def fields(item: Any, names: Iterable[str]) -> dict[str, Any]:
 
     LocalProtocolError for a value that would not come back from tape or wire as it was.
     """
-    if not isinstance(item, Mapping):
+    if type(item) is not dict and not isinstance(item, Mapping):
         return {}
     found = {name: item[name] for name in names if name in item}
     for name, value in found.items():

@@ -69,24 +69,28 @@ def survey(node: Any, depth: int, left: int, odd: list[Odd]) -> int:
     """How many more leaves may follow a container that lies so deep; RefusalError for one too deep, too large or ill
     keyed. `odd` gets what is no plain leaf, in the order of the tree.
 
-    Lists of plain leaves are most of what small items have; they cost no call.
+    Items have few and short lists beside their arrays: looking at each leaf here costs less than asking C code about
+    each list, and lists of plain leaves cost no call.
     """
     left -= len(node)
     if left < 0 or depth > DEPTH_MAX:
         raise RefusalError("depth", f"more than {LEAVES_MAX} leaves or {DEPTH_MAX} levels")
     kind = type(node)
     is_mapping = kind is dict or (kind is not list and kind is not tuple and isinstance(node, Mapping))
-    if not is_mapping and PLAIN.issuperset(map(type, node)):
-        return left
     for key, value in node.items() if is_mapping else enumerate(node):
         if is_mapping and type(key) not in _KEYS:
             raise RefusalError("keys", f"keys that are neither str nor int: {list(node)[:4]!r:.80}")
         kind = type(value)
         if kind in PLAIN:
             continue
-        if kind is list and depth < DEPTH_MAX and PLAIN.issuperset(map(type, value)):
-            left -= len(value)
-        elif isinstance(value, CONTAINERS):
+        if kind is list and depth < DEPTH_MAX:
+            for leaf in value:
+                if type(leaf) not in PLAIN:
+                    break
+            else:
+                left -= len(value)
+                continue
+        if kind is list or kind is dict or isinstance(value, CONTAINERS):
             left = survey(value, depth + 1, left, odd)
         else:
             odd.append((node, key, value))

@@ -252,7 +252,7 @@ class Inbound:
         last: dict[int, int] = {}
         is_known = True
         for edge, sequence, replaces in places:
-            before = last.get(edge) or self.delivered.get(edge, 0)
+            before = last[edge] if edge in last else self.delivered.get(edge, 0)
             if sequence <= before or (not replaces and sequence != before + 1):
                 raise RefusalError("sequence", f"item {sequence} of edge {edge} came after item {before}")
             last[edge] = sequence

@@ -108,7 +108,8 @@ class WireChannel:
             self._encoded = parcel.item, self._encoder.encode(parcel.item)
         made = shipment(self._encoder, self._encoded[1], parcel, self.snapshot, replaces)
         self._counts["superseded"] += peer.pair.outbound.put(made) is not None
-        self.wake(peer)
+        if peer.session is not None:
+            self._rouse(peer)
 
     def grant(self, source: Member, edge: int, count: int) -> None:
         """Tell the producer of a Queue edge that `count` items were taken."""
@@ -183,11 +184,8 @@ class WireChannel:
     def wake(self, peer: Peer) -> None:
         """Let a peer hear, at the end of this turn of the loop, what there is to say."""
         session = peer.session
-        if session is None or not session.has_more():
-            return
-        if not self._awake:
-            self._clock.call_soon(self._turn)
-        self._awake[peer.member] = peer
+        if session is not None and session.has_more():
+            self._rouse(peer)
 
     def act_on(self, peer: Peer, session: Session, events: list[Event]) -> None:
         """What follows from what was heard."""
@@ -212,6 +210,12 @@ class WireChannel:
     def lost(self, member: Member, reason: str) -> None:
         """A connection ended, or could not be made."""
         self._on_peer_lost(member, reason)
+
+    def _rouse(self, peer: Peer) -> None:
+        """There is something to say to a peer, at the end of this turn."""
+        if not self._awake:
+            self._clock.call_soon(self._turn)
+        self._awake[peer.member] = peer
 
     def _turn(self) -> None:
         """Let everybody hear what there is to say."""
