@@ -25,12 +25,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from isthmus.ops.items import Control, Kind, Merging, Progress, as_totals, merge_totals
+from isthmus.ops.items import Control, Kind, Merging, Progress
 from isthmus.ops.lock_step import Turn
 from isthmus.ops.pacer import RECOVERY_GRACE
 from isthmus.ops.roster import Roster
 from isthmus.ops.start import START_WAIT, Start
 from isthmus.ops.terms import Conditions, everybody
+from isthmus.ops.totals import Totals
 
 
 def open_rounds_max(overlap: int, fragments: int, interval: int) -> int:
@@ -54,8 +55,8 @@ class Conductor:
         self._fragments, self._interval, self._overlap = fragments, interval, overlap
         self._learners, self._budget, self._step_tokens = learners, tokens, tokens_per_batch
         self._start, self._roster = Start(learners), Roster()
-        self._totals: dict[tuple[int, int], int] = {}  # As reported, whenever that was.
-        self._counted: dict[tuple[int, int], int] = {}  # Up to the last capture that was merged.
+        self._totals = Totals()  # As reported, whenever that was.
+        self._counted = Totals()  # Up to the last capture that was merged.
         self._open: dict[int, Turn] = {}  # By fragment.
         self._born: set[int] = set()
         self._ended: set[int] = set()
@@ -78,10 +79,10 @@ class Conductor:
     ) -> list[tuple[str, Turn]] | None:
         """Take what is new, and open the rounds that follow from it."""
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
-            merge_totals(self._totals, [*report["totals"], [report["slot"], report["incarnation"], report["tokens"]]])
+            self._totals.hear([*report["totals"], [report["slot"], report["incarnation"], report["tokens"]]])
             self._roster.hear(report)
         if control is not None:
-            merge_totals(self._totals, control["totals"])
+            self._totals.hear(control["totals"])
             self._is_stopping |= control["stop"]
         for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
             self._end(merging)
@@ -125,8 +126,7 @@ class Conductor:
             case "merge":
                 for slot, incarnation in turn["members"]:
                     if [slot, incarnation] not in missing:
-                        known = self._counted.get((slot, incarnation), 0)
-                        self._counted[slot, incarnation] = known + turn["steps"] * self._step_tokens
+                        self._counted.add(slot, incarnation, turn["steps"] * self._step_tokens)
             case "final":
                 self._ended.add(fragment)
 
@@ -154,8 +154,8 @@ class Conductor:
         if any(holders.values()):
             if not self._is_due_by("recovery", RECOVERY_GRACE, len(self._roster.live())):
                 return []
-            self._has_begun, self._planned = True, sum(self._totals.values())
-            self._counted = dict(self._totals)
+            self._has_begun, self._planned = True, self._totals.trained
+            self._counted.hear(self._totals.told())
             return [self._turn(p, "recover", members, 0) for p, members in holders.items() if members]
         giver = self._start.giver([learner.member for learner in self._roster.live()], self._context.now())
         return [] if giver is None else [self._turn(p, "initial", [giver], 0) for p in unborn]
@@ -220,7 +220,7 @@ class Conductor:
             deadline=conditions.deadline,
             chain=None,
             interval=self._interval,
-            totals=as_totals(self._counted),
+            totals=self._counted.told(),
             steps=steps,
         )
         self._open[fragment] = turn

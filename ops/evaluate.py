@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict
 
 from isthmus.ops.fragment import Fragment
-from isthmus.ops.items import Progress, Update, Vector, merge_totals
+from isthmus.ops.items import Progress, Update, Vector
 from isthmus.ops.learning import evaluation_of, first_parameters_of
+from isthmus.ops.totals import Totals
 from isthmus.ops.tree import named_leaves, tree_mean
 
 TIMES_DEFAULT: Final = 20
@@ -49,7 +50,7 @@ class Evaluate:
         self._schedule = Schedule(tokens, times)
         self._values: dict[int, Vector] = {}
         self._final: set[int] = set()
-        self._totals: dict[tuple[int, int], int] = {}
+        self._totals = Totals()
         self.is_finished = False
 
     def prepare(self) -> None:
@@ -66,12 +67,12 @@ class Evaluate:
         """Take in what was published; evaluate if that is due."""
         for item in (update or {}).values():
             self._values[item["fragment"]] = item["values"]
-            merge_totals(self._totals, item["totals"])
+            self._totals.hear(item["totals"])
             if item["kind"] == "final":
                 self._final.add(item["fragment"])
         if len(self._values) < len(self._fragments):
             return None
-        trained = sum(self._totals.values())
+        trained = self._totals.trained
         kind = self._schedule.due(trained, is_final=len(self._final) == len(self._fragments))
         if kind is None:
             return None

@@ -22,8 +22,9 @@ import numpy as np
 from isthmus.ops.accounts import FragmentLedger, clock_of
 from isthmus.ops.data import of_slot
 from isthmus.ops.fragment import Fragment
-from isthmus.ops.items import Capture, Progress, Round, Update, Vector, as_totals, merge_totals
+from isthmus.ops.items import Capture, Progress, Round, Update, Vector
 from isthmus.ops.learning import Learning, learner_of
+from isthmus.ops.totals import Totals
 
 REPORT_NS: Final = 100_000_000
 WATCH_NS: Final = 250_000_000
@@ -69,7 +70,7 @@ class InnerStep:
         self._clocks: dict[int, list[list[int]]] = {}
         self._answered: dict[int, tuple[int, int]] = {}
         self._postponed: dict[int, Round] = {}
-        self._totals: dict[tuple[int, int], int] = {}
+        self._totals = Totals()
         self._loss_sum = 0.0
         self._loss_count = 0
         self._losses: list[Any] = []
@@ -111,7 +112,7 @@ class InnerStep:
         answers: list[tuple[str, Any]] = []
         for request in sorted((pull or {}).values(), key=lambda asked: asked["round"]):
             news += 1
-            merge_totals(self._totals, request["totals"])
+            self._totals.hear(request["totals"])
             answers.extend(self._answer(request))
         answers.extend(self._answer_postponed())
         if answers:
@@ -134,7 +135,7 @@ class InnerStep:
 
     def _is_spent(self) -> bool:
         """Whether all that is known to be trained makes up the budget: then no step is needed any more."""
-        return 0 < self._budget <= sum(self._totals.values())
+        return 0 < self._budget <= self._totals.trained
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
@@ -150,7 +151,7 @@ class InnerStep:
 
     def _adopt(self, update: Update) -> None:
         p, version = update["fragment"], (update["version"][0], update["version"][1])
-        merge_totals(self._totals, update["totals"])
+        self._totals.hear(update["totals"])
         clock = clock_of(update["clock"], self._slot)
         ledger = self._ledgers.get(p)
         # Of the zeros before a first version nothing may survive, nor of what is not finite.
@@ -180,7 +181,7 @@ class InnerStep:
         """Take in progress and a request to stop, where this program has no syncer."""
         items = _items(control)
         for item in items:
-            merge_totals(self._totals, item["totals"])
+            self._totals.hear(item["totals"])
             self._budget = item["tokens"]
             if item["stop"] and not self._fragments:
                 self._phase = "final"
@@ -307,13 +308,13 @@ class InnerStep:
             self._step_time = round(STEP_TIME_DECAY * average + (1 - STEP_TIME_DECAY) * took)
         self._began_at = now
         count = of_slot(self._task.tokens_per_batch, self._slot)
-        trained = sum(self._totals.values())
-        loss = self._learner.step(batch, min(1.0, trained / self._budget) if self._budget else 0.0)
+        # Below 1: no step is made once the budget is spent.
+        loss = self._learner.step(batch, self._totals.trained / self._budget if self._budget else 0.0)
         self._step += 1
         self._tokens += count
         for ledger in self._ledgers.values():
             ledger.trained(count)
-        self._totals[(self._slot, self._incarnation)] = self._tokens
+        self._totals.add(self._slot, self._incarnation, count)
         self._losses.append(loss)
         if len(self._losses) > LOSSES_MAX:
             self._read_losses(left=1)
@@ -378,7 +379,7 @@ class InnerStep:
             sick=self._sick,
             accounts=[ledger.account() if ledger is not None else [0, 0, 0, 0, 0] for ledger in ledgers],
             versions=[list(ledger.base) if ledger is not None else [0, 0] for ledger in ledgers],
-            totals=as_totals(self._totals),
+            totals=self._totals.told(),
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
             waited=traffic.waited.get(self._context.node, 0),

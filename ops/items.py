@@ -188,15 +188,3 @@ class Control(TypedDict):
     stop: bool
     tokens: int
     totals: list[list[int]]
-
-
-def merge_totals(known: dict[tuple[int, int], int], heard: list[list[int]]) -> None:
-    """Take the maximum, per (slot, incarnation), of what is known and what was heard: progress only grows."""
-    for slot, incarnation, tokens in heard:
-        key = (slot, incarnation)
-        known[key] = max(known.get(key, 0), tokens)
-
-
-def as_totals(known: dict[tuple[int, int], int]) -> list[list[int]]:
-    """Progress as an item carries it, sorted."""
-    return [[slot, incarnation, tokens] for (slot, incarnation), tokens in sorted(known.items())]

@@ -27,11 +27,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from isthmus.ops.items import Control, Kind, Merging, Progress, Round, as_totals, merge_totals
+from isthmus.ops.items import Control, Kind, Merging, Progress, Round
 from isthmus.ops.pacing import Schedule, StepClock, rounds_in_flight_max
 from isthmus.ops.roster import Learner, Roster
 from isthmus.ops.start import Start
 from isthmus.ops.terms import Conditions, Terms, everybody
+from isthmus.ops.totals import Totals
 
 
 class PacerContext(Protocol):
@@ -92,7 +93,7 @@ class Pacer:
         self._start = Start(learners)
         self._terms = Terms(interval, overlap, quorum, gamma if grace else None)
         self._roster, self._clock = Roster(), StepClock()
-        self._totals: dict[tuple[int, int], int] = {}
+        self._totals = Totals()
         self._rounds: dict[int, OpenRound] = {}  # By fragment.
         self._born: set[int] = set()
         self._ended: set[int] = set()
@@ -129,9 +130,9 @@ class Pacer:
             self._hear(report)
         self._clock.close_up(self._lag_max())
         if control is not None:
-            merge_totals(self._totals, control["totals"])
+            self._totals.hear(control["totals"])
             self._is_stopping |= control["stop"]
-        self._is_stopping |= sum(self._totals.values()) >= self._tokens
+        self._is_stopping |= self._totals.trained >= self._tokens
         for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
             self._end(merging)
         opened = [*self._renewals(), *self._openings()]
@@ -156,7 +157,7 @@ class Pacer:
     def _hear(self, report: Progress) -> None:
         """Take a learner's report. The totals of a former life still count; nothing else of it does."""
         slot, incarnation = report["slot"], report["incarnation"]
-        merge_totals(self._totals, [*report["totals"], [slot, incarnation, report["tokens"]]])
+        self._totals.hear([*report["totals"], [slot, incarnation, report["tokens"]]])
         known = self._roster.incarnation(slot)
         if incarnation < known:
             return
@@ -250,7 +251,7 @@ class Pacer:
         if self._recovers_at is None:
             self._recovers_at = now + RECOVERY_GRACE
         heard = {learner.slot for learner in self._roster.live()}
-        return now < self._recovers_at and any(slot not in heard for slot, _ in self._totals)
+        return now < self._recovers_at and not self._totals.slots() <= heard
 
     def _open_merges(self) -> list[Round]:
         """What is due, the longest overdue first, as far as there is room in flight."""
@@ -319,7 +320,7 @@ class Pacer:
             deadline=conditions.deadline,
             chain=fragment if kind == "merge" else None,
             interval=self.interval,
-            totals=as_totals(self._totals),
+            totals=self._totals.told(),
         )
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.ops.evaluate import Evaluated
-from isthmus.ops.items import Control, Merging, Progress, as_totals, merge_totals
+from isthmus.ops.items import Control, Merging, Progress
 from isthmus.ops.items import Final as FinalItem
+from isthmus.ops.totals import Totals
 from isthmus.programs.summary import fragment_accounts, goodput, merged_share
 from isthmus.runtime.disk import Disk
 from isthmus.runtime.store import Lines, write_tensors
@@ -52,7 +53,7 @@ class Recorder:
         self._folder = folder
         self._budget, self._learners, self._sizes = tokens, learners, sizes
         self._has_syncer, self._has_evaluator = has_syncer, has_evaluator
-        self._totals: dict[tuple[int, int], int] = {}
+        self._totals = Totals()
         self._reports: dict[int, Progress] = {}
         self._reported_at: dict[int, int] = {}
         self._former: list[Progress] = []
@@ -132,7 +133,7 @@ class Recorder:
 
     def _hear(self, report: Progress, now: int) -> None:
         slot = report["slot"]
-        merge_totals(self._totals, report["totals"])
+        self._totals.hear(report["totals"])
         if self._zero is None and report["step"]:
             self._zero = now - report["stepping"]
             self._flush_early()
@@ -209,13 +210,13 @@ class Recorder:
 
     def _control(self, now: int) -> dict[str, Control] | None:
         """What learners or pacers are told: only what they cannot know themselves."""
-        is_spent = not self._has_syncer and sum(self._totals.values()) >= self._budget
+        is_spent = not self._has_syncer and self._totals.trained >= self._budget
         stop = self._context.stop_requested() or is_spent
         is_news = stop != self._is_stopping or now - self._controlled_at >= CONTROL_NS
         if self._has_syncer and not is_news:
             return None
         self._is_stopping, self._controlled_at = stop, now
-        return {"control": Control(stop=stop, tokens=self._budget, totals=as_totals(self._totals))}
+        return {"control": Control(stop=stop, tokens=self._budget, totals=self._totals.told())}
 
     def _is_flushed(self, now: int) -> bool:
         """Whether no line waits for the disk, or none is waited for any more, once all the rest is there."""
@@ -257,7 +258,7 @@ class Recorder:
             "zero": self._zero,
             "stepping_until": self._stepping_until,
             "time": (now - self._zero) / 1e9 if self._zero is not None else 0.0,
-            "tokens": sum(self._totals.values()),
+            "tokens": self._totals.trained,
             "tokens_budget": self._budget,
             "outer_steps": merges,
             "contributors_mean": votes / merges if merges else 0.0,
