@@ -27,12 +27,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Version: TypeAlias = tuple[int, int]
 """(epoch, count): the term of a shard, and the outer steps of a fragment in it."""
 Clock: TypeAlias = tuple[int, int]
 """(incarnation, position): up to where the work of one life is merged."""
+
+FATES: Final = ("merged", "overlapped", "refused", "lost", "pending")
+"""What becomes of a trained token, fragment by fragment."""
 
 # An answer over more than so many intervals since adoption is refused, unless its base is still the newest.
 STALE_INTERVALS = 4
@@ -50,7 +53,10 @@ def weight(tokens: int, steps: int) -> float:
 
 def clock_of(clock: Iterable[Sequence[int]], slot: int) -> Clock | None:
     """The entry of one slot in an exported clock; None where nothing of the slot has been merged."""
-    return next(((incarnation, position) for each, incarnation, position in clock if each == slot), None)
+    for each, incarnation, position in clock:
+        if each == slot:
+            return incarnation, position
+    return None
 
 
 class FragmentAccount:
@@ -131,18 +137,26 @@ class FragmentAccount:
 
 
 @dataclass(slots=True)
+class Odometer:
+    """How far one life of a learner is: its inner steps, and the tokens in them. All its ledgers read the one."""
+
+    steps: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
 class FragmentLedger:
     """A learner's books of one fragment, in one incarnation.
 
-    `begin` is the position of the last adoption of `base`; `steps` and `tokens` count from there. The four totals cover
-    the tokens whose fate is known; the rest are pending.
+    Opened at the adoption of a first version. `begin` is the position of the last adoption of `base`; `steps` and
+    `tokens` count from there, by difference: a step touches no ledger. The four totals cover the tokens whose fate is
+    known; the rest are pending.
     """
 
     incarnation: int
     base: Version
-    begin: int = 0
-    steps: int = field(default=0, init=False)
-    tokens: int = field(default=0, init=False)
+    odometer: Odometer
+    begin: int = field(init=False)
     merged: int = field(default=0, init=False)
     overlapped: int = field(default=0, init=False)
     refused: int = field(default=0, init=False)
@@ -150,46 +164,41 @@ class FragmentLedger:
     _answered: int | None = field(default=None, init=False, repr=False)
     _unsettled: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
     """Ranges of tokens booked as refused whose answer may yet be merged, by a round open at the adoption; ascending."""
+    _steps_begin: int = field(init=False, repr=False)
     _start: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._start = self.begin
+        self._start = self.begin = self.odometer.tokens
+        self._steps_begin = self.odometer.steps
 
     @property
-    def position(self) -> int:
-        """The number of the last token trained."""
-        return self.begin + self.tokens
+    def steps(self) -> int:
+        """Inner steps since the last adoption."""
+        return self.odometer.steps - self._steps_begin
 
     @property
-    def pending(self) -> int:
-        """Tokens since adoption, of which nothing is known yet."""
-        return self.tokens
-
-    def trained(self, tokens: int, steps: int = 1) -> None:
-        """Count inner steps over so many tokens in all."""
-        self.steps += steps
-        self.tokens += tokens
+    def tokens(self) -> int:
+        """Tokens since the last adoption: pending, for nothing is known of them yet."""
+        return self.odometer.tokens - self.begin
 
     def answered(self, position: int) -> None:
         """Note that an answer up to `position` was sent; of several since adoption the last counts."""
-        if not max(self.begin, self._answered or 0) <= position <= self.position:
+        if not max(self.begin, self._answered or 0) <= position <= self.odometer.tokens:
             raise ValueError(
-                f"answering up to token {position}: expected {self.begin} (adoption) to {self.position} (trained), and "
-                f"no step back from {self._answered}."
+                f"answering up to token {position}: expected {self.begin} (adoption) to {self.odometer.tokens} "
+                f"(trained), and no step back from {self._answered}."
             )
         self._answered = position
 
-    def adopted(self, version: Version, clock: Clock | None, position: int) -> None:
-        """Close the books at the adoption of `version`, made at `position`, and open new ones.
+    def adopted(self, version: Version, clock: Clock | None) -> None:
+        """Close the books at the adoption of `version`, made now, and open new ones.
 
         `clock` is this slot's entry in the update; that of another incarnation counts as none. Raises ValueError for a
-        version older than the base, a position other than the learner's own, or a clock beyond what it trained.
+        version older than the base, or a clock beyond what was trained.
         """
         if tuple(version) < tuple(self.base):
             raise ValueError(f"adopting version {version}: expected {self.base} or newer, which the learner holds.")
-        if position != self.position:
-            raise ValueError(f"adopting at token {position}: expected {self.position}, as far as the learner trained.")
-        merged_up_to = self._book_merged(clock)
+        merged_up_to, position = self._book_merged(clock), self.odometer.tokens
         if self._answered is None:
             self.refused += position - merged_up_to
         else:
@@ -197,36 +206,30 @@ class FragmentLedger:
             self._unsettled = [*self._unsettled, (merged_up_to, answered)][-UNSETTLED_COUNT_MAX:]
             self.refused += answered - merged_up_to
             self.overlapped += position - answered
-        self._reopen(version, position)
+        self._reopen(version)
 
     def died(self, clock: Clock | None = None) -> None:
         """Close the books for good: what is pending is lost, except what `clock` says was merged."""
-        merged_up_to, position = self._book_merged(clock), self.position
-        self.lost += position - merged_up_to
-        self._reopen(self.base, position)
-
-    def totals(self) -> dict[str, int]:
-        """The account: trained, merged, overlapped, refused, lost and pending tokens, the first the sum of the rest."""
-        parts = {
-            "merged": self.merged,
-            "overlapped": self.overlapped,
-            "refused": self.refused,
-            "lost": self.lost,
-            "pending": self.pending,
-        }
-        return {"trained": self.position - self._start, **parts}
+        self.lost += self.odometer.tokens - self._book_merged(clock)
+        self._reopen(self.base)
 
     def account(self) -> list[int]:
-        """[merged, overlapped, refused, lost, pending], as it travels."""
+        """What became of the tokens since the first version, in the order of FATES, as it travels."""
         return [self.merged, self.overlapped, self.refused, self.lost, self.tokens]
+
+    def totals(self) -> dict[str, int]:
+        """The account by name, and the trained tokens, which are its sum."""
+        fates = dict(zip(FATES, self.account(), strict=True))
+        return {"trained": self.odometer.tokens - self._start, **fates}
 
     def _book_merged(self, clock: Clock | None) -> int:
         """Book what the clock says was merged; returns up to where that is, at least the last adoption."""
         if clock is None or clock[0] != self.incarnation:
             return self.begin
         position = clock[1]
-        if position > self.position:
-            raise ValueError(f"reading the clock: expected at most token {self.position}, found {position} merged.")
+        if position > self.odometer.tokens:
+            found = f"found {position} merged."
+            raise ValueError(f"reading the clock: expected at most token {self.odometer.tokens}, {found}")
         for first, last in self._unsettled:
             if first < position <= last:
                 self.refused -= position - first
@@ -236,5 +239,6 @@ class FragmentLedger:
         self.merged += merged_up_to - self.begin
         return merged_up_to
 
-    def _reopen(self, version: Version, position: int) -> None:
-        self.base, self.begin, self.steps, self.tokens, self._answered = version, position, 0, 0, None
+    def _reopen(self, version: Version) -> None:
+        self.base, self.begin, self._steps_begin = version, self.odometer.tokens, self.odometer.steps
+        self._answered = None

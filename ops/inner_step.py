@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from isthmus.ops.accounts import FragmentLedger, clock_of
+from isthmus.ops.accounts import FragmentLedger, Odometer, clock_of
 from isthmus.ops.data import of_slot
 from isthmus.ops.fragment import Fragment
 from isthmus.ops.items import Capture, Progress, Round, Update, Vector
@@ -75,7 +75,8 @@ class InnerStep:
         self._loss_count = 0
         self._losses: list[Any] = []
         self._captured: Any = None
-        self._step = self._tokens = self._step_time = self._delay_steps = 0
+        self._odometer = Odometer()
+        self._step_time = self._delay_steps = 0
         self._reported_step = -1
         self._reported_at = self._watched_at = self._began_at = self._first_at = self._stepping = 0
         self._sick = self._has_begun = self._is_over = False
@@ -157,15 +158,15 @@ class InnerStep:
         # Of the zeros before a first version nothing may survive, nor of what is not finite.
         adopt = self._learner.replace if ledger is None or self._sick else self._learner.adopt
         if ledger is None:
-            self._ledgers[p] = FragmentLedger(self._incarnation, version, begin=self._tokens)
+            self._ledgers[p] = FragmentLedger(self._incarnation, version, self._odometer)
         elif version < ledger.base or (version == ledger.base and update["kind"] == "recover"):
             return
         else:
             answered = self._answered.pop(p, None)
             # How long a shard was away says nothing of a round trip.
             if answered is not None and version[0] == ledger.base[0] and update["kind"] != "recover":
-                self._delay_steps = self._step - answered[1]
-            ledger.adopted(version, clock, self._tokens)
+                self._delay_steps = self._odometer.steps - answered[1]
+            ledger.adopted(version, clock)
         self._anchors[p], self._clocks[p] = update["values"], update["clock"]
         adopt(p, update["values"])
         self._heal(p)
@@ -211,7 +212,7 @@ class InnerStep:
         self._postponed.pop(p, None)
         if request["kind"] == "final":
             self._phase = "final"
-        elif self._step and not ledger.steps and request["grace"] is not None:
+        elif self._odometer.steps and not ledger.steps and request["grace"] is not None:
             self._postponed[p] = request
             return []
         return self._give(request, ledger)
@@ -232,8 +233,8 @@ class InnerStep:
     def _give(self, request: Round, ledger: FragmentLedger) -> list[tuple[str, Capture]]:
         p, number = request["fragment"], request["round"]
         capture = self._capture(request)
-        ledger.answered(self._tokens)
-        self._answered[p] = (number, self._step)
+        ledger.answered(self._odometer.tokens)
+        self._answered[p] = (number, self._odometer.steps)
         return [("fragment", capture)]
 
     def _first_version(self, request: Round) -> list[tuple[str, Capture]]:
@@ -260,7 +261,7 @@ class InnerStep:
             incarnation=self._incarnation,
             base=None if ledger is None else list(ledger.base),
             begin=0 if ledger is None else ledger.begin,
-            end=self._tokens,
+            end=self._odometer.tokens,
             steps=0 if ledger is None else ledger.steps,
             clock=[],
             values=self._learner.extract(p),
@@ -277,8 +278,8 @@ class InnerStep:
             slot=self._slot,
             incarnation=self._incarnation,
             base=list(ledger.base),
-            begin=self._tokens,
-            end=self._tokens,
+            begin=self._odometer.tokens,
+            end=self._odometer.tokens,
             steps=0,
             clock=self._clocks[p],
             values=self._anchors[p],
@@ -292,7 +293,7 @@ class InnerStep:
         captured, self._captured = self._captured, None
         if self._phase == "final":
             captured = self._learner.copy()
-        elif has_stepped and self._step % self._emit_every == 0:
+        elif has_stepped and self._odometer.steps % self._emit_every == 0:
             self._captured = self._learner.copy()
         return [] if captured is None else [("parameters", self._learner.tree(captured))]
 
@@ -300,7 +301,7 @@ class InnerStep:
 
     def _train(self, batch: Any) -> None:
         now = self._context.now()
-        if self._step == 0:
+        if self._odometer.steps == 0:
             self._first_at = now
         else:
             took = now - self._began_at
@@ -310,10 +311,8 @@ class InnerStep:
         count = of_slot(self._task.tokens_per_batch, self._slot)
         # Below 1: no step is made once the budget is spent.
         loss = self._learner.step(batch, self._totals.trained / self._budget if self._budget else 0.0)
-        self._step += 1
-        self._tokens += count
-        for ledger in self._ledgers.values():
-            ledger.trained(count)
+        self._odometer.steps += 1
+        self._odometer.tokens += count
         self._totals.add(self._slot, self._incarnation, count)
         self._losses.append(loss)
         if len(self._losses) > LOSSES_MAX:
@@ -354,14 +353,14 @@ class InnerStep:
             return True
         if self.is_idle:
             return has_news
-        due = self._step - self._reported_step >= self._report_every
+        due = self._odometer.steps - self._reported_step >= self._report_every
         return due or self._context.now() - self._reported_at >= REPORT_NS
 
     def _report(self) -> Progress:
         self._read_losses(left=1)
-        self._reported_step, self._reported_at = self._step, self._context.now()
-        self._context.publish({"phase": self._phase, "step": self._step, "sick": self._sick})
-        if self._step and self._phase == "stepping":
+        self._reported_step, self._reported_at = self._odometer.steps, self._context.now()
+        self._context.publish({"phase": self._phase, "step": self._odometer.steps, "sick": self._sick})
+        if self._odometer.steps and self._phase == "stepping":
             self._stepping = self._reported_at - self._first_at
         ledgers = [self._ledgers.get(p) for p in range(len(self._fragments))]
         traffic = self._context.traffic
@@ -369,8 +368,8 @@ class InnerStep:
             slot=self._slot,
             incarnation=self._incarnation,
             phase=self._phase,
-            step=self._step,
-            tokens=self._tokens,
+            step=self._odometer.steps,
+            tokens=self._odometer.tokens,
             stepping=self._stepping,
             step_time=self._step_time,
             loss=self._loss_sum / self._loss_count if self._loss_count else math.nan,

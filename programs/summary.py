@@ -13,12 +13,12 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from isthmus.ops.accounts import FATES
 from isthmus.ops.fragment import Fragment
 from isthmus.runtime.graph import Graph
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.trace import Span
 
-PARTS = ("merged", "overlapped", "refused", "lost", "pending")
 FRAGMENTS_NAMED_MAX = 16
 """Fragments that are listed where a shard is lost."""
 UPTIME_STEPS = 3
@@ -88,7 +88,7 @@ def summarise(
         "syncer_shards": shards,
         "fragments": len(fragment_sizes),
         "tokens_total": tokens,
-        **{f"tokens_{part}": means[part] for part in PARTS},
+        **{f"tokens_{part}": means[part] for part in FATES},
         "outer_steps": status.get("outer_steps", 0),
         "contributors_mean": round(status.get("contributors_mean", 0.0), 6),
         "merged_share": merged_share(accounts, fragment_sizes),
@@ -143,9 +143,9 @@ def fragment_accounts(
         account = {
             "fragment": p,
             "trained": trained,
-            **{name: sum(part[name] for part in parts) for name in PARTS[:-1]},
+            **{name: sum(part[name] for part in parts) for name in FATES[:-1]},
         }
-        account["pending"] = trained - sum(account[name] for name in PARTS[:-1])
+        account["pending"] = trained - sum(account[name] for name in FATES[:-1])
         found.append(account)
     return found
 
@@ -180,10 +180,10 @@ def _slot_account(p: int, lives: Sequence[Mapping[str, Any]], merged: int) -> di
 def _means(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int], tokens: int) -> dict[str, float]:
     """The parts of all trained tokens, as means over fragments weighted by size; all pending without fragments."""
     if not accounts:
-        return {part: float(tokens if part == "pending" else 0) for part in PARTS}
+        return {part: float(tokens if part == "pending" else 0) for part in FATES}
     total = sum(sizes)
     return {
-        part: sum(account[part] * size for account, size in zip(accounts, sizes, strict=True)) / total for part in PARTS
+        part: sum(account[part] * size for account, size in zip(accounts, sizes, strict=True)) / total for part in FATES
     }
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.ops.accounts import FragmentAccount, FragmentLedger, Version, clock_of
-
-FATES = ("merged", "overlapped", "refused", "lost", "pending")
+from isthmus.ops.accounts import FATES, FragmentAccount, FragmentLedger, Odometer, Version, clock_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class World:
 
     def __init__(self) -> None:
         self.shard = FragmentAccount((1, 0), interval=3)
-        self.learner = FragmentLedger(incarnation=1, base=(1, 0))
+        self.learner = FragmentLedger(incarnation=1, base=(1, 0), odometer=Odometer())
         self.merges: Counter[tuple[int, int]] = Counter()
         self.refusals: Counter[str] = Counter()
         self.answers: list[Answer] = []
@@ -46,13 +44,15 @@ class World:
         self.former_trained = 0
 
     def train(self, tokens: int) -> None:
-        self.learner.trained(tokens)
+        self.learner.odometer.tokens += tokens
+        self.learner.odometer.steps += 1
 
     def answer(self) -> None:
         books = self.learner
-        books.answered(books.position)
+        end = books.odometer.tokens
+        books.answered(end)
         number, lives = self.round, books.incarnation
-        self.answers.append(Answer(number, lives, books.base, books.begin, books.position, books.steps))
+        self.answers.append(Answer(number, lives, books.base, books.begin, end, books.steps))
 
     def receive(self, answer: Answer, rounds_matter: bool) -> None:
         if rounds_matter and (answer.number != self.round or self.voted):
@@ -81,13 +81,13 @@ class World:
 
     def adopt(self, update: Update) -> None:
         if update.version >= self.learner.base:
-            self.learner.adopted(update.version, clock_of(update.clock, self.SLOT), self.learner.position)
+            self.learner.adopted(update.version, clock_of(update.clock, self.SLOT))
 
     def die(self) -> None:
         """The slot's next life numbers its tokens from the start of its own."""
         self.learner.died(clock_of(self.shard.clock(), self.SLOT))
         self.former_trained += self.learner.totals()["trained"]
-        self.learner = FragmentLedger(self.learner.incarnation + 1, self.shard.newest)
+        self.learner = FragmentLedger(self.learner.incarnation + 1, self.shard.newest, Odometer())
 
     def check(self) -> None:
         assert max(self.merges.values(), default=0) <= 1

@@ -27,9 +27,9 @@ def counters_not_reset(patch: pytest.MonkeyPatch) -> None:
     """A learner goes on counting from the adoption before: its answers hold tokens that are merged."""
     reopen = accounts.FragmentLedger._reopen
 
-    def broken(self: Any, version: Any, position: int) -> None:
+    def broken(self: Any, version: Any) -> None:
         begin = self.begin
-        reopen(self, version, position)
+        reopen(self, version)
         self.begin = begin
 
     patch.setattr(accounts.FragmentLedger, "_reopen", broken)

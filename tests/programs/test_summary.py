@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.ops.accounts import FATES
 from isthmus.programs.recorder import Recorder
-from isthmus.programs.summary import PARTS, fragment_accounts, goodput, merged_share, summarise
+from isthmus.programs.summary import fragment_accounts, goodput, merged_share, summarise
 from isthmus.runtime.disk import DISK, Disk
 
 SECOND = 1_000_000_000
@@ -74,7 +75,7 @@ def test_accounts_add_up_and_nothing_is_negative(
     history: tuple[list[dict[str, Any]], dict[int, dict[int, int]]],
 ) -> None:
     (account,) = fragment_accounts(*history, 1)
-    assert sum(account[part] for part in PARTS) == account["trained"]
+    assert sum(account[part] for part in FATES) == account["trained"]
     assert min(account.values()) >= 0
     assert 0 <= merged_share([account], [7]) <= 1
 
