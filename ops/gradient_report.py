@@ -1,4 +1,4 @@
-"""What a data-parallel learner tells of itself, and when: the same Progress as every other learner, without fragments.
+"""What a data-parallel learner tells of itself, and when: the same Report as every other learner, without fragments.
 
 Decides when a report is due: the first, at every change of phase, and every 100 ms. Counts steps and tokens; knows
 nothing of gradients.
@@ -10,7 +10,7 @@ import math
 from typing import Any, Literal
 
 from isthmus.ops.inner_step import REPORT_NS, STEP_TIME_DECAY
-from isthmus.ops.items import Progress
+from isthmus.ops.items import Report
 
 Phase = Literal["ready", "stepping", "final"]
 
@@ -43,7 +43,7 @@ class Reporter:
         self.tokens += tokens
         self._losses.append(loss)
 
-    def report(self, phase: Phase) -> list[tuple[str, Progress]]:
+    def report(self, phase: Phase) -> list[tuple[str, Report]]:
         """The report that is due now on port `progress`, if any."""
         now = self._context.now()
         if phase == self._phase and now - self._reported_at < REPORT_NS:
@@ -55,7 +55,7 @@ class Reporter:
         self._losses.clear()
         self._context.publish({"phase": phase, "step": self.step, "sick": False})
         traffic = self._context.traffic
-        report = Progress(
+        report = Report(
             slot=self._slot,
             incarnation=self._incarnation,
             phase=phase,
@@ -67,6 +67,7 @@ class Reporter:
             delay_steps=0,
             staleness=0,
             sick=False,
+            epochs=[],
             accounts=[],
             versions=[],
             totals=[[self._slot, self._incarnation, self.tokens]],

@@ -150,13 +150,12 @@ class Final(TypedDict):
 
 
 class Progress(TypedDict):
-    """inner-step -> pacers, recorder. `phase` is one of ready, stepping, final.
+    """inner-step -> pacers: what they decide by. `phase` is one of ready, stepping, final.
 
-    `stepping` is the time since its first step began, `waited` the time in which it was kept from stepping, `step_time`
-    a moving average, 0 before the second step, all in nanoseconds; `loss` is the mean since the last report (nan before
-    the first step); `delay_steps` the inner steps between the last answer and the adoption of what came of it;
-    `accounts` holds, per fragment, [merged, overlapped, refused, lost, pending]; `totals` the progress that this
-    learner knows of, its own included: [slot, incarnation, tokens] triples.
+    `step_time` is a moving average in nanoseconds, 0 before the second step; `delay_steps` the inner steps between the
+    last answer and the adoption of what came of it; `epochs` those of the versions that it holds, by fragment, 0 where
+    it holds none; `totals` the progress that this learner knows of, its own included: [slot, incarnation, tokens]
+    triples.
     """
 
     slot: int
@@ -164,15 +163,26 @@ class Progress(TypedDict):
     phase: Literal["ready", "stepping", "final"]
     step: int
     tokens: int
-    stepping: int
     step_time: int
-    loss: float
     delay_steps: int
+    epochs: list[int]
+    totals: list[list[int]]
+
+
+class Report(Progress):
+    """inner-step -> recorder: everything, for those who watch; also on port `progress` of a body without a `report`.
+
+    `stepping` is the time since its first step began, `waited` the time in which it was kept from stepping, both in
+    nanoseconds; `loss` is the mean since the last report (nan before the first step); `staleness` the most inner steps
+    since an adoption; `accounts` holds, per fragment, [merged, overlapped, refused, lost, pending].
+    """
+
+    stepping: int
+    loss: float
     staleness: int
     sick: bool
     accounts: list[list[int]]
     versions: list[Version]
-    totals: list[list[int]]
     bytes_sent: int
     bytes_received: int
     waited: int

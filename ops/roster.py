@@ -63,7 +63,7 @@ class Roster:
                 report["phase"],
                 report["step_time"],
                 report["delay_steps"],
-                tuple(version[0] for version in report["versions"]),
+                tuple(report["epochs"]),
             )
 
     def miss(self, slot: int, incarnation: int) -> bool:

@@ -38,12 +38,18 @@ class VersionsChecker(Checker):
         self._newest: dict[tuple[Member, Member, int, int], Version] = {}
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Look at updates, and at what learners report that they hold."""
+        """Look at updates, at what learners report that they hold, and at what they answer on."""
+        place = (life.member, target, edge.index)
         if edge.source_port == "update":
-            self._take((life.member, target, edge.index, item["fragment"]), item["version"])
-        elif edge.source_port in ("progress", "report"):
+            self._take((*place, item["fragment"]), item["version"])
+        elif edge.source_port == "answer" and item["base"] is not None:
+            self._take((*place, item["fragment"]), item["base"])
+        elif edge.source_port == "progress":
+            for fragment, epoch in enumerate(item["epochs"]):
+                self._take((*place, fragment), (epoch, 0))
+        elif edge.source_port == "report":
             for fragment, version in enumerate(item["versions"]):
-                self._take((life.member, target, edge.index, fragment), version)
+                self._take((*place, fragment), version)
 
     def _take(self, of: tuple[Member, Member, int, int], told: Sequence[int]) -> None:
         version, before = (told[0], told[1]), self._newest.get(of, (0, 0))
@@ -166,11 +172,14 @@ class AnswersChecker(Checker):
 
 
 class AccountsChecker(Checker):
-    """The account of every fragment adds up to all tokens that the learner trained, in every report."""
+    """The account of every fragment adds up to all tokens that the learner trained, in every report.
+
+    A book is only ever added to, so what is wrong in it stays wrong until the next report.
+    """
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Look at reports."""
-        if edge.source_port in ("progress", "report") and item["phase"] != "ready":
+        if edge.source_port == "report" and item["phase"] != "ready":
             for fragment, account in enumerate(item["accounts"]):
                 if sum(account) != item["tokens"] or min(account) < 0:
                     found = f"{account} (merged, overlapped, refused, lost, pending) of {item['tokens']} trained"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.ops.evaluate import Evaluated
-from isthmus.ops.items import Control, Merging, Progress
+from isthmus.ops.items import Control, Merging, Report
 from isthmus.ops.items import Final as FinalItem
 from isthmus.ops.totals import Totals
 from isthmus.programs.summary import fragment_accounts, goodput, merged_share
@@ -54,9 +54,9 @@ class Recorder:
         self._budget, self._learners, self._sizes = tokens, learners, sizes
         self._has_syncer, self._has_evaluator = has_syncer, has_evaluator
         self._totals = Totals()
-        self._reports: dict[int, Progress] = {}
+        self._reports: dict[int, Report] = {}
         self._reported_at: dict[int, int] = {}
-        self._former: list[Progress] = []
+        self._former: list[Report] = []
         self._losses_heard: dict[int, list[float]] = {}
         self._merging: dict[tuple[int, int], Merging] = {}
         self._evaluations: list[Evaluated] = []
@@ -94,7 +94,7 @@ class Recorder:
 
     def __call__(
         self,
-        progress: Mapping[Any, Progress] | None = None,
+        progress: Mapping[Any, Report] | None = None,
         merged: Mapping[Any, Merging] | None = None,
         evaluation: Any = None,
         final: Any = None,
@@ -131,7 +131,7 @@ class Recorder:
         self._evaluations.append(evaluated)
         self._write(self._losses, now, {"tokens": evaluated["tokens"], "eval_loss": evaluated["loss"], "kind": kind})
 
-    def _hear(self, report: Progress, now: int) -> None:
+    def _hear(self, report: Report, now: int) -> None:
         slot = report["slot"]
         self._totals.hear(report["totals"])
         if self._zero is None and report["step"]:
@@ -302,7 +302,7 @@ class Recorder:
         return merged
 
 
-def _learner(report: Progress) -> dict[str, Any]:
+def _learner(report: Report) -> dict[str, Any]:
     names = (
         *("incarnation", "phase", "step", "tokens", "loss", "staleness", "sick", "accounts", "stepping", "waited"),
         *("bytes_sent", "bytes_received", "device_kind", "slot"),

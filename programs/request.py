@@ -63,7 +63,7 @@ class Request:
     def to_train(self) -> Request:
         """This request, if a run of it can come to an end; ConfigError if nobody would say how far it is."""
         if not any("progress" in node.outputs for node in self.graph.nodes):
-            do = "Use InnerStep, or emit ops.items.Progress from a body of your own; `isthmus graph` shows any graph."
+            do = "Use InnerStep, or emit ops.items.Report from a body of your own; `isthmus graph` shows any graph."
             expected = "a node that reports on a port `progress`, by which the token budget ends a run"
             raise ConfigError(f"Training by {self.program.reference!r}", expected, "none", do)
         return self

@@ -56,7 +56,7 @@ class Shard:
 
 
 def stepping(
-    slot, step=0, *, incarnation=1, phase="stepping", step_time=MS, delay_steps=0, tokens=None, totals=(), versions=()
+    slot, step=0, *, incarnation=1, phase="stepping", step_time=MS, delay_steps=0, tokens=None, totals=(), epochs=()
 ):
     return {
         "slot": slot,
@@ -66,7 +66,7 @@ def stepping(
         "tokens": step if tokens is None else tokens,
         "step_time": step_time,
         "delay_steps": delay_steps,
-        "versions": [list(version) for version in versions],
+        "epochs": list(epochs),
         "totals": list(totals),
     }
 

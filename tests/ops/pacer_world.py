@@ -68,7 +68,7 @@ class Learner:
             "tokens": self.step,
             "step_time": self.step_time if self.step > 1 else 0,
             "delay_steps": self.delay_steps,
-            "versions": [],
+            "epochs": [],
             "totals": [],
         }
         self.world.after(self.world.link, self.world.fire, {"progress": {(self.slot, None): progress}})

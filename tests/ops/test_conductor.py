@@ -112,7 +112,7 @@ def test_members_without_a_trace_are_left_out_until_they_are_heard_of() -> None:
 
 def test_a_syncer_that_comes_back_hears_everybody_first_and_goes_on_from_what_learners_hold() -> None:
     score = Score(incarnation=2, tokens=200)
-    held = [stepping(slot, 40, versions=[(1, 5), (1, 4)]) for slot in range(2)]
+    held = [stepping(slot, 40, epochs=[1, 1]) for slot in range(2)]
     assert score.fire(held[0]) == []  # The other one may hold a newer version.
     asked = score.fire(held[1])
     assert [(turn["kind"], turn["round"] >> 32, len(turn["members"])) for turn in asked] == [("recover", 1, 2)] * 2

@@ -12,6 +12,7 @@ import pytest
 
 from isthmus.ops.data import At
 from isthmus.ops.inner_step import InnerStep
+from isthmus.ops.items import Progress, Report
 from isthmus.ops.training import Learner
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
 
@@ -46,13 +47,19 @@ def batch(task: SmallTask, position: int) -> Any:
     return task.batch(At(0, 0, position))
 
 
+def watch(context: Context) -> None:
+    """From now on nobody paces, and those who watch hear as often instead, and everything."""
+    context.connected = context.connected - {"progress"} | {"report"}
+
+
 def reports(emitted: list[tuple[str, Any]]) -> list[Any]:
-    return [item for port, item in emitted if port == "progress"]
+    return [item for port, item in emitted if port in ("progress", "report")]
 
 
 def test_a_learner_is_idle_until_it_has_adopted_every_fragment() -> None:
     task = SmallTask()
-    body, parts, _ = opened(task)
+    body, parts, context = opened(task)
+    watch(context)
     assert body.is_idle
     _, emitted = drive(body)
     assert reports(emitted)[0]["phase"] == "ready"
@@ -99,15 +106,21 @@ def test_those_who_only_watch_hear_every_250_ms_and_of_every_change_of_phase() -
     body, parts, context = opened(task)
     context.connected |= {"report"}
     seen: list[tuple[str, int, str]] = []
+    told: dict[str, Any] = {}
     for position in range(140):
         news = {("syncer/0", part.index): update(part, 0, 0.5) for part in parts} if not position else None
         context.at += 9_000_000
         _, emitted = drive(body, update=news, batch=batch(task, position))
         seen += [(port, item["step"], item["phase"]) for port, item in emitted if port in ("progress", "report")]
+        told.update(emitted)
+        if len(emitted) == 2:
+            assert told["report"].items() > told["progress"].items()
     watched = [step for port, step, phase in seen if port == "report" and phase == "stepping"]
     paced = [step for port, step, phase in seen if port == "progress" and phase == "stepping"]
     assert watched[0] == paced[0]
     assert 4 <= len(watched) <= 10 < len(paced)
+    assert told["progress"].keys() == Progress.__annotations__.keys()
+    assert told["report"].keys() == Report.__annotations__.keys()
 
 
 def test_no_step_is_made_once_the_budget_is_spent_and_pulls_are_still_answered() -> None:
@@ -218,7 +231,8 @@ def test_a_renewed_attempt_is_answered_once() -> None:
 
 def test_an_older_version_is_never_adopted() -> None:
     task = SmallTask()
-    body, parts, _ = stepping(task)
+    body, parts, context = stepping(task)
+    watch(context)
     drive(body, update={KEY: update(parts[0], 3, 3.0)})
     drive(body, update={KEY: update(parts[0], 2, 9.0)}, batch=batch(task, 0))
     _, emitted = drive(body, batch=batch(task, 1))
@@ -238,7 +252,8 @@ def test_a_learner_that_steps_reports_every_so_many_steps_and_not_at_news() -> N
 
 def test_after_a_final_pull_no_step_is_made_and_the_account_closes() -> None:
     task = SmallTask()
-    body, parts, _ = stepping(task)
+    body, parts, context = stepping(task)
+    watch(context)
     drive(body, batch=batch(task, 0))
     pulls = {("syncer/0", p): pull(p, 20 + p, kind="final") for p in range(2)}
     yielded, emitted = drive(body, batch=batch(task, 1), pull=pulls)
@@ -266,7 +281,8 @@ def test_a_learner_that_diverged_says_so_and_heals_once_all_fragments_are_global
 
 def test_losses_of_before_do_not_make_a_healed_learner_sick_again() -> None:
     task = SmallTask()
-    body, parts, _ = stepping(task)
+    body, parts, context = stepping(task)
+    watch(context)
     bad = {name: np.full_like(values, np.nan) for name, values in batch(task, 0).items()}
     for _ in range(3):
         drive(body, batch=bad)

@@ -188,8 +188,7 @@ def test_a_shard_without_fragments_ends_with_the_run():
 
 def test_a_shard_that_comes_back_asks_everybody_who_holds_a_version():
     shard = Shard()
-    held = [(1, 3), (1, 3), (1, 2), (1, 2)]
-    opened = shard.fire(stepping(0, 90, versions=held), stepping(2, 80, versions=held))
+    opened = shard.fire(stepping(0, 90, epochs=[1] * 4), stepping(2, 80, epochs=[1] * 4))
     assert numbers(opened) == [(p, "recover", 1, [[0, 1], [2, 1]]) for p in range(4)]
     assert {(item["count_min"], item["grace"]) for item in opened} == {(1, SECOND)}
     assert [item["kind"] for item in shard.fire(merged=[told(item, shard.now) for item in opened])] in ([], ["merge"])
@@ -197,5 +196,5 @@ def test_a_shard_that_comes_back_asks_everybody_who_holds_a_version():
 
 def test_a_recovery_that_nobody_answered_is_tried_again():
     shard = Shard()
-    opened = shard.fire(stepping(0, 90, versions=[(1, 3)] * 4))
+    opened = shard.fire(stepping(0, 90, epochs=[1] * 4))
     assert [item["kind"] for item in shard.fire(merged=[lost(opened[1])])] == ["recover"]

@@ -9,24 +9,24 @@ import pytest
 
 from tests.ops.bodies import Context, SmallTask, pull, update
 from tests.ops.pacer_shard import SECOND, Shard, numbers, ready, stepping
-from tests.ops.test_inner_step import KEY, batch, drive, opened, reports
+from tests.ops.test_inner_step import KEY, batch, drive, opened, reports, watch
 from tests.ops.test_inner_step import stepping as learner
 
-HELD = [(1, 3)] * 4
+HELD = [1] * 4
 TRAINED = [[0, 1, 90], [1, 2, 80]]
 
 
 def test_a_shard_that_comes_back_waits_for_everybody_who_has_trained() -> None:
     """Whoever is heard of first need not hold the newest version."""
     shard = Shard()
-    assert shard.fire(stepping(0, 90, versions=HELD, totals=TRAINED)) == []
-    both = shard.fire(stepping(1, 80, incarnation=2, versions=HELD))
+    assert shard.fire(stepping(0, 90, epochs=HELD, totals=TRAINED)) == []
+    both = shard.fire(stepping(1, 80, incarnation=2, epochs=HELD))
     assert numbers(both) == [(p, "recover", 1, [[0, 1], [1, 2]]) for p in range(4)]
 
 
 def test_it_does_not_wait_for_long_for_somebody_who_may_be_dead() -> None:
     shard = Shard()
-    assert shard.fire(stepping(0, 90, versions=HELD, totals=TRAINED)) == []
+    assert shard.fire(stepping(0, 90, epochs=HELD, totals=TRAINED)) == []
     shard.now += SECOND - 1
     assert shard.fire(control={"stop": False, "totals": []}) == []
     shard.now += 1
@@ -36,14 +36,14 @@ def test_it_does_not_wait_for_long_for_somebody_who_may_be_dead() -> None:
 
 def test_a_new_life_that_holds_nothing_is_not_waited_for_any_more() -> None:
     shard = Shard()
-    assert shard.fire(stepping(0, 90, versions=HELD, totals=TRAINED)) == []
+    assert shard.fire(stepping(0, 90, epochs=HELD, totals=TRAINED)) == []
     assert numbers(shard.fire(ready(1, 3)))[0] == (0, "recover", 1, [[0, 1]])
 
 
 @pytest.mark.parametrize(("slot", "shards"), [(0, 1), (1, 2), (2, 3), (3, 4)])
 def test_a_shard_opens_rounds_of_its_own_fragments_only(slot: int, shards: int) -> None:
     shard = Shard(slot, shards=shards)
-    found = shard.fire(stepping(0, 90, versions=HELD))
+    found = shard.fire(stepping(0, 90, epochs=HELD))
     assert [item["fragment"] for item in found] == list(range(slot, 4, shards))
 
 
@@ -66,7 +66,8 @@ def test_the_version_that_a_shard_goes_on_from_is_left_aside_by_whoever_holds_it
 
 
 def test_it_is_adopted_by_whoever_holds_an_older_one_or_none() -> None:
-    body, parts, _ = trained()
+    body, parts, context = trained()
+    watch(context)
     drive(body, pull={KEY: pull(0, 9)})
     drive(body, update={KEY: update(parts[0], 7, 3.0, kind="recover")}, batch=batch(SmallTask(), 2))
     _, emitted = drive(body, batch=batch(SmallTask(), 3))  # A report is due every two steps.

@@ -101,12 +101,14 @@ class Witness:
 
     def adopted(self, step: Any) -> None:
         """A learner has come to a boundary: what it holds is what was published."""
-        for p, ledger in step._ledgers.items():
+        for p, holding in enumerate(step._held):
+            if holding is None:
+                continue
             life = (step._slot, step._incarnation, p)
-            version: Version = (ledger.base[0], ledger.base[1])
+            version: Version = (holding.ledger.base[0], holding.ledger.base[1])
             assert version >= self.held.get(life, (0, 0))
             self.held[life] = version
-            assert step._anchors[p].tobytes() == self.published[p, version]
+            assert holding.anchor.tobytes() == self.published[p, version]
 
     def _judge_recovery(self, p: int, version: Version) -> None:
         """Nobody who is there holds a newer version than the one that a shard goes on from."""
