@@ -56,8 +56,11 @@ def _count(made: int, duration_ns: int, size_bytes: int) -> int:
 
 def _size_bytes(batch: Any) -> int:
     """Bytes of the arrays of a batch, and eight for everything else in it."""
+    size_bytes: int | None = getattr(batch, "nbytes", None)
+    if size_bytes is not None:
+        return size_bytes or 8
     if isinstance(batch, Mapping):
         return sum(map(_size_bytes, batch.values())) or 8
     if isinstance(batch, list | tuple):
         return sum(map(_size_bytes, batch)) or 8
-    return int(getattr(batch, "nbytes", 8)) or 8
+    return 8

@@ -45,7 +45,8 @@ class At:
     split: Split = "train"
 
     def __post_init__(self) -> None:
-        if not all(0 <= number <= _WORD_MAX for number in (self.seed, self.slot, self.position)):
+        numbers = (self.seed, self.slot, self.position)
+        if min(numbers) < 0 or max(numbers) > _WORD_MAX:
             raise ValueError(f"seed, slot and position are numbers from 0 to 2^64 - 1: {self}")
         if self.split not in _SPLITS:
             raise ValueError(f"split is one of {_SPLITS}: {self}")

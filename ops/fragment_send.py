@@ -7,6 +7,7 @@ here they are only subtracted from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ class FragmentSend:
 
     def __call__(self, fragment: Mapping[Any, Capture]) -> list[tuple[str, Answer]]:
         """The answers to all captures that are new, in order of their rounds."""
-        captures = sorted(fragment.values(), key=lambda capture: (capture["round"], capture["fragment"]))
+        captures = sorted(fragment.values(), key=itemgetter("round", "fragment"))
         return [("answer", self._answer(capture)) for capture in captures]
 
     def _answer(self, capture: Capture) -> Answer:

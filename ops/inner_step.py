@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -80,13 +81,11 @@ class InnerStep:
         self._held: list[_Held | None] = [None] * len(self._fragments)
         self._postponed: dict[int, Round] = {}
         self._totals = Totals()
-        self._loss_sum = 0.0
-        self._loss_count = 0
         self._losses: list[Any] = []
         self._captured: Any = None
         self._odometer = Odometer()
-        self._step_time = 0.0
-        self._delay_steps = 0
+        self._step_time = self._loss_sum = 0.0
+        self._delay_steps = self._loss_count = 0
         self._reported_step = -1
         self._reported_at = self._watched_at = self._first_at = self._stepped_at = self._stepping = 0
         self._sick = self._has_begun = self._is_over = False
@@ -158,7 +157,7 @@ class InnerStep:
     def _adopt_all(self, update: Any) -> None:
         """Adopt what came: updates of fragments or, in a program without, whole trees."""
         if self._fragments:
-            for item in sorted(update.values(), key=lambda item: item["fragment"]):
+            for item in sorted(update.values(), key=itemgetter("fragment")):
                 self._adopt(item)
         else:
             for tree in _items(update):
@@ -212,7 +211,7 @@ class InnerStep:
     def _answer_all(self, pull: Mapping[Any, Round]) -> list[tuple[str, Any]]:
         """The captures that pulls ask for, in the order of their rounds."""
         answers: list[tuple[str, Any]] = []
-        for request in sorted(pull.values(), key=lambda asked: asked["round"]):
+        for request in sorted(pull.values(), key=itemgetter("round")):
             self._totals.hear(request["totals"])
             answers += self._answer(request)
         return answers
@@ -221,7 +220,7 @@ class InnerStep:
         """The capture that a pull asks for, if it asks this incarnation and was not answered before."""
         p = request["fragment"]
         held = self._held[p]
-        if [self._slot, self._incarnation] not in [list(member) for member in request["members"]]:
+        if [self._slot, self._incarnation] not in request["members"]:
             return []
         if request["kind"] == "initial":
             return self._first_version(request)

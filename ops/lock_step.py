@@ -154,7 +154,7 @@ class Gate:
             self._epoch, self._captured_at = epoch, self._position
             self._waiting.clear()
             self._ending.clear()
-        if self._member not in [list(member) for member in turn["members"]]:
+        if self._member not in turn["members"]:
             return []
         if not self._is_stepping:
             return [("pull", turn)]
