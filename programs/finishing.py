@@ -7,7 +7,6 @@ daemon, which outlives its runs and loads nobody's code, calls `finish_apart`, w
 
 from __future__ import annotations
 
-import json
 import resource
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
+import msgspec
 
 from isthmus.programs import spec
 from isthmus.programs.last_files import leave_behind
@@ -69,9 +69,8 @@ def finish(folder: Path, ending: Ending) -> None:
     is said on standard error.
     """
     told = spec.load(folder)
-    spans = [
-        Span(*fields) for path in sorted((folder / "spans").glob("*.json")) for fields in json.loads(path.read_text())
-    ]
+    files = sorted((folder / "spans").glob("*.json"))
+    spans = [span for path in files for span in msgspec.json.decode(path.read_bytes(), type=list[Span])]
     graph = _graph(told)
     for slot in ending.retired:
         if slot in ending.record.get("learners", {}):

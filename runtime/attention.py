@@ -29,25 +29,24 @@ class Attention:
         self._hearing = frozenset(node.index for node in hearing if is_free)
         self._brief: set[int] = set()
         self._firing: set[int] = set()
+        self.is_needed = True
+        """Whether the host has to listen by itself."""
 
     def began(self, node: int) -> None:
         """A firing of a node begins."""
         if node in self._brief:
             self._firing.add(node)
+            self.is_needed = len(self._firing) < len(self._hearing)
 
     def ended(self, node: int, took: Duration) -> None:
         """A firing of a node is over."""
         if node in self._hearing:
             self._firing.discard(node)
-            if took <= BRIEF_MAX:
-                self._brief.add(node)
-            else:
+            self.is_needed = True
+            if took > BRIEF_MAX:
                 self._brief.discard(node)
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether the host has to listen by itself."""
-        return not self._hearing or len(self._firing) < len(self._hearing)
+            elif node not in self._brief:
+                self._brief.add(node)
 
 
 def _hears(plan: Plan, node: NodePlan) -> bool:

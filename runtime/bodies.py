@@ -11,6 +11,8 @@ from functools import partial
 from types import GeneratorType
 from typing import Any, NamedTuple
 
+import msgspec
+
 from isthmus.runtime import codec
 from isthmus.runtime.body import Context, Traffic, pairs
 from isthmus.runtime.clock import Clock, Instant
@@ -20,20 +22,19 @@ from isthmus.runtime.events import Fields
 from isthmus.runtime.graph import Reference
 from isthmus.runtime.ids import Member
 from isthmus.runtime.lowering import NodePlan, OutputPlan, Plan
+from isthmus.runtime.payloads import Payload
 
 
-class Emission(NamedTuple):
-    """An item that a body emitted on output port number `port`, with what cores may see of it, and its digest and size
-    where it leaves the host."""
+class Emission(msgspec.Struct, frozen=True):
+    """An item that a body emitted on output port number `port`, with what cores may see of it; its digest and size are
+    taken where it leaves the host."""
 
     port: int
-    item: Any
+    payload: Payload
     fields: Fields
-    digest: int
-    size_bytes: int
 
 
-class Ended(NamedTuple):
+class Ended(msgspec.Struct, frozen=True):
     """What a firing hands back."""
 
     begun: Instant
@@ -163,17 +164,19 @@ class Bodies:
 
     def _emissions(self, node: NodePlan, body: Callable[..., Any], result: Any) -> list[Emission]:
         """What a body returned or yielded, by number of output port; only here are items frozen and measured."""
-        emissions = []
+        emissions: list[Emission] = []
+        exits = self._exits[node.index]
         for name, item in pairs(body, result):
-            way_out = self._exits[node.index].get(name)
+            way_out = exits.get(name)
             if way_out is None:
-                known = ", ".join(self._exits[node.index]) or "none"
+                known = ", ".join(exits) or "none"
                 raise LocalProtocolError(f"node {node.name!r} emitted on port {name!r}; its outputs are: {known}")
             if way_out.crosses:
-                size_bytes, digest = codec.seal(item)
+                sealed = codec.seal(item)
+                payload = Payload(item, sealed.digest, sealed.size_bytes)
             else:
                 codec.freeze(item)
-                size_bytes = digest = 0
+                payload = Payload(item)
             fields = codec.fields(item, way_out.fields) if way_out.fields else None
-            emissions.append(Emission(way_out.port, item, fields, digest, size_bytes))
+            emissions.append(Emission(way_out.port, payload, fields))
         return emissions

@@ -77,6 +77,7 @@ class Executor(Protocol):
     def has_threads(self) -> bool:
         """Whether `work` and `done` are called in threads of their own, or on the loop."""
 
+    @property
     def turn(self) -> AbstractContextManager[None]:
         """What whoever calls the host from one of those threads has to have meanwhile, not twice."""
 
@@ -99,9 +100,13 @@ def pairs(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
         return ()
     if not hasattr(type(body), "outputs"):
         return (("result", result),)
-    if isinstance(result, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in result):
-        return result
-    if isinstance(result, Mapping):
+    if isinstance(result, list):
+        for pair in result:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                break
+        else:
+            return result
+    elif isinstance(result, Mapping):
         return [(name, item) for name, item in result.items() if item is not None]
     kind, found = type(body).__qualname__, type(result).__name__
     raise LocalProtocolError(

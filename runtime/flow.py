@@ -15,6 +15,7 @@ Payloads are handles with counted uses: every use ends in exactly one RunBody, S
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from typing import Final
 
 from isthmus.runtime.clock import Instant
@@ -105,7 +106,7 @@ class Flow:
         spent: Counter[Link] = Counter()
         leaving = 0
         for output in () if node.held else outputs:
-            links = self._queue_links(node, output)
+            links = [*self._queue_links(node, output)]
             if any(spent[link] == link.credit for link in links):
                 break
             spent.update(links)
@@ -119,14 +120,21 @@ class Flow:
 
     def _can_leave(self, node: NodeState, output: Output) -> bool:
         """Whether every consumer that an output is meant for has given credit."""
-        if not any(outlet.starved for outlet in node.exits[output.port].outlets):
+        for outlet in node.exits[output.port].outlets:
+            if outlet.starved:
+                break
+        else:
             return True
-        return all(link.credit for link in self._queue_links(node, output))
+        for link in self._queue_links(node, output):  # noqa: SIM110 -- as in `nodes`: held outputs come here every firing.
+            if not link.credit:
+                return False
+        return True
 
-    def _queue_links(self, node: NodeState, output: Output) -> list[Link]:
+    def _queue_links(self, node: NodeState, output: Output) -> Iterator[Link]:
         """The links of an output that need credit."""
-        routes = [route for route in node.exits[output.port].routes if route.outlet is not None]
-        return [link for route in routes for link in self._targets(route, output.fields, node.link_newest)]
+        for route in node.exits[output.port].routes:
+            if route.outlet is not None:
+                yield from self._targets(route, output.fields, node.link_newest)
 
     def _let_leave(self, node: NodeState, output: Output) -> None:
         """Send one item along every edge of its port."""

@@ -107,6 +107,7 @@ class Host:
         self._payloads = Payloads(plan)
         self._timers: dict[int, Callable[[], None]] = {}
         self._waiting: dict[int, Instant] = {}
+        self._now = Instant(0)
         self._attention = Attention(plan)
         self._is_closed = False
         self._errands: deque[Callable[[], None]] = deque()
@@ -137,8 +138,7 @@ class Host:
 
     def handle(self, event: Event) -> None:
         """Feed one event to the core and perform what it says; only in a turn, as everything that is said to a host."""
-        self._feed(event)
-        self._run_errands()
+        self._handle_at(event, self._clock.now())
 
     @property
     def is_open(self) -> bool:
@@ -186,12 +186,19 @@ class Host:
 
     # -- the core ------------------------------------------------------------------------------------------------------
 
-    def _feed(self, event: Event) -> None:
+    def _handle_at(self, event: Event, now: Instant) -> None:
+        """Let the core take an event at this instant, and perform what it says; then the errands, in the order in which
+        they were decided."""
+        self._feed(event, now)
+        while self._errands:
+            self._errands.popleft()()
+
+    def _feed(self, event: Event, now: Instant) -> None:
         """Let the core take an event, and perform what it says, but for the errands."""
         if self._is_closed:
             self._forget(event)
             return
-        now = self._clock.now()
+        self._now = now
         try:
             commands = self.scheduler.handle(event, now)
         except RemoteProtocolError as error:
@@ -208,26 +215,21 @@ class Host:
         for command in commands:
             self._perform[type(command)](command)
 
-    def _run_errands(self) -> None:
-        """What follows outside of the core, in the order in which it was decided."""
-        while self._errands:
-            self._errands.popleft()()
-
     # -- bodies --------------------------------------------------------------------------------------------------------
 
     def _opened(self, node: int, is_idle: bool, error: BaseException | None) -> None:
-        with self._executor.turn():
+        with self._executor.turn:
             self.handle(BodyFailed(node, story(error)) if error is not None else NodeOpened(node, is_idle))
 
     def _run_body(self, command: RunBody) -> None:
         node = self._nodes[command.node]
         since = self._waiting.pop(command.node, None)
-        if since is not None and (waited := self._clock.now() - since) > WAIT_MIN:
+        if since is not None and (waited := self._now - since) > WAIT_MIN:
             self.traffic.waited[node.name] = Duration(self.traffic.waited.get(node.name, 0) + waited)
         inputs = self._inputs(node, command)
         work = partial(self.bodies.fire, node, inputs)
         if not node.may_block:
-            self.busy.began(node.name, self._clock.now())
+            self.busy.began(node.name, self._now)
         self._attention.began(node.index)
         self._executor.submit(node.index, work, partial(self._fired, node))
 
@@ -254,23 +256,16 @@ class Host:
             self._clock.post(partial(self._emitted, node, emissions))
 
     def _emitted(self, node: NodePlan, emissions: list[Emission]) -> None:
-        with self._executor.turn():
+        with self._executor.turn:
             self.handle(ItemsEmitted(node.index, self._outputs(emissions)))
 
     def _outputs(self, emissions: list[Emission]) -> tuple[Output, ...]:
         """Emissions as the core sees them; their payloads are kept."""
-        return tuple(
-            Output(
-                emission.port,
-                self._payloads.keep(Payload(emission.item, emission.digest, emission.size_bytes)),
-                emission.fields,
-                emission.digest,
-            )
-            for emission in emissions
-        )
+        keep = self._payloads.keep
+        return tuple([Output(each.port, keep(each.payload), each.fields, each.payload.digest) for each in emissions])
 
     def _fired(self, node: NodePlan, ended: Ended | None, error: BaseException | None) -> None:
-        with self._executor.turn():
+        with self._executor.turn:
             if self._is_closed:
                 return
             if not self._attention.is_needed:
@@ -278,20 +273,20 @@ class Host:
             now = self._clock.now()
             self.busy.ended(node.name, now)
             self._attention.ended(node.index, Duration(0 if ended is None else now - ended.begun))
-            self.handle(self._ending(node, ended, error))
+            self._handle_at(self._ending(node, ended, error, now), now)
             self._executor.listen(self._attention.is_needed)
 
-    def _ending(self, node: NodePlan, ended: Ended | None, error: BaseException | None) -> Event:
+    def _ending(self, node: NodePlan, ended: Ended | None, error: BaseException | None, now: Instant) -> Event:
         """What the core is told of the end of a firing."""
         if ended is None or error is not None:
             return BodyFailed(node.index, story(error))
-        now = self._clock.now()
         if self._trace is not None:
             until = ended.ended if ended.ended > ended.begun else now
             self._trace.add(Span(self._name, node.name, ended.begun, until))
         if not ended.is_idle and not ended.is_finished and not isinstance(node.fires, Every):
             self._waiting[node.index] = now
-        return FiringEnded(node.index, self._outputs(ended.emissions), ended.is_idle, ended.is_finished)
+        outputs = self._outputs(ended.emissions) if ended.emissions else ()
+        return FiringEnded(node.index, outputs, ended.is_idle, ended.is_finished)
 
     def _forget(self, event: Event) -> None:
         """Let go of the payloads of an event that the core did not take."""

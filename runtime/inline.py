@@ -96,6 +96,7 @@ class InlineExecutor:
         self._duration = duration
         self._is_closed = False
 
+    @property
     def turn(self) -> AbstractContextManager[None]:
         """There is only one thread, which always has the turn."""
         return _TURN

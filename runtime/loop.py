@@ -4,7 +4,7 @@ Decides who has the *turn*, in which everything that the loop owns may be touche
 neither hosts nor sockets.
 
 Theory of operation. There is one turn at a time: a callback of the loop's own, or what another thread does `with
-turn():`. In its turn a thread may do what the loop does, send what it has made and take what has come (`hear`), without
+turn`. In its turn a thread may do what the loop does, send what it has made and take what has come (`hear`), without
 a detour through the loop, whose thread would begin on cold caches. What is asked for with `call_soon` meanwhile is done
 by the same thread, at the turn's end; what that asks for in its turn, timers and whatever is asked for by `post` are
 left to the loop, so that a turn ends.
@@ -66,8 +66,9 @@ class SharedLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thread: int | None = None
-        self._turn = _Turn(self)
-        self._at_end: list[_Call] = []
+        self.turn = _Turn(self)
+        """The turn, to be had `with` it; from any thread, not again in a turn."""
+        self.at_end: list[_Call] = []
         self._readers: dict[int, Callable[[], object]] = {}
         self._ready, self._gate = select.epoll(), select.epoll()
         self._gate.register(self._ready.fileno(), select.EPOLLIN)
@@ -100,17 +101,13 @@ class SharedLoop:
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
-    def turn(self) -> _Turn:
-        """The turn, to be had `with` it; from any thread, not again in a turn."""
-        return self._turn
-
     def call_soon(self, callback: Callable[..., object], /, *args: Any) -> Handle:
         """Call back on the loop, after what is queued there; in a turn of another thread, at the end of it."""
         call = _Call(callback, args)
         if self._is_loops():
             call.handle = self._loop.call_soon(self._in_turn, call)
         else:
-            self._at_end.append(call)
+            self.at_end.append(call)
         return call
 
     def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Handle:
@@ -131,17 +128,15 @@ class SharedLoop:
         return self._thread is None or self._thread == threading.get_ident()
 
     def _in_turn(self, callback: Callable[..., object], *args: Any) -> None:
-        with self._turn.lock:
+        with self.turn.lock:
             callback(*args)
 
     def end_turn(self) -> None:
         """Do what was asked for in this turn, and leave what follows from it to the loop."""
-        if not self._at_end:
-            return
-        calls, self._at_end = self._at_end, []
+        calls, self.at_end = self.at_end, []
         for call in calls:
             self._attempt(call)
-        following, self._at_end = self._at_end, []
+        following, self.at_end = self.at_end, []
         for call in following:
             self.call_soon_threadsafe(call)
 
@@ -195,7 +190,8 @@ class _Turn:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            self._loop.end_turn()
+            if self._loop.at_end:
+                self._loop.end_turn()
         finally:
             self.lock.release()
 

@@ -63,7 +63,7 @@ class NodeState:
             demand(outlet.starved == sum(not link.credit for link in outlet.links), f"{name}: starved")
         for _, inlet, _ in self.inlets:
             if isinstance(inlet, QueueInlet):
-                demand(inlet.filled == sum(bool(link.items) for link in inlet.links), f"{name}: filled")
+                demand(inlet.new == sum(bool(link.items) for link in inlet.links), f"{name}: new")
         if self.rounds is not None:
             self.rounds.check()
         demand(bool(self.held) or not self.is_ending, f"{name}: ending, but holds nothing")
@@ -97,12 +97,12 @@ def _all_of(node: NodeState) -> bool:
 
 
 def _any_of(node: NodeState) -> bool:
-    return any(inlet is not None and inlet.is_new() for inlet in node.required)
+    return any(inlet is not None and inlet.new for inlet in node.required)
 
 
 def _has_sampled(node: NodeState) -> bool:
     """Whether a sampled port has something new: what an idle node fires for."""
-    return any(inlet.is_new() for inlet in node.sampled)
+    return any(inlet.new for inlet in node.sampled)
 
 
 _RULES: Final[dict[type, Callable[[NodeState], bool]]] = {

@@ -5,28 +5,30 @@ Decides nothing: the core says what each handle is used for. Handles below 0 are
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from isthmus.runtime.ids import Handle
 from isthmus.runtime.lowering import Plan
 from isthmus.runtime.scheduler import CONSTANTS_PER_EDGE
 
 
-class Payload(NamedTuple):
-    """An item with its digest (0 if none was taken) and its size in bytes."""
+class Payload(msgspec.Struct):
+    """An item with its digest and its size in bytes (both 0 if none was taken), to be used `uses` times more."""
 
     item: Any
-    digest: int
-    size_bytes: int
+    digest: int = 0
+    size_bytes: int = 0
+    uses: int = 1
 
 
 class Payloads:
-    """Those of the host that runs `plan`; under its lock."""
+    """Those of the host that runs `plan`; only in its turn."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._items: dict[Handle, Payload] = {}
-        self._uses: dict[Handle, int] = {}
         self._last = 0
 
     def __len__(self) -> int:
@@ -41,7 +43,7 @@ class Payloads:
 
     def share(self, handle: Handle, uses: int) -> None:
         """A payload is to be used so often."""
-        self._uses[handle] = uses
+        self._items[handle].uses = uses
 
     def look(self, handle: Handle) -> Payload:
         """A payload that is held, without using it."""
@@ -51,13 +53,12 @@ class Payloads:
         """Use a payload once; KeyError if it is not held."""
         if handle < 0:
             edge, index = divmod(-1 - handle, CONSTANTS_PER_EDGE)
-            return Payload(self._plan.edges[edge].initial[index], 0, 0)
-        left = self._uses.get(handle, 1) - 1
-        if left == 0:
-            self._uses.pop(handle, None)
-            return self._items.pop(handle)
-        self._uses[handle] = left
-        return self._items[handle]
+            return Payload(self._plan.edges[edge].initial[index])
+        payload = self._items[handle]
+        payload.uses -= 1
+        if payload.uses == 0:
+            del self._items[handle]
+        return payload
 
     def forget(self, handle: Handle) -> None:
         """Let go of a payload that the core did not take."""

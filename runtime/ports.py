@@ -59,30 +59,30 @@ class Link:
 
 
 class QueueInlet:
-    """An input port fed by Queue edges. A firing takes one item of each link that has one."""
+    """An input port fed by Queue edges. A firing takes one item of each link that has one; `new` counts those links."""
 
-    __slots__ = ("filled", "links")
+    __slots__ = ("links", "new")
 
     def __init__(self) -> None:
         self.links: list[Link] = []
-        self.filled = 0
+        self.new = 0
 
     def open(self, link: Link, initial: tuple[Handle, ...]) -> None:
         """Start a link with its initial items."""
         self.links.append(link)
         link.items.extend(initial)
-        self.filled += bool(initial)
+        self.new += bool(initial)
 
     def close(self, link: Link) -> list[Handle]:
         """End a link; the result is what it still held."""
         self.links.remove(link)
-        self.filled -= bool(link.items)
+        self.new -= bool(link.items)
         return link.clear()
 
     def put(self, link: Link, handle: Handle, key: int | str | None) -> Handle | None:
         """Add an item, for which its producer had credit. It supersedes nothing."""
         if not link.items:
-            self.filled += 1
+            self.new += 1
         link.items.append(handle)
         return None
 
@@ -95,64 +95,59 @@ class QueueInlet:
                 entries.append((link.member.replica, None, link.items.popleft()))
                 taken.append(link)
                 if not link.items:
-                    self.filled -= 1
+                    self.new -= 1
         return tuple(entries), taken
-
-    def is_new(self) -> bool:
-        """Whether any link has an item."""
-        return self.filled > 0
 
     def is_complete(self) -> bool:
         """Whether there are links and every one has an item."""
-        return 0 < self.filled == len(self.links)
+        return 0 < self.new == len(self.links)
 
     def clear(self) -> list[Handle]:
         """Let go of everything that waits here."""
-        self.filled = 0
+        self.new = 0
         return [handle for link in self.links for handle in link.clear()]
 
 
 class Mailbox:
-    """An input port fed by Latest edges. A firing takes everything that is new."""
+    """An input port fed by Latest edges. A firing takes everything that is `new`, by link and key."""
 
-    __slots__ = ("items",)
+    __slots__ = ("new",)
 
     def __init__(self) -> None:
-        self.items: dict[tuple[Link, int | str | None], Handle] = {}
+        self.new: dict[tuple[Link, int | str | None], Handle] = {}
 
     def open(self, link: Link, initial: tuple[Handle, ...]) -> None:
         """Start a link; a Latest edge has no initial items."""
 
     def close(self, link: Link) -> list[Handle]:
         """End a link; the result is what it still held."""
-        return [self.items.pop(place) for place in list(self.items) if place[0] is link]
+        return [self.new.pop(place) for place in list(self.new) if place[0] is link]
 
     def put(self, link: Link, handle: Handle, key: int | str | None) -> Handle | None:
         """Add an item; the result is the older one that it supersedes."""
-        superseded = self.items.pop((link, key), None)
-        self.items[(link, key)] = handle
+        superseded = self.new.pop((link, key), None)
+        self.new[(link, key)] = handle
         return superseded
 
     def take(self) -> tuple[tuple[Entry, ...], list[Link]]:
         """Everything that is new, in order of arrival; no credit is due."""
-        entries = [(link.member.replica, key, handle) for (link, key), handle in self.items.items()]
-        self.items.clear()
+        entries = [(link.member.replica, key, handle) for (link, key), handle in self.new.items()]
+        self.new.clear()
         return tuple(entries), []
 
-    def is_new(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether there is anything."""
-        return bool(self.items)
-
-    is_complete = is_new
+        return bool(self.new)
 
     def clear(self) -> list[Handle]:
         """Let go of everything that waits here."""
-        handles = list(self.items.values())
-        self.items.clear()
+        handles = list(self.new.values())
+        self.new.clear()
         return handles
 
 
 Inlet = QueueInlet | Mailbox
+"""What both have: `new` is false where nothing is."""
 
 
 class Arrival:

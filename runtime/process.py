@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import uvloop
 
 from isthmus.runtime.clock import Clock, Instant
@@ -225,7 +226,7 @@ class HostProcess:
     def _broken(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
         story = "".join(traceback.format_exception(error)) if error is not None else str(context.get("message"))
-        with self._loop.turn():  # A loop tells of an exception after the callback's own turn.
+        with self._loop.turn:  # A loop tells of an exception after the callback's own turn.
             self._failed(self._host, "", story)
 
     def _watch(
@@ -245,15 +246,15 @@ class HostProcess:
 
     def _close(self) -> None:
         """End the bodies, and leave the spans where whoever draws the timeline finds them."""
-        with self._loop.turn():
+        with self._loop.turn:
             self._host.close()
         if self._executor.join(CLOSE_SECONDS):
             self._host.bodies.close()
         self._flush()
         name = f"{self._member.replica.role}-{self._member.replica.slot}-{self._member.incarnation}.json"
-        spans = [list(span) for span in self._trace.spans]
+        spans = msgspec.json.encode(list(self._trace.spans))
         with suppress(OSError):  # The timeline lacks this host then; the run is as good without it.
-            write_bytes(self._folder / "spans" / name, json.dumps(spans, separators=(",", ":")).encode())
+            write_bytes(self._folder / "spans" / name, spans)
         self._tape_file.close()
         self._daemon.close()
         self._loop.close()

@@ -219,7 +219,7 @@ class Scheduler:
             inputs.extend(closed.inputs)
             decision = closed.decision
         for port, inlet, is_required in node.inlets:
-            if inlet.is_new() and not (is_required and node.is_idle):
+            if inlet.new and not (is_required and node.is_idle):
                 entries, taken = inlet.take()
                 inputs.append((port, entries))
                 for link in taken:
@@ -232,7 +232,9 @@ class Scheduler:
 
     def _release(self) -> None:
         """Let held outputs of nodes that may have got credit leave; what then holds nothing goes on, or ends."""
-        for node in sorted(self._holding, key=lambda node: node.index):
+        if len(self._holding) > 1:
+            self._holding.sort(key=lambda node: node.index)
+        for node in self._holding:
             self._flow.release(node)
             if node.held:
                 continue

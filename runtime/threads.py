@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Any, Final
 
 from isthmus.runtime.clock import Instant
@@ -90,12 +90,13 @@ class ThreadExecutor:
     """A thread per node. Threads are daemonic: a body that never returns cannot keep the process alive.
 
     `done` is called in the node's thread, without the turn, which is for the callee to take. What it raises is raised
-    again on the loop.
+    again on the loop. `turn`, `hear` and `listen` are those of the loop.
     """
 
     has_threads: Final = True
 
     def __init__(self, loop: SharedLoop, name: str) -> None:
+        self.turn, self.hear, self.listen = loop.turn, loop.hear, loop.listen
         self._loop = loop
         self._name = name
         self._works: dict[int, queue.SimpleQueue[Work | None]] = {}
@@ -113,18 +114,6 @@ class ThreadExecutor:
             self._threads.append(thread)
             thread.start()
         works.put((work, done))
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Have the loop's turn, in a node's thread."""
-        return self._loop.turn()
-
-    def hear(self) -> None:
-        """Take what has come, in a turn."""
-        self._loop.hear()
-
-    def listen(self, is_listening: bool) -> None:
-        """Whether the loop takes what comes by itself; in a turn."""
-        self._loop.listen(is_listening)
 
     def close(self) -> None:
         """Let every thread end after what it is doing."""

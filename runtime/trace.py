@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+import msgspec
 
 from isthmus.runtime.clock import Instant
 
@@ -16,7 +18,7 @@ SPANS_MAX: Final = 400_000
 """About 100 MB of memory and 60 MB of JSON; a run of 4.1M tokens with four learners has about 100,000."""
 
 
-class Span(NamedTuple):
+class Span(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A firing of node `name` (`peer` is empty) or a transfer on edge `name` to `peer`."""
 
     host: str

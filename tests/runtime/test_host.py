@@ -22,6 +22,7 @@ from isthmus.runtime.host import REFUSED_MAX, Host
 from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.local import LocalRun
 from isthmus.runtime.lowering import lower
+from isthmus.runtime.payloads import Payload
 from isthmus.runtime.sim import World
 from isthmus.runtime.trace import Trace
 from tests.runtime.naive_scheduler import NaiveScheduler
@@ -122,8 +123,7 @@ def test_no_payload_is_kept_that_the_core_does_not_hold(jitter: float) -> None:
         for record in tape.read(data):
             naive.handle(record.event, record.at)
         held = {handle: uses for handle, uses in naive.held().items() if handle > 0}
-        assert {handle: host._payloads._uses.get(handle, 1) for handle in host._payloads._items} == held
-        assert host._payloads._uses.keys() <= host._payloads._items.keys()
+        assert {handle: payload.uses for handle, payload in host._payloads._items.items()} == held
         assert len(held) < 20
 
 
@@ -219,7 +219,7 @@ def test_payloads_of_an_event_that_the_core_refuses_are_let_go(feeding: tuple[Ho
     failures: list[str] = []
     host._on_failed = lambda host, node, error: failures.append(error)
     host.start([life("here/0"), life("there/0")])
-    outputs = host._outputs([Emission(0, {"key": 1}, {"key": 1}, 0, 0)])
+    outputs = host._outputs([Emission(0, Payload({"key": 1}), {"key": 1})])
     for event in (FiringEnded(0, outputs), ItemsEmitted(0, outputs)):
         host.handle(event)
         assert host._payloads._items == {}

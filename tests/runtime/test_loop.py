@@ -72,7 +72,7 @@ def here() -> str:
 
 def test_what_is_asked_for_in_a_turn_is_done_at_its_end_in_that_thread_in_order(running: Running) -> None:
     seen: list[tuple[int, str]] = []
-    with running.loop.turn():
+    with running.loop.turn:
         for number in range(5):
             running.loop.call_soon(lambda number: seen.append((number, here())), number)
         assert seen == []
@@ -87,7 +87,7 @@ def test_what_follows_from_the_end_of_a_turn_is_left_to_the_loop(running: Runnin
         if len(seen) < 20:
             running.loop.call_soon(again)
 
-    with running.loop.turn():
+    with running.loop.turn:
         running.loop.call_soon(again)
     running.until(lambda: len(seen) == 20)
     assert seen == [here(), *["loop"] * 19]
@@ -120,7 +120,7 @@ def test_nobody_has_a_turn_while_another_has(running: Running) -> None:
 
     def work() -> None:
         for _ in range(100):
-            with running.loop.turn():
+            with running.loop.turn:
                 enter()
                 running.loop.call_soon(enter)
             running.loop.call_soon_threadsafe(enter)
@@ -143,7 +143,7 @@ def test_what_a_callback_raises_at_the_end_of_a_turn_is_raised_on_the_loop_and_t
     def fail() -> None:
         raise error
 
-    with running.loop.turn():
+    with running.loop.turn:
         running.loop.call_soon(fail)
         running.loop.call_soon(seen.append, "other")
     running.settle()
@@ -154,7 +154,7 @@ def test_a_turn_in_which_something_is_raised_ends(running: Running) -> None:
     seen: list[str] = []
 
     def fail() -> None:
-        with running.loop.turn():
+        with running.loop.turn:
             running.loop.call_soon(seen.append, "asked")
             raise ValueError("why")
 
@@ -167,7 +167,7 @@ def test_a_turn_in_which_something_is_raised_ends(running: Running) -> None:
 
 def test_a_cancelled_callback_is_not_called(running: Running) -> None:
     seen: list[str] = []
-    with running.loop.turn():
+    with running.loop.turn:
         running.loop.call_soon(seen.append, "here").cancel()
     running.on_loop(lambda: running.loop.call_soon(seen.append, "loop").cancel())
     running.settle()
@@ -180,7 +180,7 @@ def test_a_cancelled_callback_is_not_called(running: Running) -> None:
 def test_a_timer_set_in_another_threads_turn_comes_on_the_loop_and_not_before_its_time(running: Running) -> None:
     seen: list[tuple[float, str]] = []
     begun = time.monotonic()
-    with running.loop.turn():
+    with running.loop.turn:
         running.loop.call_later(0.02, lambda: seen.append((time.monotonic(), here())))
     running.until(lambda: bool(seen))
     ((came, thread),) = seen
@@ -200,7 +200,7 @@ def test_a_timer_may_be_cancelled_in_any_turn(
         if is_on_loop:
             running.on_loop(function)
         else:
-            with running.loop.turn():
+            with running.loop.turn:
                 function()
 
     in_turn(is_set_on_loop, lambda: timers.append(running.loop.call_later(0.01, seen.append, "came")))
@@ -220,7 +220,7 @@ class Reader:
     def __init__(self, running: Running, pipe: tuple[int, int]) -> None:
         self.seen: list[tuple[bytes, str]] = []
         self.fd = pipe[0]
-        with running.loop.turn():
+        with running.loop.turn:
             running.loop.add_reader(self.fd, lambda: self.seen.append((os.read(self.fd, 100), here())))
 
 
@@ -235,7 +235,7 @@ def test_the_loop_sees_to_a_file_that_can_be_read(running: Running, pipe: tuple[
 
 def test_who_has_the_turn_may_see_to_it_instead(running: Running, pipe: tuple[int, int]) -> None:
     reader = Reader(running, pipe)
-    with running.loop.turn():
+    with running.loop.turn:
         running.loop.hear()
         os.write(pipe[1], b"one")
         running.loop.hear()
@@ -245,18 +245,18 @@ def test_who_has_the_turn_may_see_to_it_instead(running: Running, pipe: tuple[in
 
 def test_a_loop_that_does_not_listen_leaves_files_until_it_does(running: Running, pipe: tuple[int, int]) -> None:
     reader = Reader(running, pipe)
-    with running.loop.turn():
+    with running.loop.turn:
         running.loop.listen(False)
     os.write(pipe[1], b"one")
     waited = threading.Event()
     running.on_loop(lambda: running.loop.call_later(0.05, waited.set))
     assert waited.wait(SECONDS_MAX)
     assert reader.seen == []
-    with running.loop.turn():
+    with running.loop.turn:
         running.loop.hear()
     assert reader.seen == [(b"one", here())]
     os.write(pipe[1], b"two")
-    with running.loop.turn():
+    with running.loop.turn:
         running.loop.listen(True)
     running.until(lambda: len(reader.seen) == 2)
     assert reader.seen[1] == (b"two", "loop")
@@ -264,7 +264,7 @@ def test_a_loop_that_does_not_listen_leaves_files_until_it_does(running: Running
 
 def test_a_file_that_is_watched_no_more_is_let_alone(running: Running, pipe: tuple[int, int]) -> None:
     reader = Reader(running, pipe)
-    with running.loop.turn():
+    with running.loop.turn:
         os.write(pipe[1], b"one")
         assert running.loop.remove_reader(reader.fd)
         assert not running.loop.remove_reader(reader.fd)
@@ -276,7 +276,7 @@ def test_a_file_that_is_watched_no_more_is_let_alone(running: Running, pipe: tup
 def test_a_reader_may_end_another(running: Running) -> None:
     seen: list[int] = []
     pipes = [os.pipe() for _ in range(2)]
-    with running.loop.turn():
+    with running.loop.turn:
         for one, other in (pipes, pipes[::-1]):
 
             def read(mine: int = one[0], theirs: int = other[0]) -> None:
@@ -304,7 +304,7 @@ def test_what_a_reader_raises_is_raised_on_the_loop_and_the_turn_goes_on(running
         raise error
 
     seen: list[str] = []
-    with running.loop.turn():
+    with running.loop.turn:
         running.loop.add_reader(ends[0], fail)
         os.write(ends[1], b"x")
         running.loop.hear()

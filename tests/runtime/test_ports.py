@@ -27,7 +27,7 @@ def test_a_queue_gives_the_first_item_of_every_link_that_has_one() -> None:
     inlet, one, two = QueueInlet(), link(1, 1), link(2, 2)
     inlet.open(one, ())
     inlet.open(two, (Handle(-1),))
-    assert (inlet.is_new(), inlet.is_complete()) == (True, False)
+    assert (bool(inlet.new), inlet.is_complete()) == (True, False)
     assert inlet.put(one, Handle(10), None) is None
     assert inlet.put(one, Handle(11), None) is None
     assert inlet.is_complete()
@@ -35,7 +35,7 @@ def test_a_queue_gives_the_first_item_of_every_link_that_has_one() -> None:
     assert inlet.take() == (entries, [one, two])
     assert inlet.take() == (((Replica("here", 1), None, 11),), [one])
     assert inlet.take() == ((), [])
-    assert not inlet.is_new()
+    assert not inlet.new
 
 
 def test_a_queue_without_links_is_never_complete() -> None:
@@ -49,7 +49,7 @@ def test_a_closed_link_gives_up_what_it_held() -> None:
     assert inlet.close(two) == [2, 3]
     assert inlet.is_complete()
     assert inlet.clear() == [1]
-    assert not inlet.is_new()
+    assert not inlet.new
     assert inlet.close(one) == []
 
 
@@ -58,7 +58,7 @@ def test_a_mailbox_keeps_the_newest_item_per_link_and_key() -> None:
     assert not box.is_complete()
     assert [box.put(*put) for put in ((one, Handle(1), 0), (two, Handle(2), 0), (one, Handle(3), "0"))] == [None] * 3
     assert box.put(one, Handle(4), 0) == 1
-    assert box.is_new()
+    assert box.new
     assert box.is_complete()
     here = [Replica("here", slot) for slot in (1, 2)]
     assert box.take() == (((here[1], 0, 2), (here[0], "0", 3), (here[0], 0, 4)), [])
@@ -66,7 +66,7 @@ def test_a_mailbox_keeps_the_newest_item_per_link_and_key() -> None:
     box.put(two, Handle(6), 1)
     assert box.close(one) == [5]
     assert box.clear() == [6]
-    assert not box.is_new()
+    assert not box.new
 
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "close", "spend", "grant"]), st.integers(1, 3), st.integers(1, 3))))

@@ -510,13 +510,13 @@ def test_time_does_not_run_backwards() -> None:
 def test_the_check_notices_what_does_not_agree() -> None:
     for break_it, what in (
         (lambda core: setattr(core._nodes[0].outlets[0], "starved", 1), "source: starved"),
-        (lambda core: setattr(core._nodes[1].inlets[0][1], "filled", 1), "sink: filled"),
+        (lambda core: setattr(core._nodes[1].inlets[0][1], "new", 1), "sink: new"),
         (lambda core: setattr(core._nodes[0], "is_running", False), "source: ready, but not started"),
         (lambda core: core._nodes[0].held.append(Output(0, H(1))), "source: holds what could leave"),
         (lambda core: core._nodes[0].held.extend([Output(0, H(1))] * (HELD_MAX + 1)), "source: holds more than it may"),
         (lambda core: setattr(core._nodes[0], "is_ending", True), "source: ending, but holds nothing"),
         (lambda core: core._roster.routes[0].links.clear(), "source.out -> sink.item: links"),
-        (lambda core: core._roster.arrivals[0].links[life("here/0")].items.append(1), "filled"),
+        (lambda core: core._roster.arrivals[0].links[life("here/0")].items.append(1), "new"),
         (lambda core: setattr(core._roster.routes[0].links[life("here/0")], "credit", 3), "credit out of range"),
         (lambda core: setattr(core._roster.routes[0].links[life("here/0")], "credit", 1), "are not its capacity"),
     ):
