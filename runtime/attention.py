@@ -36,7 +36,7 @@ class Attention:
         """A firing of a node begins."""
         if node in self._brief:
             self._firing.add(node)
-            self.is_needed = len(self._firing) < len(self._hearing)
+            self.is_needed = self._firing != self._hearing
 
     def ended(self, node: int, took: Duration) -> None:
         """A firing of a node is over."""

@@ -13,7 +13,7 @@ order at the end of the event. While nobody could use what comes, nothing is let
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemotePro
 from isthmus.runtime.events import (
     BodyFailed,
     CancelTimer,
+    Command,
     CreditGranted,
     DropItem,
     EndNode,
@@ -136,9 +137,13 @@ class Host:
         for node in self.plan.nodes:
             self._executor.submit(node.index, partial(self.bodies.open, node), partial(self._opened, node.index))
 
-    def handle(self, event: Event) -> None:
-        """Feed one event to the core and perform what it says; only in a turn, as everything that is said to a host."""
-        self._handle_at(event, self._clock.now())
+    def handle(self, event: Event, at: Instant | None = None) -> None:
+        """Feed one event to the core, as of `at` or now, and perform what it says; only in a turn, as everything that is
+        said to a host."""
+        for command in self._decide(event, self._clock.now() if at is None else at):
+            self._perform[type(command)](command)
+        while self._errands:
+            self._errands.popleft()()
 
     @property
     def is_open(self) -> bool:
@@ -186,18 +191,11 @@ class Host:
 
     # -- the core ------------------------------------------------------------------------------------------------------
 
-    def _handle_at(self, event: Event, now: Instant) -> None:
-        """Let the core take an event at this instant, and perform what it says; then the errands, in the order in which
-        they were decided."""
-        self._feed(event, now)
-        while self._errands:
-            self._errands.popleft()()
-
-    def _feed(self, event: Event, now: Instant) -> None:
-        """Let the core take an event, and perform what it says, but for the errands."""
+    def _decide(self, event: Event, now: Instant) -> Sequence[Command]:
+        """Let the core take an event; what it says, which goes onto the tape."""
         if self._is_closed:
             self._forget(event)
-            return
+            return ()
         self._now = now
         try:
             commands = self.scheduler.handle(event, now)
@@ -205,15 +203,14 @@ class Host:
             told = str(error)
             self.refused[told if len(self.refused) < REFUSED_MAX or told in self.refused else "others"] += 1
             self._forget(event)
-            return
+            return ()
         except (LocalProtocolError, InvariantError) as error:
             self._forget(event)
             self._errands.append(partial(self._on_failed, self, "", str(error)))
-            return
+            return ()
         if self._tape is not None:
             self._tape.append(now, event, commands)
-        for command in commands:
-            self._perform[type(command)](command)
+        return commands
 
     # -- bodies --------------------------------------------------------------------------------------------------------
 
@@ -273,7 +270,7 @@ class Host:
             now = self._clock.now()
             self.busy.ended(node.name, now)
             self._attention.ended(node.index, Duration(0 if ended is None else now - ended.begun))
-            self._handle_at(self._ending(node, ended, error, now), now)
+            self.handle(self._ending(node, ended, error, now), now)
             self._executor.listen(self._attention.is_needed)
 
     def _ending(self, node: NodePlan, ended: Ended | None, error: BaseException | None, now: Instant) -> Event:
