@@ -238,11 +238,9 @@ class ControlClient:
         """Hand a message over; one that the daemon does not take is dropped, for the next heartbeat says it again."""
         if self._socket is None:
             return
-        try:
+        with suppress(zmq.Again):
             self._socket.send(encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            return
-        self._loop.call_soon(self._drain)
+        self._loop.call_soon(self._drain)  # A send takes the descriptor's signal away, whether it fails or not.
 
     def close(self) -> None:
         """Hang up for good; what was handed over is still sent, for half a second."""

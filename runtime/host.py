@@ -138,8 +138,8 @@ class Host:
             self._executor.submit(node.index, partial(self.bodies.open, node), partial(self._opened, node.index))
 
     def handle(self, event: Event, at: Instant | None = None) -> None:
-        """Feed one event to the core, as of `at` or now, and perform what it says; only in a turn, as everything that is
-        said to a host."""
+        """Feed one event to the core, as of `at` or now, and perform what it says; only in a turn, as all that is said
+        to a host."""
         for command in self._decide(event, self._clock.now() if at is None else at):
             self._perform[type(command)](command)
         while self._errands:
