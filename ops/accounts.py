@@ -165,11 +165,9 @@ class FragmentLedger:
     _unsettled: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
     """Ranges of tokens booked as refused whose answer may yet be merged, by a round open at the adoption; ascending."""
     _steps_begin: int = field(init=False, repr=False)
-    _start: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._start = self.begin = self.odometer.tokens
-        self._steps_begin = self.odometer.steps
+        self.begin, self._steps_begin = self.odometer.tokens, self.odometer.steps
 
     @property
     def steps(self) -> int:
@@ -214,13 +212,8 @@ class FragmentLedger:
         self._reopen(self.base)
 
     def account(self) -> list[int]:
-        """What became of the tokens since the first version, in the order of FATES, as it travels."""
+        """What became of the tokens since the first version, whose number is the sum: in the order of FATES."""
         return [self.merged, self.overlapped, self.refused, self.lost, self.tokens]
-
-    def totals(self) -> dict[str, int]:
-        """The account by name, and the trained tokens, which are its sum."""
-        fates = dict(zip(FATES, self.account(), strict=True))
-        return {"trained": self.odometer.tokens - self._start, **fates}
 
     def _book_merged(self, clock: Clock | None) -> int:
         """Book what the clock says was merged; returns up to where that is, at least the last adoption."""
