@@ -22,7 +22,7 @@ from isthmus.runtime.clock import Instant
 from isthmus.runtime.credit import Intake, charge, claim
 from isthmus.runtime.encoding import Encoded, Encoder
 from isthmus.runtime.frames import Bytes
-from isthmus.runtime.heard import ParcelsArrived
+from isthmus.runtime.heard import Event, ParcelsArrived
 from isthmus.runtime.lanes import Inbound, Load, Shipment
 from isthmus.runtime.messages import Record
 from isthmus.runtime.refusal import RefusalError
@@ -67,8 +67,8 @@ class Incoming:
         self._pieces = 0
         self._partial: tuple[Record, Assembly] | None = None
 
-    def read(self, fields: list[Any], frames: Sequence[Bytes]) -> ParcelsArrived:
-        """What a message completes; RefusalError if it is not the next one, or if there was no credit for it."""
+    def read(self, fields: list[Any], frames: Sequence[Bytes]) -> list[Event]:
+        """What a message completes, in one event; RefusalError if it is not the next one, or has no credit."""
         batch = messages.batch_of(fields)
         raw = frames[1:]
         if len(raw) != len(batch.digests) or not (raw or batch.records):
@@ -85,7 +85,7 @@ class Incoming:
         raw_bytes = sum(map(len, raw)) if raw else 0
         cost = charge(len(frames[0]) + raw_bytes, raw_bytes + claims)
         self._intake.receive(cost)
-        return ParcelsArrived(self._assemble(items, raw, batch.digests), cost)
+        return [ParcelsArrived(self._assemble(items, raw, batch.digests), cost)]
 
     def _assemble(
         self, items: list[tuple[Record, Assembly]], raw: Sequence[Bytes], digests: list[int]

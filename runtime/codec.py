@@ -89,24 +89,23 @@ class _Arrays:
         """What stands in the structure for something that msgpack does not know."""
         if type(leaf) is tuple:
             return list(leaf)
-        if hasattr(leaf, "nbytes") and hasattr(leaf, "shape"):
-            freeze(leaf)
-            self._take(leaf)
+        is_ours = type(leaf) is np.ndarray
+        if is_ours or (hasattr(leaf, "nbytes") and hasattr(leaf, "shape")):
+            if is_ours:
+                leaf.setflags(write=False)
+            if self.state is None:
+                self.state = xxhash.xxh3_64()
+            self.size_bytes += leaf.nbytes
+            try:
+                self.state.update(leaf)
+            except (TypeError, ValueError, BufferError):  # Not in one piece, not here, or of a dtype of its own.
+                self.state.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
             return [msgpack.ExtType(_ARRAY, _name(leaf.dtype)), list(leaf.shape)]
         if isinstance(leaf, Mapping):
             return dict(leaf)
         if isinstance(leaf, list | tuple):
             return list(leaf)
         return msgpack.ExtType(_OBJECT, repr(leaf).encode())
-
-    def _take(self, array: Any) -> None:
-        if self.state is None:
-            self.state = xxhash.xxh3_64()
-        self.size_bytes += array.nbytes
-        try:
-            self.state.update(array)
-        except (TypeError, ValueError, BufferError):  # Not in one piece, not here, or of a dtype of its own.
-            self.state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 @cache

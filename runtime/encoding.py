@@ -120,22 +120,29 @@ class Encoder:
 
     def _leaf(self, leaf: Any) -> Any:
         """What msgpack does not know itself."""
-        if type(leaf) is tuple:
+        kind = type(leaf)
+        if kind is np.ndarray:
+            return self._array(leaf, ARRAY)
+        if kind is tuple:
             return [_TUPLE_MARK, *leaf]
         if isinstance(leaf, Mapping):
             return dict(leaf)
-        if isinstance(leaf, _Blob):
-            array, form = np.frombuffer(leaf.value, np.uint8), BLOB
-        elif hasattr(leaf, "__array__"):
-            array, form = np.asarray(leaf), SCALAR if isinstance(leaf, np.generic) else ARRAY
-        else:
-            raise TypeError(f"a {type(leaf).__module__}.{type(leaf).__qualname__}")
+        if kind is _Blob:
+            return self._array(np.frombuffer(leaf.value, np.uint8), BLOB)
+        if hasattr(leaf, "__array__"):
+            return self._array(np.asarray(leaf), SCALAR if isinstance(leaf, np.generic) else ARRAY)
+        raise TypeError(f"a {kind.__module__}.{kind.__qualname__}")
+
+    def _array(self, array: NDArray[Any], form: int) -> msgpack.ExtType:
+        """What stands in the spec for an array: all of it, or its shape."""
         code = _CODES.get(array.dtype)
-        if code is None or array.ndim > AXES_MAX:
-            raise TypeError(f"an array of {array.dtype} with {array.ndim} axes")
-        head = SHAPE.pack(code, form, array.ndim) + struct.pack(f"<{array.ndim}Q", *array.shape)
-        if array.nbytes <= min(INLINE_BYTES_MAX, self._inline_left):
-            self._inline_left -= array.nbytes
+        axes = array.ndim
+        if code is None or axes > AXES_MAX:
+            raise TypeError(f"an array of {array.dtype} with {axes} axes")
+        head = struct.pack(f"{SHAPE.format}{axes}Q", code, form, axes, *array.shape)
+        size_bytes = array.nbytes
+        if size_bytes <= INLINE_BYTES_MAX and size_bytes <= self._inline_left:
+            self._inline_left -= size_bytes
             return msgpack.ExtType(INLINE, head + array.tobytes())
         self._large.append(_bytes_of(array))
         return msgpack.ExtType(LARGE, head)

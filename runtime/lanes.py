@@ -192,20 +192,20 @@ class Outbound:
             return cost <= room and room >= CHARGE_MIN
 
         while (shipment := self._current or self.line.first()) is not None:
-            sizes = shipment.sizes
+            sizes, count = shipment.sizes, len(shipment.sizes)
             is_new = shipment is not self._current
-            if is_new and not fits(shipment.head_bytes, sizes[0] if sizes else 0):
+            if is_new and not fits(shipment.head_bytes, sizes[0] if count else 0):
                 break
             if is_new:
                 self._begin(self.line.take())
                 begun.append(shipment)
                 head_bytes += shipment.head_bytes
-            while shipment.sent < len(sizes) and (is_new or fits(0, sizes[shipment.sent])):
+            while shipment.sent < count and (is_new or fits(0, sizes[shipment.sent])):
                 is_new = False
                 pieces.append((shipment, shipment.sent))
                 raw_bytes += sizes[shipment.sent]
                 shipment.sent += 1
-            if shipment.sent < len(sizes):
+            if shipment.sent < count:
                 break
             self._current = None
         return load if begun or pieces else None

@@ -148,7 +148,7 @@ class Session:
         }
         self._data_handlers: dict[int, Callable[[list[Any], Sequence[Bytes]], list[Event]]] = {
             messages.ATTACH: self._attached,
-            messages.BATCH: self._batch,
+            messages.BATCH: self._incoming.read,
             messages.RELAYED: self._relayed,
         }
 
@@ -376,9 +376,6 @@ class Session:
         self._intake.receive(cost)
         self.take(cost)
         return [FramesHeard(source, target, frames[1:])]
-
-    def _batch(self, fields: list[Any], frames: Sequence[Bytes]) -> list[Event]:
-        return [self._incoming.read(fields, frames)]
 
     def _next_forward(self) -> list[Any] | None:
         if not self._forwards:

@@ -141,11 +141,11 @@ class ZmqSocket:
         """Hand a message to libzmq; False if there is nobody to send it to. LocalProtocolError at the mark."""
         if self._is_closed:
             return False
-        last = len(frames) - 1
+        *others, last = frames
         try:
-            for index, frame in enumerate(frames):
-                flags = NOBLOCK if index == last else SNDMORE_NOBLOCK
-                self._send(frame, flags, len(frame) < COPY_BYTES_MAX)
+            for frame in others:
+                self._send(frame, SNDMORE_NOBLOCK, len(frame) < COPY_BYTES_MAX)
+            self._send(last, NOBLOCK, len(last) < COPY_BYTES_MAX)
         except zmq.Again as error:
             if self._is_router:
                 raise LocalProtocolError("a high-water mark was reached, which credit should prevent") from error
