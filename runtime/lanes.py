@@ -200,6 +200,7 @@ class Outbound:
                 self._begin(self.line.take())
                 begun.append(shipment)
                 head_bytes += shipment.head_bytes
+            # Whether there is room for the first piece was asked with its record.
             while shipment.sent < count and (is_new or fits(0, sizes[shipment.sent])):
                 is_new = False
                 pieces.append((shipment, shipment.sent))

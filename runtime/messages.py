@@ -7,6 +7,8 @@ xxh3 digest of the rest, in a form that no version will change, so that bytes fr
 known at once, before anything is decoded. The rest is one msgpack list, its first element the kind. HELLO and WELCOME
 say everything that holds for a whole connection (run, fingerprint, both members with their incarnations); the other
 messages carry the connection's number instead. The digest is against accidents, not against forgers.
+
+Of STATE and BATCH there are many: what they hold is declared as a `Form`, and C code reads and packs them.
 """
 
 from __future__ import annotations
@@ -284,7 +286,7 @@ def _read(fields: Any, form: type[Read]) -> Read:
     """What was decoded, as the form declares it."""
     try:
         return msgspec.convert(fields, form)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, AttributeError) as error:  # An array where a dict is due is asked for its keys.
         raise RefusalError("message", str(error)) from error
 
 

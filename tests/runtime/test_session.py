@@ -254,8 +254,10 @@ def sealed(body: bytes, connection: int = 1) -> bytes:
     return messages.seal(connection, body)
 
 
-def record(sequence: Any = 1, edge: Any = 1, replaces: Any = False, key: Any = None, spec: bytes = b"\x01") -> bytes:
-    said = packed(edge, 0, replaces, key, None, 0, 0)
+def record(
+    sequence: Any = 1, edge: Any = 1, replaces: Any = False, key: Any = None, fields: Any = None, spec: bytes = b"\x01"
+) -> bytes:
+    said = packed(edge, 0, replaces, key, fields, 0, 0)
     return b"\x93" + bytes(msgpack.packb(sequence)) + said + spec
 
 
@@ -264,6 +266,7 @@ def batch(*records: bytes, transfer: int = 0, piece: int = 0, digests: Sequence[
 
 
 LARGE = Encoder().encode(np.zeros(20_000, np.uint8)).spec
+ARRAY = msgpack.unpackb(Encoder().encode(np.zeros(3)).spec)
 
 CONTROL: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "truncated"),
@@ -319,6 +322,13 @@ DATA: dict[str, tuple[list[bytes], str]] = {
     "no edge": ([sealed(batch(record(edge=1 << 16)))], "message"),
     "no policy": ([sealed(batch(record(replaces=0)))], "message"),
     "no key": ([sealed(batch(record(key=1.5)))], "message"),
+    "fields that are a list": ([sealed(batch(record(fields=[1])))], "message"),
+    "fields that are an array": ([sealed(batch(record(fields=ARRAY)))], "message"),
+    "fields with a large array": ([sealed(batch(record(fields={"x": msgpack.unpackb(LARGE)})))], "message"),
+    "an array for a number": ([sealed(batch(record(edge=ARRAY)))], "message"),
+    "an array for a record": ([sealed(batch(bytes(msgpack.packb(ARRAY))))], "message"),
+    "an array for all records": ([sealed(packed(8, 0, 0, [], ARRAY))], "message"),
+    "digests that are no numbers": ([sealed(packed(8, 0, 0, [True], []))], "message"),
     "no item": ([sealed(batch(record(spec=b"\xc7\x00\x05")))], "encoding"),
     "no record": ([sealed(batch(b"\x01"))], "message"),
     "RELAYED without frames": ([sealed(messages.pack_relay(messages.RELAYED, A, C))], "message"),
