@@ -120,8 +120,11 @@ def fields(item: Any, names: Iterable[str]) -> dict[str, Any]:
     """
     if type(item) is not dict and not isinstance(item, Mapping):
         return {}
-    found = {name: item[name] for name in names if name in item}
-    for name, value in found.items():
+    found = {}
+    for name in names:
+        if name not in item:
+            continue
+        value = found[name] = item[name]
         if not _is_plain(value):
             raise LocalProtocolError(
                 f"an item's field {name!r}, which cores read: expected integers, texts, lists of them or None, "
@@ -131,6 +134,8 @@ def fields(item: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
+    if type(value) is int:
+        return -(1 << 63) <= value < 1 << 63
     if isinstance(value, list | tuple):
-        return all(_is_plain(entry) for entry in value)
-    return value is None or type(value) is str or (type(value) is int and -(1 << 63) <= value < 1 << 63)
+        return all(map(_is_plain, value))
+    return value is None or type(value) is str

@@ -48,7 +48,7 @@ class Limits(NamedTuple):
     retry_max: Duration = seconds(1)
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
+class Held(msgspec.Struct, frozen=True):
     """Parcels of one message that wait for the receiver, and what it costs to take them all."""
 
     session: Session
