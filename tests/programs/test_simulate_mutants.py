@@ -19,7 +19,7 @@ CAUGHT = {
     "merged_as_they_arrive": (0, "are not in slot order, once each"),
     "stale_incarnation_accepted": (7, "and was told of incarnation"),
     "credit_leaked": (4, "not over after"),
-    "item_credit_leaked": (1, "a credit of edge"),
+    "item_credit_leaked": (10, "a credit of edge"),
     "final_phase_skipped": (0, "not over after"),
     "strangers_dropped": (1, "whom it does not know"),
 }
