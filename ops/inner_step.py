@@ -32,7 +32,7 @@ REPORT_NS: Final = 100_000_000
 WATCH_NS: Final = 250_000_000
 STEP_TIME_DECAY: Final = 0.9
 LOSSES_MAX: Final = 64
-"""Losses that may wait to be read."""
+"""Losses that may wait to be read: a learner is found sick within so many steps, or a report to those who watch."""
 
 
 @dataclass(slots=True)
@@ -351,7 +351,8 @@ class InnerStep:
         is_watched = "report" in connected and not (is_usual and now - self._watched_at < WATCH_NS)
         if not (is_paced or is_watched):
             return []
-        self._read_losses(left=1)
+        if is_watched:
+            self._read_losses(left=1)
         self._reported_step, self._reported_at = self._odometer.steps, now
         if self._odometer.steps and self._phase == "stepping":
             self._stepping = now - self._first_at

@@ -147,7 +147,10 @@ class Learner:
                 before.block_until_ready()
             return self._under_way
         with CORES:
-            return self.dispatch(batch, progress).block_until_ready()
+            loss: Any = self.dispatch(batch, progress)
+            if not loss.is_ready():  # This process had a device before: XLA computes in threads of its own.
+                loss.block_until_ready()
+            return loss  # type: ignore[no-any-return]
 
     def dispatch(self, batch: Any, progress: float) -> jax.Array:
         """One inner step, on its way; the result is its loss."""

@@ -195,7 +195,8 @@ def test_nothing_of_the_zeros_before_the_first_version_survives_and_alpha_of_lat
 
 def test_nothing_of_what_is_not_finite_survives() -> None:
     task = SmallTask()
-    body, parts, _ = opened(task, alpha=0.25)
+    body, parts, context = opened(task, alpha=0.25)
+    watch(context)
     drive(body, update={("syncer/0", part.index): update(part, 0, np.nan) for part in parts})
     for position in range(3):
         drive(body, batch=batch(task, position))
@@ -268,8 +269,9 @@ def test_after_a_final_pull_no_step_is_made_and_the_account_closes() -> None:
 
 def test_a_learner_that_diverged_says_so_and_heals_once_all_fragments_are_global_again() -> None:
     task = SmallTask(factor=math.inf)
-    body, parts, _ = stepping(task)
-    for position in range(2):
+    body, parts, context = stepping(task)
+    watch(context)
+    for position in range(3):
         drive(body, batch=batch(task, position))
     assert body._sick
     drive(body, update={KEY: update(parts[0], 1, 0.0)})
