@@ -20,7 +20,6 @@ from isthmus.runtime.assembly import Assembly
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.credit import Intake, charge, claim
-from isthmus.runtime.encoding import Encoded, Encoder
 from isthmus.runtime.frames import Bytes
 from isthmus.runtime.heard import Event, ParcelsArrived
 from isthmus.runtime.lanes import Inbound, Load, Shipment
@@ -28,9 +27,11 @@ from isthmus.runtime.messages import Record
 from isthmus.runtime.refusal import RefusalError
 
 
-def shipment(encoder: Encoder, encoded: Encoded, parcel: Parcel, snapshot: int, replaces: bool) -> Shipment:
-    """A parcel made ready for one peer; `encoded` may be shared among peers."""
-    envelope = messages.pack_envelope(encoder, parcel, snapshot, replaces)
+def shipment(parcel: Parcel, snapshot: int, replaces: bool) -> Shipment:
+    """A parcel made ready for one peer; what it is encoded as may be shared among peers."""
+    encoded = parcel.encoded
+    assert encoded is not None
+    envelope = messages.pack_envelope(parcel, snapshot, replaces)
     head_bytes = len(envelope) + len(encoded.spec) + messages.RECORD_BYTES
     return Shipment(parcel, replaces, head_bytes, encoded.sizes, (envelope, encoded))
 
@@ -50,7 +51,7 @@ def frames_of(load: Load, connection: int, now: Instant) -> tuple[list[Any], int
     for each, piece in load.pieces:
         encoded = each.cargo[1]
         frames.append(encoded.pieces[piece])
-        digests.append(encoded.digest(piece))
+        digests.append(encoded.digests[piece])
         raw_bytes += each.sizes[piece]
     header = messages.seal(connection, messages.pack_batch(load.transfer, load.piece, digests, records))
     frames[0] = header

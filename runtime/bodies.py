@@ -1,4 +1,4 @@
-"""The bodies of one host: opened and fired in their nodes' threads; what they emit is frozen and measured here.
+"""The bodies of one host: opened and fired in their nodes' threads; what they emit is frozen and encoded here.
 
 Knows nothing of the core: a firing begins with its inputs and ends with its emissions. What a firing emits before its
 end is handed to `emitted` at once.
@@ -17,6 +17,7 @@ from isthmus.runtime import codec
 from isthmus.runtime.body import Context, Traffic, pairs
 from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.disk import Disk
+from isthmus.runtime.encoding import encode
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.events import Fields
 from isthmus.runtime.graph import Reference
@@ -163,7 +164,7 @@ class Bodies:
                 self._emitted(node, emissions)
 
     def _emissions(self, node: NodePlan, body: Callable[..., Any], result: Any) -> list[Emission]:
-        """What a body returned or yielded, by number of output port; only here are items frozen and measured."""
+        """What a body returned or yielded, by number of output port; only here are items frozen, and encoded."""
         emissions: list[Emission] = []
         exits = self._exits[node.index]
         for name, item in pairs(body, result):
@@ -172,8 +173,8 @@ class Bodies:
                 known = ", ".join(exits) or "none"
                 raise LocalProtocolError(f"node {node.name!r} emitted on port {name!r}; its outputs are: {known}")
             if way_out.crosses:
-                sealed = codec.seal(item)
-                payload = Payload(item, sealed.digest, sealed.size_bytes)
+                encoded = encode(item)
+                payload = Payload(item, encoded.digest, encoded.size_bytes, encoded)
             else:
                 codec.freeze(item)
                 payload = Payload(item)

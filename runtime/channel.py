@@ -18,13 +18,14 @@ from typing import Any, Protocol
 
 import msgspec
 
+from isthmus.runtime.encoding import Encoded
 from isthmus.runtime.events import Fields
 from isthmus.runtime.ids import Member
 
 
 class Parcel(msgspec.Struct, frozen=True, gc=False):
     """An item on its way: `edge` by its index, `key` of its mailbox, the fields that cores may see, its digest (0 if
-    none was taken), and its size."""
+    none was taken), its size, and what it is encoded as, where it leaves its host (None where it has come)."""
 
     edge: int
     key: int | str | None
@@ -32,6 +33,7 @@ class Parcel(msgspec.Struct, frozen=True, gc=False):
     fields: Fields
     digest: int
     size_bytes: int
+    encoded: Encoded | None = None
 
 
 class Receiver(Protocol):

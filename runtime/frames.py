@@ -62,12 +62,12 @@ CONTAINERS: Final = (dict, list, tuple, Mapping)
 _KEYS: Final[frozenset[type]] = frozenset({str, int})
 
 Odd: TypeAlias = tuple[Any, Any, Any]
-"""(container, key, value) of something in a tree that is neither a plain leaf nor a container."""
+"""(container, key, value) of something in a tree that is neither a plain leaf, nor a list, nor a dict."""
 
 
 def survey(node: Any, depth: int, left: int, odd: list[Odd]) -> int:
     """How many more leaves may follow a container that lies so deep; RefusalError for one too deep, too large or ill
-    keyed. `odd` gets what is no plain leaf, in the order of the tree.
+    keyed. `odd` gets what is neither a plain leaf nor a list or dict, in the order of the tree.
 
     Items have few and short lists beside their arrays: looking at each leaf here costs less than asking C code about
     each list, and lists of plain leaves cost no call.
@@ -90,10 +90,11 @@ def survey(node: Any, depth: int, left: int, odd: list[Odd]) -> int:
             else:
                 left -= len(value)
                 continue
-        if kind is list or kind is dict or isinstance(value, CONTAINERS):
-            left = survey(value, depth + 1, left, odd)
-        else:
+        if kind is not list and kind is not dict:
             odd.append((node, key, value))
+            if not isinstance(value, CONTAINERS):
+                continue
+        left = survey(value, depth + 1, left, odd)
     if left < 0:
         raise RefusalError("depth", f"more than {LEAVES_MAX} leaves")
     return left

@@ -304,7 +304,8 @@ class Host:
     def _send(self, command: SendItem | ResendItem, payload: Payload) -> None:
         edge: EdgePlan = self.plan.edges[command.edge]
         self.traffic.bytes_sent += payload.size_bytes
-        parcel = Parcel(command.edge, command.key, payload.item, command.fields, payload.digest, payload.size_bytes)
+        made = payload.digest, payload.size_bytes, payload.encoded
+        parcel = Parcel(command.edge, command.key, payload.item, command.fields, *made)
         self._errands.append(partial(self._channel.send, command.target, parcel, replaces=edge.kind == "latest"))
 
     def _grant_credit(self, command: GrantCredit) -> None:

@@ -23,8 +23,8 @@ import xxhash
 from isthmus.runtime.assembly import Assembly, decode
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.credit import EDGES_MAX
-from isthmus.runtime.encoding import Encoder
-from isthmus.runtime.frames import SPEC_BYTES_MAX, Bytes
+from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.frames import SPEC_BYTES_MAX, TEXT_BYTES_MAX, Bytes
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.refusal import RefusalError
 
@@ -248,12 +248,17 @@ def token_of(fields: list[Any]) -> bytes:
     return token
 
 
-def pack_envelope(encoder: Encoder, parcel: Parcel, snapshot: int, replaces: bool) -> bytes:
-    """What is said of an item beside its sequence number, which it gets when its transfer begins."""
-    key = parcel.key
-    if key is not None and type(key) is not str:
-        key = int(key)
-    return encoder.small([parcel.edge, snapshot, replaces, key, parcel.fields, parcel.digest, parcel.size_bytes])
+def pack_envelope(parcel: Parcel, snapshot: int, replaces: bool) -> bytes:
+    """What is said of an item beside its sequence number, which it gets when its transfer begins.
+
+    LocalProtocolError for fields that fit into no header.
+    """
+    said = (parcel.edge, snapshot, replaces, parcel.key, parcel.fields, parcel.digest, parcel.size_bytes)
+    envelope = _pack(said)
+    if len(envelope) > TEXT_BYTES_MAX:
+        found = f"{len(envelope)} bytes of fields that cores read"
+        raise LocalProtocolError(f"an item: expected at most {TEXT_BYTES_MAX} bytes, found {found}. Name fewer fields.")
+    return envelope
 
 
 def pack_batch(transfer: int, piece: int, digests: list[int], records: Sequence[Any]) -> bytes:

@@ -9,17 +9,20 @@ from typing import Any
 
 import msgspec
 
+from isthmus.runtime.encoding import Encoded
 from isthmus.runtime.ids import Handle
 from isthmus.runtime.lowering import Plan
 from isthmus.runtime.scheduler import CONSTANTS_PER_EDGE
 
 
 class Payload(msgspec.Struct):
-    """An item with its digest and its size in bytes (both 0 if none was taken), to be used `uses` times more."""
+    """An item with its digest and its size in bytes (both 0 if none was taken), and what it is encoded as if it is to
+    leave this host; to be used `uses` times more."""
 
     item: Any
     digest: int = 0
     size_bytes: int = 0
+    encoded: Encoded | None = None
     uses: int = 1
 
 

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel, Receiver
 from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.connections import Connections
 from isthmus.runtime.delivery import Delivery
-from isthmus.runtime.encoding import Encoded, Encoder
 from isthmus.runtime.heard import CreditHeard, Event, ParcelsArrived, PeerUp, Refused, ShipmentsEnded
 from isthmus.runtime.ids import Member
 from isthmus.runtime.links import Endpoints
@@ -68,8 +66,6 @@ class WireChannel:
         self.snapshot = 0
         self._clock, self._watch = clock, watch
         self._on_peer_up, self._on_peer_lost, self._on_snapshot = on_peer_up, on_peer_lost, on_snapshot
-        self._encoder = Encoder()
-        self._encoded: tuple[Any, Encoded] | None = None
         self._counts: Counter[str] = Counter()
         self._awake: dict[Member, Peer] = {}
         self._is_closed = False
@@ -98,15 +94,13 @@ class WireChannel:
         """Hand over an item; `replaces` on Latest edges. It waits for a known peer that is not up, or not yet; for an
         unknown one it is dropped.
 
-        LocalProtocolError for an item that no wire can carry, and where far too many wait.
+        LocalProtocolError for one whose fields are too large, and where far too many wait.
         """
         peer = self._connections.peers.get(target)
         if peer is None:
             self._counts["dropped"] += 1
             return
-        if self._encoded is None or self._encoded[0] is not parcel.item:
-            self._encoded = parcel.item, self._encoder.encode(parcel.item)
-        made = shipment(self._encoder, self._encoded[1], parcel, self.snapshot, replaces)
+        made = shipment(parcel, self.snapshot, replaces)
         self._counts["superseded"] += peer.pair.outbound.put(made) is not None
         if peer.session is not None:
             self._rouse(peer)
@@ -219,7 +213,6 @@ class WireChannel:
 
     def _turn(self) -> None:
         """Let everybody hear what there is to say."""
-        self._encoded = None
         awake, self._awake = self._awake, {}
         for peer in awake.values():
             self._speak(peer)

@@ -27,6 +27,7 @@ import numpy as np
 import uvloop
 
 from isthmus.runtime.channel import Parcel
+from isthmus.runtime.encoding import encode
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.keys import Keyring
 from isthmus.runtime.links import Endpoints
@@ -108,8 +109,11 @@ class Sides:
 
     def by_channel(self, item: Any, size: int, count: int, is_alone: bool) -> float:
         """Send an item so often."""
-        parcel = Parcel(1, None, item, None, 0, size)
-        return self._timed(lambda: self.channel.send(RECEIVER, parcel, replaces=False), count, 1 if is_alone else count)
+
+        def send() -> None:
+            self.channel.send(RECEIVER, Parcel(1, None, item, None, 0, size, encode(item)), replaces=False)
+
+        return self._timed(send, count, 1 if is_alone else count)
 
     def small(self) -> float:
         """Many small items, a burst a turn of the loop, five thousand ahead of their acknowledgement."""
@@ -117,7 +121,7 @@ class Sides:
 
         def burst() -> None:
             for _ in range(BURST):
-                self.channel.send(RECEIVER, Parcel(1, None, dict(item), None, 0, 32), replaces=False)
+                self.channel.send(RECEIVER, Parcel(1, None, item, None, 0, 32, encode(dict(item))), replaces=False)
 
         return self._timed(burst, SMALL_COUNT // BURST, 50, BURST)
 

@@ -21,6 +21,7 @@ from typing import Any
 import uvloop
 
 from isthmus.runtime.channel import Parcel
+from isthmus.runtime.encoding import encode
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.links import Endpoints
 from isthmus.runtime.threads import LoopClock
@@ -99,7 +100,7 @@ class Side:
                 return
             if is_sending:
                 item = dict(PROGRESS, step=left)
-                self.channel.send(target, Parcel(1, None, item, None, 0, 400), replaces=False)
+                self.channel.send(target, Parcel(1, None, item, None, 0, 400, encode(item)), replaces=False)
             self.loop.call_later(INTERVAL_S, step)
 
         before = time.thread_time()

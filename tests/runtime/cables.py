@@ -14,6 +14,7 @@ import uvloop
 
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Duration, Instant, milliseconds
+from isthmus.runtime.encoding import encode
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.links import Endpoints
 from isthmus.runtime.peers import Limits
@@ -75,7 +76,7 @@ class End:
         self.credit[target, edge] += count
 
     def send(self, target: Member, edge: int, item: Any, *, key: Any = None, replaces: bool = False) -> None:
-        self.channel.send(target, Parcel(edge, key, item, None, 0, 8), replaces=replaces)
+        self.channel.send(target, Parcel(edge, key, item, None, 0, 8, encode(item)), replaces=replaces)
 
     def got(self, edge: int) -> list[Any]:
         return [parcel.item for _, parcel in self.items if parcel.edge == edge]

@@ -10,7 +10,7 @@ from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.credit import Intake
-from isthmus.runtime.encoding import Encoder
+from isthmus.runtime.encoding import encode
 from isthmus.runtime.heard import CreditHeard, ParcelsArrived, PeerUp, ShipmentsEnded
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.session import Identity, Pair, Session, read_hello
@@ -37,7 +37,6 @@ class End:
         self.own = Identity(member, *RUN)
         self.peer = peer
         self.window_bytes = window_bytes
-        self.encoder = Encoder()
         self.pair = Pair()
         self.session: Session | None = None
         self.control: deque[Any] = deque()
@@ -53,8 +52,8 @@ class End:
         self.superseded = 0
 
     def send(self, edge: int, item: Any, *, key: Any = None, replaces: bool = False, size_bytes: int = 0) -> None:
-        parcel = Parcel(edge, key, item, None, 0, size_bytes)
-        made = shipment(self.encoder, self.encoder.encode(item), parcel, 0, replaces)
+        parcel = Parcel(edge, key, item, None, 0, size_bytes, encode(item))
+        made = shipment(parcel, 0, replaces)
         self.superseded += self.pair.outbound.put(made) is not None
 
     def dial(self, connection: int) -> None:

@@ -18,7 +18,7 @@ from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.credit import Intake
-from isthmus.runtime.encoding import Encoder
+from isthmus.runtime.encoding import encode
 from isthmus.runtime.handshakes import secure_client
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.keys import Keyring
@@ -69,9 +69,7 @@ class Stranger:
 
     def batch(self, item: Any) -> list[bytes]:
         """A batch as we would send it."""
-        encoder = Encoder()
-        parcel = Parcel(1, None, item, {"k": 1}, 0, 8)
-        self.pair.outbound.put(shipment(encoder, encoder.encode(item), parcel, 0, False))
+        self.pair.outbound.put(shipment(Parcel(1, None, item, {"k": 1}, 0, 8, encode(item)), 0, False))
         frames = self.session.next_data(Instant(0))
         assert frames is not None
         return [bytes(frame) for frame in frames]

@@ -19,7 +19,7 @@ from isthmus.runtime import messages
 from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.encoding import Encoder
+from isthmus.runtime.encoding import encode
 from isthmus.runtime.frames import CHUNK_BYTES
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.links import Endpoints
@@ -125,10 +125,8 @@ def test_a_session_refuses_or_understands_whatever_comes(rng: random.Random, is_
     """Any other exception fails the test; and of what was refused nothing counts as delivered."""
     _, end = session_pair()
     assert end.session is not None
-    encoder = Encoder()
     item = [rng.randrange(1 << 40), {"x": np.arange(rng.randrange(9)), "y": (None, "z", b"b")}]
-    parcel = Parcel(1, "k", item, {"n": [1]}, 5, 6)
-    made = shipment(encoder, encoder.encode(item), parcel, 0, True)
+    made = shipment(Parcel(1, "k", item, {"n": [1]}, 5, 6, encode(item)), 0, True)
     envelope, encoded = made.cargo  # type: ignore[misc]
     batch = messages.pack_batch(0, 0, [], [(1, msgspec.Raw(envelope), msgspec.Raw(encoded.spec))])
     state = messages.pack_state(messages.State(1, 0, 0, [], {1: 2}))
@@ -253,12 +251,12 @@ def test_what_is_announced_takes_no_memory_before_it_comes(world: World, context
 def test_who_sends_more_than_was_granted_is_refused(world: World, context: Any) -> None:
     siege = Siege(world, context)
     siege.syncer.channel.pause()
-    chunk = Encoder().encode(np.zeros(CHUNK_BYTES, np.uint8))
+    chunk = encode(np.zeros(CHUNK_BYTES, np.uint8))
     each = Stranger(context, siege.endpoints, stranger(0))
     each.greet(world, lambda: each.member in siege.syncer.ups)
     memory = resident()
     for sequence in range(1, 30):
-        head = messages.pack_batch(sequence - 1, 0, [chunk.digest(0)], [record(sequence, chunk.spec)])
+        head = messages.pack_batch(sequence - 1, 0, [chunk.digests[0]], [record(sequence, chunk.spec)])
         each.data.send_multipart([messages.seal(1, head), chunk.pieces[0]])
     world.until(lambda: siege.syncer.count("refused_credit") == 1)
     assert resident() - memory < 40 * CHUNK_BYTES

@@ -112,24 +112,24 @@ def test_a_transfer_takes_as_long_as_its_delay_says_and_none_overtakes_another()
     def delay(edge: int, source: Member, target: Member, size: int) -> Duration:
         return milliseconds(size / KIB)
 
-    network = Network(clock, delay=delay, window_bytes=64 * KIB, watch=lambda *transfer: seen.append(transfer))
+    network = Network(clock, delay=delay, window_bytes=128 * KIB, watch=lambda *transfer: seen.append(transfer))
     a, b, got = network.join(A), network.join(B), Recorder()
     b.open(got)
     arrivals: list[int] = []
     got.on_item = lambda source, parcel_: arrivals.append(clock.now() // milliseconds(1))
-    structure = parcel(QUEUE, block(0, 0)).size_bytes + 2
-    for number, size in enumerate((20, 10, 30, 10)):
+    structure = parcel(QUEUE, block(0)).size_bytes - 64 * KIB
+    for number, size in enumerate((40, 20, 60, 20)):
         a.send(B, parcel(QUEUE, block(number, size * KIB - structure)), replaces=False)
     while clock.step():
         pass
-    assert arrivals == [20, 20, 30, 30]
+    assert arrivals == [40, 40, 60, 60]
     assert [(begun // milliseconds(1), ended // milliseconds(1)) for *_, begun, ended in seen] == [
-        (0, 20),
-        (0, 20),
-        (0, 30),
-        (20, 30),
+        (0, 40),
+        (0, 40),
+        (0, 60),
+        (40, 60),
     ]
-    assert [transfer[:4] for transfer in seen][:2] == [(QUEUE, A, B, 20 * KIB), (QUEUE, A, B, 10 * KIB)]
+    assert [transfer[:4] for transfer in seen][:2] == [(QUEUE, A, B, 40 * KIB), (QUEUE, A, B, 20 * KIB)]
 
 
 def test_credit_takes_the_delay_of_an_empty_item() -> None:

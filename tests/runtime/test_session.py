@@ -14,7 +14,7 @@ from isthmus.runtime import messages, session
 from isthmus.runtime.batches import shipment
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.credit import Intake
-from isthmus.runtime.encoding import Encoder
+from isthmus.runtime.encoding import encode
 from isthmus.runtime.heard import (
     FramesHeard,
     PeerUp,
@@ -34,11 +34,11 @@ from tests.runtime.session_ends import NOW, RUN, TOKEN, WINDOW, A, B, C, End, ar
 def test_items_arrive_with_everything_that_was_said_of_them() -> None:
     a, b = connected()
     item = {"x": np.arange(2_000_000, dtype=np.float32), "y": [1, (2, None)], "z": np.int64(3)}
-    parcel = Parcel(7, "key", item, {"key": "key", "n": [1]}, 2**64 - 1, 8_000_100)
-    a.pair.outbound.put(shipment(a.encoder, a.encoder.encode(item), parcel, 9, True))
+    parcel = Parcel(7, "key", item, {"key": "key", "n": [1]}, 2**64 - 1, 8_000_100, encode(item))
+    a.pair.outbound.put(shipment(parcel, 9, True))
     settle(a, b)
     (got,) = b.got
-    assert msgspec.structs.replace(got, item=None) == msgspec.structs.replace(parcel, item=None)
+    assert msgspec.structs.replace(got, item=None) == msgspec.structs.replace(parcel, item=None, encoded=None)
     assert np.array_equal(got.item["x"], item["x"])
     assert got.item["y"] == [1, (2, None)]
     assert a.ended == [item]
@@ -265,8 +265,8 @@ def batch(*records: bytes, transfer: int = 0, piece: int = 0, digests: Sequence[
     return messages.pack_batch(transfer, piece, list(digests), list(map(msgspec.Raw, records)))
 
 
-LARGE = Encoder().encode(np.zeros(20_000, np.uint8)).spec
-ARRAY = msgpack.unpackb(Encoder().encode(np.zeros(3)).spec)
+LARGE = encode(np.zeros(20_000, np.uint8)).spec
+ARRAY = msgpack.unpackb(encode(np.zeros(3)).spec)
 
 CONTROL: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "truncated"),

@@ -14,6 +14,7 @@ import pytest
 from isthmus.runtime import frames
 from isthmus.runtime.channel import Channel, Parcel
 from isthmus.runtime.clock import milliseconds, seconds
+from isthmus.runtime.encoding import encode
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.frames import CHUNK_BYTES
 from isthmus.runtime.ids import Member, Replica
@@ -244,7 +245,7 @@ def test_a_receiver_may_pause_and_resume_while_it_is_given_items(world: World) -
 
 def test_transfers_are_watched_and_counted(world: World) -> None:
     syncer, learner, _ = pair(world)
-    learner.channel.send(SYNCER, Parcel(1, None, floats(1), None, 5, MIB), replaces=False)
+    learner.channel.send(SYNCER, Parcel(1, None, floats(1), None, 5, MIB, encode(floats(1))), replaces=False)
     world.until(lambda: bool(learner.transfers))
     ((edge, source, target, size_bytes, begun, ended),) = learner.transfers
     assert (edge, source, target, size_bytes) == (1, LEARNERS[0], SYNCER, MIB)
