@@ -7,11 +7,10 @@ larger one is copied together while its pieces come, each while it is still in c
 copied, too: its frames would keep more memory from libzmq than malloc leaves mapped, and each item would come in on
 pages that the kernel must clear first.
 
-What comes in is hostile until shown otherwise. Nothing is built before C code has skipped over the whole spec without
-allocating: an announced list of a million that is not there costs nothing. (In a small spec lists may announce no
-more entries than it has bytes, and 512 lists may lie in each other: that is 8 MiB for a moment.) Depth, leaves, key
-types, dtypes and shapes are checked next, sizes before memory is taken for them. There is no pickle, and no code is
-named. Every fault is a `RefusalError` with a named reason.
+What comes in is hostile until shown otherwise. The C code that reads a spec takes memory for what is there, not for
+what is announced: a list of a million that does not follow costs nothing. Depth, leaves, key types, dtypes and shapes
+are checked next, sizes before memory is taken for them. There is no pickle, and no code is named. Every fault is a
+`RefusalError` with a named reason.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-import msgpack  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 import xxhash
@@ -38,7 +36,6 @@ from isthmus.runtime.frames import (
     PLAIN,
     SCALAR,
     SHAPE,
-    SPEC_BYTES_MAX,
     TEXT_BYTES_MAX,
     TUPLE,
     Bytes,
@@ -48,8 +45,6 @@ from isthmus.runtime.frames import (
 from isthmus.runtime.leases import empty
 from isthmus.runtime.refusal import RefusalError
 
-SPEC_BYTES_PLAIN: Final = 2 << 10
-"""A spec up to this is decoded at once; most items have a smaller one."""
 VIEWED_BYTES_MAX: Final = 8 << 20
 """Of a larger item no frame is kept. Measured: receiving 16 to 64 MiB in frames that are kept takes 0.5-0.6 CPU seconds
 a GB (now and then 0.3), copying them 0.35, whatever the size; up to 8 MiB keeping them takes 0.26."""
@@ -80,22 +75,26 @@ def decode(spec: memoryview | bytes) -> Any:
 
     Lists and dicts are checked by `Assembly` or by whoever knows what has to be there.
     """
-    size = len(spec)
     try:
-        if size > SPEC_BYTES_PLAIN:
-            skipping = msgpack.Unpacker(max_buffer_size=size)
-            skipping.feed(spec)
-            skipping.skip()
-            if skipping.tell() != size:
-                raise RefusalError("encoding", f"{size - skipping.tell()} bytes follow the value")
-        return msgpack.unpackb(
-            spec, ext_hook=_extension, strict_map_key=False, max_str_len=TEXT_BYTES_MAX, max_bin_len=SPEC_BYTES_MAX
-        )
-    except (msgpack.UnpackException, ValueError, TypeError) as error:
+        tree = _decode(spec)
+        if len(spec) > TEXT_BYTES_MAX:
+            _check_texts(tree)
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise RefusalError("encoding", f"not msgpack as agreed ({type(error).__name__}: {error})") from error
+    return tree
 
 
-def _extension(kind: int, data: bytes) -> Any:
+def _check_texts(node: Any) -> None:
+    """ValueError for a text that is too long."""
+    if type(node) is str and len(node) > TEXT_BYTES_MAX:
+        raise ValueError(f"a text of {len(node)} characters")
+    if type(node) is list or type(node) is dict:
+        for each in node if type(node) is list else (*node, *node.values()):
+            _check_texts(each)
+
+
+def _extension(kind: int, lent: memoryview) -> Any:
+    data = bytes(lent)  # Of a frame that need not be kept.
     if kind == TUPLE and not data:
         return _MARK
     if kind not in (INLINE, LARGE) or len(data) < _HEAD_BYTES:
@@ -121,6 +120,9 @@ def _extension(kind: int, data: bytes) -> Any:
     if follow_bytes != size_bytes:
         raise RefusalError("shape", f"shape {shape} of {dtype} in {len(data)} bytes")
     return _leaf(memoryview(data)[_HEAD_BYTES + 8 * axes :], dtype, form, shape)
+
+
+_decode: Final = msgspec.msgpack.Decoder(ext_hook=_extension).decode
 
 
 def _leaf(flat: Bytes, dtype: np.dtype[Any], form: int, shape: tuple[int, ...]) -> Any:

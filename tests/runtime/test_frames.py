@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import struct
+import tracemalloc
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -252,7 +253,8 @@ UINT8 = frames.DTYPES.index(np.dtype("uint8"))
         (b"\x91" * 2000 + b"\xc0", "encoding"),
         (b"\xdb\xff\xff\xff\xff", "encoding"),
         (b"\xa2\xff\xfe", "encoding"),
-        (b"\x81\x91\x01\x02", "encoding"),
+        (b"\x81\x91\x01\x02", "keys"),
+        (b"\x81\x81\x01\x02\x03", "encoding"),
         (bytes(msgpack.packb("x" * 70_000)), "encoding"),
         (bytes(msgpack.packb([msgpack.Timestamp(1, 2)])), "encoding"),
         (b"\x91" * 60 + b"\xc0", "depth"),
@@ -291,6 +293,20 @@ def test_a_spec_that_is_not_well_formed_is_refused(spec: bytes, reason: str) -> 
     with pytest.raises(RefusalError) as caught:
         Assembly(decode(spec))
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "announced", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff\x00", b"\xdc\xff\xff", b"\xde\xff\xff\x00"]
+)
+def test_what_is_announced_and_does_not_follow_takes_no_memory(announced: bytes) -> None:
+    spec = announced * (frames.SPEC_BYTES_MAX // len(announced))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RefusalError):
+            decode(spec)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_frame_that_is_not_the_one_wanted_is_refused_and_changes_nothing() -> None:
