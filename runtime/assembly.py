@@ -16,7 +16,8 @@ are checked next, sizes before memory is taken for them. There is no pickle, and
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,7 +37,6 @@ from isthmus.runtime.frames import (
     PLAIN,
     SCALAR,
     SHAPE,
-    TEXT_BYTES_MAX,
     TUPLE,
     Bytes,
     Odd,
@@ -50,6 +50,8 @@ VIEWED_BYTES_MAX: Final = 8 << 20
 a GB (now and then 0.3), copying them 0.35, whatever the size; up to 8 MiB keeping them takes 0.26."""
 LENT_BYTES_MIN: Final = 1 << 20
 """Smaller frames are kept in any case; their memory is not given back to the kernel."""
+
+Read = TypeVar("Read")
 
 _HEAD_BYTES: Final = SHAPE.size
 
@@ -70,27 +72,23 @@ class _Mark:
 _MARK: Final = _Mark()
 
 
-def decode(spec: memoryview | bytes) -> Any:
-    """The tree of an encoded value, with marks and large leaves as they came; RefusalError if it is not well formed.
+def reader(form: type[Read]) -> Callable[[Bytes], Read]:
+    """What reads one msgpack value as `form` declares it, with marks and large leaves as they came.
 
-    Lists and dicts are checked by `Assembly` or by whoever knows what has to be there.
+    It raises RefusalError: 'encoding' for what is not msgpack as agreed, 'message' for what is not declared so. Lists
+    and dicts of what is declared as `Any` are checked by `Assembly`, or by whoever knows what has to be there.
     """
-    try:
-        tree = _decode(spec)
-        if len(spec) > TEXT_BYTES_MAX:
-            _check_texts(tree)
-    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
-        raise RefusalError("encoding", f"not msgpack as agreed ({type(error).__name__}: {error})") from error
-    return tree
+    read = msgspec.msgpack.Decoder(form, ext_hook=_extension).decode
 
+    def checked(data: Bytes) -> Read:
+        try:
+            return read(data)
+        except msgspec.ValidationError as error:
+            raise RefusalError("message", str(error)) from error
+        except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
+            raise RefusalError("encoding", f"not msgpack as agreed ({type(error).__name__}: {error})") from error
 
-def _check_texts(node: Any) -> None:
-    """ValueError for a text that is too long."""
-    if type(node) is str and len(node) > TEXT_BYTES_MAX:
-        raise ValueError(f"a text of {len(node)} characters")
-    if type(node) is list or type(node) is dict:
-        for each in node if type(node) is list else (*node, *node.values()):
-            _check_texts(each)
+    return checked
 
 
 def _extension(kind: int, lent: memoryview) -> Any:
@@ -120,9 +118,6 @@ def _extension(kind: int, lent: memoryview) -> Any:
     if follow_bytes != size_bytes:
         raise RefusalError("shape", f"shape {shape} of {dtype} in {len(data)} bytes")
     return _leaf(memoryview(data)[_HEAD_BYTES + 8 * axes :], dtype, form, shape)
-
-
-_decode: Final = msgspec.msgpack.Decoder(ext_hook=_extension).decode
 
 
 def _leaf(flat: Bytes, dtype: np.dtype[Any], form: int, shape: tuple[int, ...]) -> Any:

@@ -68,9 +68,9 @@ class Incoming:
         self._pieces = 0
         self._partial: tuple[Record, Assembly] | None = None
 
-    def read(self, fields: list[Any], frames: Sequence[Bytes]) -> list[Event]:
+    def read(self, body: Bytes, frames: Sequence[Bytes]) -> list[Event]:
         """What a message completes, in one event; RefusalError if it is not the next one, or has no credit."""
-        batch = messages.batch_of(fields)
+        batch = messages.batch_of(body)
         raw = frames[1:]
         if len(raw) != len(batch.digests) or not (raw or batch.records):
             raise RefusalError("message", f"{len(raw)} frames, {len(batch.digests)} digests")

@@ -8,19 +8,20 @@ known at once, before anything is decoded. The rest is one msgpack list, its fir
 say everything that holds for a whole connection (run, fingerprint, both members with their incarnations); the other
 messages carry the connection's number instead. The digest is against accidents, not against forgers.
 
-Of STATE and BATCH there are many: what they hold is declared as a `Form`, and C code reads and packs them.
+The kind is looked at first, because whether a message may come is asked before what it says. What each kind holds is
+declared as a `Form`, which C code reads.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import xxhash
 
-from isthmus.runtime.assembly import Assembly, decode
+from isthmus.runtime.assembly import Assembly, reader
 from isthmus.runtime.channel import Parcel
 from isthmus.runtime.credit import EDGES_MAX
 from isthmus.runtime.errors import LocalProtocolError
@@ -53,16 +54,19 @@ HELLO, WELCOME, STATE, REFUSAL, RELAY, UNREACHABLE, ATTACH, BATCH, RELAYED = ran
 
 _PREFIX: Final = struct.Struct("<2sHIQ")
 _SCALARS: Final[frozenset[type]] = frozenset({int, str, type(None)})
+_SHORT_LISTS: Final = range(0x91, 0xA0)
+_SMALL_LAST: Final = 0x7F
+"""First bytes of msgpack's lists of 1 to 15, and the last of its integers that are one byte."""
 _pack: Final = msgspec.msgpack.Encoder().encode
 
-_COUNT_LAST: Final = (1 << 63) - 1
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=_COUNT_LAST)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Edge: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=EDGE_LAST)]
 Age: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=AGE_LAST)]
 Digest: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 """64 bits, as is every integer that msgpack can say."""
 Totals: TypeAlias = Annotated[dict[Edge, Count], msgspec.Meta(max_length=EDGES_MAX)]
-Read = TypeVar("Read")
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
+Token: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
 
 
 class Hello(NamedTuple):
@@ -86,6 +90,55 @@ class Hello(NamedTuple):
 
 class Form(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """Base of what is read by C code as it is declared here: numbers of fields, types and ranges."""
+
+
+class Party(Form, frozen=True):
+    """A member, as messages name it."""
+
+    role: Name
+    slot: Count
+    incarnation: Count
+
+    def member(self) -> Member:
+        """Who it is."""
+        return Member(Replica(self.role, self.slot), self.incarnation)
+
+
+class Greeting(Form, frozen=True):
+    """A `Hello` of either side."""
+
+    kind: int
+    run: Name
+    fingerprint: Name
+    source: Party
+    target: Party
+    token: Token
+    window: Count
+    held: Count
+    delivered: Totals
+    granted: Totals
+
+
+class Refusal(Form, frozen=True, tag=REFUSAL):
+    """Why the other side ends a connection."""
+
+    reason: Name
+    story: Name
+
+
+class Relayed(Form, frozen=True):
+    """From whom to whom something is, and, in a RELAY, the sealed message that it is."""
+
+    kind: int
+    source: Party
+    target: Party
+    inner: bytes
+
+
+class Attach(Form, frozen=True, tag=ATTACH):
+    """Whose data socket this is."""
+
+    token: Token
 
 
 class State(Form, frozen=True, tag=STATE):
@@ -133,6 +186,14 @@ class Batch(Form, frozen=True, tag=BATCH):
     records: Annotated[list[Record], msgspec.Meta(max_length=RECORDS_MAX)]
 
 
+state_of: Final = reader(State)
+_greeting_of: Final = reader(Greeting)
+_refusal_of: Final = reader(Refusal)
+_relayed_of: Final = reader(Relayed)
+_attach_of: Final = reader(Attach)
+_batch_of: Final = reader(Batch)
+
+
 # -- the seal ----------------------------------------------------------------------------------------------------------
 
 
@@ -142,8 +203,8 @@ def seal(connection: int, body: bytes) -> bytes:
     return _PREFIX.pack(MAGIC, VERSION, connection, digest) + body
 
 
-def unseal(frame: Bytes, size_bytes_max: int) -> tuple[int, Any]:
-    """(connection, decoded list) of a first frame; RefusalError if it is not one."""
+def unseal(frame: Bytes, size_bytes_max: int) -> tuple[int, int, Bytes]:
+    """(connection, kind, body) of a first frame; RefusalError if it is not one."""
     size = len(frame)
     if not PREFIX_BYTES < size <= size_bytes_max:
         reason = "truncated" if size <= PREFIX_BYTES else "oversized"
@@ -160,10 +221,9 @@ def unseal(frame: Bytes, size_bytes_max: int) -> tuple[int, Any]:
     body = frame[PREFIX_BYTES:]
     if xxhash.xxh3_64_intdigest(body, connection) != digest:
         raise RefusalError("digest", f"a first frame of {size} bytes is damaged")
-    fields = decode(body)
-    if type(fields) is not list or not fields or type(fields[0]) is not int:
-        raise RefusalError("message", "a message is a list that begins with its kind")
-    return connection, fields
+    if body[0] not in _SHORT_LISTS or len(body) == 1 or body[1] > _SMALL_LAST:
+        raise RefusalError("message", "a message is a short list that begins with its kind")
+    return connection, body[1], body
 
 
 def connection_of(frame: Bytes) -> int:
@@ -180,22 +240,11 @@ def pack_hello(kind: int, hello: Hello) -> bytes:
     return _pack([kind, hello.run, hello.fingerprint, _plain(hello.source), _plain(hello.target), *rest])
 
 
-def hello_of(fields: list[Any]) -> Hello:
+def hello_of(body: Bytes) -> Hello:
     """A HELLO or WELCOME; RefusalError if it is not well formed."""
-    _, run, fingerprint, source, target, token, window, held, delivered, granted = _exactly(fields, 10)
-    if type(token) is not bytes or len(token) != TOKEN_BYTES:
-        raise _malformed("a token", token)
-    return Hello(
-        _name(run),
-        _name(fingerprint),
-        _member(source),
-        _member(target),
-        token,
-        _count(window),
-        _count(held),
-        _read(delivered, Totals),
-        _read(granted, Totals),
-    )
+    said = _greeting_of(body)
+    rest = said.token, said.window, said.held, said.delivered, said.granted
+    return Hello(said.run, said.fingerprint, said.source.member(), said.target.member(), *rest)
 
 
 def pack_state(state: State) -> bytes:
@@ -203,20 +252,15 @@ def pack_state(state: State) -> bytes:
     return _pack(state)
 
 
-def state_of(fields: list[Any]) -> State:
-    """A STATE; RefusalError if it is not well formed."""
-    return _read(fields, State)
-
-
 def pack_refusal(reason: str, story: str) -> bytes:
     """The body of a REFUSAL, which ends a connection and says why."""
     return _pack([REFUSAL, reason[:NAME_LENGTH_MAX], story[:NAME_LENGTH_MAX]])
 
 
-def refusal_of(fields: list[Any]) -> tuple[str, str]:
-    """(reason, story) of a REFUSAL."""
-    _, reason, story = _exactly(fields, 3)
-    return _name(reason), _name(story)
+def refusal_of(body: Bytes) -> tuple[str, str]:
+    """(reason, story) of a REFUSAL; RefusalError if it is not well formed."""
+    said = _refusal_of(body)
+    return said.reason, said.story
 
 
 def pack_relay(kind: int, source: Member, target: Member, inner: bytes = b"") -> bytes:
@@ -224,12 +268,10 @@ def pack_relay(kind: int, source: Member, target: Member, inner: bytes = b"") ->
     return _pack([kind, _plain(source), _plain(target), inner])
 
 
-def relay_of(fields: list[Any]) -> tuple[Member, Member, bytes]:
-    """(source, target, sealed message inside) of what `pack_relay` made."""
-    _, source, target, inner = _exactly(fields, 4)
-    if type(inner) is not bytes:
-        raise _malformed("a message inside", inner)
-    return _member(source), _member(target), inner
+def relay_of(body: Bytes) -> tuple[Member, Member, bytes]:
+    """(source, target, sealed message inside) of what `pack_relay` made; RefusalError if it is not well formed."""
+    said = _relayed_of(body)
+    return said.source.member(), said.target.member(), said.inner
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -240,12 +282,9 @@ def pack_attach(token: bytes) -> bytes:
     return _pack([ATTACH, token])
 
 
-def token_of(fields: list[Any]) -> bytes:
-    """The token of an ATTACH."""
-    _, token = _exactly(fields, 2)
-    if type(token) is not bytes or len(token) != TOKEN_BYTES:
-        raise _malformed("a token", token)
-    return token
+def token_of(body: Bytes) -> bytes:
+    """The token of an ATTACH; RefusalError if it is not well formed."""
+    return _attach_of(body).token
 
 
 def pack_envelope(parcel: Parcel, snapshot: int, replaces: bool) -> bytes:
@@ -266,9 +305,9 @@ def pack_batch(transfer: int, piece: int, digests: list[int], records: Sequence[
     return _pack((BATCH, transfer, piece, digests, records))
 
 
-def batch_of(fields: list[Any]) -> Batch:
+def batch_of(body: Bytes) -> Batch:
     """A BATCH; RefusalError if it is not well formed."""
-    batch = _read(fields, Batch)
+    batch = _batch_of(body)
     for record in batch.records:
         shown = record.said.fields
         if shown is not None and not _SCALARS.issuperset(map(type, shown.values())):
@@ -280,47 +319,9 @@ def _small(tree: Any) -> Any:
     """A value that has no frames of its own; RefusalError if it has, or if it is not well formed."""
     assembly = Assembly(tree)
     if assembly.wanted:
-        raise _malformed("a small value", "a large array")
+        raise RefusalError("message", "a small value was expected, found a large array")
     return assembly.item
-
-
-# -- parts -------------------------------------------------------------------------------------------------------------
-
-
-def _read(fields: Any, form: type[Read]) -> Read:
-    """What was decoded, as the form declares it."""
-    try:
-        return msgspec.convert(fields, form)
-    except (msgspec.ValidationError, AttributeError) as error:  # An array where a dict is due is asked for its keys.
-        raise RefusalError("message", str(error)) from error
 
 
 def _plain(member: Member) -> list[Any]:
     return [member.replica.role, member.replica.slot, member.incarnation]
-
-
-def _malformed(what: str, found: Any) -> RefusalError:
-    return RefusalError("message", f"{what} was expected, found {repr(found)[:80]}")
-
-
-def _exactly(fields: Any, count: int) -> list[Any]:
-    if type(fields) is not list or len(fields) != count:
-        raise _malformed(f"a list of {count}", fields)
-    return fields
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= _COUNT_LAST:
-        raise _malformed("a count", value)
-    return value
-
-
-def _name(value: Any) -> str:
-    if type(value) is not str or len(value) > NAME_LENGTH_MAX:
-        raise _malformed("a name", value)
-    return value
-
-
-def _member(value: Any) -> Member:
-    role, slot, incarnation = _exactly(value, 3)
-    return Member(Replica(_name(role), _count(slot)), _count(incarnation))

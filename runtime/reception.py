@@ -155,10 +155,10 @@ class Reception:
             try:
                 if len(frames) != 1:
                     raise RefusalError("message", f"an ATTACH of {len(frames)} frames")
-                _, fields = messages.unseal(frames[0], messages.CONTROL_BYTES_MAX)
-                if fields[0] != messages.ATTACH:
-                    raise RefusalError("state", f"a data connection begins with ATTACH, not with kind {fields[0]}")
-                self._attach(messages.token_of(fields), address, frames, machine)
+                _, kind, body = messages.unseal(frames[0], messages.CONTROL_BYTES_MAX)
+                if kind != messages.ATTACH:
+                    raise RefusalError("state", f"a data connection begins with ATTACH, not with kind {kind}")
+                self._attach(messages.token_of(body), address, frames, machine)
             except RefusalError as refusal:
                 self._refuse(address, refusal)
 

@@ -96,10 +96,10 @@ class Pair:
 
 def read_hello(frame: Bytes, own: Identity) -> tuple[int, Hello]:
     """(connection number, HELLO) of the first message on a control socket; RefusalError if it is not for us."""
-    connection, fields = messages.unseal(frame, messages.CONTROL_BYTES_MAX)
-    if fields[0] != messages.HELLO:
-        raise RefusalError("state", f"a connection begins with HELLO, not with a message of kind {fields[0]}")
-    hello = messages.hello_of(fields)
+    connection, kind, body = messages.unseal(frame, messages.CONTROL_BYTES_MAX)
+    if kind != messages.HELLO:
+        raise RefusalError("state", f"a connection begins with HELLO, not with a message of kind {kind}")
+    hello = messages.hello_of(body)
     check_hello(hello, own)
     return connection, hello
 
@@ -140,13 +140,13 @@ class Session:
         self._forwards: deque[list[Any]] = deque()
         self._forwards_bytes = 0
         self._is_forward_next = False
-        self._handlers: dict[int, Callable[[list[Any]], list[Event]]] = {
+        self._handlers: dict[int, Callable[[Bytes], list[Event]]] = {
             messages.WELCOME: self._welcomed,
             messages.STATE: self._state,
-            messages.RELAY: lambda fields: [RelayHeard(*messages.relay_of(fields))],
-            messages.UNREACHABLE: lambda fields: [UnreachableHeard(*messages.relay_of(fields)[:2])],
+            messages.RELAY: lambda body: [RelayHeard(*messages.relay_of(body))],
+            messages.UNREACHABLE: lambda body: [UnreachableHeard(*messages.relay_of(body)[:2])],
         }
-        self._data_handlers: dict[int, Callable[[list[Any], Sequence[Bytes]], list[Event]]] = {
+        self._data_handlers: dict[int, Callable[[Bytes, Sequence[Bytes]], list[Event]]] = {
             messages.ATTACH: self._attached,
             messages.BATCH: self._incoming.read,
             messages.RELAYED: self._relayed,
@@ -173,16 +173,15 @@ class Session:
         try:
             if len(frames) != 1:
                 raise RefusalError("message", f"a control message of {len(frames)} frames")
-            fields = self._unsealed(frames[0], messages.CONTROL_BYTES_MAX)
-            kind = fields[0]
+            kind, body = self._unsealed(frames[0], messages.CONTROL_BYTES_MAX)
             if kind == messages.REFUSAL:
                 self.close()
-                return [Refused(*messages.refusal_of(fields))]
+                return [Refused(*messages.refusal_of(body))]
             was = self._advance(kind, is_data=False)
             if kind != messages.WELCOME:
                 self._heard += 1
                 self._owes_state |= self._heard - self._heard_told >= AHEAD_MAX // 4
-            events = self._handlers[kind](fields)
+            events = self._handlers[kind](body)
             return events if self.phase == was else self._entered(events)
         except RefusalError:
             self.close()
@@ -194,10 +193,9 @@ class Session:
             if not 1 <= len(frames) <= messages.FRAMES_MAX + 2:
                 reason = "oversized" if frames else "truncated"
                 raise RefusalError(reason, f"a data message of {len(frames)} frames")
-            fields = self._unsealed(frames[0], messages.HEADER_BYTES_MAX)
-            kind = fields[0]
+            kind, body = self._unsealed(frames[0], messages.HEADER_BYTES_MAX)
             was = self._advance(kind, is_data=True)
-            events = self._data_handlers[kind](fields, frames)
+            events = self._data_handlers[kind](body, frames)
             return events if self.phase == was else self._entered(events)
         except RefusalError:
             self.close()
@@ -297,12 +295,11 @@ class Session:
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
-    def _unsealed(self, frame: Bytes, size_bytes_max: int) -> list[Any]:
-        fields: list[Any]
-        connection, fields = messages.unseal(frame, size_bytes_max)
+    def _unsealed(self, frame: Bytes, size_bytes_max: int) -> tuple[int, Bytes]:
+        connection, kind, body = messages.unseal(frame, size_bytes_max)
         if connection != self.connection:
             raise RefusalError("connection", f"a message of connection {connection} on connection {self.connection}")
-        return fields
+        return kind, body
 
     def _advance(self, kind: int, *, is_data: bool) -> Phase:
         """Take the transition; the phase before. RefusalError if there is none."""
@@ -337,15 +334,15 @@ class Session:
         self._owes_state = True
         return [PeerUp(), *events]
 
-    def _welcomed(self, fields: list[Any]) -> list[Event]:
-        hello = messages.hello_of(fields)
+    def _welcomed(self, body: Bytes) -> list[Event]:
+        hello = messages.hello_of(body)
         check_hello(hello, self._own)
         if hello.source != self.peer or hello.token != self.token:
             raise RefusalError("stranger", f"{hello.source} answered instead of {self.peer}")
         return self._open(hello)
 
-    def _state(self, fields: list[Any]) -> list[Event]:
-        state = messages.state_of(fields)
+    def _state(self, body: Bytes) -> list[Event]:
+        state = messages.state_of(body)
         if not self._told_heard <= state.heard <= self._told:
             found = f"{state.heard} control messages heard, {self._told_heard} before, {self._told} were sent"
             raise RefusalError("credit", found)
@@ -363,13 +360,13 @@ class Session:
             events.append(ShipmentsEnded(done, [Duration(1000 * age) for age in ages]))
         return events
 
-    def _attached(self, fields: list[Any], frames: Sequence[Bytes]) -> list[Event]:
-        if messages.token_of(fields) != self.token or len(frames) != 1:
+    def _attached(self, body: Bytes, frames: Sequence[Bytes]) -> list[Event]:
+        if messages.token_of(body) != self.token or len(frames) != 1:
             raise RefusalError("stranger", f"a data socket with another token than that of {self.peer}")
         return []
 
-    def _relayed(self, fields: list[Any], frames: Sequence[Bytes]) -> list[Event]:
-        source, target, _ = messages.relay_of(fields)
+    def _relayed(self, body: Bytes, frames: Sequence[Bytes]) -> list[Event]:
+        source, target, _ = messages.relay_of(body)
         if len(frames) < 2:
             raise RefusalError("message", "a relayed message without frames")
         cost = charge(sum(map(len, frames)), 0)

@@ -88,7 +88,7 @@ def connection_number_ignored(patch: pytest.MonkeyPatch) -> None:
         return welcome(self, peer, *more)
 
     patch.setattr(connections.Connections, "welcome", broken)
-    patch.setattr(session.Session, "_unsealed", lambda self, frame, most: messages.unseal(frame, most)[1])
+    patch.setattr(session.Session, "_unsealed", lambda self, frame, most: messages.unseal(frame, most)[1:])
 
 
 def stale_incarnation_accepted(patch: pytest.MonkeyPatch) -> None:

@@ -196,8 +196,8 @@ def test_a_refused_stranger_is_told_why_once(world: World, context: Any) -> None
         each.control.send(b"x" * 50)
     world.until(lambda: rejected(siege.syncer) == 10)
     world.until(lambda: bool(each.control.poll(0)))
-    _connection, fields = messages.unseal(memoryview(each.control.recv()), 1000)
-    assert messages.refusal_of(fields)[0] == "magic"
+    _, _, body = messages.unseal(memoryview(each.control.recv()), 1000)
+    assert messages.refusal_of(body)[0] == "magic"
     assert not each.control.poll(0)
     assert siege.syncer.count("refused_magic") == 1
     assert siege.syncer.count("unheard") == 9
@@ -303,10 +303,10 @@ def test_a_host_that_answers_nonsense_is_dialled_again_and_harms_nobody(world: W
         return rejected(victim) >= 60
 
     def nonsense(frame: bytes) -> bytes:
-        connection, fields = messages.unseal(memoryview(frame), 1 << 20)
-        if fields[0] != messages.HELLO or rng.random() < 0.2:
+        connection, kind, said = messages.unseal(memoryview(frame), 1 << 20)
+        if kind != messages.HELLO or rng.random() < 0.2:
             return rng.randbytes(60)
-        hello = messages.hello_of(fields)
+        hello = messages.hello_of(said)
         welcome = Hello(own.run, own.fingerprint, ghost, LEARNERS[1], hello.token, 1 << 20, 0, {}, {})
         body = messages.pack_hello(messages.WELCOME, welcome)
         return messages.seal(connection, body if rng.random() < 0.3 else mutated(rng, body))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -155,10 +156,10 @@ def test_an_age_beyond_an_hour_is_an_hour() -> None:
 
 def test_the_form_of_a_state_bounds_the_number_of_its_ages() -> None:
     fields: list[Any] = [messages.STATE, 0, 0, 300, [1] * AGES_MAX, {}]
-    assert messages.state_of(fields).ages == [1] * AGES_MAX
+    assert messages.state_of(memoryview(msgspec.msgpack.encode(fields))).ages == [1] * AGES_MAX
     fields[4].append(1)
     with pytest.raises(RefusalError, match="length <= 256"):
-        messages.state_of(fields)
+        messages.state_of(memoryview(msgspec.msgpack.encode(fields)))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
