@@ -80,6 +80,7 @@ class GradientLearner:
     def __init__(self, task: Any, seed: int, batch: Any) -> None:
         """Compile everything, and make the first parameters of the task, the same for the same seed."""
         compute_in_the_calling_thread()
+        CORES.join()
         with _COMPILING:
             self._functions = _functions_of(task)
             self._begin(seed)

@@ -116,6 +116,7 @@ class Learner:
         self._moments: Any = None
         self.reset_moments()
         self._shares_cores = jax.default_backend() == "cpu"
+        CORES.join()
         self._under_way: jax.Array | None = None
 
     def begin(self) -> None:
@@ -146,16 +147,22 @@ class Learner:
             if before is not None:
                 before.block_until_ready()
             return self._under_way
+        if not CORES.is_needed:
+            return self._computed(batch, progress)
         with CORES:
-            loss: Any = self.dispatch(batch, progress)
-            if not loss.is_ready():  # This process had a device before: XLA computes in threads of its own.
-                loss.block_until_ready()
-            return loss  # type: ignore[no-any-return]
+            return self._computed(batch, progress)
 
     def dispatch(self, batch: Any, progress: float) -> jax.Array:
         """One inner step, on its way; the result is its loss."""
         state = (self._leaves, self._moments)
         (self._leaves, self._moments), loss = self._functions.step(state, batch, np.float32(progress))
+        return loss  # type: ignore[no-any-return]
+
+    def _computed(self, batch: Any, progress: float) -> jax.Array:
+        """One inner step, and its loss, when it is there."""
+        loss: Any = self.dispatch(batch, progress)
+        if not loss.is_ready():  # This process had a device before: XLA computes in threads of its own.
+            loss.block_until_ready()
         return loss  # type: ignore[no-any-return]
 
     def extract(self, fragment: int) -> jax.Array:
@@ -244,6 +251,7 @@ class Evaluation:
         self._batches = list(task.evaluation_batches(seed))
         self._loss = loss_of(task)
         self._shapes = shapes_of(task)
+        CORES.join()
 
     def loss(self, parameters: Any) -> float:
         """Of a tree of parameters, in the task's own unit."""

@@ -2,8 +2,8 @@
 
 XLA's CPU runtime runs every computation of a process on one pool of threads, which takes the newest work first: of four
 learners on two cores two starve for hundreds of milliseconds while the other two run. So whoever computes on the CPU
-takes a turn, in order of arrival, of which there are as many as cores. Learners with a process of their own, or an
-accelerator, take no turns.
+takes a turn, in order of arrival, of which there are as many as cores. Where no more compute in a process than there
+are turns, as where a learner has a process of its own, nobody has to take one, nor does an accelerator.
 """
 
 from __future__ import annotations
@@ -15,15 +15,24 @@ from types import TracebackType
 
 
 class Turnstile:
-    """A semaphore that serves in order of arrival; a context manager."""
+    """A semaphore that serves in order of arrival; a context manager. Whoever will use it says so once, by `join`."""
 
     def __init__(self, turns: int) -> None:
         """ValueError for fewer than one turn."""
         if turns < 1:
             raise ValueError(f"a turnstile: expected at least 1 turn, found {turns}")
-        self._free = turns
+        self.is_needed = False
+        """Whether more may come at once than there are turns; asked at every step, so that it is no property."""
+        self._turns = self._free = turns
+        self._users = 0
         self._lock = threading.Lock()
         self._waiting: deque[threading.Lock] = deque()
+
+    def join(self) -> None:
+        """Somebody more may come; from any thread. What is under way without a turn then ends without one."""
+        with self._lock:
+            self._users += 1
+            self.is_needed = self._users > self._turns
 
     def __enter__(self) -> None:
         """Wait for a turn."""
