@@ -55,7 +55,7 @@ def fields(item: Any, names: Iterable[str]) -> dict[str, Any]:
         if name not in item:
             continue
         try:
-            found[name] = _plain(item[name])
+            found[name] = _listed(item[name])
         except TypeError:
             raise LocalProtocolError(
                 f"an item's field {name!r}, which cores read: expected integers, texts, lists of them or None, "
@@ -64,12 +64,12 @@ def fields(item: Any, names: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def _listed(value: Any) -> Any:
     """A value as it comes back from tape and wire; TypeError if there is none."""
     if type(value) is int and -(1 << 63) <= value < 1 << 63:
         return value
     if isinstance(value, list | tuple):
-        return list(map(_plain, value))
+        return list(map(_listed, value))
     if value is None or type(value) is str:
         return value
     raise TypeError

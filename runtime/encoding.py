@@ -4,7 +4,7 @@ Decides what gets a frame of its own, what no wire can carry, and the digest by 
 copied: the pieces are views. What has been encoded is frozen.
 
 Every item that leaves its host is walked here, beside an inner step and on cold caches, where the first call of any
-library takes 15 to 40 us. So there is one walk, whose parts serve the wire and the tape alike.
+library takes 15 to 60 us. So there is one walk, whose parts serve the wire and the tape alike.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def encode(item: Any) -> Encoded:
             _survey(item, odd)
     walk = _Walk()
     try:
-        tree = _plain(item) if odd else item
+        tree = _native(item) if odd else item
         spec = walk.packed(tree)
         if len(spec) > SPEC_BYTES_SMALL:
             walk = _Walk()
@@ -152,17 +152,17 @@ class _Walk:
         return Ext(LARGE, head)
 
 
-def _plain(node: Any) -> Any:
+def _native(node: Any) -> Any:
     """The tree in dicts and lists; TypeError for what is no tree, and no array. A list that was a tuple is marked."""
     kind = type(node)
     if kind in PLAIN:
         return node
     if kind is list:
-        return list(map(_plain, node))
+        return list(map(_native, node))
     if kind is tuple:
-        return [_TUPLE_MARK, *map(_plain, node)]
+        return [_TUPLE_MARK, *map(_native, node)]
     if isinstance(node, Mapping):
-        return {key: _plain(value) for key, value in node.items()}
+        return {key: _native(value) for key, value in node.items()}
     if hasattr(node, "__array__"):
         return node
     raise TypeError(f"a {kind.__module__}.{kind.__qualname__}")
