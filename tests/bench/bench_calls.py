@@ -2,8 +2,8 @@
 
     python tests/bench/bench_calls.py [--firings 1200] [--top 40] [--json]
 
-A step leaves the caches cold, so what the runtime does between two of them takes about a microsecond a call, wherever
-it is. CPU time is noisy and differs from machine to machine; the number of calls hardly does. It is counted by Python's
+CPU time is noisy and differs from machine to machine; the number of calls hardly does. It says how much there is to do,
+not what it takes: after a step what is called first costs most (`bench_cold.py`). It is counted by Python's
 own profiler in a real run with one learner (fragments 8, interval 24: an exchange every third step), of C functions,
 too; constructors of C classes are not seen.
 """
