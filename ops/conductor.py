@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from isthmus.ops.items import Control, Kind, Merging, Progress
+from isthmus.ops.items import Control, Held, Kind, Merging, Progress
 from isthmus.ops.lock_step import Turn
+from isthmus.ops.memory import Memory
 from isthmus.ops.pacer import RECOVERY_GRACE
-from isthmus.ops.roster import Roster
+from isthmus.ops.roster import Roster, own_reports
 from isthmus.ops.start import START_WAIT, Start
 from isthmus.ops.terms import Conditions, everybody
 from isthmus.ops.totals import Totals
@@ -62,6 +63,7 @@ class Conductor:
         self._ended: set[int] = set()
         self._round_last = self._index = self._planned = 0
         self._waits_until: dict[str, int] = {}
+        self._memory = Memory()
         self._has_begun = False
         self._is_stopping = False
 
@@ -76,13 +78,16 @@ class Conductor:
         progress: Mapping[Any, Progress] | None = None,
         merged: Mapping[Any, Merging] | None = None,
         control: Control | None = None,
+        held: Mapping[Any, Held] | None = None,
     ) -> list[tuple[str, Turn]] | None:
         """Take what is new, and open the rounds that follow from it."""
-        for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
+        for report in sorted(own_reports(progress), key=lambda report: (report["slot"], report["incarnation"])):
             self._totals.hear([*report["totals"], [report["slot"], report["incarnation"], report["tokens"]]])
             self._roster.hear(report)
+        self._memory.hear_holders(held)
         if control is not None:
             self._totals.hear(control["totals"])
+            self._memory.hear_recorder(control)
             self._is_stopping |= control["stop"]
         for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
             self._end(merging)
@@ -157,8 +162,10 @@ class Conductor:
             self._has_begun, self._planned = True, self._totals.trained
             self._counted.hear(self._totals.told())
             return [self._turn(p, "recover", members, 0) for p, members in holders.items() if members]
-        giver = self._start.giver([learner.member for learner in self._roster.live()], self._context.now())
-        return [] if giver is None else [self._turn(p, "initial", [giver], 0) for p in unborn]
+        fresh = self._memory.fresh(unborn, self._context)
+        live = [learner.member for learner in self._roster.live()]
+        giver = self._start.giver(live, self._context.now()) if fresh else None
+        return [] if giver is None else [self._turn(p, "initial", [giver], 0) for p in fresh]
 
     def _may_begin(self) -> bool:
         """Whether all learners that the start waits for can take part in the first round; that is waited for once."""

@@ -24,6 +24,7 @@ import numpy as np
 from isthmus.ops.accounts import FATES, FragmentLedger, Odometer, clock_of
 from isthmus.ops.data import At, of_slot
 from isthmus.ops.fragment import Fragment
+from isthmus.ops.hold import is_withdrawn
 from isthmus.ops.items import Capture, Progress, Report, Round, Update, Vector
 from isthmus.ops.learning import Learning, learner_of
 from isthmus.ops.totals import Totals
@@ -31,6 +32,8 @@ from isthmus.ops.totals import Totals
 REPORT_NS: Final = 100_000_000
 WATCH_NS: Final = 250_000_000
 STEP_TIME_DECAY: Final = 0.9
+AGAIN: Final = ("recover", "copy")
+"""Kinds of updates that publish a version again: of no news to a learner that holds it."""
 LOSSES_MAX: Final = 64
 """Losses that may wait to be read: a learner is found sick within so many steps, or a report to those who watch."""
 
@@ -164,6 +167,8 @@ class InnerStep:
                 self._learner.adopt_tree(tree)
 
     def _adopt(self, update: Update) -> None:
+        if is_withdrawn(update):
+            return
         p, version = update["fragment"], (update["version"][0], update["version"][1])
         self._totals.hear(update["totals"])
         held = self._held[p]
@@ -172,11 +177,11 @@ class InnerStep:
         if held is None:
             ledger = FragmentLedger(self._incarnation, version, self._odometer)
             self._held[p] = _Held(ledger, update["values"], update["clock"])
-        elif version < held.ledger.base or (version == held.ledger.base and update["kind"] == "recover"):
+        elif version < held.ledger.base or (version == held.ledger.base and update["kind"] in AGAIN):
             return
         else:
             # How long a shard was away says nothing of a round trip.
-            if held.answered is not None and version[0] == held.ledger.base[0] and update["kind"] != "recover":
+            if held.answered is not None and version[0] == held.ledger.base[0] and update["kind"] not in AGAIN:
                 self._delay_steps = self._odometer.steps - held.answered[1]
             held.ledger.adopted(version, clock_of(update["clock"], self._slot))
             held.anchor, held.clock, held.answered = update["values"], update["clock"], None

@@ -15,9 +15,10 @@ Vector: TypeAlias = npt.NDArray[np.float32]
 """A fragment's values, one flat float32 vector: the values of its units, each raveled in C order, one after another."""
 
 Version: TypeAlias = list[int]
-Kind: TypeAlias = Literal["initial", "recover", "merge", "final"]
+Kind: TypeAlias = Literal["initial", "recover", "merge", "final", "copy"]
 """What a round is for: the first version of the model, the newest version that learners hold (asked for by a shard that
-came back), an ordinary merge, the hand-over at the end."""
+came back), an ordinary merge, the hand-over at the end. An update of kind 'copy' comes from no round: somebody who only
+holds it gives it to learners that may have none."""
 
 
 class Round(TypedDict):
@@ -87,7 +88,8 @@ class Answer(TypedDict):
 class Merging(TypedDict):
     """What is told of one merge to everybody who wants to know: who contributed and why it closed when it did.
 
-    `version` is None where nothing was merged. `merged_tokens` counts, as [slot, tokens], everything of this fragment
+    `version` is None where nothing was merged. `refused` has [slot, why] of answers that did not count, `shortened`
+    [slot, share] of those that were too long. `merged_tokens` counts, as [slot, tokens], everything of this fragment
     that was merged so far; `merges` and `votes` count the merges of kind 'merge', in this `epoch` of the shard, and
     their contributors.
     Times are those of the shard's clock.
@@ -103,6 +105,7 @@ class Merging(TypedDict):
     weights: list[float]
     left_out: list[int]
     refused: list[list[Any]]
+    shortened: list[list[Any]]
     reason: str
     opened_at: int
     quorum_at: int
@@ -189,12 +192,23 @@ class Report(Progress):
     device_kind: str
 
 
+class Held(TypedDict):
+    """hold -> pacers and recorder: of which fragments a host has a version, and of which one that was merged; `holder`
+    is its role."""
+
+    holder: str
+    fragments: list[int]
+    merged: list[int]
+
+
 class Control(TypedDict):
     """recorder -> pacer, and, where there is no pacer, recorder -> inner-step (port `progress`).
 
-    `tokens` is the budget of the run.
+    `tokens` is the budget of the run, `published` the newest version of each fragment that is known to be merged, as
+    [fragment, epoch, count].
     """
 
     stop: bool
     tokens: int
     totals: list[list[int]]
+    published: list[list[int]]

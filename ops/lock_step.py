@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from isthmus.ops.fragment import Fragment
+from isthmus.ops.hold import is_withdrawn
 from isthmus.ops.inner_step import InnerStep
 from isthmus.ops.items import Round, Update
 
@@ -171,6 +172,8 @@ class Gate:
 
     def _take(self, item: Update) -> list[tuple[str, Any]]:
         """Keep an update until its boundary; of what nobody waits for, until the next one."""
+        if item["kind"] == "copy" and (self._is_stepping or is_withdrawn(item)):
+            return []
         if not self._is_stepping:
             self._held.add(item["fragment"])
             return [("update", item)]

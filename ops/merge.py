@@ -1,8 +1,8 @@
 """The merge node: one firing per closed round, from answers to one outer gradient.
 
-It refuses what the token accounts refuse and what is not finite, weighs the rest by tokens * (tokens / steps), merges
-in slot order, and books what was merged. The quorum decided which answers came into the round; what the merged gradient
-does to the parameters is outer-step's.
+It refuses what the token accounts refuse, what is not finite, what is not the sender's own and what is out of all
+proportion (`voices`), weighs the rest by tokens * (tokens / steps), merges in slot order, and books what was merged.
+The quorum decided which answers came into the round; what the merged gradient does to the parameters is outer-step's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from isthmus.ops.accounts import FragmentAccount, weight
 from isthmus.ops.fragment import Fragment
 from isthmus.ops.items import Answer, Gradient, Merging, Round
+from isthmus.ops.voices import Voices, are_own, length
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -23,14 +24,18 @@ if TYPE_CHECKING:
 
 
 class Merge:
-    """A round and its answers in, Gradient out; `method` is 'rda' or 'average'."""
+    """A round and its answers in, Gradient out; `method` is 'rda' or 'average'; `bounded`: one learner's answer counts
+    only as far as it is in proportion to others."""
 
     outputs = ("gradient",)
 
-    def __init__(self, fragments: Sequence[Fragment], *, method: Literal["rda", "average"]) -> None:
+    def __init__(
+        self, fragments: Sequence[Fragment], *, method: Literal["rda", "average"], bounded: bool = True
+    ) -> None:
         self._fragments = fragments
-        self._method = method
+        self._method, self._is_bounding = method, bounded
         self._accounts: dict[int, FragmentAccount] = {}
+        self._voices: dict[int, Voices] = {}
         self._epoch = self._shard = self._merges = self._votes = 0
 
     def open(self, context: Any) -> None:
@@ -45,8 +50,8 @@ class Merge:
         self, round: Round, answer: Mapping[Any, Answer], decision: Mapping[str, Any] | None = None
     ) -> dict[str, Gradient]:
         """The merged outer gradient, or one without direction where nothing could be merged."""
-        answers = sorted(answer.values(), key=lambda vote: vote["slot"])
         merging_record = self._record(round, decision or {})
+        answers = sorted(_own(answer, merging_record), key=lambda vote: vote["slot"])
         if round["kind"] in ("initial", "recover"):
             return {"gradient": self._begin(round, answers, merging_record)}
         accepted = []
@@ -56,7 +61,29 @@ class Merge:
                 accepted.append(vote)
             else:
                 merging_record["refused"].append([vote["slot"], refusal])
-        return {"gradient": self._merge(round, accepted, merging_record)}
+        return {"gradient": self._merge(round, self._bounded(round, accepted, merging_record), merging_record)}
+
+    def _bounded(self, round: Round, accepted: list[Answer], record: Merging) -> list[Answer]:
+        """The same answers, those that are too long shortened, without those that are out of all proportion."""
+        if not self._is_bounding:
+            return accepted
+        voices = self._voices.setdefault(round["fragment"], Voices())
+        shares = voices.shares([length(vote["norms"]) for vote in accepted])
+        bounded: list[Answer] = []
+        for vote, share in zip(accepted, shares, strict=True):
+            if share == 0.0:
+                record["refused"].append([vote["slot"], "out of proportion"])
+                continue
+            if share < 1.0:
+                record["shortened"].append([vote["slot"], share])
+                vote = vote.copy()
+                vote["gradient"], vote["norms"] = (
+                    vote["gradient"] * np.float32(share),
+                    vote["norms"] * np.float32(share),
+                )
+            bounded.append(vote)
+        voices.merged([length(vote["norms"]) for vote in bounded])
+        return bounded
 
     def _begin(self, round: Round, answers: list[Answer], record: Merging) -> Gradient:
         """The first version, as it is: of the one learner that was asked, or the newest that learners still hold."""
@@ -114,10 +141,12 @@ class Merge:
             vote["steps"],
             vote["end"] - vote["begin"],
         )
-        if refusal is None and not (
-            self._merging.is_finite(vote["gradient"]) and self._merging.is_finite(vote["norms"])
-        ):
-            return "not finite"
+        if refusal is None:
+            actual = self._merging.unit_norms(vote["gradient"], self._fragments[vote["fragment"]])
+            if not (np.isfinite(actual).all() and np.isfinite(vote["norms"]).all()):
+                return "not finite"
+            if not are_own(vote["norms"], actual):
+                return "norms of other values"
         return refusal
 
     def _shape_refusal(self, vote: Answer) -> str | None:
@@ -158,6 +187,7 @@ class Merge:
             weights=[],
             left_out=list(decision.get("left_out", [])),
             refused=[],
+            shortened=[],
             reason=str(decision.get("reason", "")),
             opened_at=int(decision.get("opened_at", 0)),
             quorum_at=int(decision.get("quorum_at", 0)),
@@ -167,3 +197,14 @@ class Merge:
             merges=0,
             votes=0,
         )
+
+
+def _own(answer: Mapping[Any, Answer], record: Merging) -> list[Answer]:
+    """The answers that a learner gave for itself; those for another slot are refused."""
+    own = []
+    for (replica, _), vote in answer.items():
+        if vote["slot"] == replica.slot:
+            own.append(vote)
+        else:
+            record["refused"].append([replica.slot, "another's slot"])
+    return own

@@ -119,12 +119,22 @@ def is_finite(vector: Float32) -> bool:
     return bool(_bits_are_finite(bits))
 
 
+def unit_norms(vector: Float32, fragment: Fragment) -> Float64:
+    """The Euclidean length of each unit of float32[n], as float64[units]; not finite where a value is not."""
+    cuts = stripes(fragment.offsets)
+    squares = np.empty(len(cuts))
+    _squares(kernel_input(vector), cuts.begins, cuts.ends, squares)
+    lengths: Float64 = np.sqrt(_per_unit(squares, cuts, len(fragment.units)))
+    return lengths
+
+
 def warm() -> None:
     """Compile every kernel here (1.5 s), or load it from the cache (0.25 s); otherwise the first call does it."""
     fragment = Fragment(0, (Unit("a", 0, 2, (2,), averaged=False),))
     ones = np.ones(2, np.float32)
     merge([ones, ones], [1, 1], [np.full(1, 2**0.5, np.float32)] * 2, fragment)
     is_finite(ones)
+    unit_norms(ones, fragment)
 
 
 def _check(
@@ -233,6 +243,17 @@ def _sweep(
                 _add_one(total, gradients[m][begin:end], c[m])
                 m += 1
             _add_squares(total, lanes)
+        squares[s] = _sum_lanes(lanes)
+
+
+@kernel
+def _squares(vector: Float32, begins: Int64, ends: Int64, squares: Float64) -> None:
+    """The sum of squares of each stripe."""
+    lanes = np.empty(_LANES, np.float64)
+    for s in range(len(begins)):
+        lanes[:] = 0.0
+        for begin in range(begins[s], ends[s], _BLOCK_SIZE):
+            _add_squares(vector[begin : min(begin + _BLOCK_SIZE, ends[s])], lanes)
         squares[s] = _sum_lanes(lanes)
 
 

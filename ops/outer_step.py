@@ -10,15 +10,19 @@ none, and whoever holds it leaves it aside.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from isthmus.ops.fragment import Fragment
-from isthmus.ops.items import Final, Gradient, Merging, Update, Vector
+from isthmus.ops.items import Final as FinalItem
+from isthmus.ops.items import Gradient, Merging, Update, Vector
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+
+NOT_FINITE: Final = "the outer step was not finite"
 
 
 class OuterStep:
@@ -35,19 +39,21 @@ class OuterStep:
 
     def open(self, context: Any) -> None:
         """Load the kernel before the first gradient comes."""
-        from isthmus.ops import nesterov
+        from isthmus.ops import merging, nesterov
 
         nesterov.warm()
+        self._is_finite = merging.is_finite
         self._nesterov: ModuleType = nesterov
         self._now = context.now
 
     def __call__(self, gradient: Gradient) -> dict[str, Any]:
         """Step, and publish; where there is nothing to merge only the fact is told."""
         p = gradient["fragment"]
-        merged = gradient["direction"] is not None
-        if merged:
-            self._step(gradient)
+        merged = gradient["direction"] is not None and self._step(gradient)
         merging: Merging = {**gradient["merging"], "published_at": self._now()}
+        if gradient["direction"] is not None and not merged:
+            merging["refused"] = [*merging["refused"], *([slot, NOT_FINITE] for slot in merging["voters"])]
+            merging["voters"], merging["weights"], merging["version"] = [], [], None
         emitted: dict[str, Any] = {"merged": merging}
         if merged or (p in self._theta and (gradient["kind"] == "final" or merging["refused"])):
             emitted["update"] = self._update(gradient)
@@ -55,23 +61,28 @@ class OuterStep:
             emitted["final"] = self._final(p, emitted["update"])
         return emitted
 
-    def _step(self, gradient: Gradient) -> None:
+    def _step(self, gradient: Gradient) -> bool:
+        """Step; whether what comes of it is finite, and is the model from now on."""
         p, direction, scale = gradient["fragment"], gradient["direction"], gradient["scale"]
         assert direction is not None
         assert scale is not None
         if gradient["kind"] in ("initial", "recover"):
             self._theta[p] = direction
             self._velocity[p] = np.zeros(self._fragments[p].size, np.float32)
-            return
-        self._theta[p], self._velocity[p] = self._nesterov.outer_step(
+            return True
+        theta, velocity = self._nesterov.outer_step(
             self._theta[p], self._velocity[p], direction, scale, self._fragments[p], self._lr, self._momentum
         )
+        if not self._is_finite(theta):
+            return False
+        self._theta[p], self._velocity[p] = theta, velocity
+        return True
 
-    def _final(self, p: int, update: Update) -> Final:
+    def _final(self, p: int, update: Update) -> FinalItem:
         fragment, values = self._fragments[p], update["values"]
         cuts = zip(fragment.units, fragment.offsets, fragment.offsets[1:], strict=False)
         tensors = {unit.name: values[begin:end].reshape(unit.values_shape) for unit, begin, end in cuts}
-        return Final(fragment=p, version=update["version"], tensors=tensors)
+        return FinalItem(fragment=p, version=update["version"], tensors=tensors)
 
     def _update(self, gradient: Gradient) -> Update:
         assert gradient["version"] is not None

@@ -10,11 +10,13 @@ p mod S = s. Each is in one of these states, and never has two rounds open:
     unborn --its initial round--> resting <--is due, its merge round--> merging
                                   resting --stopping and no round open, its final round--> ended
 
-- *initial*: once enough learners are there, the one in the lowest slot sends the first version of all fragments.
+- *initial*: once enough learners are there, the one in the lowest slot sends the first version of all fragments that
+  were never published; a model that was merged is not begun anew.
 - *recover*: a shard that came back hears everybody who has trained, or waits a second, before it asks the holders of a
   fragment for the newest version, which takes the place of the first.
 - *merge*: fragments are due on a grid of H steps of the fastest learner (`pacing`), on the terms of `terms`.
-- *final*: once the tokens are spent, or somebody asks for it, all fragments are merged a last time with everybody.
+- *final*: once the tokens are spent, or somebody asks for it, all fragments are merged a last time with everybody; a
+  learner that is live and says nothing is waited for within a learned bound.
 
 An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life, unless
 all its members are over: it comes back by itself then. A shard is not told of deaths. A member that neither answered
@@ -27,11 +29,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from isthmus.ops.items import Control, Kind, Merging, Progress, Round
+from isthmus.ops.items import Control, Held, Kind, Merging, Progress, Round
+from isthmus.ops.memory import Memory
 from isthmus.ops.pacing import Schedule, StepClock, rounds_in_flight_max
-from isthmus.ops.roster import Learner, Roster
+from isthmus.ops.roster import Learner, Roster, own_reports
 from isthmus.ops.start import Start
-from isthmus.ops.terms import Conditions, Terms, everybody
+from isthmus.ops.terms import Conditions, Terms
 from isthmus.ops.totals import Totals
 
 
@@ -45,10 +48,15 @@ class PacerContext(Protocol):
     def now(self) -> int:
         """Nanoseconds, of the same clock as the instants in a Merging."""
 
+    def members(self) -> frozenset[Any]:
+        """Who is live, of any role."""
+
     def publish(self, statistics: dict[str, Any], /) -> None:
         """Show these in the host's status."""
 
 
+OVERDUE: Final = 1.25
+"""In graces of a final round: after that it is closed, also if nobody has answered at all."""
 RECOVERY_GRACE: Final = 1_000_000_000
 """Nanoseconds for which a shard that came back waits for more learners than the first: to be heard of at all, and then
 to say what they hold. Only the newest of it is in all that the others hold."""
@@ -56,10 +64,12 @@ to say what they hold. Only the newest of it is in all that the others hold."""
 
 @dataclass(slots=True)
 class OpenRound:
-    """A round whose merge has not been told yet; `item` is its newest attempt, `first` its first."""
+    """A round whose merge has not been told yet, opened at `opened_at` (nanoseconds); `item` is its newest attempt,
+    `first` its first."""
 
     item: Round
     first: Round
+    opened_at: int
 
 
 class Pacer:
@@ -99,6 +109,7 @@ class Pacer:
         self._ended: set[int] = set()
         self._round_last = 0
         self._recovers_at: int | None = None
+        self._memory = Memory()
         self._is_stopping = False
 
     def open(self, context: PacerContext) -> None:
@@ -124,13 +135,16 @@ class Pacer:
         progress: Mapping[Any, Progress] | None = None,
         merged: Mapping[Any, Merging] | None = None,
         control: Control | None = None,
+        held: Mapping[Any, Held] | None = None,
     ) -> list[tuple[str, Round]] | None:
         """Take what is new, and open or renew the rounds that follow from it."""
-        for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
+        for report in sorted(own_reports(progress), key=lambda report: (report["slot"], report["incarnation"])):
             self._hear(report)
         self._clock.close_up(self._lag_max())
+        self._memory.hear_holders(held)
         if control is not None:
             self._totals.hear(control["totals"])
+            self._memory.hear_recorder(control)
             self._is_stopping |= control["stop"]
         self._is_stopping |= self._totals.trained >= self._tokens
         for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
@@ -240,10 +254,11 @@ class Pacer:
             if self._awaits_holders():
                 return []
             return [self._open_round(each, "recover", members) for each, members in holders.items() if members]
-        giver = self._start.giver(_members(self._roster.live()), self._context.now())
+        fresh = self._memory.fresh(unborn, self._context)
+        giver = self._start.giver(_members(self._roster.live()), self._context.now()) if fresh else None
         if giver is None:
             return []
-        return [self._open_round(each, "initial", [giver]) for each in unborn]
+        return [self._open_round(each, "initial", [giver]) for each in fresh]
 
     def _awaits_holders(self) -> bool:
         """Whether somebody who has trained in this run, and may hold the newest version, is yet to be heard of."""
@@ -281,21 +296,34 @@ class Pacer:
             item = found.item
             if item["kind"] in ("initial", "recover"):
                 continue  # Its members are few or all, and it comes back without an answer when they are gone.
+            if item["kind"] == "final" and self._is_overdue(found):
+                if item["members"]:  # Nobody is waited for any more: what is merged by now is the end.
+                    renewed.append(self._renew(found, []))
+                continue
             members = _members(self._roster.finishing() if item["kind"] == "final" else self._roster.stepping())
             over = [member for member in item["members"] if self._roster.incarnation(member[0]) > member[1]]
             joined = [member for member in members if member not in item["members"]]
             if members and len(over) < len(item["members"]) and (over or joined):
-                found.item = self._round(item["round"], item["fragment"], item["attempt"] + 1, item["kind"], members)
-                renewed.append(found.item)
+                renewed.append(self._renew(found, members))
         return renewed
+
+    def _is_overdue(self, found: OpenRound) -> bool:
+        """Whether a final round is open for longer than an answer and all that may follow it can take."""
+        grace = found.item["grace"] or 0
+        return self._context.now() - found.opened_at > OVERDUE * grace
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
     def _open_round(self, fragment: int, kind: Kind, members: list[list[int]]) -> Round:
         self._round_last += 1
         item = self._round(self._round_last, fragment, 1, kind, members)
-        self._rounds[fragment] = OpenRound(item, first=item)
+        self._rounds[fragment] = OpenRound(item, item, self._context.now())
         return item
+
+    def _renew(self, found: OpenRound, members: list[list[int]]) -> Round:
+        item = found.item
+        found.item = self._round(item["round"], item["fragment"], item["attempt"] + 1, item["kind"], members)
+        return found.item
 
     def _round(self, number: int, fragment: int, attempt: int, kind: Kind, members: list[list[int]]) -> Round:
         """The item of one attempt, on the terms of this moment."""
@@ -307,7 +335,7 @@ class Pacer:
             case "merge":
                 conditions = self._terms.of(fragment, self._roster.stepping())
             case "final":
-                conditions = everybody(len(members))
+                conditions = self._terms.final(len(self._own), self._roster.stepping())
         return Round(
             round=number,
             fragment=fragment,

@@ -6,9 +6,9 @@ who left no trace in a round is said by the caller (`miss`), and unsaid by that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from isthmus.ops.items import Progress
 
@@ -41,6 +41,11 @@ class Learner:
     def member(self) -> list[int]:
         """[slot, incarnation], as a round lists it."""
         return [self.slot, self.incarnation]
+
+
+def own_reports(progress: Mapping[Any, Progress] | None) -> list[Progress]:
+    """The reports, by (replica, key), of learners on themselves: what one says of another's slot is not heard."""
+    return [report for (replica, _), report in (progress or {}).items() if report["slot"] == replica.slot]
 
 
 class Roster:

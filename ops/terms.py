@@ -8,7 +8,7 @@ and what rounds take moves H and tau (`pacing.Adaptation`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from isthmus.ops.grace import Delays, Fairness, grace, slack, slowest_step
 from isthmus.ops.items import Merging
@@ -30,6 +30,15 @@ def everybody(count: int) -> Conditions:
     return Conditions(count, None, [], None)
 
 
+FINAL_MIN: Final = 20_000_000_000
+"""Nanoseconds for which a final round waits at least, once one has answered, for others that are live and say nothing:
+a process may be busy, or wait for a core, for some seconds, and its work since the last merge is lost otherwise."""
+FINAL_ROUND_TRIPS: Final = 8
+"""All fragments are asked for at once: of each so many usual round trips."""
+FINAL_STEPS: Final = 2
+"""An answer leaves at the end of a step, also of a learner that is too slow to set the pace: so many of its steps."""
+
+
 class Terms:
     """The terms of one shard's ordinary rounds. `stepping` are always the live learners in phase 'stepping'."""
 
@@ -49,6 +58,13 @@ class Terms:
         step, overlap, interval = _slowest(stepping), self.adaptation.overlap, self.adaptation.interval
         deadline = self._fairness.deadline(required, step, overlap, interval)
         return Conditions(min(self._quorum, len(stepping)), self._grace(stepping), required, deadline)
+
+    def final(self, fragments: int, stepping: Sequence[Learner]) -> Conditions:
+        """The conditions of a final round, of `fragments` that are asked for together: it waits for all that are live,
+        within a bound."""
+        usual = FINAL_ROUND_TRIPS * fragments * (self._delays.round_trip + _slowest(stepping))
+        longest = FINAL_STEPS * max((learner.step_time for learner in stepping), default=0)
+        return Conditions(1, max(FINAL_MIN, longest, round(usual)), [], None)
 
     def observe(
         self,

@@ -19,7 +19,8 @@ import uvloop
 from setproctitle import setproctitle
 
 from isthmus.programs import spec
-from isthmus.programs.finishing import Ending, cpu_seconds, finish
+from isthmus.programs.finishing import Ending, cpu_seconds, error_of, finish
+from isthmus.programs.interrupts import unblock
 from isthmus.programs.launch import Launcher
 from isthmus.programs.machine_registry import Private
 from isthmus.programs.run_folder import UNWRITTEN
@@ -41,6 +42,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--pipe", action="store_true")
     asked = parser.parse_args(arguments)
     setproctitle(f"isthmus daemon {asked.name}")
+    unblock()
     told = spec.load(asked.run)
     loop = uvloop.new_event_loop()
 
@@ -63,7 +65,7 @@ def main(arguments: list[str]) -> int:
                 loop.call_later(LINGER_SECONDS, loop.stop)
 
         def work() -> None:
-            ending: tuple[str, str | None] = daemon.outcome, daemon.error
+            ending: tuple[str, str | None] = daemon.outcome, error_of(daemon)
             try:
                 finish(asked.run, Ending.of(daemon, cpu_seconds()))
             except (RunError, OSError) as error:
@@ -76,7 +78,7 @@ def main(arguments: list[str]) -> int:
     daemon = Daemon(
         loop,
         asked.run,
-        told.roles,
+        told.cast,
         run=told.run,
         name=asked.name,
         listen=asked.listen,
@@ -90,7 +92,7 @@ def main(arguments: list[str]) -> int:
         asked.pipe, is_alone = False, os.read(0, 1024) != DETACH
         loop.remove_reader(0)
         if is_alone and daemon.outcome == "running":
-            daemon.end("failed", "the command that started the run is gone")
+            daemon.end("the command that started the run is gone")
         if is_finished:
             loop.call_later(0.0 if is_alone else LINGER_SECONDS, loop.stop)
 

@@ -54,6 +54,7 @@ def build(
     shards: int = 1,
     merge: Rule = "rda",
     alpha: float = 0.0,
+    bounded: bool = True,
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
 ) -> Graph:
@@ -63,6 +64,7 @@ def build(
     - `overlap`: tau, the inner steps that a round may take. `quorum`: K, the answers that a round needs.
     - `grace`: whether the syncer waits for more answers while that costs nothing; `gamma`: its safety margin, below 1.
     - `shards`: S, syncers. `merge`: 'rda' or 'average'. `alpha`: how much of a learner's own fragment survives.
+    - `bounded`: one learner's answer counts only as far as its length is in proportion to others'.
     - `outer_lr`, `outer_momentum`: eta and mu; by the number of sweeps of the run if absent.
     """
     settings = dict(locals())
@@ -105,7 +107,7 @@ def build(
         fires=AnyOf("progress", "merged", "control"),
     )
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
-    merging = syncer.node("merge", Merge, parts, method=merge, fires=votes)
+    merging = syncer.node("merge", Merge, parts, method=merge, bounded=bounded, fires=votes)
     outer = syncer.node(
         "outer-step",
         OuterStep,

@@ -18,14 +18,16 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from isthmus.programs import spec
+from isthmus.programs import incident_words, spec
 from isthmus.programs.last_files import leave_behind
+from isthmus.programs.launch import log_of
 from isthmus.programs.summary import fragment_sizes, fragments_of, summarise
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.daemon import Daemon
 from isthmus.runtime.errors import RequestError
 from isthmus.runtime.graph import Graph
 from isthmus.runtime.ids import Replica
+from isthmus.runtime.topology import LEARNER
 from isthmus.runtime.trace import Span
 
 FINISH_SECONDS_MAX: Final = 120.0
@@ -49,11 +51,19 @@ class Ending:
     @classmethod
     def of(cls, daemon: Daemon, cpu_seconds: float) -> Ending:
         """How the run of this daemon ended, now."""
-        sent = round(daemon.former_figures.get("syncer.bytes_sent", 0))
+        sent = round(daemon.home.used.get("syncer.bytes_sent", 0))
         record = daemon.status_last
         lost = None if daemon.lost is None else str(daemon.lost)
-        retired = [replica.slot for replica in daemon.fleet.retired]
-        return cls(daemon.outcome, daemon.error, record, cpu_seconds, sent, time.monotonic_ns(), lost, retired)
+        retired = [replica.slot for replica in daemon.home.fleet.retired if replica.role == LEARNER]
+        return cls(daemon.outcome, error_of(daemon), record, cpu_seconds, sent, time.monotonic_ns(), lost, retired)
+
+
+def error_of(daemon: Daemon) -> str | None:
+    """Why the run of a daemon failed, in words; None if it did not."""
+    if daemon.failure is None:
+        return None
+    log = None if daemon.lost is None else log_of(daemon.folder, daemon.lost)
+    return incident_words.failure(daemon.failure, log)
 
 
 def cpu_seconds() -> float:

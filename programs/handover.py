@@ -7,18 +7,17 @@ is kept in the folder (`cluster.json`), for the next daemon of the home.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs import run_folder, spec
-from isthmus.runtime.control import Message
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.fleet import Places
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.store import write_json
+from isthmus.runtime.supervision.home_events import Places
 from isthmus.runtime.topology import LEARNER, Machine
 
 CLUSTER: Final = "cluster.json"
@@ -79,11 +78,12 @@ class Sites:
         roles = {replica.role for replica, name in self.placement.items() if name == site.name} | set(site.movable)
         return not roles.isdisjoint(computing)
 
-    def places(self, send: Callable[[str, Message], None], keys: Callable[[], Mapping[str, str]]) -> Places:
-        """The same, as a daemon takes it."""
+    def places(self) -> Places:
+        """The same, as a home's core takes it."""
         elsewhere = {replica: name for replica, name in self.placement.items() if name != self.home}
         offers = {site.name: site.movable for site in self.others}
-        return Places(self.home, elsewhere, offers, self.sites[self.home].movable or MOVABLE, send, keys)
+        home_offers = self.sites[self.home].movable or MOVABLE
+        return Places(home=self.home, machines=elsewhere, offers=offers, home_offers=home_offers)
 
     def as_data(self) -> dict[str, Any]:
         """As JSON."""

@@ -14,6 +14,7 @@ from setproctitle import setproctitle
 
 from isthmus.programs import reference, spec
 from isthmus.programs.environment import prepare_environment
+from isthmus.programs.interrupts import unblock
 from isthmus.programs.recording import RUN_FOLDER
 from isthmus.runtime.graph import Reference
 from isthmus.runtime.ids import Member, Replica
@@ -41,6 +42,7 @@ def main(arguments: list[str]) -> int:
     folder, replica = Path(arguments[0]), Replica.parse(arguments[1])
     member = Member(replica, int(arguments[2]))
     setproctitle(f"isthmus {replica}")
+    unblock()
     prepare_environment(1)
     told = spec.load(folder)
     settle_on_core(replica, told.here.learners)

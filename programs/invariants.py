@@ -8,23 +8,30 @@ its former life merged beyond that is not in the model any more.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from isthmus.runtime.ids import Member
+from isthmus.ops.hold import HOLDERS
+from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.lowering import EdgePlan
 from isthmus.runtime.sim import Checker, ViolationError
 from isthmus.runtime.sim.life import Life
-from isthmus.runtime.sim.universe import Universe
+from isthmus.runtime.sim.universe import HOME, Universe
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.incidents import RecorderFailed
 
 LEFT_OUT_MAX: Final = 8
 """Merges of a fragment in a row, in calm, without a learner that lives and is connected: four may leave it out, the
 next waits for it up to a learned deadline."""
 CALM_NS: Final = 3_000_000_000
 """After the last fault: a connection that was lost is made anew within a second, and what was late has come."""
+WEIGHT_TOLERANCE: Final = 1e-9
+NOTED_NS: Final = 4_000_000_000
+"""After so long a recorder has certainly written down what it heard of, on a disk that takes it: it does once a second,
+and the trouble of a disk may have been in between."""
 Version = tuple[int, int]
 
 
@@ -76,18 +83,22 @@ class BytesChecker(Checker):
 @dataclass(slots=True)
 class _Books:
     """Of one fragment in one life of a shard: the newest version and its clock, all versions that it sent, the answers
-    that arrived while their learner was live, and who voted for which version."""
+    that arrived while their learner was live, who voted with which weight for which version, and when which version was
+    given to a shard that had none."""
 
     newest: Version = (0, 0)
     clock: dict[int, tuple[int, int]] = field(default_factory=dict)
     known: set[Version] = field(default_factory=set)
     answers: dict[tuple[int, int, int], list[Any]] = field(default_factory=dict)
-    voters: dict[Version, list[int]] = field(default_factory=dict)
+    voters: dict[Version, dict[int, float]] = field(default_factory=dict)
+    recovered: list[tuple[int, Version]] = field(default_factory=list)
+    closed_at: int = 0
 
 
 class MergesChecker(Checker):
     """Every merge is of answers that arrived from those who were live, once each, in slot order, on bases that the
-    shard published, of tokens that are not in the model yet; and the clock of the new version says just that."""
+    shard published, of tokens that are not in the model yet, weighted by tokens x tokens / steps; the clock of the new
+    version says just that; and a shard that comes back goes on from the newest version that it was given."""
 
     def __init__(self) -> None:
         self._books: dict[tuple[Member, int], _Books] = {}
@@ -97,7 +108,10 @@ class MergesChecker(Checker):
         if edge.target_port == "answer" and life.meetings.live.get(source.replica) == source:
             key = item["slot"], item["incarnation"], item["end"]
             if key[:2] == (source.replica.slot, source.incarnation):
-                self._of(life, item["fragment"]).answers.setdefault(key, []).append(item)
+                books = self._of(life, item["fragment"])
+                books.answers.setdefault(key, []).append(item)
+                if item["kind"] == "recover" and item["base"] is not None:
+                    books.recovered.append((life.clock.now(), (item["base"][0], item["base"][1])))
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Compare each new version with the one before, and with who is said to have voted."""
@@ -105,7 +119,10 @@ class MergesChecker(Checker):
             voters = list(item["voters"])
             if voters != sorted(set(voters)):
                 raise ViolationError(f"{life.member}, round {item['round']}: {voters} are not in slot order, once each")
-            self._of(life, item["fragment"]).voters[item["version"][0], item["version"][1]] = voters
+            weights = dict(zip(voters, item["weights"], strict=True))
+            self._of(life, item["fragment"]).voters[item["version"][0], item["version"][1]] = weights
+        elif edge.source_port == "merged" and item["kind"] == "recover":
+            self._of(life, item["fragment"]).closed_at = item["closed_at"]
         elif edge.source_port == "update":
             self._published(life, item)
 
@@ -118,18 +135,36 @@ class MergesChecker(Checker):
         doing = f"{life.member}, fragment {update['fragment']}, version {version}"
         if version == books.newest and clock != books.clock:
             raise ViolationError(f"{doing}: clock {clock} where it was {books.clock}")
+        if update["kind"] == "recover" and not books.known:
+            newest = max((each for at, each in books.recovered if at <= books.closed_at), default=version)
+            if version < newest:
+                raise ViolationError(f"{doing}: it goes on from there, and was given {newest}")
         if books.known and version[1] == books.newest[1] + 1:
             changed = [slot for slot in sorted(clock) if clock[slot] != books.clock.get(slot)]
             voters = books.voters.get(version)
             if voters is not None and not set(voters) <= set(changed):
                 raise ViolationError(f"{doing}: {voters} voted, and the clock changes for {changed}")
-            for slot in changed:
-                self._moved(books, slot, clock[slot], doing)
+            found = {slot: self._moved(books, slot, clock[slot], doing) for slot in changed}
+            self._check_weights(found, voters or {}, doing)
         books.newest, books.clock = version, clock
         books.known.add(version)
 
-    def _moved(self, books: _Books, slot: int, to: tuple[int, int], doing: str) -> None:
-        """Find the answer that moved the clock of a slot."""
+    def _check_weights(self, found: Mapping[int, Sequence[Any]], voters: Mapping[int, float], doing: str) -> None:
+        """Compare the weights of a merge with those of its answers, where it is known which these were."""
+        weights = {}
+        for slot, votes in found.items():
+            tokens = {(vote["end"] - vote["begin"], vote["steps"]) for vote in votes}
+            if len(tokens) != 1:
+                return
+            [(count, steps)] = tokens
+            weights[slot] = count * count / steps if steps else 0.0
+        total = sum(weights.values())
+        for slot, weight in voters.items():
+            if abs(weight - weights[slot] / total) > WEIGHT_TOLERANCE:
+                raise ViolationError(f"{doing}: slot {slot} has the weight {weight}, not {weights[slot] / total}")
+
+    def _moved(self, books: _Books, slot: int, to: tuple[int, int], doing: str) -> list[Any]:
+        """Find the answers of which one moved the clock of a slot."""
         incarnation, position = books.clock.get(slot, (0, 0))
         found = books.answers.get((slot, *to), [])
         if to[0] < incarnation:
@@ -143,6 +178,7 @@ class MergesChecker(Checker):
         if all(vote["begin"] < floor for vote in known):
             twice = f"tokens {known[0]['begin']} to {min(floor, to[1])} of slot {slot} are merged twice"
             raise ViolationError(f"{doing}: {twice}")
+        return [vote for vote in known if vote["begin"] >= floor]
 
 
 class AnswersChecker(Checker):
@@ -186,6 +222,51 @@ class AccountsChecker(Checker):
                     raise ViolationError(f"{life.member}, fragment {fragment}: {found}")
 
 
+class ModelChecker(Checker):
+    """A model that was merged is never begun anew as long as anybody knows of it: an evaluator or recorder that is
+    there and has heard of it, or a recorder that has had the time to write it down. And it is lost only where all have
+    ended at once that hold it: shards, learners, evaluator and recorder."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, dict[Life, int]] = {}
+        self._noted: set[int] = set()
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note what evaluator and recorder hear of."""
+        is_held = edge.source_port == "update" and item["kind"] in ("merge", "final")
+        if is_held and life.member.replica.role in HOLDERS:
+            self._heard.setdefault(item["fragment"], {}).setdefault(life, life.true_now())
+
+    def asked(self, universe: Universe) -> None:
+        """Note what recorders have had the time to write down, while no disk is in trouble."""
+        if universe.disks[HOME].troubles:
+            return
+        for fragment, lives in self._heard.items():
+            for life, at in lives.items():
+                is_there = life.member.replica.role == "recorder" and not life.is_dead and not life.clock.is_paused
+                if is_there and life.true_now() - at > NOTED_NS:
+                    self._noted.add(fragment)
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Look at first versions."""
+        if edge.source_port == "update" and item["kind"] == "initial":
+            fragment = item["fragment"]
+            known = [str(each.member) for each in self._heard.get(fragment, {}) if not each.is_dead]
+            if fragment in self._noted or known:
+                raise ViolationError(
+                    f"{life.member} begins fragment {fragment} anew, which was merged; known to {known}"
+                )
+
+    def finished(self, universe: Universe, home: Home) -> None:
+        """Look at a model that is said to be lost."""
+        failure = home.failure
+        if isinstance(failure, RecorderFailed) and failure.error.startswith("the model is lost"):
+            holders = [Replica(role, 0) for role in HOLDERS]
+            kept = [str(each) for each in holders if sum(life.member.replica == each for life in universe.lives) == 1]
+            if kept or not self._heard:
+                raise ViolationError(f"{failure.error} But {kept} never ended, and {sorted(self._heard)} were merged")
+
+
 class FairnessChecker(Checker):
     """In calm, a learner that steps is merged again within a bounded number of rounds of each fragment."""
 
@@ -214,5 +295,13 @@ class FairnessChecker(Checker):
 
 def checkers() -> list[Checker]:
     """A checker for each invariant, new for each universe."""
-    made = (VersionsChecker, BytesChecker, MergesChecker, AnswersChecker, AccountsChecker, FairnessChecker)
+    made = (
+        VersionsChecker,
+        BytesChecker,
+        MergesChecker,
+        AnswersChecker,
+        AccountsChecker,
+        FairnessChecker,
+        ModelChecker,
+    )
     return [each() for each in made]

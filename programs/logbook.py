@@ -25,7 +25,7 @@ def names(folder: Path) -> dict[str, Path]:
 async def end_of_log(folder: Path, name: str, run: MachineRun | None, links: Links) -> str:
     """The end of a host's log; ConfigError, with the nearest name, if there is none. `run` is None once it is over."""
     here = names(folder)
-    elsewhere = {} if run is None else {str(replica): where for replica, where in run.daemon.fleet.machines.items()}
+    elsewhere = {} if run is None else dict(run.daemon.home.fleet.placed())
     if name in elsewhere and run is not None and links.is_up(elsewhere[name]):
         path = str(Path("logs") / log_of(folder, Replica.parse(name)).name)
         asked = {"type": "piece", "run": run.name, "name": path, "offset": -TEXT_BYTES_MAX}

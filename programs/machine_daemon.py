@@ -21,6 +21,7 @@ from typing import Any, Final, final
 import zmq
 
 from isthmus.programs import spec
+from isthmus.programs.finishing import error_of
 from isthmus.programs.handover import Handover, Sites
 from isthmus.programs.logbook import end_of_log
 from isthmus.programs.machine_config import MachineConfig
@@ -112,14 +113,16 @@ class MachineDaemon:
         if (folder / "over.json").exists() or not (folder / spec.SPEC).exists():
             return
         try:
-            told, is_alive = told_of(folder, "Adopting a run"), has_hosts(folder)
-            held = self._hold(folder, told, Sites.load(folder), is_watched=run.is_watched)
+            spec.count_on(folder)
+            told, sites = told_of(folder, "Adopting a run"), Sites.load(folder)
+            is_alive = has_hosts(folder) or bool(sites.others)  # Others may hold what was lost here.
+            held = self._hold(folder, told, sites, is_watched=run.is_watched)
         except (ConfigError, *UNABLE) as error:
             self.tell(f"leaves {folder}, a run of the daemon before it: {error}")
             return
         self._say(held, f"adopts {folder}" if is_alive else f"finds {folder} without a living process")
         if not is_alive:
-            held.daemon.end("failed", "the daemon of its machine was gone for too long")
+            held.daemon.end("the daemon of its machine was gone for too long")
 
     def request_end(self) -> None:
         """The first time, ask every run to stop, and take no more; after that, end them at once."""
@@ -129,7 +132,7 @@ class MachineDaemon:
                 run.daemon.request_stop()
             elif run.daemon.outcome == "running":
                 self.has_killed = True
-                run.daemon.end("failed", ENDED_BY_DAEMON)
+                run.daemon.end(ENDED_BY_DAEMON)
         self.neighbours.leave()
         if is_first and self._runs:
             self.tell(f"asks {_count(len(self._runs))} to stop, and waits; a second signal ends them at once")
@@ -268,7 +271,7 @@ class MachineDaemon:
         return {"type": "stopping"}
 
     def _end(self, message: Message) -> Message:
-        self._run_of(message).daemon.end("failed", str(message["reason"]))
+        self._run_of(message).daemon.end(str(message["reason"]))
         return {"type": "ending"}
 
     def _expel(self, message: Message) -> Message:
@@ -313,7 +316,7 @@ class MachineDaemon:
         return run
 
     def _over(self, run: MachineRun) -> None:
-        why = "" if run.daemon.error is None else f" ({run.daemon.error})"
+        why = "" if run.daemon.failure is None else f" ({error_of(run.daemon)})"
         self._say(run, f"finished {run.folder}: {run.daemon.outcome}{why}")
         del self._runs[str(run.folder)]
         self._former[str(run.folder)] = run.daemon.outcome
@@ -331,7 +334,7 @@ class MachineDaemon:
         for run in list(self._runs.values()):
             if run.tick():
                 self._say(run, f"ends {run.folder}: {ENDED_BY_COMMAND}")
-                run.daemon.end("failed", ENDED_BY_COMMAND)
+                run.daemon.end(ENDED_BY_COMMAND)
 
     def _changed(self) -> None:
         held = [Run(str(folder), is_watched=False) for folder in self.neighbours.outposts.folders]

@@ -19,7 +19,8 @@ from isthmus.programs.outposts import UNSTATIONED, Outposts
 from isthmus.runtime.control import Message
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.keys import Keyring
-from isthmus.runtime.post import ORDERS, REPORT
+from isthmus.runtime.outpost_messages import REPORT, over
+from isthmus.runtime.supervision.home_events import Taken
 
 LEAVE: Final = "leave"
 
@@ -124,8 +125,8 @@ class Neighbours:
             link.send({"type": LEAVE})
         self.outposts.end()
 
-    def _take_away(self, name: str, how: str) -> int:
-        runs = [run for run in self._runs() if name in run.daemon.fleet.others]
+    def _take_away(self, name: str, how: Taken) -> int:
+        runs = [run for run in self._runs() if name in run.daemon.home.fleet.others]
         for run in runs:
             run.log(f"machine {name} {how}")
             run.daemon.take_away(name, how)
@@ -164,7 +165,7 @@ class Neighbours:
             self._tell(f"machine {name} is linked")
         held = {str(run) for run in message["runs"]}
         for run in self._runs():
-            if name in run.daemon.fleet.others:
+            if name in run.daemon.home.fleet.others:
                 if run.name not in held:
                     run.station(name)
             elif message["islands"] is not None and run.is_running:
@@ -204,9 +205,9 @@ class Neighbours:
         run = next((run for run in self._runs() if run.name == message["run"]), None)
         if name is None:
             return  # Its next word says who it is.
-        if run is None or name in run.daemon.fleet.away:
-            self._send(peer, {"type": ORDERS, "run": message["run"], "over": True})
-        elif name in run.daemon.fleet.others:
+        if run is None or name in run.daemon.home.fleet.away:
+            self._send(peer, {**over(), "run": message["run"]})
+        else:
             run.daemon.hear(name, message)
 
     def _name_of(self, peer: bytes) -> str | None:
@@ -217,5 +218,5 @@ class Neighbours:
     def _unstationed(self, peer: bytes, message: Message) -> None:
         name = self._name_of(peer)
         for run in self._runs():
-            if name is not None and run.name == message["run"] and name in run.daemon.fleet.others:
-                run.daemon.end("failed", f"the machine {name} cannot take part: {message['error']}")
+            if name is not None and run.name == message["run"] and name in run.daemon.home.fleet.others:
+                run.daemon.end(f"the machine {name} cannot take part: {message['error']}")

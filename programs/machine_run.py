@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs import spec
-from isthmus.programs.finishing import Ending, finish_apart
+from isthmus.programs.finishing import Ending, error_of, finish_apart
 from isthmus.programs.gathering import gather
 from isthmus.programs.handover import Sites
 from isthmus.programs.launch import Launcher
@@ -32,9 +32,8 @@ from isthmus.runtime.control import Message
 from isthmus.runtime.daemon import Daemon
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.keys import Keyring
-from isthmus.runtime.ledger import Ledger
+from isthmus.runtime.ledger import living
 from isthmus.runtime.store import write_json
-from isthmus.runtime.topology import LEARNER
 
 TICK_SECONDS: Final = 1.0
 CHECK_SECONDS_MAX: Final = 60.0
@@ -72,14 +71,15 @@ class MachineRun:
         self.daemon = Daemon(
             loop,
             folder,
-            told.roles,
+            told.cast,
             run=told.run,
             name=machine,
             listen="tcp://127.0.0.1:*",
             launch=self._launch,
             on_over=self._gather,
-            slots_max=told.slots_max,
-            places=sites.places(self._send, lambda: {} if keys is None else {n: k for k, n in keys.admitted.items()}),
+            places=sites.places(),
+            send=self._send,
+            keys=lambda: {} if keys is None else {name: key for key, name in keys.admitted.items()},
         )
         loop.call_soon(self._start)
 
@@ -103,8 +103,7 @@ class MachineRun:
         if not self.is_running:
             return
         data = json.loads((self.folder / spec.SPEC).read_text())
-        fleet = self.daemon.fleet
-        learners = sum(name == machine and replica.role == LEARNER for replica, name in fleet.machines.items())
+        learners = len(self.daemon.home.fleet.learners_on(machine))
         site = self._sites.sites.get(machine)
         here = spec.Here("127.0.0.1" if site is None else site.host, learners or islands, machine)
         told: Message = {"spec": {**data, "here": asdict(here)}, "age_ns": time.monotonic_ns() - self._told.zero_ns}
@@ -133,12 +132,12 @@ class MachineRun:
                 file.write(f"isthmus daemon {self._machine}: {line}\n")
 
     def _start(self) -> None:
-        for machine in self.daemon.fleet.others:
+        for machine in self.daemon.home.fleet.others:
             self.station(machine)
         try:
             self.daemon.start()
         except (OSError, sqlite3.Error) as error:
-            self.daemon.end("failed", f"its processes could not be started: {type(error).__name__}: {error}")
+            self.daemon.end(f"its processes could not be started: {type(error).__name__}: {error}")
 
     def _gather(self, daemon: Daemon) -> None:
         """Every process has ended: fetch what they have left elsewhere."""
@@ -146,15 +145,15 @@ class MachineRun:
 
     async def _fetch(self, daemon: Daemon) -> None:
         try:
-            machines = [name for name in daemon.fleet.others if self._links.is_up(name)]
+            machines = [name for name in daemon.home.fleet.others if self._links.is_up(name)]
             await gather(self._links, self.name, self.folder, machines, self.log)
         finally:
-            daemon.fleet.dismiss()
+            daemon.dismiss()
             self._finish(daemon)
 
     def _finish(self, daemon: Daemon) -> None:
         """Write what comes at the end."""
-        by_hosts = sum(value for name, value in daemon.former_figures.items() if name.endswith(".cpu_seconds"))
+        by_hosts = sum(value for name, value in daemon.home.used.items() if name.endswith(".cpu_seconds"))
         ending = Ending.of(daemon, by_hosts + self._launch.cpu_seconds)
 
         def work() -> None:
@@ -168,7 +167,7 @@ class MachineRun:
 
     def _over(self) -> None:
         with suppress(OSError):
-            write_json(self.folder / "over.json", {"outcome": self.daemon.outcome, "error": self.daemon.error})
+            write_json(self.folder / "over.json", {"outcome": self.daemon.outcome, "error": error_of(self.daemon)})
         self.daemon.close()
         self._on_over()
 
@@ -186,8 +185,4 @@ def told_of(folder: Path, doing: str) -> spec.Spec:
 
 def has_hosts(folder: Path) -> bool:
     """Whether any host of a run lives."""
-    ledger = Ledger(folder / "daemon.sqlite")
-    try:
-        return bool(ledger.living())
-    finally:
-        ledger.close()
+    return bool(living(folder))

@@ -27,7 +27,7 @@ from isthmus.programs.machine_link import Home, Link
 from isthmus.runtime.control import Message
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.outpost import Outpost
-from isthmus.runtime.post import ORDERS
+from isthmus.runtime.outpost_messages import ORDERS
 from isthmus.runtime.store import write_json
 
 STATION: Final = "station"
@@ -92,6 +92,7 @@ class Outposts:
         """Go on with what a daemon before this one held."""
         try:
             told = json.loads((folder / NOTE).read_text())
+            spec.count_on(folder)
             self._hold(folder, str(told["run"]), self._link(Home(**told["home"])))
         except (KeyError, TypeError, ValueError, ConfigError, *_UNABLE) as error:
             self._tell(f"leaves {folder}, a run of the daemon before it: {error}")

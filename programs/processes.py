@@ -1,7 +1,8 @@
 """Carries out a request as processes: a daemon on loopback, and under it a host for every replica.
 
 The command stays light: it prepares the request in a child, which runs the task on shapes and so imports jax, and then
-watches. It holds a pipe to the daemon, whose end ends the run; a daemon that dies is replaced, and adopts the hosts.
+watches. It keeps a daemon there (`private_daemon`), holding a pipe whose end ends the run; the next daemon adopts the
+hosts of one that died. If there is none to be had, the command kills what is left, and writes the end of a failed run.
 """
 
 from __future__ import annotations
@@ -20,26 +21,29 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, final
 
-from isthmus.programs import run_folder, spec
-from isthmus.programs.interrupts import Interrupts, interrupts
+from isthmus.programs import private_daemon, run_folder, spec
+from isthmus.programs.interrupts import Interrupts, ignore, interrupts
+from isthmus.programs.private_daemon import PrivateDaemon
 from isthmus.programs.request import Request
 from isthmus.programs.run import Outcome, Watch
 from isthmus.runtime.control import DETACH, ask
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
 from isthmus.runtime.graph import Job
-from isthmus.runtime.ledger import Ledger
 from isthmus.runtime.store import write_json
 
 STATUS_SECONDS: Final = 0.25
 DAEMON_SECONDS: Final = 20.0
 """How long a daemon may take to say where it is: it imports a few modules and binds a socket."""
-DAEMONS_MAX: Final = 5
-"""So many daemons in a row that die before the run is over are not an accident."""
+HURRIED_SECONDS: Final = 5.0
+"""How long a daemon that is to end the run at once may take for it, if Ctrl-C comes a third time."""
 SIGNAL_SECONDS: Final = 0.05
 """How often it is looked whether a signal has come."""
+SUMMARY: Final = "summary.json"
+OVER: Final = "over.json"
 SECOND: Final = "ended at once by a second Ctrl-C"
 
 
@@ -139,8 +143,7 @@ def _prepare(work: Callable[[], dict[str, Any]], writer: int) -> NoReturn:
         poll.poll()  # Nothing is asked for, so this can only be the error that nobody reads any more.
         os._exit(1)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # A terminal sends them here, too; the command acts on them.
+    ignore()  # A terminal sends them here, too; the command acts on them.
     threading.Thread(target=end_with_reader, daemon=True).start()
     try:
         answer = json.dumps(_answer(work)).encode()
@@ -175,7 +178,7 @@ def run_processes(request: Submitted, *, watch: Watch | None) -> Outcome:
 
 def outcome_of(folder: Path, watch: Watch | None) -> Outcome:
     """What came of a run that is over; RunError if it failed."""
-    path, over = folder / "summary.json", folder / "over.json"
+    path, over = folder / SUMMARY, folder / OVER
     if not path.exists() and over.exists() and (error := json.loads(over.read_text())["error"]):
         raise RunError(str(error))
     return ended(folder, json.loads(path.read_text()) if path.exists() else None, watch)
@@ -186,7 +189,7 @@ def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> 
     if summary is None:
         raise RunError(f"the run ended without a summary; look at {folder / 'logs' / 'daemon.log'}")
     if watch is not None:
-        watch.close(summary)
+        _tell(partial(watch.close, summary))
     if summary["outcome"] == "failed":
         raise RunError(str(summary["error"]))
     return Outcome(summary, folder)
@@ -197,73 +200,121 @@ def detach(request: Submitted) -> None:
 
     Until then it holds the pipe, so that an end of this command at any moment ends the run, too.
     """
-    daemon = _start_daemon(request.run_dir)
+    daemon = private_daemon.start(request.run_dir)
     assert daemon.stdin is not None
     until = time.monotonic() + DAEMON_SECONDS
     try:
         while not _answers(request.run_dir, daemon.pid):
             if daemon.poll() is not None or time.monotonic() > until:
-                log = request.run_dir / "logs" / "daemon.log"
+                log = request.run_dir / "logs" / private_daemon.LOG
                 raise RunError(f"the daemon of the run does not answer; look at {log}")
             time.sleep(STATUS_SECONDS)
         daemon.stdin.write(DETACH)
         daemon.stdin.close()
     except BaseException:
         daemon.stdin.close()
-        daemon.wait()
+        if not private_daemon.wait(daemon):
+            private_daemon.kill_all(request.run_dir)
         raise
 
 
 def _answers(folder: Path, pid: int) -> bool:
-    endpoint = _endpoint(folder, pid)
+    endpoint = private_daemon.endpoint_of(folder, pid)
     return endpoint is not None and ask(endpoint, {"type": "status"}, seconds_max=1.0) is not None
 
 
 def _watch_until_over(folder: Path, watch: Watch | None, interrupted: Interrupts) -> None:
-    """Keep a daemon there, pass on Ctrl-C, and show how it goes, until the run is over."""
-    daemon = _start_daemon(folder)
-    started, asked = 1, 0
+    """Keep a daemon there, pass on Ctrl-C, and show how it goes, until the run is over; RunError if it cannot be
+    brought to an end that can be read in its folder."""
+    daemon, seen, ending = PrivateDaemon(folder, _say), dict[str, Any](), _Ending(interrupted)
     try:
-        while not (folder / "over.json").exists():
-            if daemon.poll() is not None:
-                if daemon.returncode == run_folder.UNWRITTEN:
-                    raise RunError(f"the run is over, but its end could not be written into {folder}: make room there")
-                if started >= DAEMONS_MAX:
-                    raise RunError(
-                        f"{started} daemons died, one after another; look at {folder / 'logs' / 'daemon.log'}"
-                    )
-                daemon, started = _start_daemon(folder), started + 1
-            endpoint = _endpoint(folder, daemon.pid)
-            wanted = min(interrupted.count, 2)
-            if wanted > asked and _is_heard(endpoint, "stop" if wanted == 1 else "end"):
-                asked = wanted
-            elif wanted > asked and wanted == 2:
-                _kill(daemon, folder)
-                raise RunError(f"{SECOND}; its daemon did not answer, and was killed")
-            status = None if endpoint is None else ask(endpoint, {"type": "status"}, seconds_max=1.0)
-            if watch is not None and status is not None:
-                watch.update(shown(status))
+        while not (folder / OVER).exists():
+            daemon.tend()
+            ending.pass_on(daemon.endpoint)
+            status = None if daemon.endpoint is None else ask(daemon.endpoint, {"type": "status"}, seconds_max=1.0)
+            if status is not None:
+                daemon.answered()
+                # A new daemon knows nothing of the training until the recorder speaks.
+                seen.update({name: value for name, value in status.items() if value or name not in seen})
+                if watch is not None:
+                    _tell(partial(watch.update, shown(status)))
             time.sleep(STATUS_SECONDS)
+    except RunError as error:
+        daemon.kill()
+        if daemon.is_unwritten or not leave_failed(folder, seen, str(error)):
+            raise
     finally:
-        assert daemon.stdin is not None
-        daemon.stdin.close()
-        daemon.wait()
+        daemon.close(ending.patience)
+
+
+@final
+class _Ending:
+    """Passes Ctrl-C on: the first asks the daemon to stop the run, the second to end it at once. A daemon that is busy,
+    stopped or dead is asked again; it is not waited for without end, and less long after a third."""
+
+    def __init__(self, interrupted: Interrupts) -> None:
+        self._interrupted, self._heard, self._since = interrupted, 0, 0.0
+
+    def pass_on(self, endpoint: str | None) -> None:
+        """Ask for what has not been confirmed; RunError if the daemon does not do it in time."""
+        wanted = min(self._interrupted.count, 2)
+        if wanted and not self._since:
+            self._since = time.monotonic()
+        if wanted > self._heard and _is_heard(endpoint, "stop" if wanted == 1 else "end"):
+            self._heard, self._since = wanted, time.monotonic()
+        elif wanted > self._heard and wanted == 2:
+            raise RunError(f"{SECOND}; its daemon did not answer, and was killed")
+        limit = self.patience()
+        is_late = time.monotonic() > self._since + limit
+        if self._heard == 2 and is_late:
+            raise RunError(f"{SECOND}; its daemon did not come to the end within {limit:.0f} s, and was killed")
+        if wanted > self._heard and is_late:
+            raise RunError(f"ended, because its daemon did not answer for {limit:.0f} s when it was to stop it")
+
+    def patience(self) -> float:
+        """For how many seconds a daemon is waited for."""
+        return HURRIED_SECONDS if self._interrupted.count > 2 else private_daemon.END_SECONDS_MAX
+
+
+def _tell(show: Callable[[], None]) -> None:
+    """Show something. A terminal that is gone, or a full disk under a file, costs what is shown, and no run."""
+    try:
+        show()
+    except BrokenPipeError:  # The reader of a pipe has had enough, and means the run as well.
+        raise
+    except OSError:
+        pass
 
 
 def _is_heard(endpoint: str | None, kind: str) -> bool:
-    """Whether a daemon confirms that it will stop or end the run; one that is busy or stopped is asked again."""
+    """Whether a daemon confirms that it will stop or end the run."""
     return endpoint is not None and ask(endpoint, {"type": kind, "reason": SECOND}, seconds_max=2.0) is not None
 
 
-def _kill(daemon: subprocess.Popen[bytes], folder: Path) -> None:
-    """Kill a daemon that does not answer, and its hosts."""
-    daemon.kill()
-    daemon.wait()
-    ledger = Ledger(folder / "daemon.sqlite")
-    for pid in ledger.living():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    ledger.close()
+def leave_failed(folder: Path, seen: Mapping[str, Any], error: str) -> bool:
+    """Write the end of a run that has no daemon any more, from the status that was seen last; whether it is there: a
+    disk that takes nothing now is not waited for."""
+    from isthmus.programs.finishing import Ending, finish_apart
+
+    if private_daemon.refusal_of(folder):
+        return False
+    hosts = seen.get("hosts", [])
+    sent = sum(host.get("bytes_sent", 0) for host in hosts if host["role"] == "syncer")
+    used = sum(host.get("cpu_seconds", 0.0) for host in hosts)
+    ending = Ending("failed", error, seen.get("training", {}), used, sent, time.monotonic_ns(), None, [])
+    with suppress(OSError, subprocess.SubprocessError):
+        if not (folder / SUMMARY).exists():
+            finish_apart(folder, ending)
+        write_json(folder / OVER, {"outcome": "failed", "error": error})
+        return (folder / SUMMARY).exists()
+    return False
+
+
+def _say(line: str) -> None:
+    """A line for people; nobody may be there to read it."""
+    with suppress(OSError):
+        sys.stderr.write(f"isthmus: {line}\n")
+        sys.stderr.flush()
 
 
 def shown(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,26 +322,3 @@ def shown(status: Mapping[str, Any]) -> dict[str, Any]:
     hosts = status["hosts"]
     pacing = {f"{h['name']}/pacer": h["published"].get("pacer", {}) for h in hosts if h.get("published")}
     return {**status["training"], "hosts": hosts, "pacing": {name: values for name, values in pacing.items() if values}}
-
-
-def _start_daemon(folder: Path) -> subprocess.Popen[bytes]:
-    """Start a daemon for the run, as a process of its own session, holding a pipe from this one."""
-    logs = folder / "logs"
-    logs.mkdir(exist_ok=True)
-    with (logs / "daemon.log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "isthmus.programs.daemon_process", str(folder), "--pipe"],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-
-
-def _endpoint(folder: Path, pid: int) -> str | None:
-    """Where the daemon of this pid listens; None as long as it has not said so."""
-    try:
-        told = json.loads((folder / "daemon.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return str(told["endpoint"]) if told["pid"] == pid else None

@@ -73,7 +73,7 @@ def run_inproc(request: Request, *, watch: Watch | None) -> Outcome:
     run = LocalRun(
         request.plans,
         counts,
-        ends_with="recorder",
+        ends_with="record",
         seed=request.job.seed,
         resolve=resolved,
         keep_tape=keep_tape,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from isthmus.programs.program import DEFAULT, Program
-from isthmus.programs.storms import fork
+from isthmus.programs.storms import fork, wipe
 from isthmus.programs.survival import Trial, hosts_of, trial_of
 from isthmus.programs.universes import START_SECONDS, Outcome, Shape, outcome_of
 from isthmus.runtime.ids import Replica
@@ -23,23 +23,35 @@ from isthmus.runtime.sim import (
     BreakDisk,
     Climate,
     Clog,
+    Crash,
     Cut,
+    End,
     Fault,
     FillDisk,
+    Hang,
     Join,
     Kill,
+    KillDaemon,
     Lose,
+    LoseReports,
     Pause,
+    PauseDaemon,
+    RefuseStarts,
+    RepeatReports,
     Reset,
     Skew,
     Slow,
+    Stick,
     Stop,
     Throttle,
     machine_of,
 )
+from isthmus.runtime.sim.faults import DaemonFault
 from isthmus.runtime.sim.universe import HOME
 
 KINDS: Final = ("kill", "pause", "slow", "skew", "cut", "one-way cut", "clog", "lose", "throttle", "reset")
+DAEMON_KINDS: Final = ("daemon kill", "lost ledger", "daemon pause", "lost report", "repeated report", "no room")
+STANDING_KINDS: Final = ("hang", "stick", "crash loop")
 DISK_KINDS: Final = ("blackout", "full disk", "broken disk")
 WINDOW_BYTES: Final = 64 << 10
 """Of some runs: four messages under way are all that a peer may have, so that credit is short."""
@@ -63,6 +75,7 @@ def shape_of(seed: int, program: str = DEFAULT) -> Shape:
     faults = _faults(rng, hosts, steps, step_ms)
     faults += _disk_faults(random.Random(f"isthmus {seed} disks"), hosts, steps, step_ms)
     faults += _storms(random.Random(f"isthmus {seed} storms"), hosts, steps, step_ms)
+    faults += _supervision_faults(random.Random(f"isthmus {seed} supervision"), hosts, steps, step_ms)
     setting = random.Random(f"isthmus {seed} setting")
     return Shape(
         seed=seed,
@@ -83,6 +96,8 @@ def _storms(rng: random.Random, hosts: list[Replica], steps: int, step_ms: float
     made: list[Fault] = []
     if rng.random() < 0.25:
         made += fork(rng, hosts, steps * step_ms / 1e3)
+    if rng.random() < 0.2:
+        made += wipe(rng, hosts, _moment(rng, steps, step_ms))
     if rng.random() < 0.25:
         slot = sum(host.role == "learner" for host in hosts)
         made.append(Join(f"learner/{slot}", **_moment(rng, steps, step_ms)))
@@ -99,7 +114,9 @@ def _spared(fault: Fault, trial: Trial) -> Fault | None:
         return None
     if isinstance(fault, Blackout) and trial.spares(fault.machine.replace("-", "/")):
         return None
-    if isinstance(fault, Kill | Reset | Skew | Stop):
+    if isinstance(fault, Crash) and (trial.spares(fault.host) or not trial.crashes):
+        return None
+    if isinstance(fault, Kill | Crash | Reset | Skew | Stop | End | RefuseStarts | DaemonFault):
         return fault
     return replace(fault, seconds=min(fault.seconds, trial.lasts_max))
 
@@ -142,6 +159,39 @@ def _disk_faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_
                 )
             case _:
                 made.append(BreakDisk(HOME, rng.choice((0.2, 1.0)), lasts, **moment))
+    return tuple(made)
+
+
+def _supervision_faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
+    """Faults of daemons, of what they say to each other, and of hosts that only a daemon can help: in half of the runs,
+    beside the others; and now and then somebody has the run ended."""
+    made: list[Fault] = [End(**_moment(rng, steps, step_ms))] if rng.random() < 0.04 else []
+    if rng.random() < 0.5:
+        return tuple(made)
+    kinds = [kind for kind in (*DAEMON_KINDS, *STANDING_KINDS) if rng.random() < 0.4] or [rng.choice(DAEMON_KINDS)]
+    for _ in range(rng.randint(1, 5)):
+        replica, moment = rng.choice(hosts), _moment(rng, steps, step_ms)
+        machine = rng.choice((HOME, HOME, machine_of(replica)))
+        lasts = rng.choice((0.3, 1.0, 3.0, 7.0, 25.0))
+        match rng.choice(kinds):
+            case "daemon kill":
+                made.append(KillDaemon(machine, lasts, rng.choice((0, 0, 1, 3, 10, 40)), **moment))
+            case "lost ledger":
+                made.append(KillDaemon(machine, lasts, rng.choice((0, 3)), loses_ledger=True, **moment))
+            case "daemon pause":
+                made.append(PauseDaemon(machine, lasts, **moment))
+            case "lost report":
+                made.append(LoseReports(machine_of(replica), rng.choice((0.2, 0.9)), lasts, **moment))
+            case "repeated report":
+                made.append(RepeatReports(machine_of(replica), rng.choice((0.2, 0.9)), lasts, **moment))
+            case "no room":
+                made += [RefuseStarts(machine_of(replica), rng.choice((1, 2)), **moment), Kill(str(replica), **moment)]
+            case "hang":
+                made.append(Hang(str(replica), rng.choice((3.0, 30.0)), **moment))
+            case "stick":
+                made.append(Stick(str(rng.choice([host for host in hosts if host.role == "learner"])), **moment))
+            case _:
+                made.append(Crash(str(replica), rng.choice((1, 2, 4)), **moment))
     return tuple(made)
 
 

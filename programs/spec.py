@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any, Final
 
 from isthmus.programs.fingerprint import fingerprint
 from isthmus.programs.program import Program
-from isthmus.programs.recording import RUN_FOLDER, with_recorder
+from isthmus.programs.recording import RUN_FOLDER, least_replicas, with_recorder
 from isthmus.programs.request import Request
 from isthmus.programs.summary import roster_counts
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph import Graph, Job, Node, Reference, TensorSpec
+from isthmus.runtime.ledger import boot_id
 from isthmus.runtime.store import write_json
+from isthmus.runtime.supervision.home_events import Cast
 
 SPEC: Final = "spec.json"
 
@@ -28,30 +31,39 @@ SPEC: Final = "spec.json"
 @dataclass(frozen=True, slots=True)
 class Here:
     """What differs from machine to machine: the `address` on which hosts listen, how many `learners` share it, the name
-    of the machine, and the file of its secret key, where it has one."""
+    of the machine, and the file of its secret key, where it has one; and the `boot` of the machine in which `zero_ns`
+    counts, with the time of day then (nanoseconds)."""
 
     address: str
     learners: int
     machine: str = ""
     secret: str = ""
+    boot: str = ""
+    wall_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
     """A run as its processes know it. `run` is a name that no other run has, `roles` gives the replicas of each role at
-    the start, `slots_max` the most that there may be, `computing` the roles whose hosts import jax and the task,
-    `zero_ns` the instant of the machine's monotonic clock that all its times count from, `cpu_seconds` what the command
-    had used by then."""
+    the start, `slots_max` the most that there may be, `least` with how many it can go on, `computing` the roles whose
+    hosts import jax and the task, `zero_ns` the instant of the machine's monotonic clock that all its times count from,
+    `cpu_seconds` what the command had used by then."""
 
     run: str
     job: Job
     fingerprint: str
     roles: Mapping[str, int]
     slots_max: Mapping[str, int]
+    least: Mapping[str, int]
     computing: tuple[str, ...]
     zero_ns: int
     cpu_seconds: float
     here: Here
+
+    @property
+    def cast(self) -> Cast:
+        """Who takes part, as a home's core takes it."""
+        return Cast(roles=dict(self.roles), slots_max=dict(self.slots_max), least=dict(self.least))
 
     def graph(self) -> Graph:
         """The graph, built here; ConfigError if it is not the one that was submitted."""
@@ -75,6 +87,7 @@ def of(request: Request, *, zero_ns: int, cpu_seconds: float) -> dict[str, Any]:
         "fingerprint": request.fingerprint,
         "roles": counts,
         "slots_max": {"learner": min(job.slots_max, most["learner"])} if "learner" in counts else {},
+        "least": {role: count for role, count in least_replicas(request.graph).items() if role in counts},
         "computing": list(_computing(request.graph)),
         "zero_ns": zero_ns,
         "cpu_seconds": cpu_seconds,
@@ -94,8 +107,18 @@ def of(request: Request, *, zero_ns: int, cpu_seconds: float) -> dict[str, Any]:
 
 
 def write(folder: Path, told: Mapping[str, Any]) -> None:
-    """Write a spec into a run folder."""
-    write_json(folder / SPEC, told)
+    """Write a spec into a run folder, for this boot of this machine."""
+    age_ns = time.monotonic_ns() - int(told["zero_ns"])
+    now = {"boot": boot_id().decode(), "wall_ns": time.time_ns() - age_ns}
+    write_json(folder / SPEC, {**told, "here": {**told["here"], **now}})
+
+
+def count_on(folder: Path) -> None:
+    """After a reboot, whose clock begins anew, have the times of a run count on from where they were, by the time of
+    day."""
+    told = json.loads((folder / SPEC).read_text())
+    if told["here"]["boot"] != boot_id().decode():
+        write(folder, {**told, "zero_ns": time.monotonic_ns() - (time.time_ns() - int(told["here"]["wall_ns"]))})
 
 
 def load(folder: Path) -> Spec:

@@ -24,12 +24,14 @@ BRIEF_SECONDS: Final = 3.0
 @dataclass(frozen=True, slots=True)
 class Trial:
     """`settings(rng)` draws those of the program. Hosts of the `spared` roles (or one replica of them: 'learner/0')
-    never end; `lasts_max` is how many seconds a fault may last; `joins` says whether machines may join."""
+    never end; `lasts_max` is how many seconds a fault may last; `joins` says whether machines may join, `crashes`
+    whether lives may end again and again."""
 
     settings: Callable[[random.Random], Settings]
     spared: tuple[str, ...] = ()
     lasts_max: float = 25.0
     joins: bool = True
+    crashes: bool = True
 
     def spares(self, host: str) -> bool:
         """Whether a host may not end."""

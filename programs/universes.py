@@ -18,7 +18,7 @@ from isthmus.programs import toy
 from isthmus.programs.invariants import checkers
 from isthmus.programs.left_behind import FilesChecker
 from isthmus.programs.program import Program
-from isthmus.programs.recording import RUN_FOLDER
+from isthmus.programs.recording import RUN_FOLDER, least_replicas
 from isthmus.programs.reference import resolve
 from isthmus.programs.summary import roster_counts
 from isthmus.runtime.clock import Duration, milliseconds, seconds
@@ -38,9 +38,12 @@ from isthmus.runtime.sim import (
     runtime_checkers,
 )
 
-LIVENESS_SECONDS: Final = 60.0
-"""From the healing to the end: a silent host is replaced after 20 s, back-offs take 15 s in all, and what was left of
-the run is at most 40 steps of 0.4 s."""
+LIVENESS_SECONDS: Final = 120.0
+"""From the healing to the end: a new daemon waits 11 s for hosts, a lost machine is given up after 20 s and a silent
+host after 20 s, back-offs take 15 s in all, what was left of the run is at most 40 steps of 0.4 s, and its end takes
+15 s."""
+LEFT_SECONDS: Final = 15.0
+"""After the end of the run, machines that could not be reached hear that nothing is wanted of them any more."""
 PATIENCE_SECONDS: Final = 10.0
 """How long faults of the final phase are waited for."""
 START_SECONDS: Final = 0.9
@@ -75,7 +78,7 @@ class Shape:
 class Outcome:
     """What came of a universe; `violation` is None where nothing was wrong. `phases` counts (kind, phase of the run);
     `missed` are the faults that did not happen, `lives` the processes that there were ('learner/2#1'); `status` is what
-    the recorder showed last."""
+    the recorder showed last, `outcome` how the run ended."""
 
     seed: int
     violation: str | None
@@ -88,6 +91,7 @@ class Outcome:
     lives: list[str] = field(default_factory=list)
     tape_digest: str = ""
     status: dict[str, Any] = field(default_factory=dict)
+    outcome: str | None = None
 
 
 def outcome_of(shape: Shape, *more: Checker) -> Outcome:
@@ -115,7 +119,7 @@ def words(error: Exception) -> str:
 
 def _told(universe: Universe, shape: Shape, violation: str | None) -> Outcome:
     tapes, injector = universe.tape(), universe.injector
-    recorder = universe.life(Replica("recorder", 0))
+    recorder = universe.last(Replica("recorder", 0))
     return Outcome(
         seed=shape.seed,
         violation=violation,
@@ -125,8 +129,9 @@ def _told(universe: Universe, shape: Shape, violation: str | None) -> Outcome:
         story=[f"{at / 1e9:9.3f} s  {what}" for at, what in injector.story],
         seconds=universe.clock.now() / 1e9,
         events=universe.events,
-        lives=sorted(tapes),
+        lives=[str(life.member) for life in universe.lives],
         tape_digest=digest(tapes),
+        outcome=universe.outcome,
         status=dict(recorder.host.published.get("record", {})) if recorder is not None else {},
     )
 
@@ -135,7 +140,7 @@ def _violation(universe: Universe, shape: Shape) -> str | None:
     """What was wrong, in words."""
 
     def is_over() -> bool:
-        return ("recorder/0", "record") in universe.ended
+        return universe.outcome is not None
 
     until = START_SECONDS + shape.steps * shape.step_ms / 1e3 + shape.late
 
@@ -148,6 +153,7 @@ def _violation(universe: Universe, shape: Shape) -> str | None:
         universe.run(lambda: is_over() or is_enough(), seconds_max=until + PATIENCE_SECONDS + 1.0)
         universe.heal()
         universe.run(is_over, seconds_max=universe.clock.now() / 1e9 + LIVENESS_SECONDS)
+        universe.run(lambda: not universe.living(), seconds_max=universe.clock.now() / 1e9 + LEFT_SECONDS)
         universe.finish()
     except Exception as error:
         return words(error)
@@ -179,5 +185,6 @@ def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe
         faults=shape.faults,
         limits=Limits() if window is None else Limits(window_bytes=window, relay_window_bytes=window),
         place=place,
+        least=least_replicas(graph),
         checkers=[*runtime_checkers(graph), *checkers(), FilesChecker(FOLDER), *more],
     )

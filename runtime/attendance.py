@@ -1,23 +1,24 @@
 """One member as the membership core knows it: its state, its rhythm, its progress, and its deadlines.
 
-It computes deadlines and words the reasons; what happens when one is over is the core's to decide. Times are
-nanoseconds.
+It computes deadlines and findings; what happens when one is over is the core's to decide. Times are nanoseconds.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.ids import Member
 from isthmus.runtime.patience import MembershipOptions
-from isthmus.runtime.presence import Phase, State
+from isthmus.runtime.presence import Excuse, LongExcuse, Phase, Silence, Stall, State
 from isthmus.runtime.progress import Progress
-from isthmus.runtime.suspicion import Rhythm, in_words
+from isthmus.runtime.suspicion import Rhythm, phi
 
 NEVER: Final = Instant(0)
+STEPS_MAX: Final = 50
+"""Of a firing beside the steps: it may wait for the device that makes them, for a few."""
 
 
 @dataclass(slots=True)
@@ -61,36 +62,51 @@ class Attendance:
             patience = math.ceil(self.rhythm.patience(options.z_suspect, least))
         return Instant(self.heard_at + min(patience, options.silence_max))
 
-    def silence(self, now: Instant, options: MembershipOptions) -> str:
-        """The sentence about a silence that is too long."""
-        silence = now - self.heard_at
-        told = f"no heartbeat for {in_words(silence)}"
+    def silence(self, now: Instant, options: MembershipOptions) -> Silence:
+        """What is found of a silence that is too long."""
+        silence, deviation = now - self.heard_at, self.rhythm.deviation(options.deviation_min)
+        return Silence(
+            silence,
+            self.rhythm.mean,
+            deviation,
+            phi(silence, self.rhythm.mean, deviation),
+            self.silent_times,
+            silence >= options.silence_max,
+        )
+
+    def end_of_patience(self, now: Instant, options: MembershipOptions) -> Silence | LongExcuse:
+        """What is found of a silence that lasts as long as is allowed."""
         if self.is_excused:
-            return f"{told}: {self.state} for {in_words(now - self.excused_at)}, which is as long as is allowed"
-        usual = self.rhythm.words(silence, options.deviation_min)
-        most = f", and {in_words(silence)} is allowed at most" if silence >= options.silence_max else ""
-        return f"{told}: {usual}{most}{_times(self.silent_times)}"
+            return LongExcuse(now - self.heard_at, cast(Excuse, self.state), now - self.excused_at)
+        return self.silence(now, options)
+
+    def hung(self, node: str, now: Instant, options: MembershipOptions) -> Stall | None:
+        """What is found of a host that steps on while one firing of `node` lasts too long; None if it does not."""
+        rhythm, firing = self.progress.rhythm, self.progress.lasting(now)
+        if rhythm is None or firing < max(options.firing_max, STEPS_MAX * rhythm.mean) * self.stuck_times:
+            return None
+        deviation = rhythm.deviation(float(options.progress_deviation_min))
+        suspicion = phi(firing, rhythm.mean, deviation)
+        return Stall(node, firing, rhythm.mean, deviation, suspicion, patience_times=self.stuck_times)
 
     def stuck(
         self, firing: Duration, node: str, usual: float | None, now: Instant, options: MembershipOptions
-    ) -> str | None:
-        """Why it is stuck, `node` having been in one firing for so long; None if it is not, or nobody can know.
+    ) -> Stall | None:
+        """What is found of a host that is stuck, `node` having been in one firing for so long; None if it is not, or
+        nobody can know.
 
         `usual` is the mean interval of steps in its role, for a member that has made none.
         """
         rhythm, least = self.progress.rhythm, float(options.progress_deviation_min)
-        whose = ""
+        is_of_role = rhythm is None
         if rhythm is None:
             if usual is None:
                 return None
-            least, whose = float(options.progress_deviation_first), " in its role"
+            least = float(options.progress_deviation_first)
             rhythm = Rhythm(usual, least**2)
         stalled = self.progress.stalled(firing, now)
         if stalled < math.ceil(rhythm.patience(options.z_stuck, least) * self.stuck_times):
             return None
-        told = f"stuck: no step for {in_words(stalled)}, in one firing of node {node!r}"
-        return f"{told}: {rhythm.words(stalled, least)}{whose}{_times(self.stuck_times)}"
-
-
-def _times(count: int) -> str:
-    return f", {count} times the patience" if count > 1 else ""
+        deviation = rhythm.deviation(least)
+        suspicion = phi(stalled, rhythm.mean, deviation)
+        return Stall(node, stalled, rhythm.mean, deviation, suspicion, is_of_role, self.stuck_times)

@@ -32,7 +32,6 @@ from isthmus.runtime.zap import Zap
 MESSAGE_BYTES_MAX: Final = 4 << 20
 """A status with the accounts of 64 learners and 64 fragments takes a quarter of this."""
 PROTOCOL: Final = 1
-HEARTBEAT_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = 1.0
 """Between two attempts of one who is not admitted yet; each costs who listens half a millisecond."""
 CUTS_MAX: Final = 5

@@ -1,4 +1,4 @@
-"""What a host asks of the disk of its machine, to write files, and how the kernel carries them out.
+"""What a host asks of the disk of its machine, to write files and read them, and how the kernel carries them out.
 
 Decides nothing: what may be relied upon after a failure is built on top of it, in `store`. A host is handed its disk as
 it is handed its clock, so that a simulation can hand it one that fills up, fails, or loses power.
@@ -45,6 +45,9 @@ class Disk(Protocol):
 
     def remove(self, path: Path) -> None:
         """Take a file away, if it is there."""
+
+    def read(self, path: Path) -> bytes:
+        """All that is in a file."""
 
     def sync_folder(self, path: Path) -> None:
         """Return when the names in a folder would outlive a power failure."""
@@ -101,6 +104,10 @@ class KernelDisk:
     def remove(self, path: Path) -> None:
         """Take a file away, if it is there."""
         path.unlink(missing_ok=True)
+
+    def read(self, path: Path) -> bytes:
+        """All that is in a file."""
+        return path.read_bytes()
 
     def sync_folder(self, path: Path) -> None:
         """Return when the disk says that it has the names in a folder."""

@@ -1,66 +1,48 @@
 """Where the hosts of a run speak to the daemon of their own machine: on loopback, each for the life that it is.
 
-It decides who may speak: the present life of its replica, as the supervisor knows it. Whoever speaks for another life
-is told to end; a host of another run, whose daemon had this port before, is left alone. What hosts say is noted in
-their lives, and told to the owner, who decides what follows; so a home and an outpost have the same gate.
+It decides nothing: what a host says is read into an event, and what it is told goes to the peer that spoke for its life
+last. A host of another run, whose daemon had this port before, is left alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Any, Final
 
+from isthmus.runtime.clock import Duration
 from isthmus.runtime.control import ControlServer, Message
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.lives import Life
-from isthmus.runtime.supervisor import Supervisor
+from isthmus.runtime.presence import PHASES
+from isthmus.runtime.supervision.messages import Over, Said
+from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
 
 REFUSED_MAX: Final = 256
 """Different faults of messages that are told apart."""
+HOST_MESSAGES: Final = frozenset({"hello", "heartbeat", "over", "failed"})
 
 Handler = Callable[[bytes, Message], None]
-
-
-class Owner(Protocol):
-    """Who is told what hosts say."""
-
-    def life_heard(self, life: Life) -> None:
-        """It said hello, or that it lives."""
-
-    def life_failed(self, life: Life) -> None:
-        """A body of it raised; its process will end."""
-
-    def life_over(self, life: Life) -> None:
-        """It says that everything final is there."""
+Shown = Mapping[str, Any]
+"""What a host shows of itself for people: {published, figures}."""
 
 
 class Gate:
-    """The gate of one run on one machine. `commands` are messages that no host sends. Once `farewell` is set, every
-    host that speaks is told to end, for that reason."""
+    """The gate of one run on one machine. `commands` are messages that no host sends; `spoke(event, shown)` is called
+    with what hosts say."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         listen: str,
         run: str,
-        supervisor: Supervisor,
-        owner: Owner,
+        spoke: Callable[[HostSpoke, Shown], None],
         commands: Mapping[str, Handler],
     ) -> None:
         """Bind; zmq.ZMQError if the endpoint is taken."""
-        self.farewell = ""
-        self._run, self._supervisor, self._owner = run, supervisor, owner
+        self._run, self._spoke, self._commands = run, spoke, commands
+        self._peers: dict[Member, bytes] = {}
         self._server = ControlServer(loop, listen, self._hear)
-        self._handlers: dict[str, Handler] = {
-            "hello": self._heard,
-            "heartbeat": self._heard,
-            "over": self._over,
-            "failed": self._failed,
-            **commands,
-        }
 
     @property
     def endpoint(self) -> str:
@@ -73,61 +55,83 @@ class Gate:
         return self._server.refused
 
     def send(self, peer: bytes, message: Message) -> None:
-        """Tell one host, or answer a command."""
+        """Answer a command."""
         self._server.send(peer, message)
 
-    def send_all(self, message: Message) -> None:
-        """Tell every host on this machine that has spoken."""
-        for life in self._supervisor.lives.values():
-            if life.peer:
-                self._server.send(life.peer, message)
+    def tell(self, told: TellHosts, keys: Mapping[str, str]) -> None:
+        """Tell hosts what all are to know; `keys` are the public keys of the machines that take part."""
+        messages: list[Message] = [{"type": "beat"}]
+        if told.roster is not None:
+            messages = [{"type": "roster", "members": [list(row) for row in told.roster], "keys": dict(keys)}]
+        if told.is_stopping:
+            messages.append({"type": "stop"})
+        if told.is_ending:
+            messages.append({"type": "exit", "reason": "the run is over"})
+        for member in told.members:
+            if member in self._peers:
+                for message in messages:
+                    self._server.send(self._peers[member], message)
+
+    def dismiss(self, member: Member) -> None:
+        """Tell a host to end whose life is not the present one of its replica."""
+        peer = self._peers.pop(member, None)
+        if peer is not None:
+            self._server.send(peer, {"type": "exit", "reason": "another incarnation has taken this place"})
+
+    def forget(self, member: Member) -> None:
+        """A life is over."""
+        self._peers.pop(member, None)
 
     def close(self) -> None:
         """Unbind."""
         self._server.close()
 
     def _hear(self, peer: bytes, message: Message) -> None:
-        handler = self._handlers.get(message["type"])
-        if handler is None:
+        kind = message["type"]
+        if kind in self._commands:
+            self._commands[kind](peer, message)
+        elif kind in HOST_MESSAGES:
+            try:
+                event, shown = _read(message, self._run)
+            except (KeyError, TypeError, ValueError) as error:
+                told = f"malformed {kind}: {error}"[:200]
+                self.refused[told if len(self.refused) < REFUSED_MAX or told in self.refused else "others"] += 1
+                return
+            self._peers[event.member] = peer
+            self._spoke(event, shown)
+        else:
             self.refused["unknown type"] += 1
-            return
-        try:
-            handler(peer, message)
-        except (KeyError, TypeError, ValueError) as error:
-            told = f"malformed {message['type']}: {error}"[:200]
-            self.refused[told if len(self.refused) < REFUSED_MAX or told in self.refused else "others"] += 1
 
-    def _life_of(self, peer: bytes, message: Message) -> Life | None:
-        """The life that a message comes from, if it is the present one of its replica; others are told to end."""
-        if message["run"] != self._run:
-            raise ValueError("a host of another run")
-        member = Member(Replica.parse(message["replica"]), int(message["incarnation"]))
-        life = self._supervisor.lives.get(member.replica)
-        if life is None or life.member != member or life.watch is None:
-            # Of one that is being started, nobody knows yet which process it is.
-            if self._supervisor.is_starting(member.replica):
-                self.refused["too early"] += 1
-            else:
-                self._server.send(peer, {"type": "exit", "reason": "another incarnation has taken this place"})
-            return None
-        life.take(message, time.monotonic())
-        life.peer = peer
-        if self.farewell:  # It was not there when everybody was told.
-            self._server.send(peer, {"type": "exit", "reason": self.farewell})
-        return life
 
-    def _heard(self, peer: bytes, message: Message) -> None:
-        life = self._life_of(peer, message)
-        if life is not None:
-            self._owner.life_heard(life)
+def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
+    """What a host of `run` says; KeyError, TypeError or ValueError for what no host of ours says."""
+    if message["run"] != run:
+        raise ValueError("a host of another run")
+    member = Member(Replica.parse(message["replica"]), int(message["incarnation"]))
+    phase = next((known for known in PHASES if known == message["phase"]), None)
+    if phase is None:
+        raise ValueError(f"no phase: {message['phase']!r}")
+    if member.incarnation < 1:
+        raise ValueError(f"no incarnation: {member.incarnation}")
+    figures, published = dict(message["figures"]), dict(message["published"])
+    said = Said(
+        phase,
+        tuple(map(str, message["endpoints"])),
+        _count(figures, "steps"),
+        Duration(_count(figures, "busy_ns")),
+        Duration(_count(figures, "firing_ns")),
+        str(figures.get("firing_node", "")),
+        max(0.0, float(figures.get("cpu_seconds", 0.0))),
+        _count(figures, "bytes_sent"),
+    )
+    over = None
+    if message["type"] == "over":
+        error = dict(published.get("record", {})).get("error")
+        over = Over(None if error is None else str(error))
+    failed = str(message["error"]) if message["type"] == "failed" else ""
+    event = HostSpoke(member, int(message["pid"]), said, failed, over)
+    return event, {"published": published, "figures": figures}
 
-    def _over(self, peer: bytes, message: Message) -> None:
-        life = self._life_of(peer, message)
-        if life is not None:
-            self._owner.life_over(life)
 
-    def _failed(self, peer: bytes, message: Message) -> None:
-        life = self._life_of(peer, message)
-        if life is not None:
-            life.error = str(message["error"])
-            self._owner.life_failed(life)
+def _count(figures: Mapping[str, Any], name: str) -> int:
+    return max(0, int(figures.get(name, 0)))

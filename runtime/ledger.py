@@ -1,21 +1,36 @@
-"""The daemon's memory on disk: which incarnation of each replica was started as which process, and a few notes.
+"""A daemon's memory on disk: the numbers that a home gave, which life was begun here as which process, and notes.
 
-A number is taken before the process starts, in one transaction that outlives a power failure, and never given again:
-as long as the disk does not take it, there is no number. Everything else is written as soon as the disk takes it. A
-process is known by its pid and the time of its start, as the kernel tells it, so that a pid that was given to somebody
-else is not mistaken.
+A number is noted before anything is done with it, in a transaction that outlives a power failure: as long as the disk
+does not take it, there is no number. Everything else is written as soon as the disk takes it. A process is known by its
+pid and the time of its start, as the kernel tells it, so that a pid that was given to somebody else is not mistaken.
+
+A ledger that is missing where there was one, or that cannot be read, is *lost*: the file is put aside, and the caller
+is told, because numbers must not be counted from the beginning again. The new one notes that it is lost, for its home
+and for its station, until each has made up for it. After a reboot no process is there that was.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import Member, Replica
 
-_SCHEMA = """
+FILE: Final = "daemon.sqlite"
+Whose: TypeAlias = Literal["home", "station"]
+_LOST_OF: Final[dict[Whose, str]] = {"home": "lost home", "station": "lost station"}
+_BOOT: Final = "boot"
+_LOST: Final = "".join(f"insert into notes values ('{name}', x''); " for name in _LOST_OF.values())
+LOST: Final = "daemon.sqlite.lost"
+"""Where a file goes that cannot be read."""
+_SCHEMA: Final = """
 create table if not exists notes (name text primary key, value blob not null);
+create table if not exists numbers (
+    role text not null, slot integer not null, incarnation integer not null, primary key (role, slot)
+);
 create table if not exists lives (
     role text not null, slot integer not null, incarnation integer not null, pid integer, started integer,
     primary key (role, slot, incarnation)
@@ -24,89 +39,120 @@ create table if not exists lives (
 
 
 class LedgerError(OSError):
-    """The ledger could not be written, so that no number was given; it may be tried again."""
+    """The ledger could not be written, so that nothing was noted; it may be tried again."""
 
 
 class Row(NamedTuple):
-    """One life; `started` in clock ticks since the machine booted."""
+    """The newest life of a replica that was begun here; `pid` is None where its process is not known."""
 
-    incarnation: int
-    pid: int
-    started: int | None
+    member: Member
+    pid: int | None
+    is_alive: bool
 
 
 class Ledger:
-    """The lives of a run's hosts, in a SQLite file."""
+    """Of one run on one machine, in its `folder`."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or make the file; sqlite3.Error if that cannot be."""
-        self._path = path
+    def __init__(self, folder: Path, *, was_there: bool = False) -> None:
+        """Open or make the file, which `was_there` if a daemon has been here before; sqlite3.Error or OSError if that
+        cannot be."""
+        self._path = folder / FILE
         self._owed: dict[tuple[str, str], tuple[str, tuple[Any, ...]]] = {}
-        self._database = sqlite3.connect(path, isolation_level=None)
-        self._database.execute("pragma journal_mode = wal")
-        # With `normal` the newest transactions are lost with the power, and their numbers would be given again.
-        self._database.execute("pragma synchronous = full")
-        self._database.executescript(_SCHEMA)
+        try:
+            self._database = self._opened(was_there)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:  # It is torn, or no database.
+            for suffix in ("", "-wal", "-shm"):
+                with suppress(FileNotFoundError):
+                    (folder / f"{FILE}{suffix}").replace(folder / f"{LOST}{suffix}")
+            self._database = self._opened(was_there=True)
+        self._has_rebooted = self.noted(_BOOT) not in (None, boot_id())
+        if self._has_rebooted:  # Whatever has such a pid now is somebody else, for every daemon after this one, too.
+            self._owe(("lives", ""), "update lives set pid = null, started = null", ())
+        self.note(_BOOT, boot_id())
 
-    def next(self, replica: Replica) -> int:
-        """Take the next incarnation of a replica, from 1 on; LedgerError if it cannot be written."""
-        rows = self._take(
-            replica,
-            "insert into lives (role, slot, incarnation) "
-            "values (?, ?, 1 + (select coalesce(max(incarnation), 0) from lives where role = ? and slot = ?)) "
-            "returning incarnation",
-            (replica.role, replica.slot, replica.role, replica.slot),
+    def is_lost(self, whose: Whose) -> bool:
+        """Whether there was a ledger before this one which cannot be read, and the home or the station on this machine
+        has not made up for it."""
+        return self.noted(_LOST_OF[whose]) is not None
+
+    def found(self, whose: Whose) -> None:
+        """Note that it has."""
+        key = _LOST_OF[whose]
+        self._owe(("note", key), "delete from notes where name = ?", (key,))
+
+    def _opened(self, was_there: bool) -> sqlite3.Connection:
+        """The database; one that is made where there was one before is lost from its first transaction on."""
+        database = sqlite3.connect(self._path, isolation_level=None)
+        try:
+            database.execute("pragma journal_mode = wal")
+            # With `normal` the newest transactions are lost with the power, and their numbers would be given again.
+            database.execute("pragma synchronous = full")
+            has_tables = database.execute("select 1 from sqlite_master where name = 'notes'").fetchone() is not None
+            lost = "" if has_tables or not was_there else _LOST
+            database.executescript(f"begin; {_SCHEMA} {lost} commit;")
+            if database.execute("pragma quick_check").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError("it is damaged")
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    # -- numbers of a home ---------------------------------------------------------------------------------------------
+
+    def give(self, members: Iterable[Member]) -> None:
+        """Note the numbers of lives that are to be; LedgerError if the disk does not take them."""
+        self._write_all(
+            "insert into numbers values (?, ?, ?) on conflict (role, slot) "
+            "do update set incarnation = max(incarnation, excluded.incarnation)",
+            members,
         )
-        return int(rows[0][0])
 
-    def take(self, replica: Replica, incarnation: int) -> None:
-        """Take an incarnation whose number somebody else has given; it may be taken already. LedgerError if it cannot
-        be written."""
-        self._take(
-            replica,
-            "insert or ignore into lives (role, slot, incarnation) values (?, ?, ?)",
-            (replica.role, replica.slot, incarnation),
-        )
+    def numbers(self) -> tuple[Member, ...]:
+        """The newest number of every replica that was given one."""
+        rows = self._database.execute("select role, slot, incarnation from numbers order by role, slot").fetchall()
+        return tuple(Member(Replica(role, slot), incarnation) for role, slot, incarnation in rows)
 
-    def last(self, replica: Replica) -> int:
-        """The newest incarnation that was taken, whether or not it became a process; 0 if none was."""
-        row = self._database.execute(
-            "select coalesce(max(incarnation), 0) from lives where role = ? and slot = ?", (replica.role, replica.slot)
-        ).fetchone()
-        return int(row[0])
+    # -- lives on this machine -----------------------------------------------------------------------------------------
 
-    def started(self, replica: Replica, incarnation: int, pid: int) -> None:
-        """Note the process of an incarnation."""
+    def begin(self, members: Iterable[Member]) -> None:
+        """Note lives that are about to begin here; LedgerError if the disk does not take them."""
+        self._write_all("insert or ignore into lives (role, slot, incarnation) values (?, ?, ?)", members)
+
+    def started(self, member: Member, pid: int) -> None:
+        """Note the process of a life."""
+        replica = member.replica
         self._owe(
-            ("life", f"{replica}#{incarnation}"),
-            "update lives set pid = ?, started = ? where role = ? and slot = ? and incarnation = ?",
-            (pid, started_at(pid), replica.role, replica.slot, incarnation),
+            ("life", str(member)),
+            "insert into lives values (?, ?, ?, ?, ?) on conflict (role, slot, incarnation) "
+            "do update set pid = excluded.pid, started = excluded.started",
+            (replica.role, replica.slot, member.incarnation, pid, started_at(pid)),
         )
 
-    def newest(self, replica: Replica) -> Row | None:
-        """The newest life of a replica whose process is known, if there is one."""
-        row = self._database.execute(
-            "select incarnation, pid, started from lives where role = ? and slot = ? and pid is not null "
-            "order by incarnation desc limit 1",
-            (replica.role, replica.slot),
-        ).fetchone()
-        return None if row is None else Row(*row)
-
-    def replicas(self) -> list[Replica]:
-        """Every replica of which a life has become a process."""
+    def newest(self) -> list[Row]:
+        """The newest life of every replica of which one was begun here, and whether its process is there."""
         rows = self._database.execute(
-            "select distinct role, slot from lives where pid is not null order by role, slot"
+            "select role, slot, max(incarnation), pid, started from lives group by role, slot order by role, slot"
         ).fetchall()
-        return [Replica(role, slot) for role, slot in rows]
+        return [
+            Row(Member(Replica(role, slot), incarnation), pid, pid is not None and self._is_there(pid, started))
+            for role, slot, incarnation, pid, started in rows
+        ]
 
-    def living(self) -> list[int]:
-        """The pids of all lives whose process is there."""
-        rows = self._database.execute("select pid, started from lives where pid is not null").fetchall()
-        return [pid for pid, started in rows if started is not None and started_at(pid) == started]
+    def _is_there(self, pid: int, started: int | None) -> bool:
+        return not self._has_rebooted and started is not None and started_at(pid) == started
 
-    def note(self, name: str, value: bytes = b"") -> None:
+    # -- notes ---------------------------------------------------------------------------------------------------------
+
+    def note(self, name: str, value: bytes) -> None:
         """Keep something for the next daemon, in place of what was kept under this name."""
         self._owe(("note", name), "insert or replace into notes (name, value) values (?, ?)", (name, value))
+
+    def noted(self, name: str) -> bytes | None:
+        """What was kept under a name."""
+        row = self._database.execute("select value from notes where name = ?", (name,)).fetchone()
+        return None if row is None else bytes(row[0])
 
     def settle(self) -> bool:
         """Write what the disk did not take; whether nothing is left."""
@@ -118,11 +164,6 @@ class Ledger:
             return False
         return True
 
-    def noted(self, name: str) -> bytes | None:
-        """What was kept under a name."""
-        row = self._database.execute("select value from notes where name = ?", (name,)).fetchone()
-        return None if row is None else bytes(row[0])
-
     def close(self) -> None:
         """Close the file."""
         self.settle()
@@ -133,24 +174,61 @@ class Ledger:
         self._owed[key] = statement, values
         self.settle()
 
-    def _take(self, replica: Replica, statement: str, values: tuple[Any, ...]) -> list[Any]:
-        """Carry out a statement that gives a number."""
+    def _write_all(self, statement: str, members: Iterable[Member]) -> None:
+        """Write something of each member, in one transaction."""
+        named = list(members)
+        rows = [(member.replica.role, member.replica.slot, member.incarnation) for member in named]
         try:
-            # All rows are fetched, for only then the transaction ends.
-            return self._database.execute(statement, values).fetchall()
+            self._database.execute("begin immediate")
+            try:
+                self._database.executemany(statement, rows)
+                self._database.execute("commit")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._database.execute("rollback")
+                raise
         except sqlite3.Error as error:
             raise LedgerError(
-                f"giving {replica} its next life: {self._path} cannot be written: {error}. "
+                f"noting {', '.join(map(str, named))}: {self._path} cannot be written: {error}. "
                 "Make room on its disk, or mend it; it is tried again."
             ) from None
 
 
+def living(folder: Path) -> list[int]:
+    """The pids of all lives in the ledger of a folder whose process is there; none where it cannot be read."""
+    try:
+        with closing(sqlite3.connect(f"file:{folder / FILE}?mode=ro", uri=True)) as database:
+            rows = database.execute("select pid, started from lives where pid is not null").fetchall()
+            boot = database.execute("select value from notes where name = ?", (_BOOT,)).fetchone()
+    except sqlite3.Error:
+        return []
+    if boot is not None and bytes(boot[0]) != boot_id():
+        return []
+    return [pid for pid, started in rows if started is not None and started_at(pid) == started]
+
+
+def boot_id() -> bytes:
+    """Which boot of this machine this is."""
+    return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+
+
 def started_at(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None if there is none of that pid, or it is a zombie."""
+    fields = _stat(pid)
+    return None if not fields or fields[0] == "Z" else int(fields[19])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by a signal or a debugger, as the kernel tells it (proc(5))."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] in ("T", "t")
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of a process's stat from its state on; none where there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return None
+        return []
     # The name in parentheses may hold anything, so the fields are counted from its end; the state is the first.
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
+    return text.rpartition(")")[2].split()

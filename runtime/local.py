@@ -1,7 +1,7 @@
 """A whole run in this process, in real time: one event loop, every host on it, a thread for each node's body.
 
 The loop has a thread of its own, so that the thread that called may show progress and take signals. A run is over when
-every node of the role named `ends_with` has finished, or when a body failed: failures are not survived here, because
+every node named `ends_with` has finished, or when a body failed: failures are not survived here, because
 all hosts share one process.
 """
 
@@ -60,7 +60,7 @@ class LocalRun:
         self._tapes: dict[Replica, Tape] = {}
         self._keep_tape = keep_tape
         self._open_ends = {
-            (m.replica, n.index) for m in members for n in plans[m.replica.role].nodes if m.replica.role == ends_with
+            (m.replica, n.index) for m in members for n in plans[m.replica.role].nodes if n.name == ends_with
         }
         self._over = threading.Event()
         for member in members:

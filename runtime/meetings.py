@@ -122,3 +122,8 @@ def phase(replica: Replica, published: Mapping[str, Mapping[str, Any]], *, is_op
         if "phase" in each and replica.role == "learner":
             return "recovering" if each["phase"] == "ready" else str(each["phase"])
     return "serving"
+
+
+def steps(published: Mapping[str, Mapping[str, Any]]) -> int:
+    """The steps of this life that the node has come to which shows the phase."""
+    return next((int(each["step"]) for each in list(published.values()) if "phase" in each and "step" in each), 0)

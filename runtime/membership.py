@@ -11,8 +11,9 @@ Three things can be wrong with a member, and each has an answer of its own:
   and teaches the core its rhythm (`suspicion`), silence makes it suspect, which only informs, and then removes it. A
   silence that somebody else explains (the process is stopped, its machine cannot be reached) is excused: such a member
   is neither suspect nor removed before `excused_max`.
-- *stuck*. It speaks, says that it is stepping, and has been in one firing for longer than its own steps make likely: it
-  is removed. Who never made a step is judged by the steps of others in its role, and by nothing where there are none.
+- *stuck*. It speaks, says that it is stepping, and has been in one firing for longer than its own steps make likely; or
+  it steps on, and one firing of another node lasts `firing_max` and many steps: it is removed. Who never made a step is
+  judged by the steps of others in its role, and by nothing where there are none.
 - *slow*. It gets on, and a step takes it much longer than the median of its role: that is said, and nothing else.
 
 Whoever is removed for silence or for being stuck is given twice the time in its next life, because a deadline that
@@ -29,7 +30,7 @@ from collections import Counter
 from typing import Final, assert_never
 
 from isthmus.runtime.attendance import Attendance
-from isthmus.runtime.clock import Instant
+from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.patience import MembershipOptions
@@ -45,20 +46,25 @@ from isthmus.runtime.presence import (
     HeartbeatArrived,
     HostAnnounced,
     HostEnded,
+    LongExcuse,
     MembershipCommand,
     MembershipEvent,
     MembershipTimerFired,
     NoteSlow,
+    Pace,
     Phase,
+    Refusal,
     RefuseMember,
     RemoveMember,
     SetMembershipTimer,
+    Silence,
     SilenceExcused,
+    Stall,
     State,
     SuspectMember,
 )
 from isthmus.runtime.progress import Progress
-from isthmus.runtime.suspicion import Rhythm, in_words, phi
+from isthmus.runtime.suspicion import Rhythm, phi
 
 DOUBLINGS_MAX: Final = 6
 """Sixty-four times the patience is a quarter of an hour at least, for a step that takes milliseconds as a rule."""
@@ -141,17 +147,16 @@ class MembershipCore:
         member, options = event.member, self._options
         _check_peer(event)
         if not self._has_slot(member.replica):
-            slots = options.slots_max.get(member.replica.role, 0)
-            return self._refuse(member, f"role {member.replica.role!r} has {slots} slots, numbered from 0")
+            return self._refuse(member, "no slot")
         if event.phase == "gone":
-            return self._refuse(member, "it announced itself in phase 'gone'")
+            return self._refuse(member, "gone")
         host = self._hosts.get(member.replica)
         if host is not None and host.member == member:
             self._counts["announcements repeated"] += 1
             return self._hear(host, event.phase, now)
         if member.incarnation <= self._newest.get(member.replica, 0):
             return self._refuse(member, self._history(member))
-        commands = self._remove(host, f"replaced by incarnation {member.incarnation}") if host is not None else []
+        commands = self._remove(host, "ended") if host is not None else []
         self._newest[member.replica] = member.incarnation
         host = self._hosts[member.replica] = Attendance(
             member,
@@ -173,7 +178,7 @@ class MembershipCore:
             return self._refuse(member, self._history(member))
         self._counts["heartbeats"] += 1
         if event.phase == "gone":
-            return self._remove(host, "it said that it ends")
+            return self._remove(host, "ended")
         # Of an excused silence nothing is learned.
         if not host.is_excused:
             host.rhythm.learn(float(min(now - host.heard_at, self._options.silence_max)))
@@ -190,13 +195,17 @@ class MembershipCore:
         first = float(self._options.progress_deviation_first)
         if progress.take(event.steps, event.busy, event.firing, now, first):
             assert progress.rhythm is not None
+            hang = host.hung(event.node, now, self._options)
+            if hang is not None:
+                self._counts["stuck"] += 1
+                return self._remove(host, "stuck", hang)
             self._usual[role] = progress.rhythm.mean
             return self._compare(host, now)
-        reason = host.stuck(event.firing, event.node, self._usual.get(role), now, self._options)
-        if reason is None:
+        stall = host.stuck(event.firing, event.node, self._usual.get(role), now, self._options)
+        if stall is None:
             return []
         self._counts["stuck"] += 1
-        return self._remove(host, reason, "stuck")
+        return self._remove(host, "stuck", stall)
 
     def _compare(self, host: Attendance, now: Instant) -> list[MembershipCommand]:
         """Say whether a host that steps has become slow, or keeps up again."""
@@ -210,13 +219,12 @@ class MembershipCore:
         if usual is None:
             return []
         assert host.progress.pace is not None
-        whose = "the others" if len(others) > 1 else "the other"
-        figures = f"{in_words(host.progress.pace)} a step, {whose} {in_words(usual)}"
+        pace = Pace(host.progress.pace, usual, len(others))
         if host.progress.is_slow:
             self._counts["slow"] += 1
-            return [NoteSlow(host.member, f"slow: {figures}")]
+            return [NoteSlow(host.member, pace)]
         self._counts["slow no more"] += 1
-        return [ClearSlow(host.member, f"keeps up again: {figures}")]
+        return [ClearSlow(host.member, pace)]
 
     def _end(self, event: HostEnded) -> list[MembershipCommand]:
         member = event.member
@@ -226,8 +234,7 @@ class MembershipCore:
         if host is None or member.incarnation < host.member.incarnation:
             self._counts["ends ignored"] += 1
             return []
-        reason = event.reason if host.member == member else f"incarnation {member.incarnation} ended: {event.reason}"
-        return self._remove(host, reason)
+        return self._remove(host, "ended")
 
     def _excuse(self, event: SilenceExcused, now: Instant) -> list[MembershipCommand]:
         host = self._hosts.get(event.member.replica)
@@ -237,8 +244,8 @@ class MembershipCore:
             host.excused_at = now
         host.state = event.excuse
         self._counts["silences excused"] += 1
-        why = f"no heartbeat for {in_words(now - host.heard_at)}: {event.reason}"
-        return [ExcuseMember(host.member, why), *self._arm(host.deadline(host.state, self._options))]
+        silence = Duration(now - host.heard_at)
+        return [ExcuseMember(host.member, event.excuse, silence), *self._arm(host.deadline(host.state, self._options))]
 
     def _end_excuse(self, member: Member, now: Instant) -> list[MembershipCommand]:
         host = self._hosts.get(member.replica)
@@ -246,8 +253,7 @@ class MembershipCore:
             return []
         host.state, host.heard_at = "suspect", now
         self._counts["suspicions"] += 1
-        why = SuspectMember(member, "silent: nothing excuses it any more")
-        return [why, *self._arm(host.deadline(host.state, self._options))]
+        return [SuspectMember(member, None), *self._arm(host.deadline(host.state, self._options))]
 
     def _fire(self, now: Instant) -> list[MembershipCommand]:
         """Judge everybody's silence, less the time by which the timer is late."""
@@ -260,7 +266,7 @@ class MembershipCore:
             host.excused_at = Instant(min(now, host.excused_at + late))
             last = host.state if host.state in SILENT else "suspect"
             if now >= host.deadline(last, self._options):
-                commands += self._remove(host, host.silence(now, self._options), "silent")
+                commands += self._remove(host, "silent", host.end_of_patience(now, self._options))
             elif host.state == "alive" and now >= host.deadline("alive", self._options):
                 host.state = "suspect"
                 self._counts["suspicions"] += 1
@@ -273,23 +279,24 @@ class MembershipCore:
     def _has_slot(self, replica: Replica) -> bool:
         return 0 <= replica.slot < self._options.slots_max.get(replica.role, 0)
 
-    def _history(self, member: Member) -> str:
+    def _history(self, member: Member) -> Refusal:
         """Why `member`, which is not live, may not be it."""
         newest = self._newest.get(member.replica, 0)
         if member.incarnation < newest:
-            return f"incarnation {member.incarnation} is older than {newest}, the newest of {member.replica}"
-        state = "has ended" if member.incarnation == newest else "has not announced itself"
-        return f"incarnation {member.incarnation} of {member.replica} {state}"
+            return "older incarnation"
+        return "ended incarnation" if member.incarnation == newest else "unannounced"
 
-    def _refuse(self, member: Member, reason: str) -> list[MembershipCommand]:
+    def _refuse(self, member: Member, refusal: Refusal) -> list[MembershipCommand]:
         self._counts["members refused"] += 1
-        return [RefuseMember(member, reason)]
+        return [RefuseMember(member, refusal)]
 
-    def _remove(self, host: Attendance, reason: str, cause: Cause = "ended") -> list[MembershipCommand]:
+    def _remove(
+        self, host: Attendance, cause: Cause, finding: Silence | LongExcuse | Stall | None = None
+    ) -> list[MembershipCommand]:
         del self._hosts[host.member.replica]
         self._counts["members removed"] += 1
         self._removals[host.member.replica, cause] += 1
-        return [RemoveMember(host.member, reason, cause)]
+        return [RemoveMember(host.member, cause, finding)]
 
     def _times(self, replica: Replica, cause: Cause) -> int:
         """How many times the usual patience the next life of a replica is given."""
@@ -301,7 +308,7 @@ class MembershipCore:
         if host.state in SILENT:
             host.state = "alive"
             self._counts["suspicions cleared"] += 1
-            commands.append(ClearSuspicion(host.member, f"heard again after {in_words(now - host.heard_at)}"))
+            commands.append(ClearSuspicion(host.member, Duration(now - host.heard_at)))
         host.phase, host.heard_at = phase, now
         return commands + self._arm(host.deadline(host.state, self._options))
 

@@ -26,6 +26,8 @@ PROGRESS_DEVIATION_MIN: Final = seconds(2)
 """A host that makes steps all the time is stuck after 14.3 s without one at least. A hang lasts for ever, so some
 seconds more cost little, and a firing that is once in a while long (a page that was swapped out, a file that is
 fetched) costs no life."""
+FIRING_MAX: Final = seconds(60)
+"""A firing that lasts longer, while steps go on in other nodes, hangs: what these do beside the steps takes a few."""
 PROGRESS_DEVIATION_FIRST: Final = seconds(5)
 """Its first steps may each compile something: then it has 35 s at least."""
 
@@ -51,6 +53,7 @@ class MembershipOptions:
     excused_max: Duration = EXCUSED_MAX
     progress_deviation_first: Duration = PROGRESS_DEVIATION_FIRST
     progress_deviation_min: Duration = PROGRESS_DEVIATION_MIN
+    firing_max: Duration = FIRING_MAX
     z_suspect: float = field(init=False)
     z_gone: float = field(init=False)
     z_stuck: float = field(init=False)
@@ -62,7 +65,7 @@ class MembershipOptions:
         if not 0.5 <= self.phi_stuck <= 300:
             raise _illegal("0.5 <= phi_stuck <= 300", str(self.phi_stuck))
         durations = ("interval_first", "deviation_first", "deviation_min", "silence_max", "excused_max")
-        for name in (*durations, "progress_deviation_first", "progress_deviation_min"):
+        for name in (*durations, "progress_deviation_first", "progress_deviation_min", "firing_max"):
             if getattr(self, name) <= 0:
                 raise _illegal(f"{name} above 0 ns", str(getattr(self, name)))
         object.__setattr__(self, "z_suspect", quantile(self.phi_suspect))

@@ -23,7 +23,7 @@ import msgspec
 import uvloop
 
 from isthmus.runtime.clock import Clock, Instant
-from isthmus.runtime.control import HEARTBEAT_SECONDS, ControlClient, Message
+from isthmus.runtime.control import ControlClient, Message
 from isthmus.runtime.graph import Reference
 from isthmus.runtime.growing import Growing
 from isthmus.runtime.host import Host
@@ -32,42 +32,20 @@ from isthmus.runtime.keys import Keyring
 from isthmus.runtime.ledger import started_at
 from isthmus.runtime.loop import SharedLoop
 from isthmus.runtime.lowering import Plan
-from isthmus.runtime.meetings import DiallingChannel, Meeting, Meetings, phase
+from isthmus.runtime.meetings import DiallingChannel, Meeting, Meetings, phase, steps
 from isthmus.runtime.store import write_bytes
+from isthmus.runtime.supervision.allegiance import ORPHAN_SECONDS, Silence, is_orphan, is_searching
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS
 from isthmus.runtime.tape import Tape
 from isthmus.runtime.threads import LoopClock, ThreadExecutor
 from isthmus.runtime.trace import Span, Trace
 
-SEARCH_SECONDS: Final = 2.0
-"""Without a word from the daemon for so long, look whether another has taken over."""
-ORPHAN_SECONDS: Final = 60.0
-"""Without any daemon that lives for so long, end: nobody would ever end this process."""
 FLUSH_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 3.0
 """How long bodies may take to come to the end of a firing when the host ends."""
 
 OpenChannel = Callable[[Clock, Any, Callable[[int, Member, Member, int, Instant, Instant], None]], DiallingChannel]
 """(clock, loop, watch) -> the channel of this host."""
-
-
-class Silence:
-    """For how long a daemon has said nothing that this process could have heard; all in seconds of one clock.
-
-    What a beat is late by, this process slept itself (somebody stopped it): what was said meanwhile may lie unread.
-    """
-
-    def __init__(self, now: float, period: float) -> None:
-        self._period, self._heard_at, self._due = period, now, now + period
-
-    def heard(self, now: float) -> None:
-        """The daemon spoke."""
-        self._heard_at = now
-
-    def beat(self, now: float) -> float:
-        """The silence at a beat, which comes a period after the one before, or late."""
-        self._heard_at = min(now, self._heard_at + max(0.0, now - self._due))
-        self._due = now + self._period
-        return now - self._heard_at
 
 
 class HostProcess:
@@ -168,7 +146,7 @@ class HostProcess:
             "bytes_sent": traffic.bytes_sent,
             "bytes_received": traffic.bytes_received,
             "refused": sum(self._host.refused.values()),
-            "steps": _steps(published),
+            "steps": steps(published),
             "busy_ns": firings.busy,
             "firing_ns": firings.oldest,
             "firing_node": firings.node,
@@ -179,6 +157,7 @@ class HostProcess:
                 "run": self._run,
                 "replica": str(self._member.replica),
                 "incarnation": self._member.incarnation,
+                "pid": os.getpid(),
                 "endpoints": self._endpoints,
                 "phase": phase(self._member.replica, published, is_open=self._host.is_open),
                 "published": published,
@@ -190,7 +169,7 @@ class HostProcess:
     def _beat(self) -> None:
         self._loop.hear()  # While nobody listens, a firing may be longer than those before it were.
         silence = self._silence.beat(time.monotonic())
-        if silence > SEARCH_SECONDS and not self._find_daemon() and silence > ORPHAN_SECONDS:
+        if is_searching(silence) and is_orphan(silence, has_daemon=self._find_daemon()):
             self._error = f"no daemon for {ORPHAN_SECONDS:.0f} s"
             self._loop.stop()
             return
@@ -258,11 +237,6 @@ class HostProcess:
         self._tape_file.close()
         self._daemon.close()
         self._loop.close()
-
-
-def _steps(published: Mapping[str, Mapping[str, Any]]) -> int:
-    """The steps of this life that the node has come to which shows the phase."""
-    return next((int(each["step"]) for each in list(published.values()) if "phase" in each and "step" in each), 0)
 
 
 def environment(*, computes: bool, present: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -42,6 +42,8 @@ class Progress:
     steps: int = 0
     rhythm: Rhythm | None = None
     is_slow: bool = False
+    _firing: int = 0
+    _firing_since: Instant | None = None
     _busy: int = 0
     _samples: int = 0
     _busy_mean: float = 0.0
@@ -60,6 +62,9 @@ class Progress:
 
     def take(self, steps: int, busy: Duration, firing: Duration, now: Instant, deviation_first: float) -> bool:
         """Take in what a host says while it steps; whether it has made steps since it said so last."""
+        if self._firing_since is None or firing <= self._firing:
+            self._firing_since = now
+        self._firing = firing
         if steps < self.steps or busy < self._busy:
             self.begin(steps, busy, now)
             return False
@@ -74,6 +79,11 @@ class Progress:
     def stalled(self, firing: Duration, now: Instant) -> Duration:
         """For how long it has been in one firing without a step."""
         return Duration(min(now - self.since, firing))
+
+    def lasting(self, now: Instant) -> Duration:
+        """For how long the oldest firing has been seen to last, whatever the clock of its host says."""
+        since = now if self._firing_since is None else self._firing_since
+        return Duration(min(now - since, self._firing))
 
     def compare(self, others: Sequence[float], now: Instant) -> float | None:
         """The median pace of `others`, if what is to be thought of this one has changed by it: `is_slow` says what."""

@@ -297,11 +297,13 @@ class QuorumCore:
         found = self._rounds[key]
         live, missing = found.census(self._live)
         if not live and not found.votes:
+            # There is nothing to cancel: a timer needs a quorum, that needs a vote, and a vote that counted stays.
+            assert not found.timer
             self._counts["rounds withdrawn"] += 1
             listed = f"{len(found.members)} listed in attempt {found.opened.attempt}"
             reason = f"no member is live and nobody has voted ({listed})"
             withdraw = WithdrawRound(key, found.opened.handle, reason)
-            return [*self._move_timer(found, None), withdraw, *self._end(key, has_closed=False)]
+            return [withdraw, *self._end(key, has_closed=False)]
         if not found.has_quorum(len(live)):
             found.quorum_at = None
         elif found.quorum_at is None:

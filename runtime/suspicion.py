@@ -46,12 +46,6 @@ class Rhythm:
         """The silence after which suspicion reaches the threshold whose quantile is `z`."""
         return self.mean + z * self.deviation(least)
 
-    def words(self, silence: float, least: float) -> str:
-        """What is usual, and how suspicious a silence is."""
-        deviation = self.deviation(least)
-        usual = f"{in_words(self.mean)} +- {in_words(deviation)} are usual"
-        return f"{usual}, phi is {phi(silence, self.mean, deviation):.1f}"
-
 
 def quantile(threshold: float) -> float:
     """The z with phi(m + z s) = threshold, by bisection, to 6 decimals so that no library's last digit reaches a
@@ -70,8 +64,3 @@ def phi(silence: float, mean: float, deviation: float) -> float:
         return 0.0 - math.log10(math.erfc(x) / 2)
     # erfc(x) is exp(-x^2) / (x sqrt pi) within 1 / (2 x^2) = 0.2 %, and would soon be too small for a float.
     return x * x / math.log(10) + math.log10(2 * x * math.sqrt(math.pi))
-
-
-def in_words(duration: float) -> str:
-    """A duration in nanoseconds, as reasons give it."""
-    return f"{duration / 1e6:.1f} ms"

@@ -8,8 +8,8 @@ is what `replayed` checks. Files and rotation belong to `store`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 import xxhash
@@ -30,6 +30,9 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkn
     commands: list[Command]
 
 
+_Read = TypeVar("_Read", bound=msgspec.Struct)
+
+
 class Tape:
     """Collects records; `take` hands over what has been encoded since the last call, also in another thread."""
 
@@ -38,7 +41,7 @@ class Tape:
         self._records: deque[bytes] = deque()
         self._digest = xxhash.xxh3_128()
 
-    def append(self, at: Instant, event: Event, commands: list[Command]) -> None:
+    def append(self, at: Instant, event: Any, commands: Sequence[Any]) -> None:
         """Add one record."""
         self._records.append(self._encode((at, event, commands)))
 
@@ -59,8 +62,13 @@ class Tape:
 
 
 def read(data: bytes) -> Iterator[Record]:
-    """The records of an encoded tape; ValueError names the byte at which it is torn or damaged."""
-    decode = msgspec.msgpack.Decoder(Record).decode
+    """The records of the encoded tape of a host; ValueError names the byte at which it is torn or damaged."""
+    return read_as(data, Record)
+
+
+def read_as(data: bytes, kind: type[_Read]) -> Iterator[_Read]:
+    """The records of the tape of any core; ValueError names the byte at which it is torn or damaged."""
+    decode = msgspec.msgpack.Decoder(kind).decode
     at = 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "big")

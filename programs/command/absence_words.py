@@ -1,17 +1,17 @@
 """Absences in words: what became of a host, what that means for the others, and what it cost.
 
-What it means for the others depends on who waits for whom in the program (`waiting`); where that is not known, nothing
-is said of it.
+What became of it is an incident, whose words are those of `incident_words`. What it means for the others depends on who
+waits for whom in the program (`waiting`); where that is not known, nothing is said of it.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
-from isthmus.programs.command.absences import Absence, excuse, silence
-from isthmus.programs.command.report_numbers import seconds
+from isthmus.programs.command.absences import Absence
 from isthmus.programs.command.waiting import LEARNER, SYNCER, Others, Waiting
+from isthmus.programs.incident_words import predicate
+from isthmus.programs.numbers import seconds
 
 _OTHERS_GONE: Final[dict[Others, str]] = {
     "go on": "the others go on without it",
@@ -34,8 +34,6 @@ _AGAIN: Final = {
     "recorder": "writes again",
 }
 
-_STUCK: Final = re.compile(r"stuck: no step for (?P<ms>[\d.]+) ms, in one firing of node '(?P<node>[^']*)'")
-
 
 def named(host: str) -> str:
     """'learner/2' as people say it."""
@@ -49,7 +47,7 @@ def away(absence: Absence, waiting: Waiting | None) -> str:
     meanwhile = _meanwhile(absence, waiting)
     lives = f", {absence.lives_lost} lives in a row" if absence.lives_lost > 1 else ""
     if absence.kind == "silent":
-        return f"{named(absence.host)} is {quiet(absence)}{meanwhile}"
+        return f"{named(absence.host)} {cause(absence)}{meanwhile}"
     return f"{named(absence.host)} {_first_sentence(cause(absence))}{lives}{meanwhile}"
 
 
@@ -90,28 +88,9 @@ def back(absence: Absence) -> str:
     return f"{told}, as life {absence.life_after}"
 
 
-def quiet(absence: Absence) -> str:
-    """How a host is that says nothing, in words that follow 'it is'."""
-    return excuse(absence.cause) or f"silent (suspect): {cause(absence)}"
-
-
 def cause(absence: Absence) -> str:
     """Why a host was away, in words that follow its name."""
-    text = absence.cause
-    quiet = silence(text)
-    if quiet is not None:
-        length = seconds(quiet)
-        is_condemned = text.startswith("killed: ")
-        return (
-            f"was silent for {length}, and was killed by the daemon" if is_condemned else f"no heartbeat for {length}"
-        )
-    stuck = _STUCK.search(text)
-    if stuck is not None:
-        took = seconds(float(stuck["ms"]) / 1e3)
-        return f"was stuck, without a step for {took} in one firing of its node {stuck['node']}, and was killed"
-    if text.startswith("killed"):
-        return f"was {text}"
-    return text
+    return predicate(absence.cause)
 
 
 def cost(absence: Absence) -> str:

@@ -20,10 +20,10 @@ from isthmus.programs.command.chart_merges import describe, merges_by_fragment
 from isthmus.programs.command.chart_window import Window
 from isthmus.programs.command.report_lives import Steps, steps_between
 from isthmus.programs.command.report_markup import Markup, element, joined, titled
-from isthmus.programs.command.report_numbers import SPACE, decimal, seconds
 from isthmus.programs.command.report_record import RunRecord
 from isthmus.programs.command.report_style import learner_class, share_level
 from isthmus.programs.command.report_trace import Firing
+from isthmus.programs.numbers import SPACE, decimal, seconds
 
 _GUTTER: Final = 104.0
 _TOP: Final = 26.0
@@ -145,7 +145,7 @@ def _absence(absence: Absence, x: Scale, y: float, high: float) -> Markup:
     """An empty box with a cross where the host went, and in it why, if there is room."""
     begin = max(x(absence.begun), x.start)
     end = x.stop if absence.ended is None else min(x(absence.ended), x.stop)
-    why = "silent" if absence.kind == "silent" else cause(absence).removeprefix("was ")
+    why = "silent" if absence.kind == "silent" else cause(absence)
     away = "silent" if absence.kind == "silent" else "away"
     took = "and did not come back" if absence.seconds is None else f"{away} for {seconds(absence.seconds)}"
     whole = took if absence.kind == "silent" else f"{why}, {took}"

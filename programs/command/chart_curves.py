@@ -14,10 +14,10 @@ from typing import Final, Literal, TypeAlias
 from isthmus.programs.command.absences import Absence
 from isthmus.programs.command.chart_axes import Scale, drawing, horizontal_axis, line, rectangle, text, vertical_axis
 from isthmus.programs.command.report_markup import Markup, element, joined, path, titled
-from isthmus.programs.command.report_numbers import decimal, scaled, seconds, tick
 from isthmus.programs.command.report_progress import Progress, by_learner, unbroken
 from isthmus.programs.command.report_record import Evaluation, Report, RunRecord
 from isthmus.programs.command.report_style import learner_class
+from isthmus.programs.numbers import decimal, scaled, seconds, tick
 
 Axis: TypeAlias = Literal["tokens", "time"]
 Point: TypeAlias = tuple[float, float]

@@ -13,9 +13,9 @@ from typing import Final
 from isthmus.programs.command.absence_words import away
 from isthmus.programs.command.chart_axes import Scale, drawing, horizontal_axis, rectangle, text
 from isthmus.programs.command.report_markup import Markup
-from isthmus.programs.command.report_numbers import decimal, seconds
 from isthmus.programs.command.report_record import MergeRecord, RunRecord
 from isthmus.programs.command.report_style import share_level
+from isthmus.programs.numbers import decimal, seconds
 
 _TOP: Final = 4.0
 CELLS_MAX: Final = 1_600

@@ -15,10 +15,10 @@ from isthmus.programs.command.absence_words import away
 from isthmus.programs.command.chart_axes import Scale, drawing, horizontal_axis, line, text
 from isthmus.programs.command.chart_window import Window
 from isthmus.programs.command.report_markup import Markup, element, joined, path, titled
-from isthmus.programs.command.report_numbers import SPACE, decimal, seconds
 from isthmus.programs.command.report_progress import by_learner, unbroken, while_stepping
 from isthmus.programs.command.report_record import Report, RunRecord
 from isthmus.programs.command.report_style import learner_class
+from isthmus.programs.numbers import SPACE, decimal, seconds
 
 _TOP: Final = 8.0
 _BINS_MAX: Final = 7_000

@@ -17,11 +17,11 @@ from isthmus.programs.command.chart_axes import Scale, drawing, line, rectangle,
 from isthmus.programs.command.chart_lanes import ROW_HEIGHT, Lane, Lanes, arrange
 from isthmus.programs.command.chart_window import Window
 from isthmus.programs.command.report_markup import Markup, element, joined, path, titled
-from isthmus.programs.command.report_numbers import SPACE, seconds, size
 from isthmus.programs.command.report_record import RunRecord
 from isthmus.programs.command.report_rounds import Journey, Round, rounds_between, with_journeys
 from isthmus.programs.command.report_style import learner_class
 from isthmus.programs.command.report_trace import Timeline, Transfer, slot_of
+from isthmus.programs.numbers import SPACE, seconds, size
 
 _GUTTER: Final = 158.0
 _TOP: Final = 30.0

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from isthmus.programs.command import report_numbers as numbers
+from isthmus.programs import numbers
 from isthmus.programs.command.live_figures import Figures, eval_losses, loss
 from isthmus.programs.command.live_rows import learners_table
 from isthmus.programs.command.news import News, Notice, newest

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from isthmus.programs.command import report_numbers as numbers
+from isthmus.programs import numbers
+from isthmus.programs.numbers import ascii_only
 
 if TYPE_CHECKING:
     from isthmus.programs.processes import Submitted
@@ -190,11 +191,6 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     rows.append(("sent", ascii_only(numbers.size(summary["bytes_sent_total"]))))
     rows.append(("report", str(Path(folder, "report.html"))))
     return rows
-
-
-def ascii_only(text: str) -> str:
-    """Numbers for a terminal or a log file, whose fonts and encodings are unknown: ASCII."""
-    return text.replace(numbers.SPACE, " ").replace(numbers.UNKNOWN, "-").replace("\u2212", "-").replace("µ", "u")
 
 
 def scaled(value: float | None) -> str:

@@ -8,8 +8,8 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from isthmus.programs.command import report_numbers as numbers
-from isthmus.programs.command.live_figures import ascii_only, loss, scaled
+from isthmus.programs import numbers
+from isthmus.programs.command.live_figures import loss, scaled
 from isthmus.runtime.presence import SILENT
 
 RETIRED: Final = ("expelled", "left", "given up")
@@ -49,13 +49,13 @@ def figures(learner: Mapping[str, Any]) -> list[str]:
         return [""] * len(COLUMNS)
     step_ms, staleness = learner.get("step_ms"), learner.get("staleness")
     return [
-        ascii_only(numbers.whole(learner.get("step"))),
+        numbers.ascii_only(numbers.whole(learner.get("step"))),
         scaled(learner.get("tokens")),
         loss(learner.get("loss")),
-        ascii_only(numbers.seconds(step_ms / 1e3)) if step_ms else "",
+        numbers.ascii_only(numbers.seconds(step_ms / 1e3)) if step_ms else "",
         "" if staleness is None else f"{staleness}",
-        ascii_only(numbers.size(learner.get("bytes_sent"))),
-        ascii_only(numbers.size(learner.get("bytes_received"))),
+        numbers.ascii_only(numbers.size(learner.get("bytes_sent"))),
+        numbers.ascii_only(numbers.size(learner.get("bytes_received"))),
     ]
 
 

@@ -6,7 +6,6 @@ at once.
 
 from __future__ import annotations
 
-import signal
 from importlib import metadata
 from typing import Annotated
 
@@ -14,7 +13,7 @@ import typer
 
 from isthmus.programs.command import machine_commands, run_commands, simulate_commands
 from isthmus.programs.command.guarded import Commands
-from isthmus.programs.interrupts import interrupt
+from isthmus.programs.interrupts import handle, ignore, interrupt, unblock
 
 app = typer.Typer(
     cls=Commands,
@@ -48,10 +47,10 @@ def isthmus(
 
 def main() -> None:
     """The console script."""
-    signal.signal(signal.SIGTERM, interrupt)
+    unblock()
+    handle(interrupt)
     try:
         app(prog_name="isthmus")
     finally:
         # A Ctrl-C that comes while Python shuts down has nothing left to stop, and would end in a traceback.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        ignore()

@@ -11,21 +11,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from isthmus.programs.command.absence_words import away, back
-from isthmus.programs.command.absences import WORKS, Absence, Absences, Fact, fact_of
-from isthmus.programs.command.movements import movement
-from isthmus.programs.command.paces import pace
+from isthmus.programs.command.absences import Absence, Absences, Fact, Works, fact_of
+from isthmus.programs.command.remarks import Tone, remark
 from isthmus.programs.command.waiting import Waiting, waiting_of
+from isthmus.runtime.supervision.incidents import Restarted
 
 WORKING: Final = frozenset({"stepping", "serving", "final"})
 """The phases of a host that does its work."""
 _READ_BYTES_MAX: Final = 1 << 20
-
-
-Tone: TypeAlias = Literal["bad", "odd", "good"]
-"""A host is gone; it is silent, or a daemon was replaced; it is back."""
 
 
 class Notice(NamedTuple):
@@ -55,14 +51,10 @@ class News:
         facts = [*self._written(), *self._works(status)]
         new = []
         for fact in facts:
-            moved = movement(fact)
-            if moved is not None:
-                new.append(Notice(self._since(fact.at), moved.text, "good" if moved.how == "joined" else "odd"))
-                continue
             self._waiting = self._waiting or waiting_of(self._folder)
-            paced = pace(fact, self._waiting)
-            if paced is not None:
-                new.append(Notice(self._since(fact.at), paced.text, "odd" if paced.is_slow else "good"))
+            remarked = remark(fact, self._waiting)
+            if remarked is not None:
+                new.append(Notice(self._since(fact.at), remarked.text, remarked.tone))
                 continue
             changed = self.absences.take(fact)
             # Hosts that end with the run are silent, because they are writing down what they have.
@@ -110,7 +102,7 @@ class News:
                 continue
             # A syncer serves as soon as it is there, but does its work when it merges under its own epoch.
             if host["role"] != "syncer" or epochs.get(int(host["name"].rpartition("/")[2]), 0) >= host["incarnation"]:
-                yield Fact(now, host["name"], host["incarnation"], WORKS)
+                yield Fact(now, host["name"], host["incarnation"], Works())
 
     def _submitted(self) -> int | None:
         """The instant of the machine's clock from which the times of the run count."""
@@ -141,9 +133,9 @@ def newest(notices: Sequence[Notice], count: int) -> Sequence[Notice]:
 def _parsed(line: bytes, submitted: int) -> Fact | None:
     try:
         told = json.loads(line)
-    except ValueError:
+        return fact_of(told, submitted) if isinstance(told, dict) else None
+    except (ValueError, RecursionError, OverflowError):
         return None
-    return fact_of(told, submitted) if isinstance(told, dict) else None
 
 
 def _tone(changed: Absence) -> Tone:
@@ -156,4 +148,4 @@ def _told(changed: Absence, fact: Fact, waiting: Waiting | None) -> str:
     """What a change of an absence is worth saying; a restart alone is seen in the state of the host."""
     if changed.ended is not None:
         return back(changed) or away(changed, waiting)
-    return "" if fact.what == "restarted" else away(changed, waiting)
+    return "" if isinstance(fact.what, Restarted) else away(changed, waiting)

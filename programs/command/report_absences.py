@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from isthmus.programs.command.absences import WORKS, Absence, Absences, Fact
+from isthmus.programs.command.absences import Absence, Absences, Fact, Works
 from isthmus.programs.command.report_record import Evaluation, MergeRecord, Report
+from isthmus.runtime.supervision.incidents import Restarted
 
 _END_SECONDS: Final = 3.5
 """A silence that begins so late, and never ends, is that of a host that closes: it is suspected after 3.3 s."""
@@ -48,7 +49,7 @@ def _learners(reports: Sequence[Report]) -> Iterator[Fact]:
         life = (report.learner, report.incarnation)
         if report.phase == "stepping" and life not in seen:
             seen.add(life)
-            yield Fact(report.time, f"learner/{report.learner}", report.incarnation, WORKS)
+            yield Fact(report.time, f"learner/{report.learner}", report.incarnation, Works())
 
 
 def _syncers(merges: Sequence[MergeRecord], shards: int) -> Iterator[Fact]:
@@ -59,13 +60,13 @@ def _syncers(merges: Sequence[MergeRecord], shards: int) -> Iterator[Fact]:
             life = (merge.fragment % shards, merge.version[0])
             if life not in seen:
                 seen.add(life)
-                yield Fact(merge.time, f"syncer/{life[0]}", life[1], WORKS)
+                yield Fact(merge.time, f"syncer/{life[0]}", life[1], Works())
 
 
 def _first_after(facts: Sequence[Fact], role: str, times: Sequence[float]) -> Iterator[Fact]:
     """The first of `times` after every restart of a host of `role`."""
     for fact in facts:
-        if fact.host.startswith(f"{role}/") and fact.what == "restarted":
+        if fact.role == role and isinstance(fact.what, Restarted):
             at = next((time for time in times if time >= fact.at + _STALE_SECONDS), None)
             if at is not None:
-                yield Fact(at, fact.host, fact.life, WORKS)
+                yield Fact(at, fact.host, fact.life, Works())

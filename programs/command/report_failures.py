@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from isthmus.programs.command.absence_words import cause, cost, named, quiet
+from isthmus.programs.command.absence_words import cause, cost, named
 from isthmus.programs.command.absences import Absence
 from isthmus.programs.command.chart_absence import draw_absence
 from isthmus.programs.command.chart_merges import merges_by_fragment
 from isthmus.programs.command.chart_window import Window
+from isthmus.programs.command.remarks import Topic
 from isthmus.programs.command.report_lives import close_ups, rate, steps_between, windows
 from isthmus.programs.command.report_markup import Content, Markup, element, joined
-from isthmus.programs.command.report_numbers import decimal, seconds, whole
 from isthmus.programs.command.report_record import RunRecord, as_number
 from isthmus.programs.command.report_sections import legend, note, section
+from isthmus.programs.numbers import decimal, seconds, whole
 
 PICTURES_MAX: Final = 3
 _ROWS_MAX: Final = 200
 _WIDE: Final = 1080.0
 _HALF: Final = 530.0
+_HEADINGS: Final[dict[Topic, str]] = {
+    "machines": "Machines came or went, which is no failure:",
+    "pace": "Learners were slow, which is no failure:",
+    "given up": "Hosts were given up, and the run went on without them:",
+    "ledger": "The daemon lost its ledger, which is no failure:",
+}
 
 
 def failures_section(record: RunRecord) -> Markup:
@@ -29,12 +36,10 @@ def failures_section(record: RunRecord) -> Markup:
     error = record.text("error")
     if error:
         parts += [note("The run failed:"), element("pre", error)]
-    if record.movements:
-        came = [element("li", f"at {seconds(item.at)} {item.text}") for item in record.movements]
-        parts += [note("Machines came or went, which is no failure:"), element("ul", *came, class_="note told")]
-    if record.paces:
-        told = [element("li", f"at {seconds(item.at)} {item.text}") for item in record.paces]
-        parts += [note("Learners were slow, which is no failure:"), element("ul", *told, class_="note told")]
+    for topic, heading in _HEADINGS.items():
+        told = [element("li", f"at {seconds(item.at)} {item.text}") for item in record.remarks if item.topic == topic]
+        if told:
+            parts += [note(heading), element("ul", *told, class_="note told")]
     if not record.absences:
         if record.is_apart:
             parts.append(note("No host ended before its time, and none was silent."))
@@ -134,8 +139,6 @@ def _row(record: RunRecord, absence: Absence) -> Markup:
     gone = "the daemon died" if absence.kind == "replaced" else cause(absence)
     if absence.lives_lost > 1:
         gone += f"; {absence.lives_lost} lives in a row"
-    if absence.kind == "silent":
-        gone = quiet(absence)
     return element(
         "tr",
         element("td", seconds(absence.begun) if absence.begun >= 0 else "before the first step"),

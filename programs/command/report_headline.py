@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from isthmus.programs.command.report_markup import Content, Markup, element, joined
-from isthmus.programs.command.report_numbers import decimal, figure, percent, scaled, seconds, size, whole
+from isthmus.programs.command.report_markup import Content, Markup, element, figure, joined
 from isthmus.programs.command.report_record import RunRecord, as_number
+from isthmus.programs.numbers import decimal, percent, scaled, seconds, size, whole
 
 _OUTCOMES: Final = ("done", "stopped", "failed")
 _BYTES_A_VALUE: Final = 4

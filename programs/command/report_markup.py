@@ -3,15 +3,18 @@
 A `Markup` is text that is markup already; any other string is content, and is escaped when an element takes it. So
 whatever comes out of a run (a program's name, a device, a reason) can be handed to `element` as it is. Attribute
 names are keywords: `class_` is class, `stroke_width` is stroke-width, numbers are written with two decimals at most,
-and None leaves the attribute out.
+and None leaves the attribute out. Where a number is a figure of the run's own, `figure` keeps the exact value in the
+page beside the rounded one, in a `data` element.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from html import escape
 from typing import Final, TypeAlias
+
+from isthmus.programs.numbers import UNKNOWN, is_known
 
 Attribute: TypeAlias = str | float | None
 
@@ -51,6 +54,13 @@ def joined(parts: Iterable[Content]) -> Markup:
 def titled(text: str) -> Markup:
     """The title of an SVG element: what a pointer that rests on it is told."""
     return element("title", text)
+
+
+def figure(name: str, value: float | None, write: Callable[[float | None], str]) -> Markup:
+    """A figure of the run: what `write` makes of it, with the name and the exact value for machines."""
+    if not is_known(value):
+        return element("span", UNKNOWN, class_="unknown", title=f"{name} is not known")
+    return element("data", write(value), value=repr(value), data_figure=name)
 
 
 def path(points: Iterable[tuple[float, float]]) -> str:

@@ -10,6 +10,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -17,8 +18,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from isthmus.programs.command.absences import Absence, Fact, fact_of
-from isthmus.programs.command.movements import movement
-from isthmus.programs.command.paces import pace
+from isthmus.programs.command.remarks import remark
 from isthmus.programs.command.report_absences import told_absences
 from isthmus.programs.command.report_alignment import aligned
 from isthmus.programs.command.report_record import (
@@ -71,8 +71,7 @@ def load(run: Path) -> RunRecord:
         begun_at=_begun_at(folder),
         problems=problems,
         absences=_absences(folder, summary, reports, evaluations, merges, problems) if is_apart else (),
-        movements=tuple(filter(None, map(movement, facts))),
-        paces=tuple(filter(None, (pace(fact, waiting) for fact in facts))),
+        remarks=tuple(filter(None, (remark(fact, waiting) for fact in facts))),
         is_apart=is_apart,
         is_placed=bool(start),
     )
@@ -123,12 +122,13 @@ def _facts(folder: Path, start_seconds: float, problems: list[str]) -> list[Fact
     zero = submitted + round(start_seconds * 1e9)
     found = []
     nothing: list[bytes] = []
-    for line in _read(folder / "events.jsonl", problems, lambda data: data.splitlines(), nothing):
-        try:
+    lines = _read(folder / "events.jsonl", problems, lambda data: data.splitlines(), nothing)
+    for line in lines:
+        with suppress(ValueError, RecursionError, OverflowError):
             found.append(fact_of(_object(line), zero))
-        except (ValueError, RecursionError):
-            problems.append("events.jsonl: a line cannot be read and is left out.")
-    return [fact for fact in found if fact is not None]
+    if bad := len(lines) - len(found):
+        problems.append(f"events.jsonl: {bad} of {len(lines)} lines cannot be read and are left out.")
+    return found
 
 
 def _object(data: bytes) -> Mapping[str, Any]:

@@ -17,8 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from isthmus.programs.command.absences import Absence
-from isthmus.programs.command.movements import Movement
-from isthmus.programs.command.paces import Pace
+from isthmus.programs.command.remarks import Remark
 from isthmus.programs.command.report_trace import Timeline
 from isthmus.programs.command.waiting import Waiting, waiting_in
 
@@ -79,8 +78,7 @@ class RunRecord:
     """A run folder in memory. `parameters` counts the numbers of the final model, None if there is no snapshot.
 
     `absences` are those of hosts that were processes (`is_apart`), in the order in which they began; their times count
-    from the submission of the run unless `is_placed`. `movements` are those of machines, and `paces` those of learners
-    that were slow, on the same clock.
+    from the submission of the run unless `is_placed`. `remarks` are what else is to be told, on the same clock.
     """
 
     folder: Path
@@ -96,8 +94,7 @@ class RunRecord:
     begun_at: datetime | None
     problems: list[str] = field(default_factory=list)
     absences: tuple[Absence, ...] = ()
-    movements: tuple[Movement, ...] = ()
-    paces: tuple[Pace, ...] = ()
+    remarks: tuple[Remark, ...] = ()
     is_apart: bool = False
     is_placed: bool = True
 

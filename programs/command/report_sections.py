@@ -18,11 +18,11 @@ from isthmus.programs.command.chart_overview import draw_overview
 from isthmus.programs.command.chart_timeline import draw_timeline, longest_pause, visible_rounds
 from isthmus.programs.command.chart_window import Window
 from isthmus.programs.command.report_markup import Content, Markup, element, joined
-from isthmus.programs.command.report_numbers import seconds, size, whole
 from isthmus.programs.command.report_progress import while_stepping, without_loss
 from isthmus.programs.command.report_record import RunRecord, as_number
 from isthmus.programs.command.report_style import SHARE_LEVELS, share_level
 from isthmus.programs.command.report_trace import slot_of
+from isthmus.programs.numbers import seconds, size, whole
 
 _WIDE: Final = 1080.0
 _NARROW: Final = 420.0

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from isthmus.programs.command.report_headline import data_parallel_bytes
-from isthmus.programs.command.report_markup import Content, Markup, element
-from isthmus.programs.command.report_numbers import decimal, figure, percent, scaled, seconds, size, whole
+from isthmus.programs.command.report_markup import Content, Markup, element, figure
 from isthmus.programs.command.report_record import RunRecord, as_number
 from isthmus.programs.command.report_sections import note, section
 from isthmus.programs.command.report_style import learner_class
+from isthmus.programs.numbers import decimal, percent, scaled, seconds, size, whole
 
 _PARTS: Final = (
     ("merged", "in the global model"),

@@ -15,22 +15,22 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from isthmus.programs import numbers
 from isthmus.programs.command import live_figures, live_rows, runs
-from isthmus.programs.command import report_numbers as numbers
 from isthmus.programs.command.absences import DAEMON, daemons
 from isthmus.programs.command.live import facts, notices_table
 from isthmus.programs.command.news import News, Notice, newest, notices_of
 from isthmus.programs.command.report_reading import read_absences
 from isthmus.programs.command.waiting import waiting_of
+from isthmus.programs.incident_words import reason
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.supervision.incidents import Delayed, incident_of
 
 if TYPE_CHECKING:
     from isthmus.programs.machine_client import Daemon
 
 WATCH_SECONDS: Final = 0.5
 NOTICES_SHOWN: Final = 12
-NOT_STARTED: Final = "not started yet"
-"""How a daemon's reason begins for a host whose next life has to wait."""
 WIDE: Final = 116
 """Columns of a terminal that has room for everything."""
 
@@ -88,7 +88,7 @@ def with_daemon(status: Mapping[str, Any], lives: int) -> dict[str, Any]:
         "phase": "serving",
         "incarnation": lives,
         "state": "alive",
-        "reason": "",
+        "reason": None,
     }
     return {**status, "hosts": [itself, *status["hosts"]]}
 
@@ -134,9 +134,9 @@ def _figures(training: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _not_started(status: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The hosts that cannot be started at the moment, and why; these are no events, and go on."""
-    reasons = [(str(host["name"]), str(host.get("reason", ""))) for host in status["hosts"]]
-    return [(name, reason) for name, reason in reasons if reason.startswith(NOT_STARTED)]
+    """The hosts that cannot be started at the moment, and why."""
+    newest = [(str(host["name"]), incident_of(host["reason"])) for host in status["hosts"] if host.get("reason")]
+    return [(name, reason(incident)) for name, incident in newest if isinstance(incident, Delayed)]
 
 
 def _hosts(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -171,7 +171,7 @@ def _process(host: Mapping[str, Any]) -> dict[str, str]:
         "machine": str(host.get("machine", "")),
         "life": live_rows.life(host),
         "pid": str(host["pid"] or "-"),
-        "cpu": live_figures.ascii_only(numbers.seconds(host["cpu_seconds"])) if "cpu_seconds" in host else "",
+        "cpu": numbers.ascii_only(numbers.seconds(host["cpu_seconds"])) if "cpu_seconds" in host else "",
         "memory": _size(host, "memory_bytes"),
         "sent": _size(host, "bytes_sent"),
         "received": _size(host, "bytes_received"),
@@ -179,7 +179,7 @@ def _process(host: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _size(host: Mapping[str, Any], name: str) -> str:
-    return live_figures.ascii_only(numbers.size(host[name])) if name in host else ""
+    return numbers.ascii_only(numbers.size(host[name])) if name in host else ""
 
 
 def _short(status: Mapping[str, Any]) -> str:

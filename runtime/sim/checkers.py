@@ -17,6 +17,8 @@ from isthmus.runtime.meetings import Row
 if TYPE_CHECKING:
     from isthmus.runtime.sim.life import Life
     from isthmus.runtime.sim.universe import Universe
+    from isthmus.runtime.supervision.home import Home
+    from isthmus.runtime.supervision.incidents import Happened
 
 PAYLOADS_MAX: Final = 400
 """Items that a host of a small run may hold at once: a few for each key of each edge and peer."""
@@ -46,6 +48,15 @@ class Checker:
 
     def credited(self, life: Life, target: Member, edge: int, count: int) -> None:
         """A host is about to hear that so many items of a Queue edge were taken."""
+
+    def began(self, universe: Universe, member: Member) -> None:
+        """A daemon is about to start the process of a life."""
+
+    def happened(self, universe: Universe, happened: Happened) -> None:
+        """A home writes down what became of a host."""
+
+    def finished(self, universe: Universe, home: Home) -> None:
+        """A home says that the run is over, and nobody is left."""
 
     def asked(self, universe: Universe) -> None:
         """Some hundred events have happened."""

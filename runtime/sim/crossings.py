@@ -15,6 +15,7 @@ from isthmus.runtime.graph import Graph
 from isthmus.runtime.ids import Member
 from isthmus.runtime.lowering import EdgePlan
 from isthmus.runtime.sim.checkers import BoundsChecker, Checker, RosterChecker, ViolationError, WaitsChecker
+from isthmus.runtime.sim.supervision_checkers import supervision_checkers
 
 if TYPE_CHECKING:
     from isthmus.runtime.sim.life import Life
@@ -142,4 +143,5 @@ def runtime_checkers(graph: Graph) -> list[Checker]:
         role.name: frozenset(node.name for node in graph.nodes if node.role == role.name and node.free_running)
         for role in graph.roles
     }
-    return [BoundsChecker(), RosterChecker(), WaitsChecker(free), WireChecker(), CreditChecker()]
+    made = [BoundsChecker(), RosterChecker(), WaitsChecker(free), WireChecker(), CreditChecker()]
+    return [*made, *supervision_checkers()]

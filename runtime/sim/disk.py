@@ -201,6 +201,14 @@ class Mount:
         if self._disk.content(path) is not None:
             self._disk.change((path, None))
 
+    def read(self, path: Path) -> bytes:
+        """All that is in a file."""
+        self.disk().ask()
+        content = self._disk.content(path)
+        if content is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return bytes(content.data)
+
     def sync_folder(self, path: Path) -> None:
         """Keep the names in a folder."""
         self.disk().ask()

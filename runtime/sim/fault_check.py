@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from isthmus.runtime import errors
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim.faults import Cut, Fault, Join, Kill, Pause, Skew, Slow, Stop
+from isthmus.runtime.sim.faults import Cut, End, Fault, HostFault, Join, Stop
 
 
 def check(
@@ -32,10 +32,10 @@ def _wrong(
         if fault.host in hosts or fault.host.partition("/")[0] not in roles:
             expected = f"a host that is not there yet, of one of the roles {', '.join(roles)}"
             yield errors.Fault(doing, expected, repr(fault.host), "Name a slot beyond the others: 'learner/4'.")
-    elif isinstance(fault, Kill | Pause | Slow | Skew):
+    elif isinstance(fault, HostFault):
         if fault.host not in hosts:
             yield errors.Fault(doing, f"one of {', '.join(hosts)}", repr(fault.host), "Name a host by its replica.")
-    elif not isinstance(fault, Stop):
+    elif not isinstance(fault, Stop | End):
         named = [fault.machine, *([fault.target] if isinstance(fault, Cut) and fault.target is not None else [])]
         for name in named:
             if name not in machines:

@@ -58,6 +58,95 @@ class Pause(_Moment):
 
 
 @dataclass(frozen=True, slots=True)
+class Hang(_Moment):
+    """A host stands still and says nothing, and nobody can see why: a body keeps the interpreter to itself, say."""
+
+    kind: ClassVar[str] = "hang"
+    host: str
+    seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stick(_Moment):
+    """The next firing of a node takes `seconds` longer, while its host goes on speaking."""
+
+    kind: ClassVar[str] = "stick"
+    host: str
+    node: str = "inner-step"
+    seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Crash(_Moment):
+    """The present life of a host ends, and so do the next `lives` of them, each soon after it began."""
+
+    kind: ClassVar[str] = "crash loop"
+    host: str
+    lives: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class KillDaemon(_Moment):
+    """The daemon of a machine dies, as by kill -9, instead of performing the command after the next `commands`; its
+    hosts go on. Another takes its place after `seconds`, with its ledger, or, if that is lost, without."""
+
+    machine: str
+    seconds: float = 1.0
+    commands: int = 0
+    loses_ledger: bool = False
+
+    @property
+    def kind(self) -> str:
+        """'daemon kill', or 'lost ledger'."""
+        return "lost ledger" if self.loses_ledger else "daemon kill"
+
+
+@dataclass(frozen=True, slots=True)
+class PauseDaemon(_Moment):
+    """The daemon of a machine stands still, as by SIGSTOP, and goes on later; what it was sent waits for it."""
+
+    kind: ClassVar[str] = "daemon pause"
+    machine: str
+    seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoseReports(_Moment):
+    """Of the messages between the daemon of a machine and others a `share` is lost for good."""
+
+    kind: ClassVar[str] = "lost report"
+    machine: str
+    share: float = 0.5
+    seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatReports(_Moment):
+    """Of the messages between the daemon of a machine and others a `share` comes once more, a little later."""
+
+    kind: ClassVar[str] = "repeated report"
+    machine: str
+    share: float = 0.5
+    seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseStarts(_Moment):
+    """A machine has no room for the next `count` processes. It happens once one is refused."""
+
+    kind: ClassVar[str] = "no room"
+    machine: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class End(_Moment):
+    """Somebody has the run ended at once, as by a second Ctrl-C."""
+
+    kind: ClassVar[str] = "end"
+
+
+@dataclass(frozen=True, slots=True)
 class Slow(_Moment):
     """Every firing of a host takes `factor` times as long."""
 
@@ -176,8 +265,10 @@ class Join(_Moment):
 
 WayFault: TypeAlias = Cut | Clog | Lose | Throttle | Reset
 """Those of the ways of one machine."""
-Fault: TypeAlias = Kill | Pause | Slow | Skew | WayFault | Blackout | FillDisk | BreakDisk | Join | Stop
+DaemonFault: TypeAlias = KillDaemon | PauseDaemon | LoseReports | RepeatReports | RefuseStarts
+"""Those of the daemon of one machine."""
+HostFault: TypeAlias = Kill | Pause | Hang | Stick | Crash | Slow | Skew
+"""Those of one host that is there."""
+Fault: TypeAlias = HostFault | WayFault | DaemonFault | Blackout | FillDisk | BreakDisk | Join | Stop | End
 DiskFault: TypeAlias = FillDisk | BreakDisk
 """Those that wait until they have struck."""
-HostFault: TypeAlias = Kill | Pause | Slow | Skew
-"""Those of one host that is there; the others are of a machine, but for Join, of a host to come, and Stop."""

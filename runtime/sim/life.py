@@ -1,7 +1,7 @@
 """One host process in a universe: the real host over the real wire, on a clock, sockets and a machine of its own.
 
-Decides nothing about the run. It says that it lives, takes the rosters that it is sent, and shows its channel's traffic
-to the checkers.
+Decides nothing about the run. It says what it is to the daemon of its machine, looks for the next one when that is
+silent, takes the rosters that it is sent, ends when it is told to, and shows its channel's traffic to the checkers.
 """
 
 from __future__ import annotations
@@ -9,31 +9,39 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from isthmus.runtime.channel import Parcel, Receiver
 from isthmus.runtime.clock import Duration, Instant
-from isthmus.runtime.control import HEARTBEAT_SECONDS
 from isthmus.runtime.ether import Ether, EtherSockets
 from isthmus.runtime.graph import Reference
 from isthmus.runtime.host import Host
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.inline import InlineExecutor, VirtualClock
 from isthmus.runtime.lowering import EdgePlan, Plan
-from isthmus.runtime.meetings import Meeting, Meetings, Row, phase
+from isthmus.runtime.meetings import Meeting, Meetings, Row, phase, steps
 from isthmus.runtime.peers import Limits
+from isthmus.runtime.presence import PHASES, Phase
 from isthmus.runtime.sim.checkers import Checker
 from isthmus.runtime.sim.disk import Mount
 from isthmus.runtime.sim.host_clock import HostClock
 from isthmus.runtime.sim.world import DurationOf, durations
+from isthmus.runtime.supervision.allegiance import Silence, is_orphan, is_searching
+from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Over, Said
+from isthmus.runtime.supervision.station_events import HostSpoke
 from isthmus.runtime.tape import Tape
 from isthmus.runtime.trace import Span, Trace
 from isthmus.runtime.wire import WireChannel
 
+EXIT_SECONDS: Final = 0.05
+"""How long a host takes to end that is told to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all hosts of a universe share."""
+    """What all hosts of a universe share. `spoke` takes what a host says to the daemon that it has dialled, `found`
+    gives the one that is there now; `left` is told of a host that ends by itself."""
 
     clock: VirtualClock
     ether: Ether
@@ -48,21 +56,32 @@ class Setting:
     limits: Limits
     ended: Callable[[Life, str], None]
     failed: Callable[[Life, str, str], None]
+    spoke: Callable[[Life, HostSpoke], None]
+    found: Callable[[Life], object | None]
+    left: Callable[[Life, Exited], None]
 
 
 class Life:
     """A host that runs as `member` on the machine at `address`, whose disk it has as `mount`. `factor` is how much
-    longer its firings take."""
+    longer its firings take, `stuck` has the seconds by which the next firing of a node is longer."""
 
-    def __init__(self, setting: Setting, member: Member, machine: str, address: str, mount: Mount) -> None:
-        self.member, self.machine, self.address = member, machine, address
+    def __init__(
+        self, setting: Setting, member: Member, pid: int, machine: str, address: str, mount: Mount, daemon: object
+    ) -> None:
+        self.member, self.pid, self.machine, self.address = member, pid, machine, address
+        self.daemon: object | None = daemon
+        self.was_killed = False
+        self.failures_at_end: int | None = None
         self.plan = setting.plans[member.replica.role]
         self.mount = mount
         self.factor = 1.0
-        self.beats = 0
+        self.stuck: dict[str, float] = {}
+        self._names = {node.index: node.name for node in self.plan.nodes}
         self.endpoints: list[str] = []
         self.clock = HostClock(setting.clock)
-        self._universe_clock = setting.clock
+        self._setting = setting
+        self._is_leaving = False
+        self._over: Over | None = None
         self.tape = Tape()
         self.checkers, self._trace = setting.checkers, setting.trace
         rng = random.Random(f"{setting.seed} {member}")
@@ -84,13 +103,13 @@ class Life:
             member,
             clock=self.clock,
             channel=_Shown(self),
-            executor=InlineExecutor(self.clock, lambda node: Duration(round(took(node) * self.factor))),
+            executor=InlineExecutor(self.clock, lambda node: self._duration(node, took(node))),
             seed=setting.seed,
             resolve=setting.resolve,
             disk=mount,
             tape=self.tape,
             trace=self._trace,
-            on_ended=lambda host, node: setting.ended(self, node),
+            on_ended=lambda host, node: self._node_ended(node),
             on_failed=lambda host, node, error: setting.failed(self, node, error),
         )
         self.meetings = Meetings(
@@ -106,16 +125,19 @@ class Life:
         if listens:
             self.endpoints = list(self.channel.bind(f"tcp://{self.address}:0")[:2])
         self.host.start([self.member])
-        self._beat()
+        self._silence = Silence(self.clock.now() / 1e9, HEARTBEAT_SECONDS)
+        self.say()
+        self.clock.call_at(Instant(self.clock.now() + round(HEARTBEAT_SECONDS * 1e9)), self._beat)
 
     def true_now(self) -> Instant:
         """The time of the universe, whatever this life's clock shows."""
-        return self._universe_clock.now()
+        return self._setting.clock.now()
 
     @property
-    def phase(self) -> str:
+    def phase(self) -> Phase:
         """What it says of itself."""
-        return phase(self.member.replica, self.host.published, is_open=self.host.is_open)
+        told = phase(self.member.replica, self.host.published, is_open=self.host.is_open)
+        return next(known for known in PHASES if known == told)
 
     @property
     def is_dead(self) -> bool:
@@ -132,12 +154,30 @@ class Life:
         """The last inner step that it has reported; 0 where it reports none."""
         return max((int(shown.get("step", 0)) for shown in self.shown), default=0)
 
-    def hear(self, rows: Sequence[Row], *, stop: bool) -> None:
-        """A roster came from the daemon of its machine."""
-        self.clock.run(lambda: self._hear(rows, stop=stop))
+    def hear(self, daemon: object, rows: Sequence[Row] | None, *, stop: bool, end: bool) -> None:
+        """A daemon says who is live, if it knows, whether the run is to stop, and whether this host is to end."""
+        if daemon is self.daemon:
+            self.clock.run(lambda: self._hear(rows, stop=stop, end=end))
+
+    def say(self) -> None:
+        """Say to the daemon what this host is."""
+        firings, published = self.host.busy.firings(self.clock.now()), self.host.published
+        said = Said(
+            phase=self.phase,
+            endpoints=tuple(self.endpoints),
+            steps=steps(published),
+            busy=firings.busy,
+            firing=firings.oldest,
+            node=firings.node,
+            bytes_sent=self.host.traffic.bytes_sent,
+        )
+        self._setting.spoke(self, HostSpoke(self.member, self.pid, said, over=self._over))
 
     def kill(self) -> None:
         """Be gone, at once; its sockets close, as the kernel sees to."""
+        if self.is_dead:
+            return
+        self.was_killed = True
         self.clock.is_dead = True
         self.mount.is_gone = True
         self.host.close()
@@ -157,19 +197,50 @@ class Life:
         """The edge of an item."""
         return self.plan.edges[parcel.edge]
 
-    def _hear(self, rows: Sequence[Row], *, stop: bool) -> None:
-        for checker in self.checkers:
-            checker.told(self, rows)
-        self.meetings.take(rows, {})
+    def _hear(self, rows: Sequence[Row] | None, *, stop: bool, end: bool) -> None:
+        self._silence.heard(self.clock.now() / 1e9)
+        if rows is not None:
+            for checker in self.checkers:
+                checker.told(self, rows)
+            self.meetings.take(rows, {})
         if stop and not self.host.stop_requested:
             self.host.request_stop()
+        if end and not self._is_leaving:
+            self._is_leaving = True
+            self.clock.call_at(Instant(self.clock.now() + round(EXIT_SECONDS * 1e9)), lambda: self._leave(Exited(0)))
+
+    def _leave(self, how: Exited) -> None:
+        """End, as a process does that comes to its end."""
+        self.host.close()
+        self.host.bodies.close()
+        self.failures_at_end = self.mount.disk().failures
+        self.clock.is_dead = self.mount.is_gone = True
+        self._setting.left(self, how)
+
+    def _node_ended(self, node: str) -> None:
+        self._setting.ended(self, node)
+        if self.member.replica.role == "recorder":
+            error = self.host.published.get("record", {}).get("error")
+            self._over = Over(None if error is None else str(error))
+            self.say()
+
+    def _duration(self, node: int, took: Duration) -> Duration:
+        stuck = self.stuck.pop(self._names[node], 0.0)
+        return Duration(round(took * self.factor + stuck * 1e9))
 
     def _connected(self, peer: Member) -> None:
         for checker in self.checkers:
             checker.connected(self, peer)
 
     def _beat(self) -> None:
-        self.beats += 1
+        silence = self._silence.beat(self.clock.now() / 1e9)
+        if is_searching(silence):
+            found = self._setting.found(self)
+            if is_orphan(silence, has_daemon=found is not None):
+                self._leave(Exited(1))
+                return
+            self.daemon = found or self.daemon
+        self.say()
         self.clock.call_at(Instant(self.clock.now() + round(HEARTBEAT_SECONDS * 1e9)), self._beat)
 
     def _watch(self, edge: int, source: Member, target: Member, size: int, begun: Instant, arrived: Instant) -> None:

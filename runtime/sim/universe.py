@@ -1,8 +1,8 @@
 """A universe: a whole run on several machines, in one thread, in virtual time, with faults, from one seed.
 
-Hosts, cores, wire and bodies are those of a real run. The virtual clock, sockets (`ether`), weather, processes
-(`life`) and daemons (`keeper`) are not; the `injector` disturbs them, and checkers object. The same arguments give the
-same tapes byte for byte, under any hash seed.
+Hosts, cores, wire, bodies and the supervision of hosts are those of a real run. The virtual clock, sockets (`ether`),
+weather, machines with their disks and processes, and the shells of daemons are not; the `injector` disturbs them, and
+checkers object. The same arguments give the same tapes byte for byte, under any hash seed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from isthmus.runtime.clock import Instant, seconds
@@ -24,14 +25,20 @@ from isthmus.runtime.lowering import Plan
 from isthmus.runtime.meetings import meets
 from isthmus.runtime.peers import Limits
 from isthmus.runtime.sim.checkers import Checker
+from isthmus.runtime.sim.daemons import JOURNAL, Shared, SimulatedDaemon
 from isthmus.runtime.sim.disk import Mount, SimulatedDisk
 from isthmus.runtime.sim.fault_check import check
 from isthmus.runtime.sim.faults import Fault, Join
 from isthmus.runtime.sim.injector import Injector
-from isthmus.runtime.sim.keeper import Keeper
 from isthmus.runtime.sim.life import Life, Setting
+from isthmus.runtime.sim.links import ControlLinks
+from isthmus.runtime.sim.machines import Process, SimulatedMachine
 from isthmus.runtime.sim.weather import Climate, Weather
 from isthmus.runtime.sim.world import DurationOf, a_millisecond
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.home_events import Cast, EndAsked, MachineJoined, Places, StopAsked
+from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, Incident, Ordered
+from isthmus.runtime.supervision.station_events import HostSpoke
 from isthmus.runtime.trace import Trace
 
 ASKED_EVERY: Final = 500
@@ -39,6 +46,12 @@ ASKED_EVERY: Final = 500
 BUSY_MAX: Final = 100_000
 """Events at one instant; a few dozen are many."""
 HOME: Final = "home"
+MOVABLE: Final = ("syncer", "evaluator")
+"""Roles whose next life may be at home, where their machine is lost."""
+CRASH_SECONDS: Final = 0.3
+"""After it began, a life ends that is one of a crash loop."""
+REBOOT_SECONDS: Final = 0.5
+"""After its power is back, a machine has a daemon again."""
 
 
 def machine_of(replica: Replica) -> str:
@@ -50,7 +63,9 @@ class Universe:
     """Hosts of one run on machines of their own. `addresses` and `disks` are those of the machines, by name.
 
     `duration(replica, node)` is what a firing takes before `jitter` (a share); `boot` the seconds in which a process
-    starts; `place(replica)` the machine of each. `error` is what a body raised.
+    starts; `place(replica)` the machine of each; `least` with how many replicas of a role the run can go on. `error` is
+    what a body raised, `outcome` how the run ended, once its last process has; `incidents` what became of hosts;
+    `is_stopped` whether somebody who asked for the end was told that it comes.
     """
 
     def __init__(
@@ -68,6 +83,7 @@ class Universe:
         checkers: Sequence[Checker] = (),
         place: Callable[[Replica], str] = machine_of,
         limits: Limits = Limits(),  # noqa: B008
+        least: Mapping[str, int] = MappingProxyType({}),
         trace: Trace | None = None,
     ) -> None:
         self.clock = VirtualClock()
@@ -77,6 +93,14 @@ class Universe:
         self.error: str | None = None
         self.events = 0
         self.lives: list[Life] = []
+        self.daemons: list[SimulatedDaemon] = []
+        self.incidents: list[Happened] = []
+        self.outcome: str | None = None
+        self.failure: Failure | None = None
+        self.is_stopped = False
+        self._pids = 0
+        self._boot = boot
+        self._seed = seed
         self._has_started = False
         self._checkers = tuple(checkers)
         faults = tuple(faults)
@@ -100,30 +124,52 @@ class Universe:
             limits=limits,
             ended=lambda life, node: self.ended.add((str(life.member.replica), node)),
             failed=self._failed,
+            spoke=self._spoke,
+            found=lambda life: self.machines[life.machine].daemon,
+            left=self._left,
         )
-        self.keeper = Keeper(
-            self.clock,
-            self.weather,
-            places={replica: place(replica) for replica in replicas},
-            addresses=self.addresses,
+        self.machines = {name: SimulatedMachine(name, self.addresses[name], self.disks[name]) for name in machines}
+        self.links = ControlLinks(self.clock, self.weather, self.addresses, seed)
+        slots: dict[str, int] = {}
+        for replica in [*replicas, *joining]:
+            slots[replica.role] = max(slots.get(replica.role, 0), replica.slot + 1)
+        places = {replica: place(replica) for replica in replicas if place(replica) != HOME}
+        self._shared = Shared(
+            clock=self.clock,
+            links=self.links,
+            machines=self.machines,
             home=HOME,
+            cast=Cast(roles={role: counts[role] for role in plans}, slots_max=slots, least=dict(least)),
+            places=Places(home=HOME, machines=places, home_offers=MOVABLE),
             launch=self._launch,
-            boot=lambda member: boot * (0.5 + random.Random(f"{seed} boot {member}").random()),
-            joining=joining,
+            began=self._began,
+            wrote=self._wrote,
+            finished=self._finished,
+            died=self.kill_daemon,
         )
-        self._place = place
+        self._place, self._replicas = place, replicas
         self.injector = Injector(self, faults)
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
     def life(self, replica: Replica) -> Life | None:
-        """The present life of a replica that is wished for, if its process is there."""
+        """The present life of a replica, if its process is there."""
         found = [life for life in self.living() if life.member.replica == replica]
         return max(found, key=lambda life: life.member.incarnation, default=None)
 
+    def last(self, replica: Replica) -> Life | None:
+        """The last life of a replica that there was."""
+        return next((life for life in reversed(self.lives) if life.member.replica == replica), None)
+
     def living(self) -> list[Life]:
-        """Every process that is there."""
-        return [life for site in self.keeper.sites.values() for life in site.lives.values()]
+        """Every host that is there."""
+        return [life for machine in self.machines.values() for life in machine.living()]
+
+    @property
+    def home_name(self) -> str:
+        """The name of the daemon at home; '' while there is none."""
+        daemon = self.machines[HOME].daemon
+        return "" if daemon is None else daemon.name
 
     @property
     def hosts(self) -> dict[Replica, Host]:
@@ -144,12 +190,68 @@ class Universe:
         """How long it is ago that a fault began or ended; 0 while one lasts."""
         return self.clock.now() - self.injector.calm_since if self.injector.is_calm else 0
 
+    # -- what is done to it --------------------------------------------------------------------------------------------
+
     def join(self, replica: Replica) -> bool:
-        """Let a replica join, on its machine; False if it has."""
-        if replica in self.keeper.places:
+        """Let a machine join that has one island; False where there is no daemon to let it in."""
+        daemon = self.machines[HOME].daemon
+        if daemon is None:
             return False
-        self.keeper.join(replica, self._place(replica))
+        self.start_daemon(self.machines[self._place(replica)])
+        daemon.feed_home(MachineJoined(self._place(replica), 1))
         return True
+
+    def request_stop(self) -> bool:
+        """Ask for the end of the run; False where there is no daemon to ask."""
+        daemon = self.machines[HOME].daemon
+        if isinstance(daemon, SimulatedDaemon) and daemon.home is not None:
+            daemon.feed_home(StopAsked())
+            # One that is stopped, or dies before it has noted it, has confirmed nothing.
+            journal = self.machines[HOME].book.notes.get(JOURNAL)
+            self.is_stopped |= journal is not None and journal.is_stopping and not daemon.home.is_ending
+        return daemon is not None
+
+    def forget_stop(self, machine: SimulatedMachine) -> None:
+        """With its ledger a home forgets what it has confirmed."""
+        self.is_stopped &= machine.name != HOME
+
+    def end(self) -> bool:
+        """Have the run ended; False where there is no daemon to ask."""
+        daemon = self.machines[HOME].daemon
+        if daemon is not None:
+            daemon.feed_home(EndAsked(Ordered("ended by a fault")))
+        return daemon is not None
+
+    def kill(self, life: Life) -> None:
+        """A process ends."""
+        machine = self.machines[life.machine]
+        machine.end(machine.processes[life.pid])
+
+    def kill_daemon(self, machine: SimulatedMachine) -> None:
+        """The daemon of a machine is gone."""
+        if machine.daemon is not None:
+            machine.daemon.die()
+            machine.daemon = None
+
+    def start_daemon(self, machine: SimulatedMachine) -> None:
+        """A machine has a daemon from now on, if it has power and none."""
+        if machine.daemon is None and not machine.is_dark:
+            machine.daemon = daemon = SimulatedDaemon(self._shared, machine, len(self.daemons) + 1)
+            self.daemons.append(daemon)
+            daemon.start()
+
+    def darken(self, machine: SimulatedMachine) -> None:
+        """A machine has no power from now on."""
+        machine.is_dark = True
+        self.kill_daemon(machine)
+        for process in list(machine.processes.values()):
+            machine.end(process)
+
+    def lighten(self, machine: SimulatedMachine) -> None:
+        """It has power again, and a daemon soon."""
+        machine.is_dark = False
+        at = Instant(self.clock.now() + seconds(REBOOT_SECONDS))
+        self.clock.call_at(at, partial(self.start_daemon, machine))
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -162,7 +264,8 @@ class Universe:
         """
         if not self._has_started:
             self._has_started = True
-            self.keeper.start()
+            for name in sorted({HOME, *map(self._place, self._replicas)}):
+                self.start_daemon(self.machines[name])
         end, busy = Instant(seconds(seconds_max)), 0
         while not until():
             due = self.clock.due()
@@ -198,14 +301,58 @@ class Universe:
     # -- what is left --------------------------------------------------------------------------------------------------
 
     def tape(self) -> dict[str, bytes]:
-        """The encoded tape of every life since the last call, by member ('learner/2#1')."""
-        return {str(life.member): life.tape.take() for life in self.lives}
+        """The encoded tapes since the last call: of every life ('learner/2#1'), and of the cores of every daemon."""
+        tapes = {str(life.member): life.tape.take() for life in self.lives}
+        for daemon in self.daemons:
+            tapes[f"{daemon.name} station"] = b"".join(tape.take() for tape in daemon.tapes)
+            if daemon.homes is not None:
+                tapes[f"{daemon.name} home"] = daemon.homes.tape.take()
+        return tapes
 
-    def _launch(self, member: Member, machine: str) -> Life:
-        life = Life(self._setting, member, machine, self.addresses[machine], Mount(self.disks[machine]))
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def _began(self, member: Member) -> None:
+        for checker in self._checkers:
+            checker.began(self, member)
+
+    def _wrote(self, member: Member, incident: Incident) -> None:
+        happened = Happened(self.clock.now(), member, incident)
+        self.incidents.append(happened)
+        for checker in self._checkers:
+            checker.happened(self, happened)
+
+    def _finished(self, home: Home) -> None:
+        for checker in self._checkers:
+            checker.finished(self, home)
+        self.outcome, self.failure = home.outcome, home.failure
+
+    def _launch(self, machine: SimulatedMachine, member: Member) -> Process:
+        """A process is there from now on, and a host once it has booted."""
+        self._pids += 1
+        process = machine.processes[self._pids] = Process(member, self._pids)
+        rng = random.Random(f"{self._seed} boot {member}")
+        at = Instant(self.clock.now() + seconds(self._boot * (0.5 + rng.random())))
+        process.cancel_boot = self.clock.call_at(at, partial(self._booted, machine, process, machine.daemon))
+        if machine.crashes.get(member.replica):
+            machine.crashes[member.replica] -= 1
+            self.clock.call_at(Instant(at + seconds(CRASH_SECONDS)), partial(machine.end, process, Exited(3)))
+        return process
+
+    def _booted(self, machine: SimulatedMachine, process: Process, daemon: object) -> None:
+        mount = Mount(machine.disk)
+        life = Life(self._setting, process.member, process.pid, machine.name, machine.address, mount, daemon)
         self.lives.append(life)
-        life.start(listens=member.replica.role != "learner")
-        return life
+        process.life = life
+        life.start(listens=process.member.replica.role != "learner")
+
+    def _spoke(self, life: Life, event: HostSpoke) -> None:
+        daemon = self.machines[life.machine].daemon
+        if daemon is not None and daemon is life.daemon:
+            daemon.feed(event)
+
+    def _left(self, life: Life, how: Exited) -> None:
+        machine = self.machines[life.machine]
+        machine.end(machine.processes[life.pid], how)
 
     def _failed(self, life: Life, node: str, error: str) -> None:
         if self.error is None:

@@ -34,15 +34,17 @@ RETURN_SECONDS_MAX = 60.0
 CORES = 2
 BARS = {"next round that was opened since, s": 1.0}
 VERDICTS = {
-    "no heartbeat": "suspected",
+    "suspected": "suspected",
+    "excused": "suspected",
     "slow": "called slow",
-    "killed: stuck": "removed as stuck",
-    "killed: no": "removed as silent",
-    "killed by": "ended",
-    "exited": "ended",
+    "stall": "removed as stuck",
+    "silence": "removed as silent",
+    "long-excuse": "removed as silent",
+    "unspoken": "removed as silent",
     "ended": "ended",
     "failed": "failed",
 }
+"""What an incident is counted as, by its kind; one that condemns a host, by the kind of the verdict."""
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -79,7 +81,7 @@ def kill_one(run: Run, slot: int) -> dict[str, float]:
         restarts = [
             line["at"] / 1e9
             for line in lines_of(run.folder / "events.jsonl")
-            if line["host"] == name and line["what"] == "restarted" and line["at"] / 1e9 > killed
+            if line["host"] == name and line["kind"] == "restarted" and line["at"] / 1e9 > killed
         ]
         merges = [line for line in merges_of(run) if line["time"] > killed]
         if restarts:
@@ -124,10 +126,11 @@ def measure_calm(folder: Path, asked: argparse.Namespace) -> dict[str, list[floa
     """One long run in which nothing happens."""
     with busy_cores(), training(folder / "run", learners=LEARNERS) as run:
         time.sleep(60 * asked.minutes)
-        told = [line["what"] for line in lines_of(run.folder / "events.jsonl")]
+        told = lines_of(run.folder / "events.jsonl")
         merged = len(merges_of(run))
         run.stop()
-    counts = Counter(verdict for what in told for words, verdict in VERDICTS.items() if what.startswith(words))
+    kinds = [line["verdict"]["kind"] if line["kind"] == "condemned" else line["kind"] for line in told]
+    counts = Counter(VERDICTS[kind] for kind in kinds if kind in VERDICTS)
     figures = {f"hosts {verdict}": [float(counts[verdict])] for verdict in dict.fromkeys(VERDICTS.values())}
     return {"minutes": [float(asked.minutes)], "fragments merged": [float(merged)], **figures}
 

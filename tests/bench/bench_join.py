@@ -68,8 +68,8 @@ class Home:
         machine = f"beta-{number}"
         joining = self.begin(machine, "join", self.address, "--name", machine, "--islands", "1")
         try:
-            wait_for(lambda: any("joined" in line["what"] for line in self.lines("events.jsonl")[known:]))
-            event = next(line for line in self.lines("events.jsonl")[known:] if "joined" in line["what"])
+            wait_for(lambda: any(line["kind"] == "joined" for line in self.lines("events.jsonl")[known:]))
+            event = next(line for line in self.lines("events.jsonl")[known:] if line["kind"] == "joined")
             slot, announced = int(event["host"].rpartition("/")[2]), event["at"] / 1e9
             wait_for(lambda: any(slot in line["voters"] for line in self.lines("merges.jsonl")))
             merged = time.monotonic()

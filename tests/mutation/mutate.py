@@ -37,6 +37,10 @@ MEMBERSHIP: Final = tuple(
     f"tests/runtime/test_membership{part}.py" for part in ("", "_checks", "_progress", "_verdicts")
 )
 PROOF: Final = tuple(f"tests/runtime/test_{part}.py" for part in ("net", "proof", "verify"))
+HOME: Final = tuple(
+    f"tests/runtime/test_home{part}.py" for part in ("", "_end", "_lost", "_machines", "_takeover", "_verdicts")
+)
+STATION: Final = tuple(f"tests/runtime/test_station{part}.py" for part in ("", "_hosts", "_lost"))
 RULES: Final = ("tests/runtime/test_rules.py", "tests/runtime/test_verify.py")
 TESTS: Final = {
     "runtime/quorum": QUORUM,
@@ -48,6 +52,12 @@ TESTS: Final = {
     "runtime/patience": MEMBERSHIP,
     "runtime/progress": MEMBERSHIP,
     "runtime/suspicion": MEMBERSHIP,
+    "runtime/supervision/home": HOME,
+    "runtime/supervision/station": STATION,
+    "runtime/supervision/fleet": ("tests/runtime/test_supervision_fleet.py",),
+    "runtime/supervision/machine": ("tests/runtime/test_machine.py",),
+    "runtime/supervision/restarts": ("tests/runtime/test_restarts.py",),
+    "runtime/supervision/roll": ("tests/runtime/test_roll.py",),
     "runtime/net": PROOF,
     "runtime/proof": PROOF,
     "runtime/rules": RULES,

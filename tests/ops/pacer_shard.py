@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import msgpack
 
 from isthmus.ops.pacer import Pacer
+from isthmus.runtime.ids import Member, Replica
 
 MS = 1_000_000
 SECOND = 1_000_000_000
@@ -22,24 +23,32 @@ SETTINGS = {
 
 
 class Shard:
-    """A pacer with a clock that stands still unless it is set."""
+    """A pacer with a clock that stands still unless it is set. `live` are the roles, of one replica each, that are live
+    beside it and may hold the model."""
 
-    def __init__(self, slot=0, **settings):
+    def __init__(self, slot=0, *, incarnation=1, live=(), **settings):
         self.now = 5 * SECOND
         self.shown = []
+        self.live = set(live)
         self.pacer = Pacer(**(SETTINGS | settings))
-        member = SimpleNamespace(replica=SimpleNamespace(slot=slot), incarnation=1)
-        self.pacer.open(SimpleNamespace(member=member, now=lambda: self.now, publish=self.shown.append))
+        member = Member(Replica("syncer", slot), incarnation)
+        context = SimpleNamespace(member=member, now=lambda: self.now, publish=self.shown.append, members=self.members)
+        self.pacer.open(context)
 
-    def fire(self, *reports, merged=(), control=None):
+    def members(self):
+        return frozenset(Member(Replica(role, 0), 1) for role in self.live)
+
+    def fire(self, *reports, merged=(), control=None, held=()):
         """Fire, check that both ports carry the same items, and return those."""
         inputs = {}
         if reports:
-            inputs["progress"] = {(f"learner/{i}", None): report for i, report in enumerate(reports)}
+            inputs["progress"] = {(Replica("learner", report["slot"]), i): report for i, report in enumerate(reports)}
         if merged:
             inputs["merged"] = {("syncer/0", merging["fragment"]): merging for merging in merged}
         if control is not None:
             inputs["control"] = control
+        if held:
+            inputs["held"] = holding(*held)
         emitted = self.pacer(**inputs)
         assert emitted is None or emitted
         rounds = [item for port, item in emitted or [] if port == "round"]
@@ -53,6 +62,20 @@ class Shard:
         opened = self.fire(*(ready(report["slot"], report["incarnation"]) for report in reports))
         assert self.fire(merged=[told(item, self.now) for item in opened]) == []
         return self.fire(*reports)
+
+
+def control(*published, stop=False, totals=()):
+    """What the recorder says; `published` are [fragment, epoch, count]."""
+    return {"stop": stop, "tokens": 1_000_000, "totals": list(totals), "published": list(published)}
+
+
+def holding(*held):
+    """What hosts say that they hold: each (role, fragments), all of them merged, or (role, fragments, merged)."""
+    told = [(role, fragments, more[0] if more else fragments) for role, fragments, *more in held]
+    return {
+        (Replica(role, 0), role): {"holder": role, "fragments": list(fragments), "merged": list(merged)}
+        for role, fragments, merged in told
+    }
 
 
 def stepping(

@@ -7,6 +7,7 @@ import heapq
 from types import SimpleNamespace
 
 from isthmus.ops.pacer import Pacer
+from isthmus.runtime.ids import Replica
 
 STEP = 1_000_000
 SPEEDS = (1.0, 1.0, 0.8, 0.6)
@@ -15,12 +16,14 @@ UNEVEN = (1.0, 0.993, 0.81, 0.607)
 
 
 class Learner:
-    """Steps without pause, adopts and answers at its boundaries, reports every `report_steps`."""
+    """Steps without pause, adopts and answers at its boundaries (final rounds only if it `answers_end`), and reports
+    every `report_steps`."""
 
     def __init__(self, world, slot, incarnation, speed):
         self.world, self.slot, self.incarnation = world, slot, incarnation
         self.step_time = round(STEP / speed)
         self.step, self.delay_steps, self.phase, self.is_alive = 0, 0, "ready", True
+        self.answers_end = True
         self.adopted, self.updates, self.pulls, self.answered = set(), set(), {}, {}
 
     def member(self):
@@ -28,6 +31,8 @@ class Learner:
 
     def pulled(self, item):
         if not self.is_alive or self.member() not in item["members"]:
+            return
+        if item["kind"] == "final" and not self.answers_end:
             return
         if item["kind"] == "initial":
             self.world.after(self.world.link, self.world.voted, self, item["round"])
@@ -71,7 +76,9 @@ class Learner:
             "epochs": [],
             "totals": [],
         }
-        self.world.after(self.world.link, self.world.fire, {"progress": {(self.slot, None): progress}})
+        self.world.after(
+            self.world.link, self.world.fire, {"progress": {(Replica("learner", self.slot), None): progress}}
+        )
 
 
 class World:
@@ -95,6 +102,7 @@ class World:
         context = SimpleNamespace(
             member=SimpleNamespace(replica=replica, incarnation=1),
             now=lambda: self.now,
+            members=frozenset,
             publish=lambda statistics: None,
         )
         pacer.open(context)

@@ -6,6 +6,7 @@ from typing import Any
 
 from isthmus.ops.conductor import Conductor, open_rounds_max
 from isthmus.ops.start import START_WAIT
+from isthmus.runtime.ids import Replica
 from tests.ops.bodies import Context
 from tests.ops.pacer_shard import lost, ready, stepping, told
 
@@ -19,12 +20,13 @@ class Score:
         self.context = Context("syncer", incarnation=incarnation)
         self.conductor.open(self.context)
 
-    def fire(self, *reports: Any, merged: Any = (), control: Any = None) -> list[Any]:
+    def fire(self, *reports: Any, merged: Any = (), control: Any = None, held: Any = None) -> list[Any]:
         """The turns that open; both ports carry the same."""
         emitted = self.conductor(
-            progress={(f"learner/{i}", None): report for i, report in enumerate(reports)} or None,
+            progress={(Replica("learner", report["slot"]), i): report for i, report in enumerate(reports)} or None,
             merged={("syncer/0", merging["fragment"]): merging for merging in merged} or None,
             control=control,
+            held=held,
         )
         rounds = [turn for port, turn in emitted or [] if port == "round"]
         assert rounds == [turn for port, turn in emitted or [] if port == "pull"]
@@ -81,7 +83,7 @@ def test_the_last_turns_take_the_steps_that_the_budget_has_left() -> None:
 def test_who_asks_for_the_end_gets_it_after_the_open_round() -> None:
     score = Score(overlap=3)
     turns = score.begun(stepping(0), stepping(1))
-    assert score.fire(control={"stop": True, "tokens": 100, "totals": []}) == []
+    assert score.fire(control={"stop": True, "tokens": 100, "totals": [], "published": []}) == []
     assert told_of(score.fire(merged=[told(turn) for turn in turns])) == [("final", 0, 3), ("final", 1, 3)]
 
 

@@ -90,7 +90,7 @@ def test_nobody_is_called_before_all_are_there_and_not_for_ever_later() -> None:
     report = {"slot": 0, "incarnation": 1, "phase": "ready", "step_time": 0, "delay_steps": 0, "epochs": []}
     assert caller(progress={("learner/0", None): report}) is None
     context.at += START_WAIT
-    called = caller(control={"stop": False, "tokens": 100, "totals": []})
+    called = caller(control={"stop": False, "tokens": 100, "totals": [], "published": []})
     assert called is not None
     assert called["round"]["members"] == [[0, 1]]
 
@@ -158,7 +158,7 @@ def test_all_end_after_the_same_step_when_the_budget_is_spent() -> None:
 def test_who_asks_for_the_end_gets_it_after_the_open_round() -> None:
     group = Group(2)
     group.round()
-    assert group.caller(control={"stop": True, "tokens": 0, "totals": []}) is None
+    assert group.caller(control={"stop": True, "tokens": 0, "totals": [], "published": []}) is None
     group.round()
     assert group.called is not None
     assert group.called["call"]["is_last"]

@@ -308,7 +308,7 @@ def test_whole_trees_are_emitted_and_adopted_where_there_are_no_fragments() -> N
     zeros = jax.tree.map(np.zeros_like, trees[0])
     drive(body, update=zeros)
     np.testing.assert_array_equal(np.asarray(body._learner.copy()[-1]), 0.0)
-    stop = {"stop": True, "tokens": 40, "totals": []}
+    stop = {"stop": True, "tokens": 40, "totals": [], "published": []}
     _, emitted = drive(body, batch=batch(task, 5), progress=stop)
     assert body.is_finished
     assert [port for port, _ in emitted] == ["parameters", "progress"]

@@ -11,6 +11,7 @@ from isthmus.ops.fragment_send import FragmentSend
 from isthmus.ops.merge import Merge
 from isthmus.ops.outer_gradient import norms
 from isthmus.ops.outer_step import OuterStep
+from isthmus.runtime.ids import Replica
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull
 
 PARTS = fragments_of(SmallTask(), 2)
@@ -49,7 +50,7 @@ class Syncer:
 
     def fire(self, *answers: Any, kind: str = "merge") -> dict[str, Any]:
         self.round += 1
-        votes = {(f"learner/{vote['slot']}", self.round): vote for vote in answers}
+        votes = {(Replica("learner", vote["slot"]), self.round): vote for vote in answers}
         emitted = self.merge(round=pull(0, self.round, kind=kind), answer=votes, decision=DECISION)
         return self.outer(gradient=emitted["gradient"])
 
@@ -161,19 +162,31 @@ def test_a_shard_that_comes_back_takes_the_newest_version_with_its_clock_and_no_
     outer.open(Context("syncer", incarnation=2))
     old = {**answer(0, 5.0, base=(1, 6)), "kind": "recover", "clock": [[0, 1, 80]]}
     new = {**answer(1, 7.0, base=(1, 7)), "kind": "recover", "clock": [[0, 1, 160], [1, 1, 80]]}
-    emitted = merge(round=pull(0, 1, kind="recover"), answer={("a", 1): old, ("b", 1): new}, decision=DECISION)
+    emitted = merge(
+        round=pull(0, 1, kind="recover"),
+        answer={(Replica("learner", old["slot"]), 1): old, (Replica("learner", new["slot"]), 1): new},
+        decision=DECISION,
+    )
     told = outer(gradient=emitted["gradient"])
     assert (told["update"]["kind"], told["update"]["version"]) == ("recover", [1, 7])  # For whoever does not hold it.
     assert told["merged"]["version"] == [1, 7]
     stale = merge(
-        round=pull(0, 2), answer={("a", 2): answer(0, 1.0, base=(1, 6), begin=80, end=240)}, decision=DECISION
+        round=pull(0, 2),
+        answer={(Replica("learner", 0), 2): answer(0, 1.0, base=(1, 6), begin=80, end=240)},
+        decision=DECISION,
     )
     assert stale["gradient"]["merging"]["refused"] == [[0, "unknown base"]]
     assert outer(gradient=stale["gradient"])["update"]["version"] == [1, 7]
     fresh = answer(0, 1.0, base=(1, 7), begin=160, end=240)
-    emitted = outer(gradient=merge(round=pull(0, 3), answer={("a", 3): fresh}, decision=DECISION)["gradient"])
+    emitted = outer(
+        gradient=merge(round=pull(0, 3), answer={(Replica("learner", 0), 3): fresh}, decision=DECISION)["gradient"]
+    )
     assert emitted["update"]["version"] == [2, 8]
     assert emitted["merged"]["epoch"] == 2
     np.testing.assert_allclose(emitted["update"]["values"], 7.0 - 1.0 * (1.0 + 0.9 * 1.0), rtol=1e-6)
-    twice = merge(round=pull(0, 4), answer={("b", 4): answer(1, 1.0, base=(2, 8), begin=0, end=80)}, decision=DECISION)
+    twice = merge(
+        round=pull(0, 4),
+        answer={(Replica("learner", 1), 4): answer(1, 1.0, base=(2, 8), begin=0, end=80)},
+        decision=DECISION,
+    )
     assert twice["gradient"]["merging"]["refused"] == [[1, "already merged"]]

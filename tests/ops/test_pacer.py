@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.ops.pacer_shard import MS, SECOND, Shard, lost, numbers, ready, stepping, told
+from tests.ops.pacer_shard import MS, SECOND, Shard, control, lost, numbers, ready, stepping, told
 
 # -- rounds ------------------------------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ def test_each_shard_opens_its_own_fragments():
 
 def test_totals_are_everything_heard():
     shard = Shard()
-    shard.fire(control={"stop": False, "totals": [[7, 1, 5]]})
+    shard.fire(control=control(totals=[[7, 1, 5]]))
     (item,) = shard.started(
         stepping(0, tokens=40, totals=[[0, 1, 30], [1, 1, 90]]),
         stepping(1, incarnation=2, tokens=10, totals=[[7, 1, 3]]),

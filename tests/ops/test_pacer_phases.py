@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.ops.pacer_shard import SECOND, Shard, lost, numbers, ready, stepping, told
+from isthmus.ops.terms import FINAL_MIN
+from tests.ops.pacer_shard import SECOND, Shard, control, lost, numbers, ready, stepping, told
 
 # -- the start ---------------------------------------------------------------------------------------------------------
 
@@ -93,8 +94,8 @@ def ends(shard, opened):
 @pytest.mark.parametrize(
     "end",
     [
-        {"control": {"stop": True, "totals": []}},
-        {"control": {"stop": False, "totals": [[9, 1, 1_000_000]]}},
+        {"control": control(stop=True)},
+        {"control": control(totals=[[9, 1, 1_000_000]])},
         {"reports": [stepping(0, 30, tokens=600_000), stepping(1, 30, tokens=400_000)]},
         {"reports": [stepping(0, 30, totals=[[5, 1, 999_970]])]},
         {"reports": [stepping(1, 30, phase="final")]},
@@ -108,7 +109,7 @@ def test_the_end_waits_for_open_rounds_and_opens_all_final_ones_at_once(end):
     assert shard.fire(stepping(0, 40), stepping(2, 1))[0]["attempt"] == 2, "open rounds are renewed still"
     opened = shard.fire(merged=[told(item)])
     assert numbers(opened) == [(p, "final", 1, [[0, 1], [1, 1], [2, 1], [3, 1]]) for p in range(4)]
-    assert all((item["count_min"], item["grace"]) == (4, None) for item in opened)
+    assert all((item["count_min"], item["grace"]) == (1, FINAL_MIN) for item in opened)
     assert shard.fire(stepping(0, 90)) == []
     assert ends(shard, opened)
 
@@ -124,7 +125,7 @@ def test_a_budget_that_is_not_spent_does_not_end_the_run():
 def test_a_final_round_without_votes_ends_its_fragment():
     shard = Shard(fragments=2)
     (item,) = shard.started(stepping(0), stepping(1))
-    opened = shard.fire(control={"stop": True, "totals": []}, merged=[told(item)])
+    opened = shard.fire(control=control(stop=True), merged=[told(item)])
     assert shard.fire(merged=[lost(item) for item in opened]) == []
     assert shard.pacer.is_finished
 
@@ -132,7 +133,7 @@ def test_a_final_round_without_votes_ends_its_fragment():
 def test_a_run_whose_learners_are_all_gone_comes_to_its_end():
     shard = Shard(fragments=2)
     (item,) = shard.started(stepping(0), stepping(1))
-    opened = shard.fire(control={"stop": True, "totals": []}, merged=[lost(item)])
+    opened = shard.fire(control=control(stop=True), merged=[lost(item)])
     assert numbers(opened) == [(p, "final", 1, [[0, 1], [1, 1]]) for p in range(2)]
     shard.fire(merged=[lost(item) for item in opened])
     assert shard.pacer.is_finished
@@ -141,19 +142,19 @@ def test_a_run_whose_learners_are_all_gone_comes_to_its_end():
 def test_final_rounds_are_renewed_for_who_comes_and_for_who_comes_back():
     shard = Shard(fragments=2)
     (item,) = shard.started(stepping(0), stepping(1))
-    shard.fire(control={"stop": True, "totals": []}, merged=[told(item)])
+    shard.fire(control=control(stop=True), merged=[told(item)])
     renewed = shard.fire(stepping(2))
     assert numbers(renewed) == [(p, "final", 2, [[0, 1], [1, 1], [2, 1]]) for p in range(2)]
     assert shard.fire(stepping(0, 9, phase="final")) == []
     renewed = shard.fire(ready(1, 2))
     assert numbers(renewed) == [(p, "final", 3, [[0, 1], [2, 1]]) for p in range(2)]
-    assert all((item["count_min"], item["grace"]) == (2, None) for item in renewed)
+    assert all((item["count_min"], item["grace"]) == (1, FINAL_MIN) for item in renewed)
     assert ends(shard, renewed)
 
 
 def test_a_stop_before_anybody_is_there_starts_as_usual_and_ends_at_once():
     shard = Shard()
-    assert shard.fire(control={"stop": True, "totals": []}) == []
+    assert shard.fire(control=control(stop=True)) == []
     assert shard.fire(ready(0)) == []
     opened = shard.fire(ready(1))
     assert {item["kind"] for item in opened} == {"initial"}
@@ -167,7 +168,7 @@ def test_a_stop_before_anybody_is_there_starts_as_usual_and_ends_at_once():
 def test_a_stop_while_the_first_version_is_under_way_lets_it_come():
     shard = Shard(learners=1, fragments=2)
     opened = shard.fire(ready(0))
-    assert shard.fire(control={"stop": True, "totals": []}) == []
+    assert shard.fire(control=control(stop=True)) == []
     assert shard.fire(merged=[told(opened[0])]) == []
     assert not shard.pacer.is_finished
     opened = shard.fire(stepping(0), merged=[told(opened[1])])
@@ -179,7 +180,7 @@ def test_a_shard_without_fragments_ends_with_the_run():
     shard = Shard(slot=3, shards=4, fragments=2)
     assert shard.fire(ready(0), ready(1)) == shard.fire(stepping(0, 50)) == []
     assert not shard.pacer.is_finished
-    assert shard.fire(control={"stop": True, "totals": []}) == []
+    assert shard.fire(control=control(stop=True)) == []
     assert shard.pacer.is_finished
 
 
@@ -192,6 +193,20 @@ def test_a_shard_that_comes_back_asks_everybody_who_holds_a_version():
     assert numbers(opened) == [(p, "recover", 1, [[0, 1], [2, 1]]) for p in range(4)]
     assert {(item["count_min"], item["grace"]) for item in opened} == {(1, SECOND)}
     assert [item["kind"] for item in shard.fire(merged=[told(item, shard.now) for item in opened])] in ([], ["merge"])
+
+
+@pytest.mark.parametrize("incarnation", [2, 3])
+def test_a_shard_that_comes_back_uses_no_number_of_a_round_of_a_former_life(incarnation):
+    """Answers to the rounds of a former life may still be on their way, and learners remember what they answered."""
+    holders = [stepping(slot, 90, epochs=[1] * 4) for slot in (0, 2)]
+    former = Shard().fire(*holders)
+    shard = Shard(incarnation=incarnation)
+    opened = shard.fire(*holders)
+    assert [item["round"] for item in former] == [1, 2, 3, 4]
+    assert [item["round"] - ((incarnation - 1) << 32) for item in opened] == [1, 2, 3, 4]
+    assert shard.fire(merged=[told(item) for item in former]) == []
+    statistics = shard.pacer.statistics()
+    assert (statistics["rounds_in_flight"], statistics["rounds_opened"]) == (4, 4)
 
 
 def test_a_recovery_that_nobody_answered_is_tried_again():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ops.bodies import Context, SmallTask, pull, update
-from tests.ops.pacer_shard import SECOND, Shard, numbers, ready, stepping
+from tests.ops.pacer_shard import SECOND, Shard, control, numbers, ready, stepping
 from tests.ops.test_inner_step import KEY, batch, drive, opened, reports, watch
 from tests.ops.test_inner_step import stepping as learner
 
@@ -28,9 +28,9 @@ def test_it_does_not_wait_for_long_for_somebody_who_may_be_dead() -> None:
     shard = Shard()
     assert shard.fire(stepping(0, 90, epochs=HELD, totals=TRAINED)) == []
     shard.now += SECOND - 1
-    assert shard.fire(control={"stop": False, "totals": []}) == []
+    assert shard.fire(control=control()) == []
     shard.now += 1
-    found = shard.fire(control={"stop": False, "totals": []})
+    found = shard.fire(control=control())
     assert numbers(found) == [(p, "recover", 1, [[0, 1]]) for p in range(4)]
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.runtime.control import ask
+from isthmus.runtime.supervision.incidents import Incident
 from tests.programs.daemon_place import MachineDaemon, Place
+from tests.programs.event_lines import incidents_in
 
 
 class Machines:
@@ -93,10 +95,9 @@ class Machines:
         path = self.place.folder / run / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def events(self, run: str = "run") -> list[str]:
-        """What happened to hosts."""
-        lines = (self.place.folder / run / "events.jsonl").read_text().splitlines()
-        return [f"{line['host']}#{line['incarnation']} {line['what']}" for line in map(json.loads, lines)]
+    def incidents(self, life: str = "", run: str = "run") -> list[Incident]:
+        """What happened to a life of a host, or to any, in order."""
+        return incidents_in(self.place.folder / run, life)
 
 
 def accounts_add_up(summary: dict[str, Any]) -> None:

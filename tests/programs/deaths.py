@@ -7,12 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from isthmus.runtime.supervision.incidents import Incident
+from tests.programs import event_lines
 from tests.programs.run_folder import write_json, write_lines
 
 SUBMITTED = 77_000_000_000
 START_SECONDS = 6.5
-KILLED = "killed by signal SIGKILL"
-SILENT = "no heartbeat for 1800.0 ms: 259.0 ms +- 500.0 ms are usual, phi is 3.0"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -20,12 +20,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def apart(run: Path, *events: tuple[float, str, int, str]) -> None:
-    """Let the run have been processes: `events` are (seconds since the first step, host, incarnation, what)."""
+def apart(run: Path, *events: tuple[float, str, int, Incident]) -> None:
+    """Let the run have been processes: `events` are (seconds since the first step, host, incarnation, incident)."""
     write_json(run / "spec.json", {"zero_ns": SUBMITTED})
     rows = [
-        {"at": SUBMITTED + round((at + START_SECONDS) * 1e9), "host": host, "incarnation": life, "what": what}
-        for at, host, life, what in events
+        event_lines.line(SUBMITTED + round((at + START_SECONDS) * 1e9), host, life, incident)
+        for at, host, life, incident in events
     ]
     write_lines(run / "events.jsonl", rows)
     summary = json.loads((run / "summary.json").read_text())

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from isthmus.runtime.supervision.incidents import Delayed
 from tests.programs.process_run import Run
 
 STEPS_MORE = 100
@@ -65,8 +66,9 @@ def _files(run: Run, name: str) -> int:
 
 
 def _reason(run: Run, name: str) -> str:
-    reason = str(run.host(name).get("reason", ""))
-    return reason if "not started yet" in reason else ""
+    """Why the next life of a host has to wait; empty if it has not."""
+    told = run.incident(name)
+    return told.error if isinstance(told, Delayed) else ""
 
 
 def _unsaved(run: Run) -> str | None:

@@ -12,12 +12,15 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
 import pytest
 
-from isthmus.ops import accounts, inner_step, merge, pacer
+from isthmus.ops import accounts, inner_step, memory, merge, pacer
 from isthmus.programs.simulate import run
 from isthmus.runtime import connections, credit, meetings, messages, quorum, session
+from isthmus.runtime.sim import ledger as sim_ledger
 from isthmus.runtime.sim import life
+from isthmus.runtime.supervision import home, machine, station
 
 Break = Callable[[pytest.MonkeyPatch], None]
 SEEDS: Final = 200
@@ -118,15 +121,99 @@ def item_credit_leaked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(credit.Grants, "hear", lambda self, totals: list(totals.items()))
 
 
-def base_check_removed(patch: pytest.MonkeyPatch) -> None:
-    """A shard merges what was trained on a version that it does not know."""
-    patch.setattr(accounts.FragmentAccount, "knows", lambda self, version: True)
-
-
 def strangers_dropped(patch: pytest.MonkeyPatch) -> None:
     """A host gives its core what strangers send, which drops it."""
     channel = life.WireChannel
     patch.setattr(life, "WireChannel", lambda member, **more: channel(member, **{**more, "holds_strangers": False}))
+
+
+def end_told_once(patch: pytest.MonkeyPatch) -> None:
+    """A station tells only once how a life ended: where that report is lost, nobody hears of it."""
+    report = station.Station._report
+
+    def broken(self: Any, *replicas: Any) -> Any:
+        told = report(self, *replicas)
+        for gone in self._ended.values():
+            self._told_once = {*getattr(self, "_told_once", set()), gone.member}
+        known = getattr(self, "_told_before", set())
+        self._told_before = getattr(self, "_told_once", set())
+        ended = tuple(gone for gone in told.report.ended if gone.member not in known)
+        return type(told)(msgspec.structs.replace(told.report, ended=ended))
+
+    patch.setattr(station.Station, "_report", broken)
+
+
+def numbers_not_noted(patch: pytest.MonkeyPatch) -> None:
+    """A home gives numbers that its ledger does not know of."""
+    patch.setattr(sim_ledger.SimulatedLedger, "give", lambda self, members: None)
+
+
+def adopted_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A new daemon tells who is live before the hosts that it adopts have spoken."""
+    begin = home.Home._begin
+
+    def broken(self: Any, event: Any) -> None:
+        begin(self, event)
+        self._adopting.clear()
+
+    patch.setattr(home.Home, "_begin", broken)
+
+
+def stop_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A daemon that takes over does not know that the run is to stop."""
+    recall = home.Home._recall
+
+    def broken(self: Any, journal: Any) -> None:
+        recall(self, msgspec.structs.replace(journal, is_stopping=False))
+
+    patch.setattr(home.Home, "_recall", broken)
+
+
+def late_orders_obeyed(patch: pytest.MonkeyPatch) -> None:
+    """A station obeys orders that come behind newer ones."""
+    obey = station.Station._obey
+
+    def broken(self: Any, orders: Any) -> Any:
+        self._obeyed = station.Stamp(-1)
+        return obey(self, orders)
+
+    patch.setattr(station.Station, "_obey", broken)
+
+
+def lost_machine_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """What was on a machine that is lost counts as being there."""
+    patch.setattr(machine.Machine, "beat", lambda self: False)
+
+
+def stopped_hosts_killed(patch: pytest.MonkeyPatch) -> None:
+    """A silence is excused by nothing: hosts are replaced whose machine is not heard of."""
+    patch.setattr(home.Home, "_excuse", lambda self, member: None)
+
+
+def ledger_believed(patch: pytest.MonkeyPatch) -> None:
+    """Where a ledger was lost, numbers are counted from the beginning again."""
+    patch.setattr(sim_ledger.SimulatedLedger, "is_lost", lambda self, whose: False)
+
+
+def model_begun_anew(patch: pytest.MonkeyPatch) -> None:
+    """A shard that comes back lets learners begin fragments that were merged, where none of them holds them."""
+    patch.setattr(memory.Memory, "fresh", lambda self, unborn, context: unborn)
+
+
+def equal_weights(patch: pytest.MonkeyPatch) -> None:
+    """All answers weigh the same, however many tokens they hold."""
+    patch.setattr(merge, "weight", lambda tokens, steps: float(steps > 0))
+
+
+def oldest_recovered(patch: pytest.MonkeyPatch) -> None:
+    """A shard that comes back goes on from the oldest version that it is given."""
+    begin = merge.Merge._begin
+
+    def broken(self: Any, round: Any, answers: Any, record: Any) -> Any:
+        oldest = sorted(answers, key=lambda vote: vote["base"] or [0, 0])[:1]
+        return begin(self, round, oldest, record)
+
+    patch.setattr(merge.Merge, "_begin", broken)
 
 
 MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
@@ -134,7 +221,6 @@ MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
     (counters_not_reset, "decoupled-diloco"),
     (pulls_before_updates, "decoupled-diloco"),
     (without_fencing, "decoupled-diloco"),
-    (base_check_removed, "decoupled-diloco"),
     (connection_number_ignored, "decoupled-diloco"),
     (merged_as_they_arrive, "decoupled-diloco"),
     (stale_incarnation_accepted, "decoupled-diloco"),
@@ -142,6 +228,17 @@ MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
     (item_credit_leaked, "data-parallel"),
     (final_phase_skipped, "decoupled-diloco"),
     (strangers_dropped, "decoupled-diloco"),
+    (end_told_once, "decoupled-diloco"),
+    (numbers_not_noted, "decoupled-diloco"),
+    (adopted_at_once, "decoupled-diloco"),
+    (stop_forgotten, "decoupled-diloco"),
+    (late_orders_obeyed, "decoupled-diloco"),
+    (lost_machine_waited_for, "decoupled-diloco"),
+    (stopped_hosts_killed, "decoupled-diloco"),
+    (ledger_believed, "decoupled-diloco"),
+    (model_begun_anew, "decoupled-diloco"),
+    (equal_weights, "decoupled-diloco"),
+    (oldest_recovered, "decoupled-diloco"),
 )
 """Each with the program that shows it: Queue edges between hosts are in few."""
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from isthmus.runtime.control import ask
 from isthmus.runtime.ledger import started_at
+from isthmus.runtime.supervision.incidents import Incident, incident_of
+from tests.programs.event_lines import incidents_in
 
 ISTHMUS = Path(sys.executable).with_name("isthmus")
 FOREVER = 1_000_000_000
@@ -126,10 +128,14 @@ class Run:
         lines = (self.folder / "merges.jsonl").read_text().splitlines()
         return [line["voters"] for line in map(json.loads, lines)]
 
-    def events(self) -> list[str]:
-        """What happened to hosts, such as 'learner/1#1 killed by signal SIGKILL'."""
-        lines = (self.folder / "events.jsonl").read_text().splitlines()
-        return [f"{line['host']}#{line['incarnation']} {line['what']}" for line in map(json.loads, lines)]
+    def incidents(self, life: str = "") -> list[Incident]:
+        """What happened to a life of a host, such as 'learner/1#1', or to any, in order."""
+        return incidents_in(self.folder, life)
+
+    def incident(self, name: str) -> Incident | None:
+        """What happened to a host last, as its status says."""
+        told = self.host(name).get("reason")
+        return None if told is None else incident_of(told)
 
     def summary(self) -> dict[str, Any]:
         """The figures of a run that is over."""

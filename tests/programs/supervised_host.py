@@ -14,7 +14,8 @@ import sys
 import threading
 from pathlib import Path
 
-from isthmus.runtime.control import HEARTBEAT_SECONDS, ControlClient, Message
+from isthmus.runtime.control import ControlClient, Message
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS
 
 HANGS_AFTER = 8
 """Heartbeats."""
@@ -37,8 +38,8 @@ def main(folder: Path, replica: str, incarnation: int, daemon: str) -> int:
     beats = 0
 
     def say(kind: str) -> None:
-        told = {"replica": replica, "incarnation": incarnation, "run": folder.name, "endpoints": []}
-        client.send({**told, "type": kind, "phase": "serving", "published": {}, "figures": {"pid": os.getpid()}})
+        told = {"replica": replica, "incarnation": incarnation, "run": folder.name, "pid": os.getpid()}
+        client.send({**told, "type": kind, "endpoints": [], "phase": "serving", "published": {}, "figures": {}})
 
     def beat() -> None:
         nonlocal beats

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.runtime.supervision.incidents import Ended, Joined, MachineTaken
 from tests.programs.cluster_place import Machines, accounts_add_up
 from tests.programs.daemon_place import Place, fake_daemon
 
@@ -77,8 +78,8 @@ def test_a_machine_joins_and_is_expelled_and_nobody_else_notices(place: Place) -
     assert summary["per_learner"][2]["tokens"] > 0
     accounts_add_up(summary)
     assert all(account["pending"] == 0 for account in summary["fragment_accounts"])
-    told = [f"learner/2#1 {how} with its machine gamma" for how in ("joined", "expelled")]
-    assert machines.events() == told
+    told = [Joined("gamma"), Ended(MachineTaken("gamma", "expelled"))]
+    assert machines.incidents() == machines.incidents("learner/2#1") == told
     report = (place.folder / "run" / "report.html").read_text()
     assert "learner 2 joined with its machine gamma" in report
     assert "No host ended before its time" in report

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -19,6 +20,7 @@ from isthmus.programs.summary import lines_missing
 from isthmus.runtime import store
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import ConfigError, RunError
+from isthmus.runtime.supervision.incidents import Delayed
 
 FULL = "No space left on device"
 
@@ -74,12 +76,13 @@ def test_a_summary_is_tried_again_and_in_vain_only_for_so_long(monkeypatch: pyte
 
 
 def test_a_status_says_why_a_host_is_not_started() -> None:
-    reason = "not started yet: giving learner/1 its next life: daemon.sqlite cannot be written: disk I/O error"
+    error = "noting learner/1#2: daemon.sqlite cannot be written: disk I/O error"
+    reason = msgspec.to_builtins(Delayed(error))
     host = {"name": "learner/1", "role": "learner", "pid": None, "phase": "gone", "state": "gone", "incarnation": 1}
     status = {"run": "runs/a", "outcome": "running", "training": {}, "hosts": [{**host, "reason": reason}]}
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(status_view.table(status, [], 160))
-    assert reason in console.export_text()
+    assert f"learner/1  not started yet: {error}" in console.export_text()
 
 
 def test_a_run_does_not_start_on_a_disk_that_does_not_take_its_first_files(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_but_time(tmp_path: Path) 
     )
     assert ended.returncode == 0, ended.stderr
     seen = json.loads(ended.stdout)
-    assert "giving learner/0 its next life" in seen["refused"]
+    assert "noting learner/0#2: " in seen["refused"]
     assert "daemon.sqlite cannot be written: database or disk is full" in seen["refused"]
     assert seen["back"] > 0
     assert seen["unsaved"] == "No space left on device"

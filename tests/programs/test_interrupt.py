@@ -1,12 +1,14 @@
-"""Ctrl-C, with real signals to a real process."""
+"""Ctrl-C, with real signals to a real process, and a terminal that goes away."""
 
 from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +18,13 @@ import pytest
 
 ISTHMUS = Path(sys.executable).with_name("isthmus")
 TASK = (Path(__file__).parents[2] / "docs" / "examples" / "mine.py").read_text()
+
+ON_ITS_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Goes on as another program, whose session has its standard input as its terminal."""
 
 
 def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], seconds_max: float = 60.0) -> None:
@@ -70,3 +79,39 @@ def test_the_second_ctrl_c_ends_the_run_at_once(running: subprocess.Popen[str], 
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["outcome"] == "failed"
     assert (tmp_path / "run" / "report.html").exists()
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("transport", ["zmq", "inproc"])
+def test_a_terminal_that_goes_away_stops_the_run(tmp_path: Path, transport: str) -> None:
+    (tmp_path / "mine.py").write_text(TASK)
+    train = [str(ISTHMUS), "train", "--task", "mine.py:task", "--tokens", "1000000000", "--run-dir", "run"]
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", ON_ITS_TERMINAL, *train, "--learners", "1", "--transport", transport],
+        cwd=tmp_path,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+    )
+    os.close(its)
+    merges, is_shown = tmp_path / "run" / "merges.jsonl", threading.Event()
+
+    def read() -> None:
+        """Somebody looks at the terminal, which would be full otherwise."""
+        while not is_shown.is_set() and os.read(ours, 1 << 16):
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    until = time.monotonic() + 60
+    while not (merges.exists() and merges.stat().st_size > 2000):
+        assert time.monotonic() < until
+        assert process.poll() is None
+    is_shown.set()
+    reader.join()
+    os.close(ours)
+    assert process.wait(30) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["outcome"], summary["error"]) == ("stopped", None)
+    assert (tmp_path / "run" / "report.html").exists()

@@ -8,11 +8,13 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from isthmus.programs.command import live
 from isthmus.programs.request import Request
+from tests.programs import event_lines
 
 STATUS = {
     "phase": "training",
@@ -207,10 +209,10 @@ def test_output_that_is_no_terminal_gets_lines(watched: Request) -> None:
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def host(name: str, phase: str, incarnation: int = 1, state: str = "alive", reason: str = "") -> dict[str, Any]:
+def host(name: str, phase: str, incarnation: int = 1, state: str = "alive") -> dict[str, Any]:
     """What the daemon says of a host."""
     role = name.partition("/")[0]
-    return {"name": name, "role": role, "phase": phase, "incarnation": incarnation, "state": state, "reason": reason}
+    return {"name": name, "role": role, "phase": phase, "incarnation": incarnation, "state": state, "reason": None}
 
 
 def apart(**phases: str) -> list[dict[str, Any]]:
@@ -224,7 +226,7 @@ HOSTS = [
     host("learner/0", "stepping"),
     host("learner/1", "stepping", state="suspect"),
     host("learner/2", "compiling", 3),
-    host("learner/3", "gone", 0, "gone", "killed by signal SIGKILL"),
+    {**host("learner/3", "gone", 0, "gone"), "reason": msgspec.to_builtins(event_lines.KILLED)},
     host("learner/4", "starting", 2),
     host("learner/5", "stepping", state="slow"),
     host("learner/6", "stepping", state="stopped"),
@@ -247,7 +249,7 @@ def die(run: Request) -> None:
     (run.run_dir / "spec.json").write_text('{"zero_ns": 1000}')
     step = {"name": "step", "role": "learner", "firing": "AllOf(own)", "mode": "free-running", "blocked_by": []}
     (run.run_dir / "graph.json").write_text(json.dumps({"nodes": [step]}))
-    line = {"at": 15_000_001_000, "host": "learner/3", "incarnation": 1, "what": "killed by signal SIGKILL"}
+    line = event_lines.line(15_000_001_000, "learner/3", 1, event_lines.KILLED)
     (run.run_dir / "events.jsonl").write_text(json.dumps(line) + "\n")
 
 

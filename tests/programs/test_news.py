@@ -10,11 +10,26 @@ import pytest
 
 from isthmus.programs.command.absences import Absence
 from isthmus.programs.command.news import News, newest, notices_of
+from isthmus.runtime.presence import Pace
+from isthmus.runtime.supervision.incidents import (
+    Adopted,
+    Ended,
+    Exited,
+    GivenUp,
+    Incident,
+    Joined,
+    KeepsUp,
+    MachineTaken,
+    NumbersLost,
+    Restarted,
+    Slow,
+)
+from tests.programs import event_lines
+from tests.programs.event_lines import KILLED
 
 SECOND = 1_000_000_000
 SUBMITTED = 500 * SECOND
-KILLED = "killed by signal SIGKILL"
-SILENT = "no heartbeat for 1840.0 ms: 295.8 ms are usual"
+SILENT = event_lines.silent(1.84)
 
 
 class Watched:
@@ -25,8 +40,8 @@ class Watched:
         (folder / "spec.json").write_text(json.dumps({"zero_ns": SUBMITTED}))
         self.news = News(folder, lambda: SUBMITTED + round(self.seconds * SECOND))
 
-    def write(self, at: float, host: str, life: int, what: str, end: str = "\n") -> None:
-        line = {"at": SUBMITTED + round(at * SECOND), "host": host, "incarnation": life, "what": what}
+    def write(self, at: float, host: str, life: int, incident: Incident, end: str = "\n") -> None:
+        line = event_lines.line(SUBMITTED + round(at * SECOND), host, life, incident)
         with (self.folder / "events.jsonl").open("a") as file:
             file.write(json.dumps(line) + end)
 
@@ -49,7 +64,7 @@ def watched(tmp_path: Path) -> Watched:
 def test_a_death_is_told_once_and_so_is_the_return(watched: Watched) -> None:
     assert watched.told(6) == []
     watched.write(15, "learner/2", 1, KILLED)
-    watched.write(15, "learner/2", 2, "restarted")
+    watched.write(15, "learner/2", 2, Restarted())
     assert watched.told(15.5) == ["10.0 bad learner 2 was killed by signal SIGKILL"]
     assert watched.told(16, hosts=[host("learner/2", "compiling", 2)]) == []
     assert watched.told(19, hosts=[host("learner/2", "stepping", 2)]) == [
@@ -60,10 +75,25 @@ def test_a_death_is_told_once_and_so_is_the_return(watched: Watched) -> None:
 
 
 def test_a_learner_that_is_slow_is_told_of_and_that_it_keeps_up_again(watched: Watched) -> None:
-    watched.write(15, "learner/2", 1, "slow: 410.0 ms a step, the others 42.0 ms")
+    watched.write(15, "learner/2", 1, Slow(Pace(410e6, 42e6, 3)))
     assert watched.told(15.5) == ["10.0 odd learner 2 is slow: 410 ms a step, the others 42.0 ms"]
-    watched.write(25, "learner/2", 1, "keeps up again: 45.0 ms a step, the others 42.0 ms")
+    watched.write(25, "learner/2", 1, KeepsUp(Pace(45e6, 42e6, 3)))
     assert watched.told(26) == ["20.0 good learner 2 keeps up again: 45.0 ms a step, the others 42.0 ms"]
+    assert watched.news.absences.all == []
+
+
+def test_machines_that_come_and_go_hosts_that_are_given_up_and_a_lost_ledger_are_told_of(watched: Watched) -> None:
+    watched.write(15, "learner/3", 1, Joined("gamma"))
+    watched.write(16, "learner/3", 1, Ended(MachineTaken("gamma", "left")))
+    watched.write(17, "learner/4", 6, GivenUp(6, Ended(Exited(3))))
+    watched.write(18, "daemon/0", 1, NumbersLost(1_000_001))
+    assert watched.told(19) == [
+        "10.0 good learner 3 joined with its machine gamma",
+        "11.0 odd learner 3 left with its machine gamma",
+        "12.0 bad learner 4 was given up after 6 lives",
+        "13.0 odd the daemon lost its ledger, or a part of it: lives are numbered from 1000001 on",
+    ]
+    assert [notice.text.partition("; ")[2] for notice in watched.news.notices[1:3]] == 2 * ["the others go on"]
     assert watched.news.absences.all == []
 
 
@@ -74,7 +104,7 @@ def test_a_stale_phase_of_the_dead_life_is_no_return(watched: Watched) -> None:
 
 def test_a_syncer_is_back_when_it_merges_under_its_epoch(watched: Watched) -> None:
     watched.write(15, "syncer/0", 1, KILLED)
-    watched.write(15, "syncer/0", 2, "restarted")
+    watched.write(15, "syncer/0", 2, Restarted())
     serving = [host("syncer/0", "serving", 2)]
     assert len(watched.told(17, hosts=serving, epochs={0: 1})) == 1
     (back,) = watched.told(18, hosts=serving, epochs={"0": 2})
@@ -86,7 +116,7 @@ def test_a_line_that_is_not_whole_is_read_when_it_is(watched: Watched) -> None:
     watched.write(15, "evaluator/0", 1, KILLED, end="")
     assert watched.told(15.5) == []
     with (watched.folder / "events.jsonl").open("a") as file:
-        file.write("\nnot json\n[]\n")
+        file.write('\nnot json\n[]\n{"at": 1, "host": "learner/0", "incarnation": 1, "kind": "reborn"}\n')
     assert watched.told(16) == ["10.0 bad evaluator 0 was killed by signal SIGKILL"]
 
 
@@ -107,7 +137,7 @@ def test_before_the_first_step_there_is_no_time(watched: Watched) -> None:
 
 def test_a_new_daemon_that_knows_nothing_yet_costs_no_time(watched: Watched) -> None:
     assert watched.told(6) == []
-    watched.write(15, "learner/0", 1, "adopted by a new daemon")
+    watched.write(15, "learner/0", 1, Adopted())
     watched.seconds = 15
     (told,) = watched.news.update({"hosts": []})
     assert (told.at, told.tone) == (10.0, "odd")
@@ -119,7 +149,7 @@ def test_a_run_in_one_process_has_no_news(tmp_path: Path) -> None:
 
 def test_a_run_that_is_over_is_told_in_order() -> None:
     first = Absence("learner/2", 1, "gone", 10, KILLED, 10, 20, 2)
-    second = Absence("daemon", 1, "replaced", 12, "adopted", 12, 12, 2)
+    second = Absence("daemon", 1, "replaced", 12, Adopted(), 12, 12, 2)
     third = Absence("learner/1", 1, "silent", -3, SILENT)
     notices = notices_of([first, second, third], None)
     assert [(notice.at, notice.tone) for notice in notices] == [(None, "odd"), (10, "bad"), (12, "odd"), (20, "good")]

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from isthmus.runtime.supervision.incidents import Restarted
+from tests.programs.event_lines import KILLED
 from tests.programs.process_run import ISTHMUS, Run
 
 pytestmark = pytest.mark.timeout(120)
@@ -20,7 +22,7 @@ def test_a_run_comes_to_its_end_and_leaves_everything_behind(start: Callable[...
     summary = run.finish("done")
     assert summary["eval_loss_final"] < 0.5 * summary["eval_loss_initial"]
     assert summary["tokens_pending"] == 0
-    assert not any("restarted" in event for event in run.events())
+    assert Restarted() not in run.incidents()
 
 
 def test_a_learner_that_is_killed_comes_back_and_the_others_go_on(start: Callable[..., Run]) -> None:
@@ -33,7 +35,8 @@ def test_a_learner_that_is_killed_comes_back_and_the_others_go_on(start: Callabl
     summary = run.stop()
     assert [learner["restarts"] for learner in summary["per_learner"]] == [0, 1]
     assert summary["per_learner"][0]["stall_seconds"] < 5
-    assert any("learner/1#1 killed by signal SIGKILL" in event for event in run.events())
+    assert KILLED in run.incidents("learner/1#1")
+    assert Restarted() in run.incidents("learner/1#2")
 
 
 def test_a_syncer_that_is_killed_comes_back_with_what_its_learners_hold(start: Callable[..., Run]) -> None:

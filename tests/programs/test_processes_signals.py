@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.programs.process_run import Run
 
 pytestmark = pytest.mark.timeout(120)
+
+ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def is_preparing(run: Run) -> bool:
@@ -42,7 +46,7 @@ def reach(run: Run, stage: Callable[[Run], bool]) -> None:
         assert run.command.poll() is None, (run.command.communicate(), run.story())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_during_preparation_nothing_is_started(start: Callable[..., Run], number: signal.Signals) -> None:
     run = start(learners=1)
     reach(run, is_preparing)
@@ -52,8 +56,8 @@ def test_during_preparation_nothing_is_started(start: Callable[..., Run], number
         run.signal(number)
     out, error = run.command.communicate(timeout=20)
     assert run.command.returncode == (-number if number == signal.SIGKILL else 1)
-    words = {signal.SIGINT: "isthmus: ended by Ctrl-C.\n", signal.SIGTERM: "isthmus: ended by SIGTERM.\n"}
-    assert error == words.get(number, "")
+    words = {signal.SIGINT: "isthmus: ended by Ctrl-C.\n", signal.SIGKILL: ""}
+    assert error == words.get(number, f"isthmus: ended by {number.name}.\n")
     assert "Traceback" not in out
     run.wait_until_gone()
     assert not run.folder.exists()
@@ -108,3 +112,94 @@ def test_kill_of_a_run_that_trains_leaves_nothing_running(start: Callable[..., R
     run.command.kill()
     run.command.communicate()
     run.wait_until_gone()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_each_of_them_stops_a_run_as_ctrl_c_does(start: Callable[..., Run], number: signal.Signals) -> None:
+    run = start(learners=1)
+    reach(run, is_without_merges)
+    run.signal(number)
+    assert run.finish()["tokens_pending"] == 0
+
+
+def test_a_second_sighup_ends_it_at_once(start: Callable[..., Run]) -> None:
+    run = start(learners=1)
+    reach(run, is_without_merges)
+    for number in (signal.SIGSTOP, signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGCONT):
+        run.command.send_signal(number)
+    _, error = run.command.communicate(timeout=20)
+    assert run.command.returncode == 1, error
+    assert run.summary()["outcome"] == "failed"
+    run.wait_until_gone()
+
+
+def test_a_third_one_does_not_wait_for_the_daemon(start: Callable[..., Run]) -> None:
+    run = start(learners=1)
+    reach(run, is_without_merges)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        run.command.send_signal(number)
+    run.wait_for(lambda: run.status()["outcome"] == "failed")
+    os.kill(run.daemon()["pid"], signal.SIGSTOP)  # It has confirmed, and writes the summary now.
+    run.command.send_signal(signal.SIGHUP)
+    _, error = run.command.communicate(timeout=30)
+    assert run.command.returncode == 1, error
+    assert "ended at once by a second Ctrl-C" in error
+    assert run.summary()["outcome"] == "failed"
+    run.wait_until_gone()
+
+
+@pytest.fixture
+def mask() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP are blocked; whatever is started inherits that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def blocked(pid: int) -> set[int]:
+    """The signals that a process blocks, in its main thread."""
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk")]
+    bits = int(line.split()[1], 16)
+    return {number for number in range(1, 65) if bits >> (number - 1) & 1}
+
+
+@pytest.mark.usefixtures("mask")
+def test_a_mask_that_is_inherited_keeps_none_of_them_away(start: Callable[..., Run]) -> None:
+    run = start(learners=1)
+    assert blocked(os.getpid()) >= ENDING
+    run.wait_for_merges(1)
+    assert len(run.processes()) >= 7
+    for pid, name in run.processes().items():
+        assert not blocked(pid) & ENDING, name
+    run.signal(signal.SIGINT)
+    run.finish()
+
+
+@pytest.mark.usefixtures("mask")
+def test_nor_while_a_run_is_prepared(start: Callable[..., Run]) -> None:
+    run = start(learners=1)
+    reach(run, is_preparing)
+    run.signal(signal.SIGHUP)
+    _, error = run.command.communicate(timeout=20)
+    assert (run.command.returncode, error) == (1, "isthmus: ended by SIGHUP.\n")
+    run.wait_until_gone()
+
+
+@pytest.fixture
+def ignored() -> Iterator[None]:
+    """SIGINT and SIGHUP are ignored, as for what a script starts with `nohup ... &`."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("ignored")
+def test_sighup_stays_ignored_and_sigint_does_not(start: Callable[..., Run]) -> None:
+    run = start(learners=1)
+    run.wait_for_merges(1)
+    for _ in range(2):
+        run.signal(signal.SIGHUP)
+    run.wait_for_merges(20)
+    run.signal(signal.SIGINT)
+    run.finish()

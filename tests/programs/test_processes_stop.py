@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from isthmus.runtime.control import ask
+from isthmus.runtime.supervision.incidents import Condemned, Hurried, Restarted
 from tests.programs.process_run import ISTHMUS, Run
 
 pytestmark = pytest.mark.timeout(120)
@@ -30,7 +31,7 @@ def test_while_the_syncer_is_down_and_a_learner_is_restarting(start: Callable[..
     run.kill("learner/1")
     run.kill("syncer/0")
     summary = run.stop()
-    assert any("syncer/0#2 restarted" in event for event in run.events())
+    assert Restarted() in run.incidents("syncer/0#2")
     assert run.epochs()[-1] == 2
     assert summary["eval_loss_final"] < 0.5 * summary["eval_loss_initial"]
 
@@ -40,7 +41,7 @@ def test_while_a_learner_is_paused(start: Callable[..., Run]) -> None:
     run.wait_for_merges(20)
     run.kill("learner/1", signal.SIGSTOP)
     summary = run.stop()
-    assert any("learner/1#1 killed: silent while the run comes to its end" in event for event in run.events())
+    assert Condemned(Hurried()) in run.incidents("learner/1#1")
     assert [learner["restarts"] for learner in summary["per_learner"]] == [0, 0]
 
 

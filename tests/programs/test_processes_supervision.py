@@ -16,19 +16,38 @@ from typing import Any
 import pytest
 import uvloop
 
-from isthmus.runtime import daemon as daemons
-from isthmus.runtime import roll, supervisor
-from isthmus.runtime.clock import Duration, milliseconds
+from isthmus.runtime import presence
+from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.control import ask
 from isthmus.runtime.daemon import Daemon
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.ledger import started_at
-from isthmus.runtime.process import Silence
+from isthmus.runtime.ledger import FILE, started_at
+from isthmus.runtime.supervision import home, restarts, roll, station
+from isthmus.runtime.supervision.allegiance import Silence
+from isthmus.runtime.supervision.home_events import Cast
+from isthmus.runtime.supervision.incidents import (
+    Adopted,
+    Condemned,
+    Ended,
+    Excused,
+    Exited,
+    GivenUp,
+    Hopeless,
+    Hurried,
+    Incident,
+    NotStarted,
+    NumbersLost,
+    Ordered,
+    Unspoken,
+    incident_of,
+)
+from tests.programs.event_lines import incidents_in
 
 pytestmark = pytest.mark.timeout(60)
 
 HOST = Path(__file__).with_name("supervised_host.py")
-ROLES = {"learner": 2, "recorder": 1}
+CAST = Cast(roles={"learner": 2, "recorder": 1}, least={"learner": 1})
+HOSTS = ("learner/0", "learner/1", "recorder/0")
 PAUSE = threading.Event()
 
 
@@ -61,7 +80,7 @@ class Watched:
     """A daemon on a loop in a thread of its own."""
 
     def __init__(
-        self, folder: Path, patience: Duration = daemons.PATIENCE, launch: Launch | None = None, **behaviours: str
+        self, folder: Path, patience: Duration = roll.PATIENCE, launch: Launch | None = None, **behaviours: str
     ) -> None:
         self.folder, self._launch = folder, launch or Launch(folder)
         told = {name.replace("_", "/"): behaviour for name, behaviour in behaviours.items()}
@@ -76,7 +95,7 @@ class Watched:
         self.daemon = Daemon(
             self._loop,
             self.folder,
-            ROLES,
+            CAST,
             run=self.folder.name,
             name="test",
             listen="tcp://127.0.0.1:*",
@@ -101,7 +120,7 @@ class Watched:
 
     def close(self) -> None:
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self.daemon.end, "failed", "the test is over")
+            self._loop.call_soon_threadsafe(self.daemon.end, "the test is over")
             assert self.is_over.wait(10)
             self.die()
 
@@ -122,7 +141,7 @@ class Watched:
             if found := what():
                 return found
             PAUSE.wait(0.01)
-        raise AssertionError(self.events())
+        raise AssertionError(self.incidents())
 
     def wait_for_life(self, name: str, incarnation: int) -> dict[str, Any]:
         """Wait until this life of a host serves."""
@@ -134,9 +153,8 @@ class Watched:
         found: dict[str, Any] = self.wait_for(lives)
         return found
 
-    def events(self) -> list[str]:
-        lines = (self.folder / "events.jsonl").read_text().splitlines()
-        return [f"{line['host']}#{line['incarnation']} {line['what']}" for line in map(json.loads, lines)]
+    def incidents(self, life: str = "") -> list[Incident]:
+        return incidents_in(self.folder, life)
 
 
 @pytest.fixture
@@ -159,51 +177,65 @@ def test_a_host_that_is_silent_for_too_long_is_killed_and_replaced(supervise: Ca
     assert watched.wait_for_life("learner/1", 2)["pid"] != pid
     assert started_at(pid) is None
     assert watched.host("learner/0")["incarnation"] == 1
-    events = [event for event in watched.events() if event.startswith("learner/1#1")]
-    assert "killed: no heartbeat for" in events[-2]
-    assert events[-1] == "learner/1#1 killed by signal SIGKILL"
+    condemned, ended = watched.incidents("learner/1#1")[-2:]
+    assert isinstance(condemned, Condemned)
+    assert isinstance(condemned.verdict, presence.Silence)
+    assert ended == Ended(Exited(signal="SIGKILL"), condemned.verdict)
 
 
 def test_a_host_that_is_stopped_is_waited_for_until_the_run_is_to_stop(
     supervise: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roll, "HURRY_SECONDS", 0.5)
+    monkeypatch.setattr(roll, "HURRY", seconds(0.5))
     watched = supervise(patience=milliseconds(1500))
     pids = [watched.wait_for_life(name, 1)["pid"] for name in ("learner/0", "learner/1")]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     stopped = watched.wait_for(lambda: [host for host in watched.learners() if host["state"] == "stopped"][1:])
     began = time.monotonic()
-    assert f"`kill -CONT {pids[1]}` lets it go on" in stopped[0]["reason"]
+    told = incident_of(stopped[0]["reason"])
+    assert isinstance(told, Excused)
+    assert (told.excuse, told.pid, told.machine) == ("stopped", pids[1], "")
     watched.wait_for(lambda: time.monotonic() > began + 3)
     os.kill(pids[0], signal.SIGCONT)
     watched.wait_for(lambda: watched.host("learner/0")["state"] == "alive")
     assert [host["incarnation"] for host in watched.learners()] == [1, 1]
     assert watched.say("stop") is not None
     watched.wait_for(lambda: watched.host("learner/1")["phase"] == "gone")
-    assert "learner/1#1 killed: silent while the run comes to its end" in watched.events()
+    assert Condemned(Hurried()) in watched.incidents("learner/1#1")
     assert watched.host("learner/0")["incarnation"] == 1
 
 
 def test_a_process_that_never_says_a_word_is_replaced(
     supervise: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "HELLO_SECONDS", 2.0)
+    monkeypatch.setattr(home, "HELLO_BEATS", 4)
     watched = supervise(learner_1="mute")
     watched.wait_for_life("learner/1", 2)
     assert watched.host("learner/0")["incarnation"] == 1
-    assert "learner/1#1 killed: no word from it for 2 s" in watched.events()
+    assert Condemned(Unspoken(2_000_000_000)) in watched.incidents("learner/1#1")
 
 
-def test_a_host_that_ends_again_and_again_fails_the_run(
+def test_a_learner_that_ends_again_and_again_is_given_up_while_there_are_enough(
     supervise: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("isthmus.runtime.lives.BACKOFF_SECONDS", (0.0, 0.01))
+    monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0, 0.01))
     watched = supervise(learner_1="crash")
+    watched.wait_for_life("learner/0", 1)
+    watched.wait_for(lambda: watched.host("learner/1")["state"] == "given up")
+    assert watched.incidents("learner/1#6")[-1] == GivenUp(6, Ended(Exited(3)))
+    assert watched.daemon.outcome == "running"
+
+
+def test_a_host_that_ends_again_and_again_and_is_needed_fails_the_run(
+    supervise: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0, 0.01))
+    watched = supervise(recorder_0="crash")
     assert watched.is_over.wait(20)
     assert watched.daemon.outcome == "failed"
-    assert "learner/1 ended again and again" in str(watched.daemon.error)
-    assert "exited with status 3" in str(watched.daemon.error)
+    assert watched.daemon.failure == Hopeless("recorder/0", 6, Ended(Exited(3)))
+    assert watched.daemon.lost == Replica("recorder", 0)
 
 
 def test_a_learner_that_dies_while_the_run_stops_is_missed_only_if_it_was_the_last(
@@ -230,21 +262,22 @@ def test_a_host_that_speaks_before_its_pid_is_known_is_let_in_later(
         status = watched.say("status") or {}
         return sum(count for reason, count in status["refused"].items() if reason == "too early")
 
-    watched.wait_for(lambda: heard() > len(ROLES))
+    watched.wait_for(lambda: heard() > len(HOSTS))
     for tell in waiting:
         watched.later(tell)
-    for name in ("learner/0", "learner/1", "recorder/0"):
+    for name in HOSTS:
         watched.wait_for_life(name, 1)
-    assert watched.events() == []
+    assert watched.incidents() == []
 
 
 def test_a_machine_without_room_is_asked_again(
     supervise: Callable[..., Watched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemons, "BACKOFF_SECONDS", (0.1,))
+    monkeypatch.setattr(home, "BACKOFF_SECONDS", (0.1,))
     watched = supervise(launch=Launch(tmp_path, fails=lambda member: member.incarnation == 2))
     os.kill(watched.wait_for_life("learner/1", 1)["pid"], signal.SIGKILL)
     watched.wait_for_life("learner/1", 3)
+    assert watched.incidents("learner/1#2") == [Ended(NotStarted("no room"))]
 
 
 def test_a_host_of_another_run_is_left_alone(supervise: Callable[..., Watched], tmp_path: Path) -> None:
@@ -259,6 +292,48 @@ def test_a_host_of_another_run_is_left_alone(supervise: Callable[..., Watched], 
         assert stranger.poll() is None
         stranger.kill()
     assert watched.host("learner/0")["incarnation"] == 1
+
+
+def test_the_next_daemon_adopts_the_hosts_that_live(supervise: Callable[..., Watched]) -> None:
+    first = supervise()
+    pids = [first.wait_for_life(name, 1)["pid"] for name in HOSTS]
+    first.die()
+    os.kill(pids[1], signal.SIGKILL)
+    second = supervise()
+    second.wait_for_life("learner/1", 2)
+    assert [second.wait_for_life(name, 1)["pid"] for name in ("learner/0", "recorder/0")] == [pids[0], pids[2]]
+    assert second.incidents("learner/0#1") == [Adopted()]
+
+
+def test_a_daemon_whose_ledger_is_lost_adopts_the_hosts_that_speak_and_numbers_go_on_far_beyond(
+    supervise: Callable[..., Watched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "ADOPT", seconds(5))
+    monkeypatch.setattr(station, "UNSURE_BEATS", 8)
+    first = supervise()
+    pids = [first.wait_for_life(name, 1)["pid"] for name in HOSTS]
+    first.die()
+    (tmp_path / FILE).unlink()
+    os.kill(pids[1], signal.SIGKILL)
+    second = supervise()
+    next_number = 1 + 1 + home.NUMBERS_SKIPPED
+    assert second.wait_for(lambda: second.host("learner/1")["incarnation"]) >= next_number
+    second.wait_for(lambda: second.host("learner/1")["phase"] == "serving")
+    assert [second.wait_for_life(name, 1)["pid"] for name in ("learner/0", "recorder/0")] == [pids[0], pids[2]]
+    assert NumbersLost(next_number) in second.incidents("daemon/0#1")
+
+
+def test_the_next_daemon_of_a_run_that_was_ended_ends_what_lives(supervise: Callable[..., Watched]) -> None:
+    first = supervise()
+    pids = [first.wait_for_life(name, 1)["pid"] for name in HOSTS]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)  # So that a word from the daemon alone does not end them.
+    assert first.say("end", reason="enough") is not None
+    first.die()
+    second = supervise()
+    assert second.is_over.wait(20)
+    assert second.daemon.failure == Ordered("enough")
+    assert [started_at(pid) for pid in pids] == [None, None, None]
 
 
 def test_the_next_daemon_knows_that_the_run_is_to_stop(supervise: Callable[..., Watched]) -> None:

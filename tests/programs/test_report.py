@@ -14,7 +14,7 @@ from isthmus.programs.command.chart_timeline import longest_pause, visible_round
 from isthmus.programs.command.chart_window import choose_window
 from isthmus.programs.command.report import curves_svg, load, timeline_svg, write_report
 from isthmus.programs.command.report_headline import data_parallel_bytes
-from isthmus.programs.command.report_numbers import whole
+from isthmus.programs.numbers import whole
 from tests.programs.run_folder import SHAPES, build, write_json, write_lines
 
 SECTIONS = (

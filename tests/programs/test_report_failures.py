@@ -18,10 +18,25 @@ from isthmus.programs.command.report import absence_svg, load, write_report
 from isthmus.programs.command.report_failures import failures_section
 from isthmus.programs.command.report_lives import close_ups, steps_between, windows
 from isthmus.programs.command.report_reading import read_absences
+from isthmus.runtime.presence import Pace
+from isthmus.runtime.supervision.incidents import (
+    BodyFailed,
+    Ended,
+    Exited,
+    GivenUp,
+    HeardAgain,
+    Joined,
+    KeepsUp,
+    MachineTaken,
+    NumbersLost,
+    Restarted,
+    Slow,
+)
 from tests.programs import deaths
+from tests.programs.event_lines import KILLED, silent
 from tests.programs.run_folder import build, write_json
 
-KILLED, SILENT = deaths.KILLED, deaths.SILENT
+SILENT = silent(1.8)
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +49,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     deaths.apart(
         run,
         (gone + 0.05, "learner/2", 1, KILLED),
-        (gone + 0.06, "learner/2", 2, "restarted"),
+        (gone + 0.06, "learner/2", 2, Restarted()),
         (18.0, "evaluator/0", 1, KILLED),
-        (18.01, "evaluator/0", 2, "restarted"),
+        (18.01, "evaluator/0", 2, Restarted()),
         (24.0, "syncer/0", 1, KILLED),
-        (24.01, "syncer/0", 2, "restarted"),
+        (24.01, "syncer/0", 2, Restarted()),
         (24.8, "learner/1", 1, SILENT),
-        (26.0, "learner/1", 1, "heard again after 3000.0 ms"),
+        (26.0, "learner/1", 1, HeardAgain(3_000_000_000)),
         (31.0, "learner/0", 1, SILENT),
     )
     assert back - gone > 2
@@ -105,7 +120,7 @@ def test_a_killed_life_is_drawn_from_its_reports_and_the_others_from_their_trace
     frame = next(item for item in chart.iter() if item.get("class") == "absent")
     scale = float(hatched[0].get("width")) / (told.end - told.begin)
     assert float(frame.get("width")) == pytest.approx(scale * absences[0].seconds, abs=0.02)
-    assert "killed by signal SIGKILL, away for" in "".join(chart.itertext())
+    assert "was killed by signal SIGKILL, away for" in "".join(chart.itertext())
 
 
 def test_the_numbers_of_the_others_are_those_of_the_trace(folder: Path) -> None:
@@ -166,7 +181,7 @@ def test_merges_and_pace_show_the_deaths(folder: Path) -> None:
 
 def test_a_host_that_did_not_come_back_is_said_to(tmp_path: Path) -> None:
     run = build(tmp_path / "run", steps=300)
-    deaths.apart(run, (4.0, "evaluator/0", 1, "exited with status 1"))
+    deaths.apart(run, (4.0, "evaluator/0", 1, Ended(Exited(1))))
     summary = json.loads((run / "summary.json").read_text())
     write_json(run / "summary.json", {**summary, "outcome": "failed", "error": "evaluator/0 <ended> 6 times"})
     rows = [row for row in deaths.read_lines(run / "evaluations.jsonl") if row["time"] < 4]
@@ -211,15 +226,83 @@ def test_damaged_files_cost_only_what_they_hold(tmp_path: Path, name: str, data:
 def test_what_hosts_say_is_only_text(tmp_path: Path) -> None:
     run = build(tmp_path / "run", steps=200)
     hostile = "<script>alert(1)</script>"
-    host = f"learner/0{hostile}"
-    deaths.apart(run, (1.0, host, 1, f"failed: {hostile}"), (1.0, host, 1, KILLED), (2.0, "evaluator/0", 1, KILLED))
-    assert "<script>" not in write_report(run).read_text()
+    host = "<script>alert(0)/0"
+    deaths.apart(
+        run,
+        (1.0, host, 1, BodyFailed(hostile)),
+        (1.0, host, 1, KILLED),
+        (2.0, "evaluator/0", 1, KILLED),
+        (3.0, "learner/1", 1, Joined(hostile)),
+    )
+    page = write_report(run).read_text()
+    assert "<script>" not in page
+    for told in ("&lt;script&gt;alert(0) 0", "failed: &lt;script&gt;alert(1)", "machine &lt;script&gt;alert(1)"):
+        assert told in page, told
+
+
+def test_what_is_no_absence_is_told_for_itself(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", steps=60)
+    slow, taken = Pace(410e6, 42e6, 3), Ended(MachineTaken("gamma", "expelled"))
+    deaths.apart(
+        run,
+        (0.1, "learner/3", 1, Joined("gamma")),
+        (0.2, "learner/2", 1, Slow(slow)),
+        (0.3, "learner/2", 1, KeepsUp(slow)),
+        (0.4, "daemon/0", 1, NumbersLost(1_000_001)),
+        (0.5, "learner/3", 1, taken),
+    )
+    page = words(failures_section(load(run)))
+    for told in (
+        "Machines came or went, which is no failure:",
+        "at 100 ms learner 3 joined with its machine gamma",
+        "at 500 ms learner 3 was expelled with its machine gamma; the others go on",
+        "Learners were slow, which is no failure:",
+        "at 200 ms learner 2 is slow: 410 ms a step, the others 42.0 ms",
+        "at 300 ms learner 2 keeps up again: 410 ms a step, the others 42.0 ms",
+        "The daemon lost its ledger, which is no failure:",
+        "at 400 ms the daemon lost its ledger, or a part of it: lives are numbered from 1000001 on",
+        "No host ended before its time",
+    ):
+        assert told in page, told
+
+
+def test_a_host_that_was_given_up_is_said_to_be(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", steps=60)
+    crash = Ended(Exited(3))
+    deaths.apart(
+        run,
+        (0.3, "learner/3", 1, crash),
+        (0.4, "learner/3", 2, Restarted()),
+        (0.5, "learner/3", 2, crash),
+        (0.6, "learner/3", 2, GivenUp(6, crash)),
+    )
+    page = words(failures_section(load(run)))
+    assert "Hosts were given up, and the run went on without them:" in page
+    assert "at 600 ms learner 3 was given up after 6 lives; the others go on" in page
+    assert "exited with status 3; 2 lives in a row" in page
+    assert "it did not come back" in page
+
+
+def test_lines_that_are_no_incidents_are_counted(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", steps=60)
+    deaths.apart(run, (0.5, "learner/0", 1, KILLED))
+    odd = [
+        {"at": 1, "host": "learner/0", "incarnation": 1, "kind": "new since then"},
+        {"at": 1, "host": "learner/0", "incarnation": 1, "kind": "restarted", "by": "somebody"},
+        {"at": int("9" * 400), "host": "learner/0", "incarnation": 1, "kind": "restarted"},
+        {"host": "learner/0", "incarnation": 1, "kind": "restarted"},
+    ]
+    with (run / "events.jsonl").open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in odd))
+    record = load(run)
+    assert [item.host for item in record.absences] == ["learner/0"]
+    assert record.problems == ["events.jsonl: 4 of 5 lines cannot be read and are left out."]
 
 
 def test_many_deaths_stay_small(tmp_path: Path) -> None:
     run = build(tmp_path / "run", learners=8, steps=1500)
     often = [(at, "learner/1", life, KILLED) for life, at in enumerate(range(1, 30), 1)]
-    starts = [(at + 0.5, "learner/1", life + 1, "restarted") for at, _, life, _ in often]
+    starts = [(at + 0.5, "learner/1", life + 1, Restarted()) for at, _, life, _ in often]
     deaths.apart(run, *sorted([*often, *starts]))
     assert len(write_report(run).read_bytes()) < 2_000_000
 
@@ -233,7 +316,7 @@ def test_an_empty_window_is_no_accident(folder: Path) -> None:
 def test_in_a_program_whose_learners_wait_nobody_is_said_to_go_on_without_them(tmp_path: Path) -> None:
     run = build(tmp_path / "run", steps=600, away=2)
     gone, _ = deaths.kill_learner(run, 2)
-    deaths.apart(run, (gone, "learner/2", 1, KILLED), (gone, "learner/2", 2, "restarted"))
+    deaths.apart(run, (gone, "learner/2", 1, KILLED), (gone, "learner/2", 2, Restarted()))
     step = {"name": "inner-step", "role": "learner", "firing": "AllOf(batch, permit)", "mode": "waiting"}
     merge = {"name": "merge", "role": "syncer", "firing": "Quorum(answer, round)", "blocked_by": ["inner-step"]}
     nodes = [{**step, "blocked_by": ["inner-step", "merge"]}, merge]

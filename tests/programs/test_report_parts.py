@@ -12,10 +12,10 @@ from isthmus.programs.command.chart_axes import Scale
 from isthmus.programs.command.chart_curves import training_curves
 from isthmus.programs.command.report import load
 from isthmus.programs.command.report_markup import Markup, element
-from isthmus.programs.command.report_numbers import SPACE, decimal, percent, scaled, seconds, tick, whole
 from isthmus.programs.command.report_progress import Progress, by_learner, unbroken, without_loss
 from isthmus.programs.command.report_record import Report
 from isthmus.programs.command.report_style import share_level
+from isthmus.programs.numbers import SPACE, decimal, percent, scaled, seconds, tick, whole
 from tests.programs.run_folder import build
 
 

@@ -13,7 +13,9 @@ from isthmus.programs.command.chart_absence import draw_absence
 from isthmus.programs.command.chart_merges import draw_merges
 from isthmus.programs.command.chart_window import Window
 from isthmus.programs.command.report import load, write_report
+from isthmus.runtime.supervision.incidents import Restarted
 from tests.programs import deaths
+from tests.programs.event_lines import KILLED
 from tests.programs.run_folder import build, write_json, write_lines
 
 GONE, BACK = 4.0, 5.0
@@ -30,8 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         elif row["time"] >= BACK:
             rows.append({**row, "version": [2, row["version"][1]]})
     write_lines(run / "merges.jsonl", rows)
-    told = deaths.KILLED
-    deaths.apart(run, (GONE, "syncer/1", 1, told), (GONE + 0.01, "syncer/1", 2, "restarted"))
+    deaths.apart(run, (GONE, "syncer/1", 1, KILLED), (GONE + 0.01, "syncer/1", 2, Restarted()))
     summary = json.loads((run / "summary.json").read_text())
     write_json(run / "summary.json", {**summary, "syncer_shards": 2})
     return run

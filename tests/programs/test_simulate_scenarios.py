@@ -57,10 +57,12 @@ def test_a_shard_is_served_elsewhere_while_its_former_process_lives_behind_a_par
 
 FORK: tuple[Fault, ...] = (
     Cut("syncer-0", "learner-1", 4.5, is_one_way=True, at=4.6),
+    Cut("syncer-0", "home", 4.5, is_one_way=True, at=4.6),
     Kill("syncer/0", at=8.1),
     Cut("learner-0", None, 3.0, at=8.1),
 )
-"""Learner 0 alone gets the newest versions, and is away while the shard comes back with what learner 1 holds."""
+"""Learner 0 alone gets the newest versions, also neither evaluator nor recorder, and it is away while the shard comes
+back with what learner 1 holds."""
 
 
 def test_what_was_trained_on_a_version_that_is_lost_is_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:

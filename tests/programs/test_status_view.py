@@ -6,15 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import rich.console
 
 from isthmus.programs.command import runs, status_view
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.supervision.incidents import Adopted, Restarted, incident_of
 from tests.programs import deaths
+from tests.programs.event_lines import KILLED
 from tests.programs.run_folder import build
 
-KILLED = deaths.KILLED
 REPORT = {"incarnation": 1, "phase": "stepping", "step": 1_234, "tokens": 631_808, "loss": 2.25, "staleness": 17}
 REPORT |= {"bytes_sent": 5_000_000, "bytes_received": 7_000_000, "step_ms": 12.5, "sick": False}
 TRAINING = {
@@ -35,12 +37,12 @@ TRAINING = {
 
 def host(name: str, phase: str, life: int, state: str = "alive", **more: Any) -> dict[str, Any]:
     known = {"name": name, "role": name.partition("/")[0], "pid": 4711, "phase": phase, "incarnation": life}
-    return {**known, "state": state, "reason": "", **more}
+    return {**known, "state": state, "reason": None, **more}
 
 
 HOSTS = [
     host("learner/0", "stepping", 1, cpu_seconds=12.0, memory_bytes=363_000_000),
-    host("learner/1", "gone", 0, "gone", pid=None, reason=KILLED),
+    host("learner/1", "gone", 0, "gone", pid=None, reason=msgspec.to_builtins(KILLED)),
     host("syncer/0", "serving", 2, bytes_sent=76_700_000, bytes_received=58_800_000),
 ]
 
@@ -77,10 +79,13 @@ def test_json_keeps_its_shape_and_has_the_daemon_first(run: Path, capsys: pytest
     assert (told["hosts"][0]["pid"], told["hosts"][0]["incarnation"]) == (99, 1)
     assert told["training"]["learners"]["1"]["loss"] is None
     assert told["training"]["goodput"] == 0.9712
+    reasons = {row["name"]: row["reason"] for row in told["hosts"]}
+    assert (reasons["daemon"], reasons["learner/0"]) == (None, None)
+    assert incident_of(reasons["learner/1"]) == KILLED
 
 
 def test_a_daemon_that_took_over_is_its_second_life(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    deaths.apart(run, (3.0, "learner/0", 1, "adopted by a new daemon"), (3.0, "syncer/0", 1, "adopted by a new daemon"))
+    deaths.apart(run, (3.0, "learner/0", 1, Adopted()), (3.0, "syncer/0", 1, Adopted()))
     status_view.show(run, every=False, watch=False, as_json=True)
     assert json.loads(capsys.readouterr().out)["hosts"][0]["incarnation"] == 2
 
@@ -122,7 +127,7 @@ def test_a_run_that_is_over_is_told_by_its_files(
 ) -> None:
     folder = build(tmp_path.resolve() / "run", steps=600, away=2)
     gone, back = deaths.kill_learner(folder, 2)
-    deaths.apart(folder, (gone, "learner/2", 1, KILLED), (gone, "learner/2", 2, "restarted"))
+    deaths.apart(folder, (gone, "learner/2", 1, KILLED), (gone, "learner/2", 2, Restarted()))
     out = shown(capsys, folder, 120, monkeypatch)
     assert "restarts" in out
     assert "1.23 k tokens died with them" in out

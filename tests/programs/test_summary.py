@@ -132,6 +132,9 @@ class Context:
     def stop_requested(self) -> bool:
         return False
 
+    def members(self) -> frozenset[Any]:
+        return frozenset()
+
 
 def report(slot: int, incarnation: int, accounts: list[list[int]], stepping: float) -> dict[str, Any]:
     tokens = sum(accounts[0])
@@ -175,11 +178,11 @@ def recorder(tmp_path: Path) -> tuple[Recorder, Context]:
 def test_figures_while_the_run_goes_on_are_those_of_the_summary(recorder: tuple[Recorder, Context]) -> None:
     record, context = recorder
     context.seconds = 4.0
-    record(progress={0: report(0, 1, FORMER["accounts"], 1.0)})  # type: ignore[dict-item]
+    record(progress={0: report(0, 1, FORMER["accounts"], 1.0)})
     context.seconds = 8.0
     both = {0: report(0, 2, PRESENT[0]["accounts"], 2.0), 1: report(1, 1, PRESENT[1]["accounts"], 4.5)}
     merges = {0: merging(0, "merge", 1, [[0, 120], [1, 90]]), 1: merging(1, "merge", 1, [[0, 160], [1, 80]])}
-    record(progress=both, merged=merges)  # type: ignore[arg-type]
+    record(progress=both, merged=merges)
     status, summary = context.status, figures(context.status)
     assert status["zero"] == 3 * SECOND
     assert status["merged_share"] == summary["merged_share"] == pytest.approx(0.725)
@@ -191,9 +194,9 @@ def test_figures_while_the_run_goes_on_are_those_of_the_summary(recorder: tuple[
 def test_an_epoch_is_served_when_something_was_merged_in_it(recorder: tuple[Recorder, Context]) -> None:
     record, context = recorder
     rounds = ("initial", 1, {}), ("merge", 1, {0: 1}), ("recover", 2, {0: 1}), ("final", 2, {0: 2})
-    for kind, epoch, expected in rounds:
+    for number, (kind, epoch, expected) in enumerate(rounds, 1):
         context.seconds += 1
-        record(merged={0: merging(0, kind, epoch, [])})  # type: ignore[dict-item]
+        record(merged={0: {**merging(0, kind, epoch, []), "round": number}})
         assert context.status["epochs"] == expected
     record.close()
 

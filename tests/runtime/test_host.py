@@ -344,7 +344,7 @@ def test_with_threads_too_what_a_generator_yields_leaves_while_its_firing_goes_o
     graph = Graph("early")
     role = graph.role("here", replicas=(1, 1))
     graph.edge(role.node("waits", Waits)["item"], role.node("sees", Sees, 2)["item"], Queue(2))
-    run = LocalRun(lower(graph), {"here": 1}, ends_with="here", seed=0, resolve=str)
+    run = LocalRun(lower(graph), {"here": 1}, ends_with="sees", seed=0, resolve=str)
     run.start()
     try:
         assert run.wait(10.0)

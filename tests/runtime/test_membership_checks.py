@@ -15,18 +15,21 @@ from isthmus.runtime.patience import MembershipOptions
 from isthmus.runtime.presence import (
     AdmitMember,
     ExcuseEnded,
+    ExcuseMember,
     HeartbeatArrived,
     HostAnnounced,
     HostEnded,
+    LongExcuse,
     MembershipEvent,
     MembershipTimerFired,
     RefuseMember,
     RemoveMember,
     SetMembershipTimer,
+    Silence,
     SilenceExcused,
     SuspectMember,
 )
-from isthmus.runtime.suspicion import quantile
+from isthmus.runtime.suspicion import phi, quantile
 
 FIRST, SECOND = Replica("learner", 0), Replica("learner", 1)
 
@@ -53,7 +56,7 @@ def beat(slot: int, incarnation: int = 1) -> HeartbeatArrived:
 
 
 def excuse(slot: int) -> SilenceExcused:
-    return SilenceExcused(life(slot), "stopped", "stopped")
+    return SilenceExcused(life(slot), "stopped")
 
 
 def life(slot: int, incarnation: int = 1) -> Member:
@@ -64,11 +67,11 @@ def test_statistics_count_what_came_what_it_led_to_and_who_there_is() -> None:
     core = core_at(0)
     assert set(core.statistics().values()) == {0}
     tell(core, 1, hello(0), hello(1), hello(2), hello(0), hello(0), beat(0), beat(1), beat(0, 2), hello(9))
-    tell(core, 2, HostEnded(life(8), "over"), HostEnded(life(7), "over"))
+    tell(core, 2, HostEnded(life(8)), HostEnded(life(7)))
     tell(core, 3, excuse(1), ExcuseEnded(life(1)), beat(1), excuse(1), ExcuseEnded(life(1)), beat(1))
     tell(core, seconds(3), MembershipTimerFired())
     tell(core, seconds(4), MembershipTimerFired())
-    tell(core, seconds(4), HostEnded(life(2), "over"), hello(2, 2), hello(2, 3), excuse(2))
+    tell(core, seconds(4), HostEnded(life(2)), hello(2, 2), hello(2, 3), excuse(2))
     assert core.statistics() == {
         "members admitted": 5,
         "members removed": 2,
@@ -159,6 +162,11 @@ SUSPECT = math.ceil(1e9 + quantile(3.0) * 5e8)
 GONE = math.ceil(1e9 + quantile(12.0) * 5e8)
 
 
+def silence(lasting: int, times: int = 1) -> Silence:
+    """What is found of a newcomer."""
+    return Silence(lasting, 1e9, 5e8, phi(lasting, 1e9, 5e8), times)
+
+
 def test_a_member_is_late_from_its_deadline_on() -> None:
     core = core_at(5, hello(0))
     assert core.late(Instant(4 + SUSPECT)) == ()
@@ -174,23 +182,38 @@ def test_who_has_lost_its_excuse_is_given_as_long_as_a_suspect() -> None:
     tell(core, 5 + SUSPECT, MembershipTimerFired())
     end = Instant(10 * SUSPECT)
     assert core.handle(ExcuseEnded(life(0)), end) == [
-        SuspectMember(life(0), "silent: nothing excuses it any more"),
+        SuspectMember(life(0), None),
         SetMembershipTimer(Instant(end + GONE)),
     ]
 
 
-def test_a_reason_says_how_long_silence_and_excuse_have_lasted() -> None:
+def test_a_suspect_that_is_excused_needs_no_nearer_timer() -> None:
+    core = core_at(5, hello(0))
+    tell(core, 5 + SUSPECT, MembershipTimerFired())
+    excused = ExcuseMember(life(0), "stopped", Duration(SUSPECT))
+    assert core.handle(excuse(0), Instant(5 + SUSPECT)) == [excused]
+
+
+def test_a_finding_says_how_long_silence_and_excuse_have_lasted() -> None:
     core = core_at(0, hello(0))
     tell(core, milliseconds(500), excuse(0))
     tell(core, SUSPECT, MembershipTimerFired())
     due = milliseconds(500) + seconds(600)
-    why = "no heartbeat for 600500.0 ms: stopped for 600000.0 ms, which is as long as is allowed"
-    assert core.handle(MembershipTimerFired(), Instant(due)) == [RemoveMember(life(0), why, "silent")]
+    found = LongExcuse(due, "stopped", seconds(600))
+    assert core.handle(MembershipTimerFired(), Instant(due)) == [RemoveMember(life(0), "silent", found)]
+
+
+def test_another_excuse_takes_the_place_of_the_first_and_lasts_no_longer() -> None:
+    core = core_at(0, hello(0), excuse(0))
+    unheard = ExcuseMember(life(0), "unheard", Duration(SUSPECT))
+    assert core.handle(SilenceExcused(life(0), "unheard"), Instant(SUSPECT)) == [unheard]
+    tell(core, SUSPECT, MembershipTimerFired())
+    found = LongExcuse(seconds(600), "unheard", seconds(600))
+    assert core.handle(MembershipTimerFired(), Instant(seconds(600))) == [RemoveMember(life(0), "silent", found)]
 
 
 def test_a_first_life_that_nobody_has_announced_is_refused_for_that() -> None:
-    why = "incarnation 1 of learner/0 has not announced itself"
-    assert core_at(5).handle(beat(0), Instant(6)) == [RefuseMember(life(0), why)]
+    assert core_at(5).handle(beat(0), Instant(6)) == [RefuseMember(life(0), "unannounced")]
 
 
 def test_every_life_that_was_lost_to_silence_doubles_the_patience_with_the_next() -> None:
@@ -202,9 +225,30 @@ def test_every_life_that_was_lost_to_silence_doubles_the_patience_with_the_next(
         last = now + math.ceil((1e9 + quantile(12.0) * 5e8) * times)
         assert core.late(Instant(last - 1)) == ()
         assert core.late(Instant(last)) == (life(0, incarnation),)
-        tell(core, last, MembershipTimerFired())
+        found = silence(last - now, times)
+        assert core.handle(MembershipTimerFired(), Instant(last)) == [
+            RemoveMember(life(0, incarnation), "silent", found)
+        ]
         assert core.roster() == ()
         now = last + 1
+
+
+def test_a_suspicion_says_how_patient_the_next_life_is_met() -> None:
+    core = core_at(0, hello(0))
+    tell(core, SUSPECT, MembershipTimerFired())
+    tell(core, GONE, MembershipTimerFired(), hello(0, 2))
+    [suspected, _] = core.handle(MembershipTimerFired(), Instant(GONE + SUSPECT))
+    assert suspected == SuspectMember(life(0, 2), silence(SUSPECT, 2))
+
+
+@pytest.mark.parametrize(("silence_max", "is_longest"), [(GONE, True), (GONE + 1, False)])
+def test_a_silence_that_ends_patience_may_be_the_longest_that_is_allowed(silence_max: int, is_longest: bool) -> None:
+    options = {"slots_max": {"learner": 1}, "deviation_first": milliseconds(500), "silence_max": Duration(silence_max)}
+    core = MembershipCore(MembershipOptions(**options))
+    tell(core, 0, hello(0))
+    tell(core, SUSPECT, MembershipTimerFired())
+    [removed] = core.handle(MembershipTimerFired(), Instant(GONE))
+    assert removed == RemoveMember(life(0), "silent", Silence(GONE, 1e9, 5e8, phi(GONE, 1e9, 5e8), 1, is_longest))
 
 
 def test_a_timer_that_nobody_needs_does_no_harm() -> None:
@@ -226,4 +270,4 @@ def test_one_timer_may_find_two_members_gone() -> None:
     core = core_at(0, hello(0), hello(1))
     tell(core, SUSPECT, MembershipTimerFired())
     commands = core.handle(MembershipTimerFired(), Instant(GONE))
-    assert [type(command) for command in commands] == [RemoveMember, RemoveMember]
+    assert commands == [RemoveMember(life(slot), "silent", silence(GONE)) for slot in (0, 1)]

@@ -6,13 +6,14 @@ import math
 
 import pytest
 
+from isthmus.runtime.attendance import STEPS_MAX
 from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.membership import MembershipCore
-from isthmus.runtime.patience import MembershipOptions
-from isthmus.runtime.presence import HeartbeatArrived, HostAnnounced, RemoveMember
+from isthmus.runtime.patience import FIRING_MAX, MembershipOptions
+from isthmus.runtime.presence import HeartbeatArrived, HostAnnounced, MembershipCommand, Phase, RemoveMember, Stall
 from isthmus.runtime.progress import SLOW_AFTER, Progress
-from isthmus.runtime.suspicion import quantile
+from isthmus.runtime.suspicion import phi, quantile
 
 
 def stepping(*times: int) -> Progress:
@@ -66,7 +67,116 @@ def test_who_has_made_one_step_is_stuck_from_its_deadline_on() -> None:
     step = seconds(1)
     core.handle(HeartbeatArrived(member, "stepping", 1, step), Instant(step))
     patience = math.ceil(1e9 + quantile(12.0) * 5e9)
+    found = Stall("inner-step", patience, 1e9, 5e9, phi(patience, 1e9, 5e9))
     for lasting in (patience - 1, patience):
         firing = HeartbeatArrived(member, "stepping", 1, Duration(step + lasting), Duration(lasting), "inner-step")
         commands = core.handle(firing, Instant(step + lasting))
-        assert [type(command) for command in commands] == [RemoveMember] * (lasting == patience)
+        assert commands == [RemoveMember(member, "stuck", found)] * (lasting == patience)
+
+
+def test_who_has_made_none_is_stuck_by_the_rhythm_of_the_last_step_in_its_role() -> None:
+    first, other = (Member(Replica("learner", slot), 1) for slot in (0, 1))
+    core = MembershipCore(MembershipOptions(slots_max={"learner": 2}))
+    for member in (first, other):
+        core.handle(HostAnnounced(member, "stepping"), Instant(0))
+    core.handle(HeartbeatArrived(other, "stepping", 1, seconds(2)), Instant(seconds(2)))
+    patience = math.ceil(2e9 + quantile(12.0) * 5e9)
+    found = Stall("inner-step", patience, 2e9, 5e9, phi(patience, 2e9, 5e9), is_of_role=True)
+    for lasting in (patience - 1, patience):
+        firing = HeartbeatArrived(first, "stepping", 0, Duration(lasting), Duration(lasting), "inner-step")
+        commands = core.handle(firing, Instant(lasting))
+        assert commands == [RemoveMember(first, "stuck", found)] * (lasting == patience)
+
+
+# -- one that steps on while a firing of another node lasts ------------------------------------------------------------
+
+
+class Stepping:
+    """A learner that makes a step every `step` nanoseconds, and says so each time, while another node of it fires."""
+
+    def __init__(self, step: int, *, node: str = "fragment-send") -> None:
+        self.core = MembershipCore(MembershipOptions(slots_max={"learner": 1}))
+        self.step, self.node, self.now, self.steps, self.life = step, node, 0, 0, 0
+        self.begin()
+
+    @property
+    def member(self) -> Member:
+        return Member(Replica("learner", 0), self.life)
+
+    def begin(self) -> None:
+        """Its next life steps."""
+        self.life, self.steps = self.life + 1, 0
+        self.core.handle(HostAnnounced(self.member, "stepping"), Instant(self.now))
+
+    def beat(self, firing: int, *, phase: Phase = "stepping") -> list[MembershipCommand]:
+        """What follows from its next heartbeat, with the oldest of its firings so long."""
+        self.now, self.steps = self.now + self.step, self.steps + 1
+        busy = Duration(self.steps * self.step)
+        said = HeartbeatArrived(self.member, phase, self.steps, busy, Duration(firing), self.node)
+        return self.core.handle(said, Instant(self.now))
+
+    def lasts(self, until: int) -> RemoveMember | None:
+        """How it is removed, if it is, in a firing that begins now and lasts until then."""
+        for firing in range(self.step, until + 1, self.step):
+            for command in self.beat(firing):
+                if isinstance(command, RemoveMember):
+                    assert firing == until
+                    return command
+        return None
+
+
+def test_who_steps_on_while_another_firing_lasts_a_minute_is_stuck_in_that() -> None:
+    learner, twin = Stepping(seconds(1)), Progress(Instant(0))
+    assert learner.beat(0) == []
+    removed = learner.lasts(FIRING_MAX)
+    for steps in range(1, learner.steps + 1):
+        twin.take(steps, seconds(steps), Duration(0), Instant(seconds(steps)), 5e9)
+    assert twin.rhythm is not None
+    mean, deviation = twin.rhythm.mean, twin.rhythm.deviation(2e9)
+    found = Stall("fragment-send", FIRING_MAX, mean, deviation, phi(FIRING_MAX, mean, deviation))
+    assert removed == RemoveMember(learner.member, "stuck", found)
+
+
+@pytest.mark.parametrize("step", [0.1, 1.0, 3.0])
+def test_a_firing_is_given_a_minute_and_the_time_of_many_steps(step: float) -> None:
+    learner = Stepping(seconds(step))
+    learner.beat(0)
+    longest = max(FIRING_MAX, STEPS_MAX * seconds(step))
+    assert learner.lasts(longest - seconds(step)) is None
+    learner = Stepping(seconds(step))
+    learner.beat(0)
+    assert learner.lasts(longest) is not None
+
+
+def test_its_next_life_is_given_twice_the_time() -> None:
+    learner = Stepping(seconds(1))
+    for times in (1, 2, 4):
+        learner.beat(0)
+        removed = learner.lasts(times * FIRING_MAX)
+        assert removed is not None
+        assert isinstance(removed.finding, Stall)
+        assert removed.finding.patience_times == times
+        learner.begin()
+
+
+def test_firings_that_end_are_no_hang_however_many_there_are() -> None:
+    learner = Stepping(seconds(1))
+    for _ in range(9):
+        assert learner.lasts(FIRING_MAX - seconds(1)) is None
+        assert learner.beat(0) == []
+
+
+def test_a_firing_lasts_no_longer_than_it_was_seen_to_whatever_the_clock_of_its_host_says() -> None:
+    learner = Stepping(seconds(1))
+    learner.beat(0)
+    assert learner.beat(seconds(3600)) == []
+    for count in range(2, 60):
+        assert learner.beat(seconds(3600 + count)) == []
+    assert [type(command) for command in learner.beat(seconds(3660))] == [RemoveMember]
+
+
+def test_in_another_phase_a_firing_may_last() -> None:
+    """Who recovers compiles, and waits for what others send."""
+    learner = Stepping(seconds(1))
+    for firing in range(1, 200):
+        assert learner.beat(seconds(firing), phase="recovering") == []

@@ -23,15 +23,20 @@ from isthmus.runtime.presence import (
     HeartbeatArrived,
     HostAnnounced,
     HostEnded,
+    LongExcuse,
     MembershipCommand,
     MembershipEvent,
     MembershipTimerFired,
     NoteSlow,
+    Pace,
     RemoveMember,
     SetMembershipTimer,
+    Silence,
     SilenceExcused,
+    Stall,
     SuspectMember,
 )
+from isthmus.runtime.suspicion import phi
 
 BEAT = milliseconds(250)
 FOREVER = seconds(1e6)
@@ -105,12 +110,24 @@ def regular(slot: int, lasting: float, count: int = 20_000, incarnation: int = 1
     return Learner(life(slot, incarnation), [seconds(lasting)] * count + [FOREVER], begins)
 
 
-def verdict(commands: list[MembershipCommand]) -> str:
-    """The reason of the one command that there is."""
+def stall_of(commands: list[MembershipCommand], slot: int = 0, incarnation: int = 1) -> Stall:
+    """The finding of the one command that there is, which removes a life that is stuck."""
     [command] = commands
-    assert not isinstance(command, SetMembershipTimer)
-    reason: str = command.reason  # type: ignore[union-attr]
-    return reason
+    assert isinstance(command, RemoveMember)
+    assert (command.member, command.cause) == (life(slot, incarnation), "stuck")
+    found = command.finding
+    assert isinstance(found, Stall)
+    assert found.node == "inner-step"
+    assert found.phi == phi(found.stalled_ns, found.usual_ns, found.deviation_ns)
+    return found
+
+
+def pace_of(commands: list[MembershipCommand]) -> Pace:
+    """The finding of the one command that there is, which says that learner/0 is slow."""
+    [command] = commands
+    assert isinstance(command, NoteSlow)
+    assert command.member == life(0)
+    return command.pace
 
 
 # -- stuck -------------------------------------------------------------------------------------------------------------
@@ -119,11 +136,11 @@ def verdict(commands: list[MembershipCommand]) -> str:
 def test_who_makes_no_step_any_more_is_stuck_after_what_its_steps_make_likely() -> None:
     story = Story(regular(0, 0.01, count=2000), regular(1, 0.01))
     assert story.go_on(20 + 14) == []
-    [removed] = story.go_on(1)
-    assert isinstance(removed, RemoveMember)
-    assert (removed.member, removed.cause) == (life(0), "stuck")
-    assert removed.reason.startswith("stuck: no step for 14500.0 ms, in one firing of node 'inner-step': 250.")
-    assert " ms +- 2000.0 ms are usual, phi is 12." in removed.reason
+    found = stall_of(story.go_on(1))
+    assert (found.stalled_ns, found.deviation_ns) == (seconds(14.5), seconds(2))
+    assert found.usual_ns == pytest.approx(BEAT, rel=0.01)
+    assert found.phi == pytest.approx(12.28, abs=0.01)
+    assert (found.is_of_role, found.patience_times) == (False, 1)
     assert story.core.statistics()["stuck"] == 1
 
 
@@ -181,16 +198,22 @@ def test_a_first_step_is_judged_by_those_of_others_and_by_nothing_where_there_ar
     assert alone.go_on(3600) == []
     among = Story(Learner(life(0), [FOREVER]), regular(1, 0.01))
     assert among.go_on(34) == []
-    assert verdict(among.go_on(3)).endswith(" in its role")
+    found = stall_of(among.go_on(3))
+    assert (found.stalled_ns, found.deviation_ns) == (seconds(35.5), seconds(5))
+    assert found.usual_ns == pytest.approx(BEAT, rel=0.01)
+    assert found.phi == pytest.approx(12.05, abs=0.02)
+    assert (found.is_of_role, found.patience_times) == (True, 1)
 
 
 def test_a_life_after_one_that_was_stuck_is_given_twice_the_time() -> None:
     story = Story(regular(0, 0.01, count=2000), regular(1, 0.01))
     story.go_on(36)
-    story.tell(HostEnded(life(0), "killed"))
+    story.tell(HostEnded(life(0)))
     story.admit(regular(0, 0.01, count=2000, incarnation=2, begins=story.now))
     assert story.go_on(20 + 28) == []
-    assert verdict(story.go_on(2)).endswith("phi is 45.6, 2 times the patience")
+    found = stall_of(story.go_on(2), incarnation=2)
+    assert (found.stalled_ns, found.deviation_ns, found.patience_times) == (seconds(28.75), seconds(2), 2)
+    assert found.phi == pytest.approx(45.6, abs=0.05)
 
 
 def test_everybody_who_is_stuck_is_counted() -> None:
@@ -202,10 +225,10 @@ def test_everybody_who_is_stuck_is_counted() -> None:
 def test_time_in_which_it_was_stopped_is_no_time_without_a_step() -> None:
     story = Story(regular(0, 0.01, count=2000), regular(1, 0.01))
     story.go_on(20)
-    story.tell(SilenceExcused(life(0), "stopped", "stopped by a signal"))
+    story.tell(SilenceExcused(life(0), "stopped"))
     story.go_on(100, silent=(0,))
-    assert [type(command) for command in story.go_on(14)] == [ClearSuspicion]
-    assert verdict(story.go_on(1)).startswith("stuck: no step for 14")
+    assert story.go_on(14) == [ClearSuspicion(life(0), Duration(seconds(100) + BEAT))]
+    assert stall_of(story.go_on(1)).stalled_ns == seconds(14.5)
 
 
 # -- slow --------------------------------------------------------------------------------------------------------------
@@ -213,11 +236,10 @@ def test_time_in_which_it_was_stopped_is_no_time_without_a_step() -> None:
 
 def test_who_takes_much_longer_than_the_others_is_called_slow_and_nothing_else() -> None:
     story = Story(regular(0, 0.41), regular(1, 0.04), regular(2, 0.042), regular(3, 0.044))
-    [noted] = story.go_on(60)
-    assert isinstance(noted, NoteSlow)
-    assert noted.member == life(0)
-    assert noted.reason.endswith(" ms a step, the others 42.0 ms")
-    assert 390 < float(noted.reason.removeprefix("slow: ").split()[0]) < 430
+    pace = pace_of(story.go_on(60))
+    assert pace.usual_ns == pytest.approx(milliseconds(42), rel=1e-3)
+    assert 390 < pace.own_ns / 1e6 < 430
+    assert pace.others == 3
     assert [state for _, _, state in story.core.roster()] == ["slow", "alive", "alive", "alive"]
 
 
@@ -227,7 +249,15 @@ def test_who_keeps_up_again_is_said_to() -> None:
     found = story.go_on(60)
     assert [type(command) for command in found] == [NoteSlow, ClearSlow]
     assert [at for at, _ in story.told] == [pytest.approx(17, abs=2), pytest.approx(46, abs=3)]
-    assert verdict(found[1:]).startswith("keeps up again: ")
+    noted, cleared = found
+    assert isinstance(noted, NoteSlow)
+    assert isinstance(cleared, ClearSlow)
+    assert (noted.member, cleared.member) == (life(0), life(0))
+    for pace in (noted.pace, cleared.pace):
+        assert pace.usual_ns == pytest.approx(milliseconds(10), rel=1e-3)
+        assert pace.others == 1
+    assert noted.pace.own_ns >= 3 * noted.pace.usual_ns
+    assert cleared.pace.own_ns <= 2 * cleared.pace.usual_ns
     assert story.core.statistics()["slow no more"] == 1
 
 
@@ -247,7 +277,8 @@ def test_everybody_who_is_slow_is_counted_and_compared_with_the_others_of_its_ro
 
 def test_with_two_others_it_is_compared_with_what_is_between_them() -> None:
     story = Story(regular(0, 0.4), regular(1, 0.025), regular(2, 0.05))
-    assert verdict(story.go_on(60)).endswith(" ms a step, the others 37.5 ms")
+    pace = pace_of(story.go_on(60))
+    assert (pace.usual_ns, pace.others) == (pytest.approx(milliseconds(37.5), rel=1e-3), 2)
 
 
 @given(st.lists(st.floats(0.02, 0.055), min_size=2, max_size=6))
@@ -264,7 +295,9 @@ def test_one_long_pause_makes_nobody_slow() -> None:
 def test_who_waits_is_not_slow_and_who_is_waited_for_is() -> None:
     """In lock-step all make as many steps; the time of their own tells them apart."""
     waiting = Learner(life(1), [milliseconds(400)] * 1000, waits=True)
-    assert verdict(Story(regular(0, 0.4), waiting).go_on(60)).endswith(" ms a step, the other 4.0 ms")
+    pace = pace_of(Story(regular(0, 0.4), waiting).go_on(60))
+    assert (pace.usual_ns, pace.others) == (pytest.approx(milliseconds(4), rel=1e-3), 1)
+    assert pace.own_ns == pytest.approx(milliseconds(400), rel=0.05)
 
 
 def test_a_newcomer_is_not_slow_for_what_it_compiled() -> None:
@@ -279,41 +312,44 @@ def test_a_silence_that_is_excused_costs_no_life() -> None:
     story = Story(regular(0, 0.01, count=70_000))
     story.go_on(10)
     story.go_on(1, silent=(0,))
-    story.tell(SilenceExcused(life(0), "stopped", "stopped by a signal"))
-    story.tell(SilenceExcused(life(0), "stopped", "stopped by a signal"))
+    story.tell(SilenceExcused(life(0), "stopped"))
+    story.tell(SilenceExcused(life(0), "stopped"))
     assert story.go_on(590, silent=(0,)) == []
-    assert [command for _, command in story.told] == [
-        ExcuseMember(life(0), "no heartbeat for 1000.0 ms: stopped by a signal")
-    ]
+    assert [command for _, command in story.told] == [ExcuseMember(life(0), "stopped", seconds(1))]
     assert story.core.state(life(0).replica) == "stopped"
-    assert verdict(story.go_on(1)) == "heard again after 591250.0 ms"
+    assert story.go_on(1) == [ClearSuspicion(life(0), milliseconds(591_250))]
     assert story.core.state(life(0).replica) == "alive"
 
 
 def test_nobody_is_excused_for_ever() -> None:
     story = Story(regular(0, 0.01))
-    story.tell(SilenceExcused(life(0), "unheard", "unheard, because its machine beta does not answer"))
+    story.go_on(10)
+    story.go_on(1, silent=(0,))
+    story.tell(SilenceExcused(life(0), "unheard"))
     [removed] = story.go_on(601, silent=(0,))
-    assert isinstance(removed, RemoveMember)
-    assert removed.cause == "silent"
-    assert removed.reason.endswith("unheard for 600000.0 ms, which is as long as is allowed")
+    assert removed == RemoveMember(life(0), "silent", LongExcuse(seconds(601), "unheard", seconds(600)))
 
 
 def test_when_the_excuse_ends_it_has_to_speak() -> None:
     story = Story(regular(0, 0.01))
     story.go_on(5)
-    story.tell(SilenceExcused(life(0), "stopped", "stopped by a signal"))
+    story.tell(SilenceExcused(life(0), "stopped"))
     story.go_on(60, silent=(0,))
     story.tell(ExcuseEnded(life(0)))
-    found = story.go_on(6, silent=(0,))
-    assert [type(command) for command in found] == [RemoveMember]
-    assert isinstance(story.told[-2][1], SuspectMember)
+    assert story.told[-1][1] == SuspectMember(life(0), None)
+    [removed] = story.go_on(6, silent=(0,))
+    assert isinstance(removed, RemoveMember)
+    assert (removed.member, removed.cause) == (life(0), "silent")
+    # It is the silence since the excuse ended that counts.
+    assert isinstance(removed.finding, Silence)
+    assert removed.finding.silence_ns == round((story.told[-1][0] - 65) * 1e9)
+    assert removed.finding.phi == pytest.approx(12.0, abs=1e-4)
 
 
 def test_excuses_for_strangers_are_ignored() -> None:
     story = Story(regular(0, 0.01))
     for member in (life(0, 2), life(1)):
-        story.tell(SilenceExcused(member, "stopped", "stopped by a signal"))
+        story.tell(SilenceExcused(member, "stopped"))
         story.tell(ExcuseEnded(member))
     story.tell(ExcuseEnded(life(0)))
     assert story.told == []
@@ -324,5 +360,5 @@ def test_who_is_due_is_known_before_the_timer_fires() -> None:
     story.go_on(10)
     assert story.core.late(Instant(story.now + milliseconds(1700))) == ()
     assert story.core.late(Instant(story.now + milliseconds(1900))) == (life(0), life(1))
-    story.tell(SilenceExcused(life(0), "stopped", "stopped by a signal"))
+    story.tell(SilenceExcused(life(0), "stopped"))
     assert story.core.late(Instant(story.now + milliseconds(1900))) == (life(1),)

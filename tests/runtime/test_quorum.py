@@ -167,6 +167,29 @@ def test_votes_close_a_round_that_has_lost_all_its_members() -> None:
     ]
 
 
+def test_a_round_with_a_timer_is_closed_and_not_withdrawn_when_its_members_are_gone_and_the_timer_cancelled() -> None:
+    story = Story()
+    story.at(0, opening(7, [(0, 1), (1, 1)], grace=9 * MS))
+    assert story.at(1, vote(7, 0)) == [SetQuorumTimer(7, 1, Instant(10 * MS))]
+    assert story.at(2, MemberLeft(life(0))) == []
+    why = "no member is live any more; votes cast before: 1"
+    end = [CancelQuorumTimer(7, 1), closed(7, why, (0, 1, 3), [0])]
+    assert story.at(3, MemberLeft(life(1))) == end
+    assert story.core.statistics()["rounds withdrawn"] == 0
+
+
+def test_a_renewal_for_nobody_closes_a_round_with_a_timer_and_cancels_it() -> None:
+    story = Story()
+    story.at(0, opening(7, grace=9 * MS), vote(7, 0))
+    why = "no member is live any more; votes cast before: 1"
+    assert story.at(3, opening(7, [(9, 1)], attempt=2, handle=101, grace=9 * MS)) == [
+        ReplaceOpening(7, Handle(OPENING), Handle(101)),
+        CancelQuorumTimer(7, 1),
+        closed(7, why, (0, 0, 3), [0], at=101),
+    ]
+    assert story.core.statistics()["rounds withdrawn"] == 0
+
+
 def test_without_live_member_and_vote_the_round_is_withdrawn_and_a_higher_attempt_opens_it_again() -> None:
     story = Story()
     story.at(0, opening(7, [(0, 1)]))

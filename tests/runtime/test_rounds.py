@@ -124,6 +124,12 @@ def test_the_last_vote_cancels_the_timer() -> None:
     assert not any(isinstance(command, CancelTimer) for command in story.at(9, ReplicaLeft(life("there/0"))))
 
 
+def test_a_timer_that_was_cancelled_is_forgotten() -> None:
+    story = Story(syncer(Latest(), grace=milliseconds(5)), "there/0", "there/1")
+    assert CancelTimer(TIMER + 1) in story.at(1, opening(1), vote(0, 10), vote(1, 11))
+    assert CancelTimer(TIMER + 1) not in story.at(2, ended(MERGE, finished=True))
+
+
 def test_an_opening_may_say_who_votes_how_many_and_for_how_long() -> None:
     story = Story(syncer(Latest()), "there/0", "there/1", "there/2")
     story.at(1, opening(1, members=[[0, 1], [2, 1]], count_min=2, grace=3 * MS, required=[2], deadline=9 * MS))
@@ -178,6 +184,14 @@ def test_a_round_whose_members_are_all_gone_fires_at_once() -> None:
     decision = {"reason": "no member is live and nobody has voted (1 listed in attempt 1)", "left_out": []}
     fired = run(MERGE, 1, *inputs(1), decision=decision)
     assert story.at(1, opening(1, members=[[0, 9]])) == [fired, run(OPENER, 2)]
+
+
+def test_the_timer_of_a_round_whose_members_have_all_gone_is_cancelled() -> None:
+    story = Story(syncer(Latest(), grace=milliseconds(5)), "there/0", "there/1")
+    story.at(1, opening(1), vote(0, 10), ReplicaLeft(life("there/0")))
+    decision = decided("no member is live any more; votes cast before: 1", (1, 1, 2))
+    fired = run(MERGE, 1, *inputs(1, (0, 10)), decision=decision)
+    assert story.at(2, ReplicaLeft(life("there/1"))) == [CancelTimer(TIMER + 1), fired]
 
 
 def test_a_vote_stays_when_its_voter_leaves() -> None:

@@ -1,16 +1,12 @@
 """Numbers as people read them: few digits, a unit, narrow spaces between groups of thousands.
 
-What is not known (None, NaN, infinite) is a dash, everywhere. Where a figure is one of the run's own, `figure` keeps
-the exact value in the page beside the rounded one, in a `data` element.
+What is not known (None, NaN, infinite) is a dash, everywhere.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Final
-
-from isthmus.programs.command.report_markup import Markup, element
 
 SPACE: Final = "\u202f"
 """Narrow and never broken: between digits, and between a number and its unit."""
@@ -99,11 +95,9 @@ def tick(value: float) -> str:
     return f"{value:g}" if value == 0 or 1e-3 <= abs(value) < 1e5 else power(value).replace(".00·", "·")
 
 
-def figure(name: str, value: float | None, write: Callable[[float | None], str]) -> Markup:
-    """A figure of the run: what `write` makes of it, with the name and the exact value for machines."""
-    if value is None or not math.isfinite(value):
-        return element("span", UNKNOWN, class_="unknown", title=f"{name} is not known")
-    return element("data", write(value), value=repr(value), data_figure=name)
+def ascii_only(text: str) -> str:
+    """Numbers for a terminal, a log file or JSON, whose fonts and encodings are unknown: ASCII."""
+    return text.replace(SPACE, " ").replace(UNKNOWN, "-").replace("\u2212", "-").replace("µ", "u")
 
 
 def _digits(value: float) -> str:

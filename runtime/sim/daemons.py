@@ -1,0 +1,290 @@
+"""Daemons of a universe: they perform what the cores of supervision say, on simulated processes, ledgers and links.
+
+Cores, driver and constants are those of real daemons. A daemon may be stopped, and may die between any two commands;
+the next one of its machine begins with what the ledger has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.ids import Member
+from isthmus.runtime.inline import VirtualClock
+from isthmus.runtime.sim.disk import Mount
+from isthmus.runtime.sim.host_clock import HostClock
+from isthmus.runtime.sim.ledger import SimulatedLedger
+from isthmus.runtime.sim.links import ControlLinks
+from isthmus.runtime.sim.machines import Process, SimulatedMachine
+from isthmus.runtime.supervision.driver import Driver
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.home_events import (
+    Cast,
+    FinishRun,
+    HomeBeat,
+    HomeBegan,
+    HomeCommand,
+    HomeEvent,
+    HomeTimerFired,
+    NoteJournal,
+    Places,
+    ReportCame,
+    SendOrders,
+    SetHomeTimer,
+    WriteIncident,
+)
+from isthmus.runtime.supervision.incidents import Exited, Incident
+from isthmus.runtime.supervision.messages import Orders, Report
+from isthmus.runtime.supervision.station import BEAT_SECONDS, Station
+from isthmus.runtime.supervision.station_events import (
+    CloseStation,
+    DismissHost,
+    KillProcess,
+    LivesNoted,
+    LivesNotNoted,
+    NoteFound,
+    NoteLives,
+    NoteProcess,
+    OrdersCame,
+    ProcessEnded,
+    ProcessNotStarted,
+    ProcessStarted,
+    Remembered,
+    SendReport,
+    StartProcess,
+    StationBeat,
+    StationBegan,
+    StationCommand,
+    StationEvent,
+    TellHosts,
+    WatchProcess,
+)
+from isthmus.runtime.tape import Tape
+
+STATION_SECONDS: Final = 1.0
+"""After its station has ended, a machine is given another one, if its home still asks for it."""
+JOURNAL: Final = "journal"
+
+
+class DiedError(Exception):
+    """The daemon is dead; nothing more of what it was at is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all daemons of a universe share. `launch` starts a process; `began` and `wrote` are told of each start and
+    incident, `finished` of the end of the run, `died` of a daemon that has come to the command at which it dies."""
+
+    clock: VirtualClock
+    links: ControlLinks
+    machines: Mapping[str, SimulatedMachine]
+    home: str
+    cast: Cast
+    places: Places
+    launch: Callable[[SimulatedMachine, Member], Process]
+    began: Callable[[Member], None]
+    wrote: Callable[[Member, Incident], None]
+    finished: Callable[[Home], None]
+    died: Callable[[SimulatedMachine], None]
+
+
+class SimulatedDaemon:
+    """The daemon on `machine`. `commands_left`: it dies instead of performing the command after so many."""
+
+    def __init__(self, shared: Shared, machine: SimulatedMachine, number: int) -> None:
+        self.clock = HostClock(shared.clock)
+        self.name = f"daemon {machine.name}#{number}"
+        self.tapes: list[Tape] = []
+        self.home: Home | None = None
+        self.homes: Driver | None = None
+        self.commands_left: int | None = None
+        self._mount = Mount(machine.disk)
+        self._ledger = SimulatedLedger(machine.book, self._mount)
+        self._shared, self._machine = shared, machine
+        self._station()
+        self._cancel_timer: Callable[[], None] = lambda: None
+        self._ended: set[int] = set()
+        if machine.name == shared.home:
+            self.home = Home(shared.cast, shared.places)
+            self.homes = Driver(self.home, self._perform_home, self.clock.now)
+
+    def _station(self) -> None:
+        """Begin a station, with a tape of its own."""
+        self.station = Station(is_at_home=self._machine.name == self._shared.home)
+        self.stations = Driver(self.station, self._perform, self.clock.now)
+        self.tapes.append(self.stations.tape)
+
+    def start(self) -> None:
+        """Begin, as a new process does."""
+        known = []
+        for member, pid in self._ledger.newest():
+            process = None if pid is None else self._machine.processes.get(pid)
+            known.append(Remembered(member, pid, process is not None and process.end is None))
+        self.feed(StationBegan(tuple(known), self._ledger.is_lost("station")))
+        if self.homes is not None:
+            began = HomeBegan(self._ledger.numbers(), self._ledger.noted(JOURNAL), self._ledger.is_lost("home"))
+            self.feed_home(began)
+        self._beat()
+
+    def die(self) -> None:
+        """Be gone, at once; the hosts go on."""
+        self.clock.is_dead = self._mount.is_gone = True
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def feed(self, event: StationEvent) -> None:
+        """Let something happen to the station."""
+        self.clock.run(partial(self._feed, self.stations, event))
+
+    def feed_home(self, event: HomeEvent) -> None:
+        """Let something happen to the home."""
+        if self.homes is not None:
+            self.clock.run(partial(self._feed, self.homes, event))
+
+    def saw_end(self, process: Process) -> None:
+        """A process of this machine has ended."""
+        if process.pid in self._ended:
+            return
+        self._ended.add(process.pid)
+        assert process.end is not None
+        self.feed(ProcessEnded(process.member, process.end, 0.0))
+
+    def _feed(self, driver: Driver, event: StationEvent | HomeEvent) -> None:
+        try:
+            driver.feed(event)
+        except DiedError:
+            self._shared.died(self._machine)
+
+    def _beat(self) -> None:
+        self._ledger.settle()
+        self.feed(StationBeat(self._machine.stopped()))
+        self.feed_home(HomeBeat())
+        self.clock.call_at(Instant(self.clock.now() + seconds(BEAT_SECONDS)), self._beat)
+
+    def _live_on(self) -> None:
+        """Die here, if this is the place."""
+        if self.clock.is_dead:
+            raise DiedError
+        if self.commands_left is not None:
+            self.commands_left -= 1
+            if self.commands_left < 0:
+                self.die()
+                raise DiedError
+
+    # -- what is to be done: the station -------------------------------------------------------------------------------
+
+    def _perform(self, command: StationCommand) -> None:
+        self._live_on()
+        machine = self._machine
+        match command:
+            case NoteLives():
+                self._note(self.stations, self._ledger.begin, command.members)
+            case NoteFound():
+                self._ledger.found("station")
+            case StartProcess():
+                self._start(command.member)
+            case NoteProcess():
+                self._ledger.started(command.member, command.pid)
+            case WatchProcess():
+                process = machine.processes.get(command.pid)
+                if process is None or process.end is not None:
+                    self._soon(self.stations, ProcessEnded(command.member, Exited()))
+            case KillProcess():
+                if (process := machine.process(command.member)) is not None:
+                    # The kernel ends it, and says so, soon.
+                    self._shared.clock.call_soon(partial(machine.end, process))
+            case TellHosts():
+                for member in command.members:
+                    if (process := machine.process(member)) is not None and process.life is not None:
+                        roster, ends = command.roster, command.is_ending
+                        process.life.hear(self, roster, stop=command.is_stopping, end=ends)
+            case DismissHost():
+                if (process := machine.process(command.member)) is not None and process.life is not None:
+                    process.life.hear(self, None, stop=False, end=True)
+            case SendReport():
+                self._report(command.report)
+            case CloseStation():
+                self.clock.call_at(Instant(self.clock.now() + seconds(STATION_SECONDS)), self._station_anew)
+
+    def _station_anew(self) -> None:
+        """Have a part in the run again, as a home has it that finds the machine without one: nothing is left of it."""
+        if not self.clock.is_dead:
+            self._machine.book.forget()
+            self._station()
+            self.feed(StationBegan())
+
+    def _start(self, member: Member) -> None:
+        machine = self._machine
+        if machine.refuses_start():
+            self._soon(self.stations, ProcessNotStarted(member, "no process left"))
+            return
+        self._shared.began(member)
+        process = self._shared.launch(machine, member)
+        self._soon(self.stations, ProcessStarted(member, process.pid))
+
+    def _report(self, report: Report) -> None:
+        if self.homes is not None:
+            self.homes.feed(ReportCame(self._machine.name, report))
+            return
+
+        def arrive() -> None:
+            home = self._shared.machines[self._shared.home].daemon
+            if home is not None:
+                home.feed_home(ReportCame(self._machine.name, report))
+
+        self._shared.links.send(self._machine.name, self._shared.home, arrive)
+
+    # -- what is to be done: the home ----------------------------------------------------------------------------------
+
+    def _perform_home(self, command: HomeCommand) -> None:
+        self._live_on()
+        assert self.home is not None
+        assert self.homes is not None
+        match command:
+            case NoteLives():
+                self._note(self.homes, self._ledger.give, command.members)
+            case NoteFound():
+                self._ledger.found("home")
+            case NoteJournal():
+                self._ledger.note(JOURNAL, command.journal)
+            case SendOrders():
+                self._order(command)
+            case WriteIncident():
+                self._shared.wrote(command.member, command.incident)
+            case SetHomeTimer():
+                self._cancel_timer()
+                self._cancel_timer = self.clock.call_at(command.at, partial(self.feed_home, HomeTimerFired()))
+            case FinishRun():
+                self._shared.finished(self.home)
+
+    def _order(self, command: SendOrders) -> None:
+        rest = command.roster, command.machines, command.is_stopping, command.is_ending
+        for name, wanted in command.wanted.items():
+            event = OrdersCame(Orders(wanted, *rest, name in command.over, command.stamp))
+            if name == self._machine.name:
+                self.stations.feed(event)
+            else:
+                self._shared.links.send(self._machine.name, name, partial(self._obeyed, name, event))
+
+    def _obeyed(self, name: str, event: OrdersCame) -> None:
+        """Orders arrive at a machine."""
+        daemon = self._shared.machines[name].daemon
+        if daemon is not None:
+            daemon.feed(event)
+
+    # -- both ----------------------------------------------------------------------------------------------------------
+
+    def _note(self, driver: Driver, write: Callable[[tuple[Member, ...]], None], members: tuple[Member, ...]) -> None:
+        try:
+            write(members)
+        except OSError as error:
+            driver.feed(LivesNotNoted(members, str(error)))
+        else:
+            driver.feed(LivesNoted(members))
+
+    def _soon(self, driver: Driver, event: StationEvent) -> None:
+        """Let something happen at this instant, after what is under way."""
+        self.clock.call_soon(partial(self._feed, driver, event))

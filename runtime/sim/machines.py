@@ -1,0 +1,107 @@
+"""A machine of a universe: its processes, its disk, its power, and the daemon that is there at the moment, if one is.
+
+It decides nothing. A process is there from when a daemon asks for it, boots for a while, and is then a host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.sim.disk import SimulatedDisk
+from isthmus.runtime.sim.ledger import Book
+from isthmus.runtime.sim.life import Life
+from isthmus.runtime.supervision.home_events import HomeEvent
+from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.supervision.station_events import StationEvent
+
+KILLED: Final = Exited(signal="SIGKILL")
+
+
+class Daemon(Protocol):
+    """A daemon as its machine sees it."""
+
+    name: str
+
+    def feed(self, event: StationEvent) -> None:
+        """Let something happen to the station."""
+
+    def feed_home(self, event: HomeEvent) -> None:
+        """Let something happen to the home, if it has one."""
+
+    def saw_end(self, process: Process) -> None:
+        """A process of its machine has ended."""
+
+    def die(self) -> None:
+        """Be gone, at once; the hosts go on."""
+
+
+@dataclass(slots=True)
+class StartTrouble:
+    """A machine has no room for the next `count` processes; `struck` is called when it refuses one."""
+
+    count: int
+    struck: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Process:
+    """A process that is or was there; `life` is None until it has booted."""
+
+    member: Member
+    pid: int
+    life: Life | None = None
+    cancel_boot: Callable[[], None] = lambda: None
+    is_stopped: bool = False
+    end: Exited | None = None
+
+
+@dataclass(slots=True)
+class SimulatedMachine:
+    """`crashes` counts, by replica, how many lives still end soon after they began; `start_troubles` are by the number
+    of the fault that made each."""
+
+    name: str
+    address: str
+    disk: SimulatedDisk
+    book: Book = field(default_factory=Book)
+    daemon: Daemon | None = None
+    processes: dict[int, Process] = field(default_factory=dict)
+    crashes: dict[Replica, int] = field(default_factory=dict)
+    start_troubles: dict[int, StartTrouble] = field(default_factory=dict)
+    is_dark: bool = False
+
+    def living(self) -> list[Life]:
+        """The hosts that are there."""
+        return [process.life for process in self.processes.values() if process.life is not None and not process.end]
+
+    def process(self, member: Member) -> Process | None:
+        """The process of a life, if it is there."""
+        found = (each for each in self.processes.values() if each.member == member and not each.end)
+        return next(found, None)
+
+    def end(self, process: Process, how: Exited = KILLED) -> None:
+        """A process is gone, at once; the daemon of its machine sees it, if it is there."""
+        if process.end is not None:
+            return
+        process.end = how
+        process.cancel_boot()
+        if process.life is not None:
+            process.life.kill()
+        if self.daemon is not None:
+            self.daemon.saw_end(process)
+
+    def refuses_start(self) -> bool:
+        """Whether there is no room for the process that is to be started."""
+        for trouble in self.start_troubles.values():
+            if trouble.count:
+                trouble.count -= 1
+                trouble.struck()
+                return True
+        return False
+
+    def stopped(self) -> tuple[Member, ...]:
+        """The lives that are stopped, by a signal."""
+        return tuple(each.member for each in self.processes.values() if each.is_stopped and not each.end)

@@ -1,0 +1,106 @@
+"""What must hold of the supervision of hosts in every universe, whatever became of daemons, ledgers and links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.presence import Stall
+from isthmus.runtime.sim.checkers import Checker, ViolationError
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.incidents import Condemned, Ended, GivenUp, Happened, RecorderFailed
+
+if TYPE_CHECKING:
+    from isthmus.runtime.sim.universe import Universe
+
+SLOWING: Final = frozenset({"stick", "slow", "pause", "hang"})
+"""Kinds of faults that make a firing long."""
+RECORDER: Final = Replica("recorder", 0)
+
+
+class LivesChecker(Checker):
+    """A number is a life once: no process is ever started for a life that another was started for. And all cores are
+    sound."""
+
+    def __init__(self) -> None:
+        self._began: set[Member] = set()
+
+    def began(self, universe: Universe, member: Member) -> None:
+        """Look for a second start."""
+        if member in self._began:
+            raise ViolationError(f"{member} is started a second time")
+        self._began.add(member)
+
+    def asked(self, universe: Universe) -> None:
+        """Check every core of the daemons that are there."""
+        for daemon in universe.daemons:
+            if not daemon.clock.is_dead:
+                daemon.station.check()
+                if daemon.home is not None:
+                    daemon.home.check()
+
+    def ended(self, universe: Universe) -> None:
+        """Once more."""
+        self.asked(universe)
+
+
+class VerdictsChecker(Checker):
+    """A host that no fault was about is killed neither for silence nor for being stuck, and is not given up; a daemon
+    tells the end of a life once."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, Member]] = set()
+
+    def happened(self, universe: Universe, happened: Happened) -> None:
+        """Look at verdicts."""
+        member, incident = happened.member, happened.incident
+        match incident:
+            case Condemned():
+                # At the end of a run nothing excuses a silence, also not a cut link.
+                if member.replica not in universe.injector.touched and universe.phase != "final":
+                    raise ViolationError(f"{member} is killed, and no fault was about it: {incident.verdict}")
+                if isinstance(incident.verdict, Stall) and not SLOWING & set(universe.injector.counts):
+                    raise ViolationError(f"{member} is called stuck, and nothing was slow: {incident.verdict}")
+            case GivenUp():
+                if not universe.injector.counts["crash loop"]:
+                    raise ViolationError(f"{member} is given up after {incident.lives} lives, and no life had to end")
+            case Ended():
+                told = universe.home_name, member
+                if told in self._told:
+                    raise ViolationError(f"{told[0]} tells the end of {member} twice")
+                self._told.add(told)
+
+
+class EndChecker(Checker):
+    """A run is over once, with nobody left; it is done when its recorder said so, stopped where a stop was asked for,
+    and failed only where somebody had it ended, or a replica it needs was given up."""
+
+    def __init__(self) -> None:
+        self._outcome: str | None = None
+
+    def finished(self, universe: Universe, home: Home) -> None:
+        """Look at how it ended."""
+        if self._outcome not in (None, home.outcome):
+            raise ViolationError(f"the run is over as {home.outcome!r}, and was as {self._outcome!r}")
+        self._outcome = home.outcome
+        counts = universe.injector.counts
+        if universe.is_stopped and home.outcome == "done":
+            raise ViolationError("the run is over as 'done', and somebody was told that it stops")
+        if home.outcome == "stopped" and not counts["stop"]:
+            raise ViolationError("the run is over as 'stopped', and no one has asked for it")
+        if home.outcome == "done" and universe.last(RECORDER) is None:
+            raise ViolationError("the run is over as 'done', and there was no recorder")
+        is_told = isinstance(home.failure, RecorderFailed)  # Whether rightly, a program's own checkers know.
+        if home.outcome == "failed" and not (counts["end"] or counts["crash loop"] or is_told):
+            raise ViolationError(f"the run has failed: {home.failure}")
+
+    def ended(self, universe: Universe) -> None:
+        """No process is left."""
+        left = [str(life.member) for life in universe.living()]
+        if left:
+            raise ViolationError(f"the run is over, and {', '.join(left)} are there")
+
+
+def supervision_checkers() -> list[Checker]:
+    """A checker for each invariant, new for each universe."""
+    return [LivesChecker(), VerdictsChecker(), EndChecker()]

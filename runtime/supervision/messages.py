@@ -1,0 +1,128 @@
+"""What is said between a run's home, the stations of its machines, and the hosts on them.
+
+It decides nothing. Orders and reports say everything that is so, each time: one that is lost costs half a second, and
+a new daemon at either end needs nothing but what it hears. Orders are numbered, because a link that is dialled anew may
+bring what was sent before behind what was sent after.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from isthmus.runtime.clock import Duration
+from isthmus.runtime.ids import Member
+from isthmus.runtime.presence import Phase
+from isthmus.runtime.supervision.incidents import End
+
+HEARTBEAT_SECONDS: Final = 0.25
+"""How often a host says what it is."""
+
+Row: TypeAlias = tuple[str, int, tuple[str, ...], str]
+"""Of a roster: (replica, incarnation, endpoints, machine) of a live member."""
+
+
+class Part(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """Base of what messages are made of: compared and stored by value."""
+
+
+class Said(Part, frozen=True):
+    """What a host says of itself: `steps`, `busy`, `firing` and `node` as in HeartbeatArrived."""
+
+    phase: Phase = "starting"
+    endpoints: tuple[str, ...] = ()
+    steps: int = 0
+    busy: Duration = Duration(0)
+    firing: Duration = Duration(0)
+    node: str = ""
+    cpu_seconds: float = 0.0
+    bytes_sent: int = 0
+
+
+class Over(Part, frozen=True):
+    """A recorder says that everything final is there, or which error it met."""
+
+    error: str | None = None
+
+
+class Seen(Part, frozen=True):
+    """A life whose process is there, and was heard `beats` times. `error` is what it told of its failure."""
+
+    member: Member
+    pid: int
+    beats: int = 0
+    is_stopped: bool = False
+    error: str = ""
+    said: Said = Said()
+    over: Over | None = None
+
+
+class Gone(Part, frozen=True):
+    """A life that has ended, with what it had used."""
+
+    member: Member
+    end: End
+    error: str = ""
+    cpu_seconds: float = 0.0
+    bytes_sent: int = 0
+
+
+class Stamp(Part, frozen=True, order=True):
+    """The place of orders among all that were ever given: the `number`-th of the home's `epoch`-th daemon."""
+
+    epoch: int = 0
+    number: int = 0
+
+
+class Report(Part, frozen=True):
+    """What a station knows: `lives`, some or all; every life that has `ended` and is still asked for; of each replica
+    the `newest` life that was ever begun there; and which orders it has `obeyed` last."""
+
+    lives: tuple[Seen, ...] = ()
+    ended: tuple[Gone, ...] = ()
+    newest: tuple[Member, ...] = ()
+    obeyed: Stamp = Stamp()
+
+
+class Wanted(Part, frozen=True):
+    """A life that is asked for: to be, or, where it `is_condemned`, to be killed. The one thing wanted of both is to
+    hear of their end. Only one that `is_new` is begun: it has its number from the home's present daemon; of any other
+    nobody knows whether it was begun, and where."""
+
+    member: Member
+    is_condemned: bool = False
+    is_new: bool = False
+
+
+class Orders(Part, frozen=True):
+    """What a machine is to have: lives, and nothing else. `roster` is what all hosts are to know (None: what they know
+    already), `machines` those that take part. `is_over`: the run needs nothing here any more. Orders whose `stamp` is
+    not newer than that of others before are not obeyed."""
+
+    wanted: tuple[Wanted, ...] = ()
+    roster: tuple[Row, ...] | None = None
+    machines: tuple[str, ...] = ()
+    is_stopping: bool = False
+    is_ending: bool = False
+    is_over: bool = False
+    stamp: Stamp = Stamp()
+
+
+def report_of(told: Any) -> Report:
+    """The report that some data stand for; ValueError if they stand for none."""
+    report: Report = _converted(told, Report)
+    return report
+
+
+def orders_of(told: Any) -> Orders:
+    """The orders that some data stand for; ValueError if they stand for none."""
+    orders: Orders = _converted(told, Orders)
+    return orders
+
+
+def _converted(told: Any, kind: type[Any]) -> Any:
+    try:
+        return msgspec.convert(told, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no {kind.__name__.lower()}: {error}") from None

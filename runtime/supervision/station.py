@@ -1,0 +1,318 @@
+"""The core of a station: the processes of one run on one machine, as the run's home orders them.
+
+It decides which process is started, killed, adopted or dismissed here, and what is reported. It does not decide which
+lives are to be, nor when the next one of a replica begins: that is `home`.
+
+Theory of operation. Orders say which lives are wanted. What lives and is not wanted is killed; what is wanted, is new,
+and was never begun is begun: first its number is noted, then its process started, then the process noted. So a daemon
+that dies between any two of these leaves nothing that the next one could mistake: a number that was noted is never
+begun again, whether or not it became a process, and a process that was not noted is dismissed when it speaks. How a
+life ended is reported again and again, until the home no longer asks for it.
+
+Hosts speak for the life that they are. One that speaks for another is told to end. After a ledger was lost nobody knows
+which lives are there: for UNSURE_BEATS, and until there were orders, hosts that speak are adopted by what they say, and
+nothing is begun. Then whatever was wanted so far counts as begun, and is noted, before the ledger is relied upon again.
+
+Time is counted in beats of the daemon itself, so that one which was stopped blames nobody. Without orders for
+LONELY_BEATS, or once they say that the run is over, every process is ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+import msgspec
+
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.errors import InvariantError
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.incidents import NotStarted, Unseen
+from isthmus.runtime.supervision.messages import Gone, Orders, Over, Report, Said, Seen, Stamp
+from isthmus.runtime.supervision.station_events import (
+    CloseStation,
+    DismissHost,
+    HostSpoke,
+    KillProcess,
+    LivesNoted,
+    LivesNotNoted,
+    NoteFound,
+    NoteLives,
+    NoteProcess,
+    OrdersCame,
+    ProcessEnded,
+    ProcessNotStarted,
+    ProcessStarted,
+    SendReport,
+    StartProcess,
+    StationBeat,
+    StationBegan,
+    StationCommand,
+    StationEvent,
+    StationLeft,
+    TellHosts,
+    WatchProcess,
+)
+
+BEAT_SECONDS: Final = 0.5
+"""Twice as long as hosts take between two heartbeats."""
+LONELY_BEATS: Final = 1200
+"""Ten minutes: without a word from home for so long the run is lost, and nobody else would ever end its hosts."""
+UNSURE_BEATS: Final = 20
+"""Ten seconds: a host finds a new daemon within two or three."""
+
+
+@dataclass(slots=True)
+class Process:
+    """A life whose process is there."""
+
+    member: Member
+    pid: int
+    said: Said = field(default_factory=Said)
+    beats: int = 0
+    error: str = ""
+    over: Over | None = None
+    is_stopped: bool = False
+
+    def seen(self) -> Seen:
+        """As it is reported."""
+        return Seen(self.member, self.pid, self.beats, self.is_stopped, self.error, self.said, self.over)
+
+
+class Station:
+    """The processes of one run on one machine. `is_at_home`: the home is in the same daemon, so that reports are
+    prompt, and orders never fail to come."""
+
+    def __init__(self, *, is_at_home: bool) -> None:
+        self.refused: Counter[str] = Counter()
+        self.lives: dict[Replica, Process] = {}
+        self._is_at_home = is_at_home
+        self._noting: set[Member] = set()
+        self._starting: dict[Replica, Member] = {}
+        self._ended: dict[Replica, Gone] = {}
+        self._newest: dict[Replica, int] = {}
+        self._orders: Orders | None = None
+        self._obeyed = Stamp()
+        self._lonely_beats = self._unsure_beats = 0
+        self._is_over = self._is_closed = self._is_lost = False
+
+    def handle(self, event: StationEvent, now: Instant) -> list[StationCommand]:
+        """What `event` leads to, in order."""
+        match event:
+            case StationBegan():
+                return self._begin(event)
+            case OrdersCame():
+                return self._obey(event.orders)
+            case LivesNoted():
+                return self._start(event.members)
+            case LivesNotNoted():
+                self._noting.difference_update(event.members)  # The next orders ask again.
+                return []
+            case ProcessStarted():
+                return self._started(event.member, event.pid)
+            case ProcessNotStarted():
+                return self._not_started(event)
+            case ProcessEnded():
+                return self._end(event)
+            case HostSpoke():
+                return self._hear(event)
+            case StationBeat():
+                return self._beat(event)
+            case StationLeft():
+                return self._leave()
+            case _:
+                assert_never(event)
+
+    # -- orders --------------------------------------------------------------------------------------------------------
+
+    def _begin(self, event: StationBegan) -> list[StationCommand]:
+        """Adopt what lives, as the ledger knows it."""
+        self._is_lost, self._unsure_beats = event.is_lost, UNSURE_BEATS if event.is_lost else 0
+        commands: list[StationCommand] = []
+        for known in event.lives:
+            replica = known.member.replica
+            self._newest[replica] = max(known.member.incarnation, self._newest.get(replica, 0))
+            if known.is_alive and known.pid is not None:
+                commands += self._adopt(known.member, known.pid)
+        return commands
+
+    def _obey(self, orders: Orders) -> list[StationCommand]:
+        """Kill what is not wanted, and begin what is and never was."""
+        self._lonely_beats = 0
+        if orders.is_over or self._is_over:  # Another station may do what this one was still asked for.
+            return self._leave()
+        if orders.stamp <= self._obeyed:
+            self.refused["orders that came late"] += 1
+            return []
+        self._obeyed = orders.stamp
+        if orders.roster is None and self._orders is not None:
+            orders = msgspec.structs.replace(orders, roster=self._orders.roster)
+        self._orders = orders
+        wanted = {each.member.replica: each for each in orders.wanted}
+        self._ended = {
+            replica: gone
+            for replica, gone in self._ended.items()
+            if replica in wanted and wanted[replica].member == gone.member
+        }
+        commands: list[StationCommand] = []
+        for life in self.lives.values():
+            if not self._is_wanted(life.member):
+                commands.append(KillProcess(life.member))
+        missing, is_news = [], not self._is_at_home
+        for replica, each in wanted.items():
+            if replica in self.lives or replica in self._ended or self._is_beginning(replica):
+                continue
+            number = each.member.incarnation
+            if self._is_lost:  # It may have been begun; its host speaks by then, if it lives.
+                self._newest[replica] = max(number, self._newest.get(replica, 0))
+            elif each.is_new and self._newest.get(replica, 0) < number and self._is_wanted(each.member):
+                missing.append(each.member)
+            else:
+                self._ended[replica] = Gone(each.member, Unseen())
+                is_news = True
+        if missing:
+            self._noting.update(missing)
+            commands.append(NoteLives(tuple(missing)))
+        return [*commands, *self._tell(), *([self._report()] if is_news else [])]
+
+    def _start(self, members: tuple[Member, ...]) -> list[StationCommand]:
+        """Numbers are noted: their processes may begin, as far as they are still wanted."""
+        if self._is_lost:  # They are those that may have been begun before.
+            self._is_lost = False
+            return [NoteFound()]
+        commands: list[StationCommand] = []
+        for member in members:
+            self._noting.discard(member)
+            self._newest[member.replica] = member.incarnation
+            if self._is_wanted(member):
+                self._starting[member.replica] = member
+                commands.append(StartProcess(member))
+            else:
+                self._ended[member.replica] = Gone(member, Unseen())
+        return commands
+
+    def _is_beginning(self, replica: Replica) -> bool:
+        return replica in self._starting or any(member.replica == replica for member in self._noting)
+
+    def _is_wanted(self, member: Member) -> bool:
+        """Whether a life is to be; before the first orders, all are."""
+        if self._orders is None or self._is_over:
+            return not self._is_over
+        return any(each.member == member and not each.is_condemned for each in self._orders.wanted)
+
+    def _leave(self) -> list[StationCommand]:
+        """End every process, and then be over."""
+        self._is_over = True
+        return [*(KillProcess(life.member) for life in self.lives.values()), *self._close_if_alone()]
+
+    def _close_if_alone(self) -> list[StationCommand]:
+        is_alone = not self.lives and not self._starting and not self._unsure_beats
+        if self._is_over and is_alone and not self._is_closed:
+            self._is_closed = True
+            return [CloseStation()]
+        return []
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def _adopt(self, member: Member, pid: int) -> list[StationCommand]:
+        self.lives[member.replica] = Process(member, pid)
+        return [WatchProcess(member, pid)]
+
+    def _started(self, member: Member, pid: int) -> list[StationCommand]:
+        self._starting.pop(member.replica, None)
+        commands: list[StationCommand] = [NoteProcess(member, pid), *self._adopt(member, pid)]
+        if not self._is_wanted(member):
+            commands.append(KillProcess(member))
+        return [*commands, self._report(member.replica)]
+
+    def _not_started(self, event: ProcessNotStarted) -> list[StationCommand]:
+        member = event.member
+        self._starting.pop(member.replica, None)
+        self._ended[member.replica] = Gone(member, NotStarted(event.error))
+        return [self._report(member.replica), *self._close_if_alone()]
+
+    def _end(self, event: ProcessEnded) -> list[StationCommand]:
+        life = self.lives.get(event.member.replica)
+        if life is None or life.member != event.member:
+            return []
+        del self.lives[event.member.replica]
+        used = life.said.cpu_seconds if event.cpu_seconds is None else event.cpu_seconds
+        self._ended[event.member.replica] = Gone(event.member, event.end, life.error, used, life.said.bytes_sent)
+        return [self._report(event.member.replica), *self._close_if_alone()]
+
+    # -- hosts ---------------------------------------------------------------------------------------------------------
+
+    def _hear(self, event: HostSpoke) -> list[StationCommand]:
+        """A host speaks for a life: the present one of its replica, or another."""
+        member, commands = event.member, list[StationCommand]()
+        life = self.lives.get(member.replica)
+        if life is None and self._is_lost and not self._is_over:
+            self._newest[member.replica] = max(member.incarnation, self._newest.get(member.replica, 0))
+            commands += [NoteProcess(member, event.pid), *self._adopt(member, event.pid)]
+            life = self.lives[member.replica]
+        if life is None or life.member != member:
+            if self._is_beginning(member.replica):
+                self.refused["too early"] += 1  # Which process its life is, is not known yet.
+                return commands
+            self.refused["not the present life"] += 1
+            return [*commands, DismissHost(member)]
+        is_news = not life.beats or (event.error and not life.error) or event.over != life.over
+        life.said, life.beats = event.said, life.beats + 1
+        life.error, life.over = life.error or event.error, event.over
+        if is_news:
+            commands += self._tell(member)
+        if is_news or self._is_at_home:
+            commands.append(self._report(member.replica))
+        return commands
+
+    def _beat(self, event: StationBeat) -> list[StationCommand]:
+        commands: list[StationCommand] = []
+        self._unsure_beats = max(0, self._unsure_beats - 1)
+        if self._is_lost and not self._unsure_beats and self._orders is not None:
+            commands.append(NoteLives(self._begun()))
+        self._lonely_beats += 1
+        for life in self.lives.values():
+            life.is_stopped = life.member in event.stopped
+        commands += [*self._tell(), self._report()]
+        if self._lonely_beats > LONELY_BEATS and not self._is_at_home:
+            commands += self._leave()
+        return [*commands, *self._close_if_alone()]
+
+    def _tell(self, *members: Member) -> list[StationCommand]:
+        """Tell hosts (all, where none is named) what the home said last."""
+        named = members or tuple(life.member for life in self.lives.values() if life.beats)
+        orders = self._orders or Orders()
+        if not named:
+            return []
+        return [TellHosts(named, orders.roster, orders.machines, orders.is_stopping, orders.is_ending)]
+
+    def _report(self, *replicas: Replica) -> StationCommand:
+        """Tell the home of some lives, or of all."""
+        lives = [self.lives[each] for each in replicas if each in self.lives] if replicas else self.lives.values()
+        newest = () if replicas else self._begun()
+        return SendReport(
+            Report(tuple(life.seen() for life in lives), tuple(self._ended.values()), newest, self._obeyed)
+        )
+
+    def _begun(self) -> tuple[Member, ...]:
+        """The newest life of each replica that was begun here, or may have been."""
+        return tuple(Member(replica, number) for replica, number in self._newest.items())
+
+    # -- invariants ----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise InvariantError unless no life is two things at once, and none is newer than what was noted."""
+        for replica, life in self.lives.items():
+            _demand(life.member.replica == replica, f"{life.member} is kept as {replica}")
+            _demand(not self._is_beginning(replica), f"{life.member} lives, and another life of it begins")
+            newest = self._newest.get(replica, 0)
+            _demand(life.member.incarnation <= newest, f"{life.member} lives, and {newest} is the newest number")
+        for replica, member in self._starting.items():
+            _demand(self._newest.get(replica) == member.incarnation, f"{member} is started and was not noted")
+        _demand(not self._is_closed or not (self.lives or self._starting), "it is closed, and processes are there")
+
+
+def _demand(holds: bool, broken: str) -> None:
+    if not holds:
+        raise InvariantError(f"station: {broken}")
