@@ -51,7 +51,7 @@ _METRIC_FIELDS: Final = ("incarnation", "phase", "step", "tokens")
 _TRAFFIC_FIELDS: Final = ("staleness", "bytes_sent", "bytes_received", "sick")
 _MERGE_FIELDS: Final = (
     *("shard", "epoch", "fragment", "round", "kind", "version", "voters", "weights", "left_out", "refused", "reason"),
-    *("merges", "votes", "merged_tokens"),
+    *("merges", "votes", "merged_tokens", "shortened"),
 )
 
 

@@ -199,6 +199,7 @@ class World:
             "voters": sorted(found.votes),
             "left_out": missing,
             "refused": [],
+            "shortened": [],
             "reason": "",
             "opened_at": found.opened_at,
             "quorum_at": found.quorum_at or self.now,

@@ -162,8 +162,24 @@ def report(slot: int, incarnation: int, accounts: list[list[int]], stepping: flo
 
 def merging(fragment: int, kind: str, epoch: int, tokens: list[list[int]]) -> dict[str, Any]:
     told = SimpleNamespace(shard=0, epoch=epoch, round=1, fragment=fragment, kind=kind, version=[epoch, 1], voters=[0])
-    known = {"weights": [1.0], "left_out": [], "refused": [], "reason": "", "merged_tokens": tokens, "merges": 1}
-    times = {"opened_at": 0, "quorum_at": 0, "closed_at": 0, "published_at": 0, "votes": 1}
+    known = {
+        "weights": [1.0],
+        "left_out": [],
+        "refused": [],
+        "shortened": [],
+        "reason": "",
+        "merged_tokens": tokens,
+        "merges": 1,
+    }
+    times = {
+        "merged_tokens": tokens,
+        "merges": 1,
+        "opened_at": 0,
+        "quorum_at": 0,
+        "closed_at": 0,
+        "published_at": 0,
+        "votes": 1,
+    }
     return {**vars(told), **known, **times}
 
 
