@@ -311,6 +311,7 @@ class Home:
         """A life is there."""
         member, replica = seen.member, seen.member.replica
         life = self.lives.get(replica)
+        machine.fresh.discard(replica)  # It was begun: a station that knows nothing of it is not to begin it again.
         if life is None or life.member != member:
             life = self.lives[replica] = Life(member, machine.name, Seen(member, seen.pid))
             if replica in self._adopting or self._roll.has(member):

@@ -87,8 +87,8 @@ class Report(Part, frozen=True):
 
 class Wanted(Part, frozen=True):
     """A life that is asked for: to be, or, where it `is_condemned`, to be killed. The one thing wanted of both is to
-    hear of their end. Only one that `is_new` is begun: it has its number from the home's present daemon; of any other
-    nobody knows whether it was begun, and where."""
+    hear of their end. Only one that `is_new` is begun: the home's present daemon gave it its number, and no station has
+    reported it. Of any other nobody knows whether it was begun, and where."""
 
     member: Member
     is_condemned: bool = False

@@ -188,6 +188,12 @@ class HomeStory:
         """The timer fires, whether it is due or not."""
         return self.does(now, HomeTimerFired())
 
+    def _known(self, each: Wanted) -> Wanted:
+        """A life that was seen is not new any more."""
+        life = self.core.lives.get(each.member.replica)
+        is_seen = life is not None and life.member == each.member
+        return Wanted(each.member, each.is_condemned, each.is_new and not is_seen)
+
     def orders(
         self, at_home: str = AT_HOME, beta: str = ON_BETA, roster: str | None = "", *, back: int = 0, **more: Any
     ) -> SendOrders:
@@ -199,7 +205,7 @@ class HomeStory:
         named |= {name: text for name, text in more.items() if name not in flags}
         flags |= {name: value for name, value in more.items() if name in flags}
         return SendOrders(
-            wanted={name: wanted(text) for name, text in named.items()},
+            wanted={name: tuple(map(self._known, wanted(text))) for name, text in named.items()},
             roster=None if roster is None else rows(roster),
             stamp=Stamp(self.stamp.epoch, self.stamp.number - back),
             **flags,
