@@ -1,13 +1,14 @@
 # make train: install, and train a small language model with four learners and a syncer.   make test: the tests.
-# make soak: variants of the code that are broken on purpose, and 10,000 simulated clusters with faults: about 40 minutes.
-# make mutate: small changes of the cores, which the tests must notice; MODULES="quorum accounts" for some of them.
+# make quick: the tests of the cores.   make install: install only.   make install-test: with pytest, for your own tests.
+# make soak: variants of the code that are broken on purpose, 10,000 simulated clusters with faults, and 200 real runs with kills: about two hours.
+# make mutate: small changes of the cores, which the tests must notice; MODULES="quorum/core verify" for some of them.
 # Everything is installed into .venv, once; a second call needs no network.
 
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install train test check bench soak mutate clean
+.PHONY: help install install-test train test quick check bench soak mutate clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -32,13 +33,16 @@ help:
 
 install: .venv/installed
 
+install-test: .venv/installed-test
+
 train: .venv/installed
 	$(BIN)/isthmus train
 
-# Those with real processes come last, one at a time: they measure themselves by the clock of a machine that is theirs.
 test: .venv/installed-test
-	$(BIN)/python -m pytest -n 2 tests/ops tests/runtime
-	$(BIN)/python -m pytest tests/programs
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak"
+
+quick: .venv/installed-test
+	TESTS_EFFORT=5 $(BIN)/python -m pytest -n 2 tests/runtime/graph tests/runtime/quorum tests/runtime/membership tests/runtime/scheduler tests/runtime/items tests/runtime/protocol tests/runtime/supervision tests/ops/exchange tests/ops/syncer tests/ops/kernels
 
 # mypy does not see an editable installation; the links show it the packages under their import name.
 .typing/isthmus: .venv/installed-check
@@ -52,9 +56,13 @@ check: .typing/isthmus
 	$(BIN)/mypy -p isthmus.runtime -p isthmus.ops -p isthmus.programs
 	$(BIN)/lint-imports
 
+# All examples and seeds, and then what takes longer than `make test` may, one at a time.
 soak: .venv/installed-test
-	$(BIN)/python -m tests.programs.mutants
+	TESTS_EFFORT=100 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not process and not soak"
+	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m tests.programs.simulation.mutants
 	$(BIN)/isthmus simulate world --seeds 10000 --each 20
+	$(BIN)/python tests/bench/soak_kills.py
 
 mutate: .venv/installed-mutate
 	$(BIN)/python tests/mutation/mutate.py $(MODULES)

@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from isthmus.ops.batches import Batches
-    from isthmus.ops.evaluate import Evaluate, EvaluateMean
-    from isthmus.ops.fragment import partition
-    from isthmus.ops.fragment_send import FragmentSend
-    from isthmus.ops.inner_step import InnerStep
-    from isthmus.ops.merge import Merge
-    from isthmus.ops.outer_step import OuterStep
-    from isthmus.ops.pacer import Pacer
-    from isthmus.ops.tree import tree_mean
+    from isthmus.ops.data.batches_node import Batches
+    from isthmus.ops.exchange.fragments import partition
+    from isthmus.ops.exchange.parameter_trees import tree_mean
+    from isthmus.ops.island.evaluate import Evaluate, EvaluateMean
+    from isthmus.ops.learner.fragment_send import FragmentSend
+    from isthmus.ops.learner.inner_step import InnerStep
+    from isthmus.ops.syncer.merge import Merge
+    from isthmus.ops.syncer.outer_step import OuterStep
+    from isthmus.ops.syncer.pacer import Pacer
 
 __all__ = [
     "Batches",
@@ -33,16 +33,16 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "Batches": "batches",
-    "Evaluate": "evaluate",
-    "EvaluateMean": "evaluate",
-    "FragmentSend": "fragment_send",
-    "InnerStep": "inner_step",
-    "Merge": "merge",
-    "OuterStep": "outer_step",
-    "Pacer": "pacer",
-    "partition": "fragment",
-    "tree_mean": "tree",
+    "Batches": "data.batches_node",
+    "Evaluate": "island.evaluate",
+    "EvaluateMean": "island.evaluate",
+    "FragmentSend": "learner.fragment_send",
+    "InnerStep": "learner.inner_step",
+    "Merge": "syncer.merge",
+    "OuterStep": "syncer.outer_step",
+    "Pacer": "syncer.pacer",
+    "partition": "exchange.fragments",
+    "tree_mean": "exchange.parameter_trees",
 }
 
 

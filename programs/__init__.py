@@ -9,26 +9,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from isthmus.programs.program import Program, decoupled_diloco
+    from isthmus.ops.data.loader_stream import LoaderStream
+    from isthmus.ops.data.streams import Stream
+    from isthmus.programs.request.program import Program, decoupled_diloco
     from isthmus.programs.task import At, Task
+    from isthmus.programs.trained import load
     from isthmus.programs.training import Result, train
 
-__all__ = ["At", "Program", "Result", "Task", "decoupled_diloco", "train"]
+__all__ = ["At", "LoaderStream", "Program", "Result", "Stream", "Task", "decoupled_diloco", "load", "train"]
 
 _MODULES: Final = {
-    "At": "task",
-    "Program": "program",
-    "Result": "training",
-    "Task": "task",
-    "decoupled_diloco": "program",
-    "train": "training",
+    "At": "programs.task",
+    "LoaderStream": "ops.data.loader_stream",
+    "Program": "programs.request.program",
+    "Result": "programs.training",
+    "Stream": "ops.data.streams",
+    "Task": "programs.task",
+    "decoupled_diloco": "programs.request.program",
+    "load": "programs.trained",
+    "train": "programs.training",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"isthmus.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -4,31 +4,32 @@
     between:       ring ==passed, Queue==> ring of the next learner, 2 M - 1 times a step
 
 No syncer, and nobody steps before everybody has: any learner that is slow, or gone, holds up all others. The number of
-learners is part of the graph. (A role that can have two replicas is one whose reports come by replica, as in every
-other program.)
+learners is part of the graph.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from isthmus.ops.batches import Batches
-from isthmus.ops.evaluate_model import EvaluateModel
-from isthmus.ops.gradient_step import NO_MEAN, GradientStep
-from isthmus.ops.ring import START, Ring
-from isthmus.runtime.graph import Graph, Job, Latest, Queue, Route
+from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.island.evaluate_model import EvaluateModel
+from isthmus.ops.learner.gradient_step import NO_MEAN, GradientStep
+from isthmus.ops.learner.ring import START, Ring
+from isthmus.programs.outer_settings import check_gradients
+from isthmus.runtime.graph.template import Graph, Job, Latest, Queue, Route
 
 EVALUATIONS: Final = 20
 """How often the model leaves a learner in a run."""
 
 
 def build(job: Job) -> Graph:
-    """The graph; it has no settings."""
+    """The graph; it has no settings. ConfigError for a task whose gradients cannot be averaged."""
+    check_gradients(job, "data-parallel")
     graph = Graph("data-parallel")
-    learner = graph.role("learner", replicas=(job.learners, max(2, job.learners)))
+    learner = graph.role("learner", replicas=(job.learners, job.learners))
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
-    data = learner.node("data", Batches, job.task)
+    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
     steps = -(-job.tokens // (job.learners * job.tokens_per_batch))
     step = learner.node(
         "inner-step",

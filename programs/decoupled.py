@@ -15,16 +15,16 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
-from isthmus.ops.batches import Batches
-from isthmus.ops.evaluate import Evaluate
-from isthmus.ops.fragment import count_default, partition, units_max
-from isthmus.ops.fragment_send import FragmentSend
-from isthmus.ops.inner_step import InnerStep
-from isthmus.ops.merge import Merge
-from isthmus.ops.outer_step import OuterStep
-from isthmus.ops.pacer import Pacer
+from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.exchange.fragments import count_default, partition, units_max
+from isthmus.ops.island.evaluate import Evaluate
+from isthmus.ops.learner.fragment_send import FragmentSend
+from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.syncer.merge import Merge
+from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.ops.syncer.pacer import Pacer
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph import AnyOf, Graph, Job, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
 Rule = Literal["rda", "average"]
 LEARNERS_MAX = 64
@@ -75,12 +75,14 @@ def build(
     parts = partition(job.layout, fragments if fragments is not None else count_default(job.layout))
     sweeps = job.tokens / (job.learners * interval * job.tokens_per_batch)
     lr, momentum = settings_for(sweeps)
+    lr = lr if outer_lr is None else outer_lr
+    momentum = momentum if outer_momentum is None else outer_momentum
     graph = Graph("decoupled-diloco")
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(shards, shards))
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
-    data = learner.node("data", Batches, job.task)
+    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
     step = learner.node(
         "inner-step",
         InnerStep,
@@ -104,21 +106,29 @@ def build(
         gamma=gamma,
         learners=job.learners,
         tokens=job.tokens,
+        step_tokens=job.step_tokens,
         fires=AnyOf("progress", "merged", "control"),
     )
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
-    merging = syncer.node("merge", Merge, parts, method=merge, bounded=bounded, fires=votes)
-    outer = syncer.node(
-        "outer-step",
-        OuterStep,
+    merging = syncer.node(
+        "merge",
+        Merge,
         parts,
-        lr=lr if outer_lr is None else outer_lr,
-        momentum=momentum if outer_momentum is None else outer_momentum,
+        step_tokens=job.step_tokens,
+        method=merge,
+        bounded=bounded,
+        lr=lr,
+        momentum=momentum,
+        fires=votes,
     )
+    outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum)
     evaluate = evaluator.node("evaluate", Evaluate, job.task, parts, tokens=job.tokens, fires=AnyOf("update"))
 
     rounds_max = 2 * len(parts) + 2
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
+    graph.edge(data["cursor"], step["cursor"], Latest())
+    graph.edge(pacer["place"], data["place"], Latest("slot"))
+    graph.edge(merging["reached"], pacer["reached"], Latest("fragment"))
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
     graph.edge(send["answer"], merging["answer"], Latest("fragment"), to=syncer.at("fragment"))
     graph.edge(pacer["round"], merging["round"], Queue(capacity=rounds_max))

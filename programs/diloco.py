@@ -10,17 +10,17 @@ outer step is done: so every learner waits for the slowest, and for the way ther
 
 from __future__ import annotations
 
-from isthmus.ops.batches import Batches
-from isthmus.ops.conductor import Conductor
-from isthmus.ops.evaluate import Evaluate
-from isthmus.ops.fragment import partition
-from isthmus.ops.fragment_send import FragmentSend
-from isthmus.ops.lock_step import Gate, LockStep
-from isthmus.ops.merge import Merge
-from isthmus.ops.outer_step import OuterStep
-from isthmus.programs.outer import LEARNERS_MAX, Rule, faults, outer_settings
+from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.exchange.fragments import partition
+from isthmus.ops.island.evaluate import Evaluate
+from isthmus.ops.learner.fragment_send import FragmentSend
+from isthmus.ops.learner.lock_step import Gate, LockStep
+from isthmus.ops.syncer.conductor import Conductor
+from isthmus.ops.syncer.merge import Merge
+from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.outer_settings import LEARNERS_MAX, Rule, faults, outer_settings
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph import AnyOf, Graph, Job, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
 
 def build(
@@ -46,7 +46,7 @@ def build(
     syncer = graph.role("syncer", replicas=(1, 1))
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
-    data = learner.node("data", Batches, job.task)
+    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
     step = learner.node("inner-step", LockStep, job.task, fragments=parts, report_every=interval, tokens=job.tokens)
     send = learner.node("outer-gradient", FragmentSend, parts)
     gate = learner.node("gate", Gate, fragments=1, overlap=0, free=0, fires=AnyOf("update", "pull"))
@@ -59,14 +59,20 @@ def build(
         learners=job.learners,
         tokens=job.tokens,
         tokens_per_batch=job.tokens_per_batch,
+        step_tokens=job.step_tokens,
         fires=AnyOf("progress", "merged", "control"),
     )
     everybody = Quorum(port="answer", key="round", opened_by="round", count_min=job.learners)
-    merging = syncer.node("merge", Merge, parts, method=merge, fires=everybody)
+    merging = syncer.node(
+        "merge", Merge, parts, step_tokens=job.step_tokens, method=merge, lr=lr, momentum=momentum, fires=everybody
+    )
     outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum)
     evaluate = evaluator.node("evaluate", Evaluate, job.task, parts, tokens=job.tokens, fires=AnyOf("update"))
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
+    graph.edge(data["cursor"], step["cursor"], Latest())
+    graph.edge(conductor["place"], data["place"], Latest("slot"))
+    graph.edge(merging["reached"], conductor["reached"], Latest("fragment"))
     graph.edge(gate["permit"], step["permit"], Queue(capacity=interval + 2))
     graph.edge(gate["update"], step["update"], Latest("fragment"))
     graph.edge(gate["pull"], step["pull"], Latest("fragment"))

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from isthmus.ops.batches import Batches
-from isthmus.ops.elastic import ElasticStep
-from isthmus.ops.elastic_rounds import Average, Caller
-from isthmus.ops.evaluate_model import EvaluateModel
-from isthmus.ops.fragment import partition
-from isthmus.programs.outer import LEARNERS_MAX
-from isthmus.runtime.graph import AnyOf, Graph, Job, Latest, Queue, Quorum
+from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.exchange.fragments import partition
+from isthmus.ops.island.evaluate_model import EvaluateModel
+from isthmus.ops.learner.elastic_step import ElasticStep
+from isthmus.ops.syncer.elastic_rounds import Average, Caller
+from isthmus.programs.outer_settings import LEARNERS_MAX, check_gradients
+from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
 EVALUATIONS: Final = 20
 """How often the model leaves the learners in a run."""
 
 
 def build(job: Job) -> Graph:
-    """The graph; it has no settings."""
+    """The graph; it has no settings. ConfigError for a task whose gradients cannot be averaged."""
+    check_gradients(job, "elastic-data-parallel")
     graph = Graph("elastic-data-parallel")
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(1, 1))
@@ -33,7 +34,7 @@ def build(job: Job) -> Graph:
 
     steps = -(-job.tokens // (job.learners * job.tokens_per_batch))
     emit_every = max(1, steps // EVALUATIONS)
-    data = learner.node("data", Batches, job.task)
+    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
     step = learner.node("inner-step", ElasticStep, job.task, tokens=job.tokens, emit_every=emit_every)
     rounds = AnyOf("progress", "averaged", "control")
     caller = syncer.node("caller", Caller, learners=job.learners, tokens=job.tokens, fires=rounds)
@@ -42,6 +43,8 @@ def build(job: Job) -> Graph:
     evaluate = evaluator.node("evaluate", EvaluateModel, job.task, tokens=job.tokens)
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
+    graph.edge(data["cursor"], step["cursor"], Latest())
+    graph.edge(caller["place"], data["place"], Latest("slot"))
     graph.edge(step["vote"], average["vote"], Latest())
     graph.edge(caller["round"], average["round"], Queue(capacity=2))
     graph.edge(average["averaged"], caller["averaged"], Latest())

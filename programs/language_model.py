@@ -1,8 +1,8 @@
 """The shipped task: a small transformer that learns to predict text, byte by byte.
 
 By default it is nano (131,904 parameters) on the sources of Python's standard library; the keywords of `task` are the
-settings of section `task.`, and make it larger, or train it on other text or on tokens. Importing this module imports
-no jax, so that a wrong setting is found in no time.
+settings of section `task.`, and make it larger, give it experts, or train it on other text or on tokens. Importing this
+module imports no jax, so that a wrong setting is found in no time.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from isthmus.ops.corpus import Corpus, load
-from isthmus.ops.data import Windows
-from isthmus.ops.sources import DataError, Source, find
+from isthmus.ops.data.batches import Windows
+from isthmus.ops.data.corpus import Corpus, load
+from isthmus.ops.data.files import DataError, Source, find
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, Fault
 
@@ -35,6 +35,10 @@ def task(
     data: tuple[str, ...] = (),
     vocabulary: int | None = None,
     token_dtype: str = "uint16",
+    experts: int = 0,
+    experts_chosen: int = 2,
+    experts_slack: float = 1.25,
+    experts_balance: float = 0.01,
 ) -> Task:
     """The language model as a Task. ConfigError, with every fault, for a setting out of range and for wrong data.
 
@@ -45,6 +49,10 @@ def task(
       `clip`: the largest global norm of a gradient.
     - `data`: files and folders, read as bytes, or `.npy` and `.bin` files of token ids with their `vocabulary` size;
       `token_dtype`: "uint16" or "uint32", of `.bin` files. Nothing is the standard library.
+    - `experts`: how many the feed-forward half of every layer has; 0 makes it dense. Each token goes to
+      `experts_chosen` of them; an expert has room for `experts_slack` times its even share of a sequence;
+      `experts_balance` is the weight, in what is trained, of how uneven tokens are spread ("balance", told beside the
+      loss).
 
     The evaluation is 256 windows of held-out text (or the next multiple of `batch`), the same in every run.
     """
@@ -58,17 +66,21 @@ def task(
     except DataError as error:
         raise ConfigError(error.doing, error.expected, error.found, error.do) from error
 
-    from isthmus.ops import model, optimizer
+    from isthmus.ops.island import optimizer, transformer
+    from isthmus.ops.island.experts import Routing
 
-    config = model.ModelConfig(corpus.vocabulary, layers, width, heads, context, tied=tied, dtype=dtype)
+    routing = Routing(experts, experts_chosen, experts_slack, experts_balance) if experts else None
+    config = transformer.ModelConfig(
+        corpus.vocabulary, layers, width, heads, context, tied=tied, dtype=dtype, routing=routing
+    )
     return Task(
-        partial(model.init, config),
-        partial(model.loss, config),
+        partial(transformer.init, config),
+        partial(transformer.balanced_loss if experts else transformer.loss, config),
         windows.batch,
         tokens_per_batch=sequences * context if isinstance(sequences, int) else tuple(n * context for n in sequences),
         optimizer=optimizer.adamw(peak=lr, warmup=warmup, weight_decay=weight_decay, clip=clip),
         evaluation=windows.evaluation_batches,
-        embeddings=("embedding",) if tied else ("embedding", "head"),
+        merge={"embedding": "average", **({} if tied else {"head": "average"}), "**": "rda"},
     )
 
 
@@ -106,6 +118,10 @@ _RULES: Mapping[str, _Rule] = {
     "data": _Rule((tuple, list), lambda paths: all(isinstance(path, str) for path in paths), "a tuple of paths"),
     "vocabulary": _Rule((int, type(None)), lambda value: value is None or 2 <= value < 1 << 31, "from 2 to 2^31 - 1"),
     "token_dtype": _Rule((str,), _TOKEN_DTYPES.__contains__, " or ".join(_TOKEN_DTYPES)),
+    "experts": _Rule((int,), lambda value: value >= 0, "an integer of at least 0"),
+    "experts_chosen": _COUNT,
+    "experts_slack": _Rule(_NUMBER, lambda value: 0 < value < math.inf, "a number above 0"),
+    "experts_balance": _Rule(_NUMBER, lambda value: 0 <= value < math.inf, "a number of at least 0"),
 }
 
 
@@ -122,6 +138,10 @@ def _faults(settings: Mapping[str, Any]) -> Iterator[Fault]:
         do = f"Set task.width to a multiple of {2 * heads}, or change task.heads."
         expected = "a width that divides into heads of even size"
         yield Fault("Setting task.width and task.heads", expected, f"width {width} and {heads} heads", do)
+    experts, chosen = settings["experts"], settings["experts_chosen"]
+    if not wrong & {"experts", "experts_chosen"} and 0 < experts < chosen:
+        do = "Set task.experts_chosen to fewer of them, or task.experts to more."
+        yield Fault("Setting task.experts_chosen", f"from 1 to {experts}, for there are so many", str(chosen), do)
 
 
 @lru_cache(maxsize=2)

@@ -14,17 +14,17 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from isthmus.ops.batches import Batches
-from isthmus.ops.conductor import Conductor, open_rounds_max
-from isthmus.ops.evaluate import Evaluate
-from isthmus.ops.fragment import count_default, partition, units_max
-from isthmus.ops.fragment_send import FragmentSend
-from isthmus.ops.lock_step import Gate, LockStep
-from isthmus.ops.merge import Merge
-from isthmus.ops.outer_step import OuterStep
-from isthmus.programs.outer import LEARNERS_MAX, Rule, fault, faults, outer_settings
+from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.exchange.fragments import count_default, partition, units_max
+from isthmus.ops.island.evaluate import Evaluate
+from isthmus.ops.learner.fragment_send import FragmentSend
+from isthmus.ops.learner.lock_step import Gate, LockStep
+from isthmus.ops.syncer.conductor import Conductor, open_rounds_max
+from isthmus.ops.syncer.merge import Merge
+from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.outer_settings import LEARNERS_MAX, Rule, fault, faults, outer_settings
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph import AnyOf, Graph, Job, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
 
 def build(
@@ -56,7 +56,7 @@ def build(
     syncer = graph.role("syncer", replicas=(1, 1))
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
-    data = learner.node("data", Batches, job.task)
+    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
     step = learner.node(
         "inner-step",
         LockStep,
@@ -84,15 +84,21 @@ def build(
         learners=job.learners,
         tokens=job.tokens,
         tokens_per_batch=job.tokens_per_batch,
+        step_tokens=job.step_tokens,
         fires=AnyOf("progress", "merged", "control"),
     )
     everybody = Quorum(port="answer", key="round", opened_by="round", count_min=job.learners)
-    merging = syncer.node("merge", Merge, parts, method=merge, fires=everybody)
+    merging = syncer.node(
+        "merge", Merge, parts, step_tokens=job.step_tokens, method=merge, lr=lr, momentum=momentum, fires=everybody
+    )
     outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum)
     evaluate = evaluator.node("evaluate", Evaluate, job.task, parts, tokens=job.tokens, fires=AnyOf("update"))
 
     rounds_max = open_rounds_max(overlap, len(parts), interval) + len(parts)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
+    graph.edge(data["cursor"], step["cursor"], Latest())
+    graph.edge(conductor["place"], data["place"], Latest("slot"))
+    graph.edge(merging["reached"], conductor["reached"], Latest("fragment"))
     graph.edge(gate["permit"], step["permit"], Queue(capacity=2 * interval + 2))
     graph.edge(gate["update"], step["update"], Latest("fragment"))
     graph.edge(gate["pull"], step["pull"], Latest("fragment"))

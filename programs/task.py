@@ -1,25 +1,36 @@
-"""What a program trains: a model, its data and its optimizer, as plain functions.
+"""What a program trains: a model, its data, and how it learns, as plain functions.
 
-A Task knows nothing of graphs and hosts: every program trains every task. It checks here what can be seen without
-calling anything; `layout` runs the task on shapes and finds the rest. Importing this module imports no jax.
+A Task knows nothing of graphs and hosts: every program trains every task that it can. There are two doors to one thing:
+`Task(init, loss, batch, ...)` for a loss and an optimizer, `Task.of_step(init, step, evaluate, data, ...)` for a step
+of one's own, on a state of any form. `recipe()` is what a learner sees of either. Checked here is what can be seen
+without calling anything; `layout` runs the task on shapes and finds the rest. Importing this module imports no jax.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Self, final
 
-from isthmus.ops.data import At, Split, of_slot
+from isthmus.ops.data.batches import At, Split, of_slot
+from isthmus.ops.data.streams import Stream
+from isthmus.ops.exchange.fragments import RULES
+from isthmus.ops.mesh.sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED
 from isthmus.runtime.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     import optax
 
+    from isthmus.ops.exchange.path_patterns import Rules
+    from isthmus.ops.island.recipe import Kind, Recipe
+    from isthmus.ops.mesh.sharding import Axes, Shard
+
 __all__ = ["EVALUATION_BATCHES", "At", "Split", "Task"]
 
 EVALUATION_BATCHES = 16
 """How many batches the evaluation is where a task does not say."""
+KINDS: Final = (*RULES, "local")
+"""What happens to a leaf between islands."""
 
 
 @final
@@ -27,36 +38,138 @@ EVALUATION_BATCHES = 16
 class Task:
     """Something to train. ConfigError, with every fault, for arguments that are not what this says.
 
-    - `init(key)`: the first parameters, a pytree of float32 arrays, from a jax random key.
-    - `loss(params, batch)`: a scalar to make small. It is compiled and differentiated, so it reads arrays only.
+    - `init(key)`: the first parameters, a pytree of floating-point arrays, from a jax random key.
+    - `loss(params, batch)`: a scalar to make small, or a pair of it and other scalars by name, which are told beside it
+      (a "loss" among them is told in its place). It is compiled and differentiated, so it reads arrays only.
     - `batch(at)`: a pytree of numpy arrays; a pure function of `at`, and of one structure, shape and dtype for every
       `at`, or for every `at` of one slot where `tokens_per_batch` is a tuple. With `at.split == "evaluation"` it is
       held-out data.
+    - `stream(slot, slots, seed)`: an object with `__next__`, `get_state` and `set_state`, from which the learner in
+      this slot (of `slots` that there may be) trains in the place of `batch`; `batch` is then asked for the evaluation
+      only. A new one for the same arguments gives the same batches.
     - `tokens_per_batch`: what one batch counts for in the token budget and in the accounts. A tuple has the number of
       each slot, where slots have batches of their own sizes; slots beyond its end have the last.
     - `optimizer`: an optax gradient transformation. One that takes extra arguments gets `progress=`, the share in
       [0, 1] of the run's token budget that has been trained, as a traced float32.
     - `evaluation`: the number of batches of the evaluation split whose mean loss is reported; None is 16.
-    - `embeddings`: names of embedding-like tensors ('embedding', or 'decoder/head', or a folder of them), whose outer
-      gradients are merged by the weighted average and not by radial-directional averaging.
+    - `merge`: what happens to each parameter between islands, by path patterns, of which the first that matches holds:
+      "rda" (radial-directional averaging), "average" (of outer gradients, for embeddings and heads), "mean" (of values,
+      for statistics), or "local": it never leaves its learner.
+    - `load(path, shape)`: the first value of a merged leaf, from a checkpoint for example; None leaves it to `init`. It
+      is called outside of jit, leaf by leaf; `shape` has `shape` and `dtype`.
+    - `mesh`: how the devices of an island are arranged, name -> size, -1 for all that are left; the first axis is that
+      of data, along which batches are cut. `shard`: how leaves lie on them, by path patterns: "automatic" (cut along
+      the largest axis that the first axis of the mesh divides), "replicated", or a tuple with the name of an axis of
+      the mesh, or None, for each axis of the leaf.
+    - `stacked`: path patterns of leaves that stack layers along their first axis: each row is merged for itself.
+
+    `step`, `evaluate` and `restart` are of tasks made by `Task.of_step`, which have no loss and no optimizer.
     """
 
     init: Callable[[Any], Any]
-    loss: Callable[[Any, Any], Any]
+    loss: Callable[[Any, Any], Any] | None
     batch: Callable[[At], Any]
     _: KW_ONLY
     tokens_per_batch: int | tuple[int, ...]
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformation | None = None
     evaluation: int | None = None
-    embeddings: tuple[str, ...] = ()
+    merge: Mapping[str, str] | Rules[Kind] = (("**", "rda"),)
+    load: Callable[[str, Any], Any] | None = None
+    step: Callable[[Any, Any, Any], Any] | None = None
+    evaluate: Callable[[Any, Any], Any] | None = None
+    restart: Callable[[Any, Any], Any] | None = None
+    stream: Callable[[int, int, int], Stream] | None = None
+    mesh: Mapping[str, int] | Axes = AXES_DEFAULT
+    shard: Mapping[str, Shard] | Rules[Shard] = ()
+    stacked: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("merge", "mesh", "shard"):
+            if isinstance(given := getattr(self, name), Mapping):
+                object.__setattr__(self, name, tuple(given.items()))
         faults = list(_faults(self))
         if faults:
             raise ConfigError.of(faults)
-        object.__setattr__(self, "embeddings", tuple(self.embeddings))
         if not isinstance(self.tokens_per_batch, int):
             object.__setattr__(self, "tokens_per_batch", tuple(self.tokens_per_batch))
+
+    @classmethod
+    def of_step(
+        cls,
+        init: Callable[[Any], Any],
+        step: Callable[[Any, Any, Any], Any],
+        evaluate: Callable[[Any, Any], Any],
+        data: Callable[[At], Any],
+        *,
+        tokens_per_batch: int | tuple[int, ...],
+        merge: Mapping[str, str],
+        evaluation: int | None = None,
+        load: Callable[[str, Any], Any] | None = None,
+        restart: Callable[[Any, Any], Any] | None = None,
+        stream: Callable[[int, int, int], Stream] | None = None,
+        mesh: Mapping[str, int] | Axes = AXES_DEFAULT,
+        shard: Mapping[str, Shard] | Rules[Shard] = (),
+        stacked: tuple[str, ...] = (),
+    ) -> Self:
+        """A task that brings its step, on a state of any form: a TrainState, what `nnx.split` or `eqx.partition` give,
+        with optimizer, random keys, statistics and averages in it. The arguments not named here are those of a Task.
+
+        - `init(key)`: the first state, a pytree of arrays.
+        - `step(state, batch, now)`: the state after a step, of the same structure, shapes and dtypes, and scalars by
+          name: {"loss": ..., ...}. It is compiled, and its state donated. `now.key` is a random key that no other step
+          of the run has, `now.progress` the share in [0, 1] of the token budget that is trained.
+        - `evaluate(state, batch)`: scalars by name, "loss" among them, of held-out data; leaves that are local are as
+          `init` makes them.
+        - `data`: the batches, as `batch` of a Task.
+        - `merge`: a rule for every leaf. What is merged is floating-point; a local leaf may be anything.
+        - `restart(state, key)`: the state with its local leaves made anew, for a life that begins: at first, after a
+          death, and after a loss that was not finite. The merged leaves of `state` are the newest, its local ones as
+          `init` makes them for the run's seed, random keys among them the life's own, and that is what a life begins
+          with where there is no `restart`. Of its result only the local leaves are used.
+        """
+        return cls(
+            init,
+            None,
+            data,
+            tokens_per_batch=tokens_per_batch,
+            evaluation=evaluation,
+            merge=merge,
+            load=load,
+            step=step,
+            evaluate=evaluate,
+            restart=restart,
+            stream=stream,
+            mesh=mesh,
+            shard=shard,
+            stacked=stacked,
+        )
+
+    @property
+    def axes(self) -> Axes:
+        """`mesh`, as pairs of a name and a size."""
+        return tuple(self.mesh)  # type: ignore[arg-type]  # A Mapping became pairs as the task was made.
+
+    @property
+    def layout(self) -> Rules[Shard]:
+        """`shard`, as pairs of a pattern and how a leaf lies."""
+        return tuple(self.shard)  # type: ignore[arg-type]
+
+    @property
+    def rules(self) -> Rules[Any]:
+        """`merge`, as pairs of a pattern and a kind."""
+        return tuple(self.merge)  # type: ignore[arg-type]  # A Mapping became pairs as the task was made.
+
+    def recipe(self) -> Recipe:
+        """What a learner sees of this task. Imports jax."""
+        from isthmus.ops.island import recipe
+
+        if self.step is not None and self.evaluate is not None:
+            made = recipe.of_step(self.init, self.step, self.evaluate, self.rules, self.restart, self.load)
+        else:
+            assert self.loss is not None
+            assert self.optimizer is not None
+            made = recipe.of_loss(self.init, self.loss, self.optimizer, self.rules, self.load)
+        return replace(made, mesh=self.axes, shard=self.layout, stacked=self.stacked)
 
     def tokens_mean(self, learners: int) -> int:
         """The tokens of one batch, on average over so many learners, in whole tokens."""
@@ -70,13 +183,7 @@ class Task:
 
 def _faults(task: Task) -> Iterator[Fault]:
     doing = "Making a Task"
-    for name, call in (("init", "init(key)"), ("loss", "loss(params, batch)"), ("batch", "batch(at)")):
-        value = getattr(task, name)
-        if not callable(value):
-            yield Fault(doing, f"a function {call}", repr(value), f"Pass the function {name} itself, not its result.")
-    if not all(callable(getattr(task.optimizer, name, None)) for name in ("init", "update")):
-        do = "Pass for example optimizer=optax.adamw(1e-3)."
-        yield Fault(doing, "optimizer= an optax gradient transformation", repr(task.optimizer), do)
+    yield from _function_faults(task)
     counts = task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple | list) else (task.tokens_per_batch,)
     if not counts or not all(map(_is_count, counts)):
         do = "Say how many tokens (or samples) one batch counts for."
@@ -85,10 +192,88 @@ def _faults(task: Task) -> Iterator[Fault]:
     if not (task.evaluation is None or _is_count(task.evaluation)):
         do = f"Say how many batches to evaluate on, or leave it out for {EVALUATION_BATCHES}."
         yield Fault(doing, "evaluation= an integer of at least 1, or None", repr(task.evaluation), do)
-    embeddings = task.embeddings
-    if not isinstance(embeddings, tuple | list) or not all(isinstance(name, str) for name in embeddings):
-        do = 'Write one name as ("embedding",).'
-        yield Fault(doing, "embeddings= a tuple of tensor names", repr(embeddings), do)
+    yield from _merge_faults(task.merge)
+    yield from _mesh_faults(task.mesh)
+    yield from _shard_faults(task.shard, task.mesh)
+    if not isinstance(task.stacked, tuple) or not all(isinstance(each, str) and each for each in task.stacked):
+        do = 'Write for example stacked=("layers/**",).'
+        yield Fault(doing, "stacked= a tuple of path patterns", repr(task.stacked), do)
+
+
+def _function_faults(task: Task) -> Iterator[Fault]:
+    """What of the functions is none, or missing, or of the other door."""
+    needed = {"init": "init(key)", "batch": "batch(at)"}
+    if task.step is None and task.evaluate is None:
+        needed |= {"loss": "loss(params, batch)"}
+    else:
+        needed |= {"step": "step(state, batch, now)", "evaluate": "evaluate(state, batch)"}
+    optional = {
+        "load": "load(path, shape)",
+        "restart": "restart(state, key)",
+        "stream": "stream(slot, slots, seed), which each learner calls for a stream of its own",
+    }
+    for name, call in (needed | optional).items():
+        value = getattr(task, name)
+        if not callable(value) and not (value is None and name in optional):
+            do = f"Pass the function {name} itself, not its result."
+            yield Fault("Making a Task", f"a function {call}", repr(value), do)
+    if "loss" not in needed:
+        for name in ("loss", "optimizer"):
+            if getattr(task, name) is not None:
+                do = f"Leave {name} out: the step is the task's own."
+                yield Fault("Making a Task", f"no {name} beside a step", repr(getattr(task, name)), do)
+        return
+    if task.restart is not None:
+        do = "Leave it out: an optimizer's state is made anew by its init."
+        yield Fault("Making a Task", "restart= beside a step only", repr(task.restart), do)
+    if not all(callable(getattr(task.optimizer, name, None)) for name in ("init", "update")):
+        do = "Pass for example optimizer=optax.adamw(1e-3)."
+        yield Fault("Making a Task", "optimizer= an optax gradient transformation", repr(task.optimizer), do)
+
+
+def _merge_faults(merge: Any) -> Iterator[Fault]:
+    """What is no rule of merging."""
+    kinds = ", ".join(map(repr, KINDS))
+    do = f'Write for example merge={{"embedding": "average", "**": "rda"}}; there are {kinds}.'
+    pairs = merge if isinstance(merge, tuple) else None
+    if pairs is None or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        yield Fault("Making a Task", "merge= a dict of path patterns and what happens to their leaves", repr(merge), do)
+        return
+    for pattern, kind in pairs:
+        if not isinstance(pattern, str) or not pattern:
+            yield Fault("Making a Task", "a path pattern in merge=, such as 'params/**'", repr(pattern), do)
+        if kind not in KINDS:
+            yield Fault("Making a Task", f"one of {kinds} in merge=, for {pattern!r}", repr(kind), do)
+
+
+def _mesh_faults(mesh: Any) -> Iterator[Fault]:
+    """What is no mesh."""
+    do = 'Write for example mesh={"data": -1, "model": 2}; -1, once at most, stands for all devices that are left.'
+    expected = "mesh= a dict of names of axes and numbers of devices"
+    pairs = mesh if isinstance(mesh, tuple) else None
+    if not pairs or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        yield Fault("Making a Task", expected, repr(mesh), do)
+        return
+    is_named = all(isinstance(name, str) and name for name, _ in pairs)
+    sizes = [size for _, size in pairs]
+    if not is_named or not all(size == -1 or _is_count(size) for size in sizes) or sizes.count(-1) > 1:
+        yield Fault("Making a Task", expected, repr(dict(pairs)), do)
+
+
+def _shard_faults(shard: Any, mesh: Any) -> Iterator[Fault]:
+    """What says nothing of where a leaf lies."""
+    do = f'Write for example shard={{"head": (None, "data"), "**": "{AUTOMATIC}"}}; there is "{REPLICATED}", too.'
+    pairs = shard if isinstance(shard, tuple) else None
+    if pairs is None or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        expected = "shard= a dict of path patterns and how leaves lie"
+        yield Fault("Making a Task", expected, repr(shard), do)
+        return
+    names = {name for name, _ in mesh} if isinstance(mesh, tuple) else set()
+    for pattern, said in pairs:
+        is_spec = isinstance(said, tuple) and all(name is None or name in names for name in said)
+        if not (isinstance(pattern, str) and pattern and (is_spec or said in (AUTOMATIC, REPLICATED))):
+            expected = f"{AUTOMATIC!r}, {REPLICATED!r} or a tuple of None and axes of the mesh ({', '.join(names)})"
+            yield Fault("Making a Task", f"{expected} in shard=, for {pattern!r}", repr(said), do)
 
 
 def _is_count(value: object) -> bool:

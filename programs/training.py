@@ -5,32 +5,27 @@ The command line does the same by the same functions: `prepare`, and `start` or 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from isthmus.programs import reference
-from isthmus.programs.program import Program
-from isthmus.programs.request import NAMELESS_TASK, Request, prepare
+from isthmus.programs.request import reference
+from isthmus.programs.request.program import Program
+from isthmus.programs.request.request import NAMELESS_TASK, Request, prepare
 from isthmus.programs.task import Task
-from isthmus.runtime.errors import ConfigError, RunError, nearest
+from isthmus.runtime.errors import ConfigError, RequestError, RunError, nearest
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from isthmus.programs.handover import Handover
-    from isthmus.programs.machine_client import Daemon
-    from isthmus.programs.processes import Submitted
-    from isthmus.programs.run import Outcome, Watch
+    from isthmus.programs.cluster.handover import Handover
+    from isthmus.programs.machine.client import Daemon
+    from isthmus.programs.run.in_process import Outcome, Watch
+    from isthmus.programs.run.in_processes import Submitted
 
 TRANSPORTS: Final = ("zmq", "inproc")
 """How the hosts of a run talk: as processes over ZeroMQ, or in this process. The first is the default."""
-FINAL: Final = Path("snapshots", "final")
-_ROWS: Final = re.compile(r"(?P<name>.*)\[(?P<start>\d+):\d+\]")
 
 
 @final
@@ -38,7 +33,7 @@ _ROWS: Final = re.compile(r"(?P<name>.*)\[(?P<start>\d+):\d+\]")
 class Result:
     """What a run gave: the final evaluation loss in the task's own unit, the figures of summary.json, and the model.
 
-    `parameters` is a pytree like the one of the task's `init`, of float32 arrays.
+    `parameters` is a pytree like the one of the task's `init`; what is local in it is as `init` makes it.
     """
 
     eval_loss: float
@@ -64,22 +59,47 @@ def train(
     ("inproc"). Progress is shown unless `quiet`. Ctrl-C ends the run early, with what has been trained. ConfigError or
     GraphError if the request is wrong, before anything is started; RunError if the run fails.
     """
+    wanted = {"learners": learners, "tokens": tokens, "seed": seed}
+    try:
+        return _train(program, task, wanted, run_dir, transport, quiet=quiet)
+    except (RequestError, RunError) as error:
+        raise error.with_traceback(None) from None  # The message says all; the frames in between are ours.
+
+
+def _train(
+    program: Program | str,
+    task: Task | str | None,
+    run: Mapping[str, Any],
+    run_dir: str | Path | None,
+    transport: str | None,
+    *,
+    quiet: bool,
+) -> Result:
     check_transport(transport)
     if (module := reference.loading()) is not None:
         do = 'Put the call under: if __name__ == "__main__":'
         raise ConfigError(f"Importing {module}", "a module that can be imported", "a call of train()", do)
-    run = {"learners": learners, "tokens": tokens, "seed": seed}
+    if task is not None and len(sys.argv) > 1:
+        run = {**run, "argv": tuple(sys.argv)}
     request = prepare(program, task, run=run, run_dir=run_dir).to_train()
-    if transport != "inproc":
-        _check_named(request)
+    if transport != "inproc" and isinstance(task, Task):
+        _check_importable(request)
 
-    from isthmus.programs.command.live import watching
-    from isthmus.programs.processes import submit
+    from isthmus.programs.run.in_processes import submit
+    from isthmus.programs.terminal.live import warn, watching
 
-    with watching(request, quiet=quiet) as watch:
-        outcome = start(request, watch) if transport == "inproc" else start_processes(submit(request), watch)
+    warn(request.warnings)
+    if transport == "inproc":
+        opened = request.with_folder()
+        with watching(opened, quiet=quiet) as watch:
+            outcome = start(opened, watch)
+    else:
+        submitted = submit(request)
+        with watching(submitted, quiet=quiet) as watch:
+            outcome = start_processes(submitted, watch)
     summary = outcome.summary
-    return Result(summary["eval_loss_final"], summary, read_final(request), request.run_dir)
+    parameters = read_final(replace(request, run_dir=outcome.folder))
+    return Result(summary["eval_loss_final"], summary, parameters, outcome.folder)
 
 
 def check_transport(transport: str | None) -> None:
@@ -89,17 +109,20 @@ def check_transport(transport: str | None) -> None:
         raise ConfigError("Choosing the transport", " or ".join(map(repr, TRANSPORTS)), repr(transport), do)
 
 
-def _check_named(request: Request) -> None:
-    """ConfigError for a task that processes could not import."""
-    if request.job.task.text == NAMELESS_TASK:
-        do = 'Write task = Task(...) at the top level of a .py file, or pass transport="inproc".'
+def _check_importable(request: Request) -> None:
+    """ConfigError for a task that processes would not find, or not as it is here."""
+    from isthmus.programs.request.task_in_hand import check_importable, what_to_do
+
+    text = request.job.task.text
+    if text == NAMELESS_TASK:
         expected = "a task that other processes can import: one with a name in the file that makes it"
-        raise ConfigError("Starting processes", expected, "a task without a file or a name", do)
+        raise ConfigError("Starting processes", expected, "a task without a file or a name", what_to_do())
+    check_importable(request.task, text, request.job.seed)
 
 
 def start(request: Request, watch: Watch | None) -> Outcome:
-    """Run the request in this process; RunError, which names the run folder, if the run fails."""
-    from isthmus.programs.run import run_inproc
+    """Run a request, whose folder is made, in this process; RunError, which names the folder, if the run fails."""
+    from isthmus.programs.run.in_process import run_inproc
 
     with _naming(request.run_dir):
         return run_inproc(request, watch=watch)
@@ -107,18 +130,24 @@ def start(request: Request, watch: Watch | None) -> Outcome:
 
 def start_processes(submitted: Submitted, watch: Watch | None) -> Outcome:
     """Run what was submitted in processes; RunError, which names the run folder, if the run fails."""
-    from isthmus.programs.processes import run_processes
+    from isthmus.programs.run.in_processes import run_processes
 
     with _naming(submitted.run_dir):
         return run_processes(submitted, watch=watch)
 
 
-def start_on_machine(daemon: Daemon, handed: Handover, submitted: Submitted, watch: Watch | None) -> Outcome:
-    """Let a machine's daemon run what it is handed; RunError, which names the run folder, if the run fails."""
-    from isthmus.programs.machine_client import run_on_machine
+def start_on_machine(
+    daemon: Daemon, handed: Handover, viewed: Callable[[Submitted], AbstractContextManager[Watch]]
+) -> Outcome:
+    """Let a machine's daemon run what it is handed, with a view of it; RunError, which names the run folder, if the run
+    fails."""
+    from isthmus.programs.machine.client import hand_over, watch_on_machine
+    from isthmus.programs.run.interrupts import interrupts
 
-    with _naming(submitted.run_dir):
-        return run_on_machine(daemon, handed, submitted, watch)
+    with interrupts() as interrupted:
+        submitted = hand_over(daemon, handed, is_watched=True)
+        with _naming(submitted.run_dir), viewed(submitted) as watch:
+            return watch_on_machine(daemon, submitted, watch, interrupted)
 
 
 @contextmanager
@@ -134,30 +163,9 @@ def _naming(folder: Path) -> Iterator[None]:
 
 def read_final(request: Request) -> Any:
     """The final model from the run folder, a pytree like the one of the task's `init`; RunError if it is not whole."""
-    import jax
-    import jax.numpy as jnp
+    from isthmus.programs import trained
 
-    tensors = _read_tensors(request.run_dir / FINAL)
-    missing = [tensor.name for tensor in request.job.layout if tensor.name not in tensors]
-    if missing:
-        raise RunError(f"the final model in {request.run_dir / FINAL} has no {', '.join(missing)}")
-    tree = jax.tree.structure(jax.eval_shape(request.task.init, jax.random.key(request.job.seed)))
-    leaves = [jnp.asarray(tensors[tensor.name].reshape(tensor.shape)) for tensor in request.job.layout]
-    return jax.tree.unflatten(tree, leaves)
-
-
-def _read_tensors(folder: Path) -> dict[str, npt.NDArray[np.float32]]:
-    """Every tensor in the folder's files; the row ranges of one that is split are put together."""
-    import numpy as np
-    from safetensors.numpy import load_file
-
-    pieces: dict[str, dict[int, npt.NDArray[np.float32]]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        for name, array in load_file(path).items():
-            rows = _ROWS.fullmatch(name)
-            whole, begin = (rows["name"], int(rows["start"])) if rows else (name, 0)
-            pieces.setdefault(whole, {})[begin] = array
-    return {
-        name: parts[0] if len(parts) == 1 and 0 in parts else np.concatenate([parts[begin] for begin in sorted(parts)])
-        for name, parts in pieces.items()
-    }
+    try:
+        return trained.read(request.run_dir, request.task, f"reading the final model in {request.run_dir}")
+    except ConfigError as error:
+        raise RunError(str(error)) from error

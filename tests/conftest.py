@@ -1,8 +1,53 @@
-"""Settings of the whole suite: the same examples on every machine."""
+"""Settings of the whole suite: the same examples on every machine, compiled programs kept between tests, and no test
+that finds the files of users which another one has loaded."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from isthmus.programs.request import reference
+from isthmus.programs.request.environment import prepare_environment
 
 settings.register_profile(
     "isthmus", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("isthmus")
+# Tests, and the processes that they start, compile most programs alike: where users' runs keep them, they are found.
+prepare_environment(1)
+
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgotten_by_other_modules() -> Iterator[None]:
+    """What fixtures of a module of tests have loaded is gone with it."""
+    with _forgetting():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def forgotten_by_other_tests() -> Iterator[None]:
+    """What a test has loaded is gone with it."""
+    with _forgetting():
+        yield
+
+
+@contextmanager
+def _forgetting() -> Iterator[None]:
+    """Forget which files of users, and which folders on the path, come in here: a file is a module by its stem, and the
+    next one of that stem would be refused."""
+    path, modules, loaded = list(sys.path), set(sys.modules), dict(reference._loaded)
+    yield
+    folders = {str(EXAMPLES), *sys.path} - set(path)
+    sys.path[:] = path
+    for name in sorted(set(sys.modules) - modules):
+        file = getattr(sys.modules[name], "__file__", None)
+        is_users = file is not None and str(Path(file).parent) in folders
+        if is_users or (name in reference._loaded and name not in loaded):
+            del sys.modules[name]
+    reference._loaded.clear()
+    reference._loaded.update(loaded)

@@ -7,7 +7,7 @@ def average(mine, neighbour=None):              # required; sampled: the newest,
 def build(job: Job, *, interval: int = 24) -> Graph:
     graph = Graph("gossip")
     learner = graph.role("learner", replicas=(2, 64))
-    data = learner.node("data", Batches, job.task)
+    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
     step = learner.node("inner-step", InnerStep, job.task, emit_every=interval, free_running=True)
     mean = learner.node("average", average)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))

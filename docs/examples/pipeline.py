@@ -1,9 +1,10 @@
 """A pipeline of two stages on two machines: activations go forth, gradients come back, and so many are under way.
 
-    isthmus graph pipeline.py:build
+    isthmus graph pipeline.py:build        isthmus train pipeline.py:build --task mine.py:task --tokens 100000
 
 The stages form a cycle of Queues. Its initial items are the micro-batches that may be under way at once: with one, the
 stages take turns; with more, both are busy. Plain NumPy; the first stage is a linear layer, the second another one.
+The second reports what is trained, and nobody gives a model: such a run ends as soon as its budget is spent.
 """
 
 import numpy as np
@@ -24,7 +25,9 @@ class First:
         self.rng, self.lr, self.weights = rng, lr, rng.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
 
     def __call__(self, gradient):
-        """`gradient` holds the input again, so that this stage keeps nothing in between; the first ones are empty."""
+        """`gradient` is {(replica, key): item}, of the one replica of the other role. Its item holds the input, so
+        this stage keeps nothing in between; the first ones are empty."""
+        (gradient,) = gradient.values()
         if gradient:
             self.weights = self.weights - self.lr * gradient["input"].T @ gradient["activation"]
         x = self.rng.normal(size=(16, WIDTH))
@@ -34,17 +37,20 @@ class First:
 class Second:
     """Takes an activation, learns to make it the sum of the inputs, and sends the gradient back."""
 
-    outputs = ("gradient", "loss")
+    outputs = ("gradient", "progress")
 
     def __init__(self, lr: float) -> None:
-        self.lr, self.weights = lr, np.ones((WIDTH, 1)) / WIDTH
+        self.lr, self.weights, self.tokens = lr, np.ones((WIDTH, 1)) / WIDTH, 0
 
     def __call__(self, activation):
         """One micro-batch."""
+        (activation,) = activation.values()
         error = activation["activation"] @ self.weights - activation["input"].sum(1, keepdims=True)
         back = error @ self.weights.T / len(error)
         self.weights = self.weights - self.lr * activation["activation"].T @ error / len(error)
-        return {"gradient": {"input": activation["input"], "activation": back}, "loss": float(np.mean(error**2))}
+        self.tokens += len(error)
+        report = {"tokens": self.tokens, "loss": float(np.mean(error**2))}
+        return {"gradient": {"input": activation["input"], "activation": back}, "progress": report}
 
 
 def build(job: Job, *, lr: float = 0.05) -> Graph:

@@ -20,7 +20,7 @@ def build(job: Job, *, interval: int = 24) -> Graph:
     """Every `interval` steps each learner averages with what its neighbour had one round before."""
     graph = Graph("ring")
     learner = graph.role("learner", replicas=(2, 64))
-    data = learner.node("data", Batches, job.task)
+    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
     step = learner.node("inner-step", InnerStep, job.task, emit_every=interval)
     mean = learner.node("average", average)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))

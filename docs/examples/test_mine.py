@@ -1,5 +1,3 @@
-"""How a user tests a program: in one process, in virtual time; the fixture `world` comes with the package."""
-
 from mine import task
 
 

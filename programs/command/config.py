@@ -14,21 +14,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.programs import reference, toml_file
-from isthmus.programs.cluster import Cluster
-from isthmus.programs.request import SLOTS_MAX_DEFAULT
-from isthmus.programs.settings import Text, collecting
+from isthmus.programs.cluster.cluster_file import Cluster
+from isthmus.programs.request import reference, toml
+from isthmus.programs.request.request import SLOTS_MAX_DEFAULT
+from isthmus.programs.request.settings import Text, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 
 SECTIONS: Final = ("run", "program", "task")
 
+_LARGE: Final = {"vocabulary": 50_304, "tied": True, "dtype": "bfloat16"}
+"""The vocabulary of GPT-2's tokens, rounded up to a multiple of 128; text is read as bytes all the same."""
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "nano": {"layers": 2, "width": 64, "heads": 4, "context": 64, "lr": 0.006},
     "micro": {"layers": 4, "width": 128, "heads": 4, "context": 128, "lr": 0.003},
     "mini": {"layers": 6, "width": 256, "heads": 8, "context": 256, "lr": 0.0015},
     "small": {"layers": 8, "width": 512, "heads": 8, "context": 512, "lr": 0.001},
+    "gpt-124m": {"layers": 12, "width": 768, "heads": 12, "context": 1024, "lr": 0.0006} | _LARGE,
+    "gpt-1.2b": {"layers": 22, "width": 2048, "heads": 16, "context": 2048, "lr": 0.0002} | _LARGE,
 }
-"""Sizes of the shipped task: 0.13, 0.86, 4.9 and 26 million parameters. Learning rates fall with the width."""
+"""Sizes of the shipped task: 0.13, 0.86, 4.9, 26, 124 and 1,210 million parameters. Learning rates fall with the
+width."""
 
 
 @final
@@ -90,7 +95,7 @@ def read(
     if file is not None:
         with collecting(faults):
             do = "Name a file with --config, for example the config.toml of a run."
-            merged.update(_from_document(toml_file.read(file, "the configuration", do), file))
+            merged.update(_from_document(toml.read_file(file, "the configuration", do), file))
     if model is not None:
         with collecting(faults):
             merged.update(_preset(model, has_own_task=("run", "task") in {**merged, **given.values}))

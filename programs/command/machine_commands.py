@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from isthmus.programs.command.guarded import Commands
+from isthmus.programs.command.group import Commands
 
 PANEL: Final = "Machines"
 
@@ -31,7 +31,7 @@ def daemon(
 
     Ctrl-C asks its runs to stop and waits for them; a second one ends them at once.
     """
-    from isthmus.programs.machine_process import serve
+    from isthmus.programs.machine.serve import serve
 
     raise typer.Exit(serve(name, listen, config))
 
@@ -39,9 +39,9 @@ def daemon(
 @commands.command(rich_help_panel=PANEL)
 def keygen(name: Annotated[str, typer.Argument(metavar="NAME", help="The machine's name.")]) -> None:
     """Make a key for a machine: NAME.key, which stays there, and NAME.pub."""
-    from isthmus.programs.command import keys
+    from isthmus.programs.command import key_commands
 
-    typer.echo(keys.keygen(name))
+    typer.echo(key_commands.keygen(name))
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -51,11 +51,17 @@ def admit(
     machine: Annotated[
         str | None, typer.Option("--machine", metavar="NAME", help="Whose daemon: needed where there are several.")
     ] = None,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="Its key may also start, watch and stop runs here.")
+    ] = False,
 ) -> None:
-    """Let another machine connect to the daemon of this one."""
-    from isthmus.programs.command import keys
+    """Let another machine connect to the daemon of this one.
 
-    typer.echo(keys.admit(name, key, machine))
+    It may offer islands to the runs here, and, as an operator, start, watch and stop them.
+    """
+    from isthmus.programs.command import key_commands
+
+    typer.echo(key_commands.admit(name, key, machine, is_operator=operator))
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -77,7 +83,7 @@ def join(
 
     It only dials out. Ctrl-C takes it away again.
     """
-    from isthmus.programs.machine_join import join
+    from isthmus.programs.machine.join import join
 
     raise typer.Exit(join(home, name, islands, server_key, config))
 
@@ -94,6 +100,6 @@ def expel(
 
     Its hosts end, and its key is admitted no longer.
     """
-    from isthmus.programs.command import machines
+    from isthmus.programs.command import key_commands
 
-    typer.echo(machines.expel(name, machine))
+    typer.echo(key_commands.expel(name, machine))

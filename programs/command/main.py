@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from isthmus.programs.command import machine_commands, run_commands, simulate_commands
-from isthmus.programs.command.guarded import Commands
-from isthmus.programs.interrupts import handle, ignore, interrupt, unblock
+from isthmus.programs.command.group import Commands
+from isthmus.programs.run.interrupts import handle, ignore, interrupt, unblock
 
 app = typer.Typer(
     cls=Commands,

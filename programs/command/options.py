@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, final
 import typer
 
 if TYPE_CHECKING:
-    from isthmus.programs.cluster import Cluster as ClusterFile
-    from isthmus.programs.request import Request
+    from isthmus.programs.cluster.cluster_file import Cluster as ClusterFile
+    from isthmus.programs.request.request import Request
 
 _WHAT: Final = "What to train"
 _HOW: Final = "How"
@@ -51,7 +51,7 @@ Model: TypeAlias = Annotated[
     typer.Option(
         "--model",
         metavar="NAME",
-        help="The size of the shipped task: nano (the default), micro, mini or small.",
+        help="The size of the shipped task: nano (the default), micro, mini, small, gpt-124m or gpt-1.2b.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -121,7 +121,7 @@ def cluster_of(file: Path | None) -> ClusterFile | None:
     """What the file of --cluster says; ConfigError with all that is wrong with it."""
     if file is None:
         return None
-    from isthmus.programs.cluster import read
+    from isthmus.programs.cluster.cluster_file import read
 
     return read(file)
 
@@ -147,9 +147,9 @@ class Options:
     def request(self) -> Request:
         """The request that was asked for; ConfigError or GraphError, with every fault of the step that found any."""
         from isthmus.programs.command import config
-        from isthmus.programs.program import DEFAULT, Program
-        from isthmus.programs.request import prepare
-        from isthmus.programs.settings import collecting
+        from isthmus.programs.request.program import DEFAULT, Program
+        from isthmus.programs.request.request import prepare
+        from isthmus.programs.request.settings import collecting
         from isthmus.programs.training import check_transport
 
         sections, faults = config.read(self.config, self.model, self._keys(), self.sets or (), self.cluster)
@@ -169,14 +169,14 @@ class Options:
         request = prepared(sections.run, sections.task)
         if request.config["run"]["local_batch"] == "same":
             return request
-        from isthmus.programs.local_batch import paced
+        from isthmus.programs.cluster.local_batch import paced
 
         batch = paced(request, None if self.cluster is None else self.cluster.topology)
         return prepared({**sections.run, "local_batch": "same"}, {**sections.task, "batch": batch})
 
     def _keys(self) -> dict[tuple[str, str], tuple[str, Any]]:
         """The options that stand for keys of the configuration: (section, key) -> (name of the option, value)."""
-        from isthmus.programs.settings import Text
+        from isthmus.programs.request.settings import Text
 
         texts = {
             "PROGRAM": ("program", self.program),

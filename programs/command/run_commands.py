@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from isthmus.programs.command import options
-from isthmus.programs.command.guarded import Commands
+from isthmus.programs.command.group import Commands
 from isthmus.runtime.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from isthmus.programs.cluster import Cluster as ClusterFile
-    from isthmus.programs.request import Request
+    from isthmus.programs.cluster.cluster_file import Cluster as ClusterFile
+    from isthmus.programs.request.request import Request
 
 FORMATS: Final = ("text", "mermaid", "json")
 PANEL: Final = "Runs"
@@ -56,15 +56,16 @@ def train(
     where = options.cluster_of(cluster)
     asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
     if transport != "inproc" or cluster is not None or detach:
-        from isthmus.programs.command import apart
+        from isthmus.programs.command import start as apart
 
         apart.train(asked, is_detached=detach, quiet=quiet)
         return
 
-    from isthmus.programs.command.live import watching
+    from isthmus.programs.terminal.live import warn, watching
     from isthmus.programs.training import start
 
-    request = asked.request().to_train()
+    request = asked.request().to_train().with_folder()
+    warn(request.warnings)
     with watching(request, quiet=quiet) as view:
         start(request, view)
 
@@ -112,22 +113,25 @@ def status(
     as_json: options.AsJson = False,
 ) -> None:
     """Show the processes of a run, and how it goes."""
-    from isthmus.programs.command import runs, status_view
+    from isthmus.programs.terminal import find_run
+    from isthmus.programs.terminal import status as status_view
 
-    folder, home = (None, None) if every else runs.place_of(run, cluster)
+    folder, home = (None, None) if every else find_run.place_of(run, cluster)
     if every and not as_json:
-        typer.echo(runs.daemons(), nl=False)
+        typer.echo(find_run.daemons(), nl=False)
     status_view.show(folder, every=every, watch=watch, as_json=as_json, home=home)
 
 
 @commands.command(rich_help_panel=PANEL)
 def stop(run: Run = None, cluster: Cluster = None) -> None:
     """Bring a run to its end: the model is written, and the report."""
-    from isthmus.programs.command import runs
+    from isthmus.programs.terminal import find_run
 
-    folder, home = runs.place_of(run, cluster)
-    runs.request_stop(folder, home)
-    typer.echo(f"{folder.name} is asked to stop; its model and its report are being written.")
+    folder, home = find_run.place_of(run, cluster)
+    if find_run.request_stop(folder, home):
+        typer.echo(f"{folder.name} is asked to stop; its model and its report are being written.")
+    else:
+        typer.echo(f"{folder.name} has been asked to stop before, and is coming to its end.")
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -137,18 +141,18 @@ def logs(
     cluster: Cluster = None,
 ) -> None:
     """Print what a host of a run, or its daemon, wrote to its log."""
-    from isthmus.programs.command import runs
+    from isthmus.programs.terminal import find_run
 
-    folder, home = runs.place_of(run, cluster)
-    typer.echo(runs.log_of(folder, name, home), nl=False)
+    folder, home = find_run.place_of(run, cluster)
+    typer.echo(find_run.log_of(folder, name, home), nl=False)
 
 
 def _shown(request: Request, cluster: ClusterFile | None, form: str, *, plans: bool) -> str:
     """The graph of a request as text, Mermaid or JSON; with a cluster, where it goes there and what is predicted."""
-    from isthmus.programs.command import graph_view
+    from isthmus.programs.request import graph_view
 
     if cluster is not None:
-        from isthmus.programs.command.placement_view import shown
+        from isthmus.programs.cluster.placement_view import shown
 
         return shown(request, cluster, form, plans=plans)
     if form == "mermaid":

@@ -12,11 +12,12 @@ from collections import Counter
 from functools import partial
 from typing import Any, Final
 
-from isthmus.programs.command import spread
-from isthmus.programs.command.coverage import PHASES, rare
-from isthmus.programs.program import DEFAULT
-from isthmus.programs.simulate import run, shape_of
-from isthmus.programs.universes import Outcome
+from isthmus.programs.request.program import DEFAULT
+from isthmus.programs.results.numbers import seconds
+from isthmus.programs.simulation import workers
+from isthmus.programs.simulation.coverage import PHASES, idle, rare
+from isthmus.programs.simulation.seeds import run, shape_of
+from isthmus.programs.simulation.universe import Outcome
 from isthmus.runtime.errors import ConfigError, Fault
 
 SEED_MAX: Final = (1 << 63) - 1
@@ -24,15 +25,15 @@ PROGRESS_SECONDS: Final = 0.5
 
 
 def world(seed: int, seeds: int, program: str, *, least: int = 0, as_json: bool) -> bool:
-    """Run seeds `seed` to `seed + seeds - 1`, and show what came of them; whether nothing was wrong, and every kind of
-    fault happened at least `least` times in every phase of the runs.
+    """Run seeds `seed` to `seed + seeds - 1`, and show what came of them; whether nothing was wrong, every kind of
+    fault happened at least `least` times in every phase of the runs, and, where any is asked for, every guard fired.
 
     ConfigError for numbers out of range and for programs that cannot be simulated.
     """
     _check(seed, seeds, least, program)
     begun = time.monotonic()
     outcomes, told, failed = [], begun, 0
-    for outcome in spread.outcomes(partial(run, program=program), range(seed, seed + seeds)):
+    for outcome in workers.outcomes(partial(run, program=program), range(seed, seed + seeds)):
         outcomes.append(outcome)
         failed += outcome.violation is not None
         if outcome.violation is not None and not as_json:
@@ -46,7 +47,7 @@ def world(seed: int, seeds: int, program: str, *, least: int = 0, as_json: bool)
     _clear()
     outcomes.sort(key=lambda outcome: outcome.seed)
     took = time.monotonic() - begun
-    missing = rare(_phases(outcomes), program, least)
+    missing = rare(_phases(outcomes), program, least) + (idle(_guards(outcomes), program) if least else [])
     if as_json:
         sys.stdout.write(json.dumps(as_object(outcomes, took, program, missing), indent=2) + "\n")
     else:
@@ -56,9 +57,9 @@ def world(seed: int, seeds: int, program: str, *, least: int = 0, as_json: bool)
 
 def progress(done: int, seeds: int, failed: int, took: float) -> str:
     """One line: how far a search is, and how long it will take."""
-    minutes = (seeds - done) * took / done / 60
+    left = seconds((seeds - done) * took / done)
     wrong = f", {failed} with a violation" if failed else ""
-    return f"{done} of {seeds} seeds{wrong}; {60 * done / took:.0f} a minute, about {minutes:.0f} min left"
+    return f"{done} of {seeds} seeds{wrong}; {60 * done / took:.0f} a minute, about {left} left"
 
 
 def story(outcome: Outcome, program: str) -> str:
@@ -76,18 +77,21 @@ def command(seed: int, program: str) -> str:
 
 
 def table(outcomes: list[Outcome], took: float) -> str:
-    """How often each kind of fault happened in each phase of the runs, and the figures."""
+    """How often each kind of fault happened in each phase of the runs, how often each guard fired, and the figures."""
     phases = _phases(outcomes)
     lines = [f"{'fault':<12}" + "".join(f"{phase:>10}" for phase in PHASES) + f"{'in all':>10}"]
     for kind in sorted({kind for kind, _ in phases}):
         counts = [phases[kind, phase] for phase in PHASES]
         lines.append(f"{kind:<12}" + "".join(f"{count:>10}" for count in (*counts, sum(counts))))
+    guards = _guards(outcomes)
+    lines += ["", *(f"{name:<36}{count:>6}" for name, count in sorted(guards.items()))]
     failed = sum(outcome.violation is not None for outcome in outcomes)
     passed = sum(outcome.seconds for outcome in outcomes)
     many = "1 seed" if len(outcomes) == 1 else f"{len(outcomes)} seeds"
     lines += [
         "",
-        f"{many}, {failed or 'none'} with a violation; {passed:.0f} virtual seconds in {took:.1f} s, "
+        f"{many}, {failed or 'none'} with a violation; "
+        f"{seconds(passed)} of virtual time in {seconds(took)}, "
         f"{60 * len(outcomes) / took:.0f} seeds a minute",
     ]
     if len(outcomes) == 1:
@@ -96,7 +100,7 @@ def table(outcomes: list[Outcome], took: float) -> str:
 
 
 def as_object(outcomes: list[Outcome], took: float, program: str, missing: list[str]) -> dict[str, Any]:
-    """The same for programs; `failures` are the seeds with a violation, `too_rare` the faults that were `missing`."""
+    """The same for programs; `failures` are the seeds with a violation, `too_rare` what was `missing`."""
     faults: Counter[str] = Counter()
     for outcome in outcomes:
         faults += outcome.faults
@@ -117,6 +121,7 @@ def as_object(outcomes: list[Outcome], took: float, program: str, missing: list[
         "violations": len(failures),
         "faults": dict(sorted(faults.items())),
         "phases": {kind: {phase: phases[kind, phase] for phase in PHASES} for kind in sorted(faults)},
+        "guards": dict(sorted(_guards(outcomes).items())),
         "seeds_per_minute": round(60 * len(outcomes) / took, 1),
         "failures": failures,
         "too_rare": missing,
@@ -144,6 +149,13 @@ def _phases(outcomes: list[Outcome]) -> Counter[tuple[str, str]]:
     for outcome in outcomes:
         phases += outcome.phases
     return phases
+
+
+def _guards(outcomes: list[Outcome]) -> Counter[str]:
+    guards: Counter[str] = Counter()
+    for outcome in outcomes:
+        guards += outcome.guards
+    return guards
 
 
 def _clear(line: str = "") -> None:

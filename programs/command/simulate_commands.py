@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.programs.command.guarded import FAILED, Commands
+from isthmus.programs.command.group import FAILED, Commands
 from isthmus.programs.command.options import AsJson
 
 commands = typer.Typer(cls=Commands, help="Try runs that never happened.")
@@ -25,7 +25,10 @@ def world(
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="How many seeds: S to S + N - 1.")] = 1,
     program: Annotated[str, typer.Option("--program", metavar="PROGRAM", help="Which program.")] = "decoupled-diloco",
     each: Annotated[
-        int, typer.Option("--each", metavar="N", help="Fail unless each fault happens N times in each phase.")
+        int,
+        typer.Option(
+            "--each", metavar="N", help="Fail unless each fault happens N times in each phase, and each guard fires."
+        ),
     ] = 0,
     as_json: AsJson = False,
 ) -> None:

@@ -12,7 +12,6 @@ from isthmus.runtime.sim.checkers import (
     ViolationError,
     WaitsChecker,
 )
-from isthmus.runtime.sim.crossings import CreditChecker, WireChecker, runtime_checkers
 from isthmus.runtime.sim.faults import (
     Blackout,
     BreakDisk,
@@ -22,12 +21,14 @@ from isthmus.runtime.sim.faults import (
     End,
     Fault,
     FillDisk,
+    Forge,
     Hang,
     Join,
     Kill,
     KillDaemon,
     Lose,
     LoseReports,
+    Mute,
     Pause,
     PauseDaemon,
     RefuseStarts,
@@ -35,12 +36,14 @@ from isthmus.runtime.sim.faults import (
     Reset,
     Skew,
     Slow,
+    SlowStarts,
     Stick,
     Stop,
     Throttle,
 )
+from isthmus.runtime.sim.network.conditions import Climate, Weather
 from isthmus.runtime.sim.universe import Universe, digest, machine_of
-from isthmus.runtime.sim.weather import Climate, Weather
+from isthmus.runtime.sim.wire_checkers import CreditChecker, WireChecker, runtime_checkers
 from isthmus.runtime.sim.world import DelayOf, DurationOf, World, at_once
 
 __all__ = [
@@ -58,12 +61,14 @@ __all__ = [
     "End",
     "Fault",
     "FillDisk",
+    "Forge",
     "Hang",
     "Join",
     "Kill",
     "KillDaemon",
     "Lose",
     "LoseReports",
+    "Mute",
     "Pause",
     "PauseDaemon",
     "RefuseStarts",
@@ -72,6 +77,7 @@ __all__ = [
     "RosterChecker",
     "Skew",
     "Slow",
+    "SlowStarts",
     "Stick",
     "Stop",
     "Throttle",

@@ -8,17 +8,15 @@ is checked where that family is known.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from isthmus.runtime.graph.plans import EdgePlan
+from isthmus.runtime.host.roster import Row
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.lowering import EdgePlan
-from isthmus.runtime.meetings import Row
-
-if TYPE_CHECKING:
-    from isthmus.runtime.sim.life import Life
-    from isthmus.runtime.sim.universe import Universe
-    from isthmus.runtime.supervision.home import Home
-    from isthmus.runtime.supervision.incidents import Happened
+from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.universe import Universe
+from isthmus.runtime.supervision.home.core import Home
+from isthmus.runtime.supervision.incidents import Happened
 
 PAYLOADS_MAX: Final = 400
 """Items that a host of a small run may hold at once: a few for each key of each edge and peer."""

@@ -6,22 +6,24 @@ the next one of its machine begins with what the ledger has.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import Member
-from isthmus.runtime.inline import VirtualClock
-from isthmus.runtime.sim.disk import Mount
-from isthmus.runtime.sim.host_clock import HostClock
-from isthmus.runtime.sim.ledger import SimulatedLedger
-from isthmus.runtime.sim.links import ControlLinks
+from isthmus.runtime.scheduler.tape import Tape
+from isthmus.runtime.sim.machine.disk import Mount
+from isthmus.runtime.sim.machine.host_clock import HostClock
+from isthmus.runtime.sim.machine.ledger import SimulatedLedger
 from isthmus.runtime.sim.machines import Process, SimulatedMachine
+from isthmus.runtime.sim.network.daemon_links import ControlLinks
 from isthmus.runtime.supervision.driver import Driver
-from isthmus.runtime.supervision.home import Home
-from isthmus.runtime.supervision.home_events import (
+from isthmus.runtime.supervision.home.core import Home
+from isthmus.runtime.supervision.home.events import (
     Cast,
     FinishRun,
     HomeBeat,
@@ -37,7 +39,7 @@ from isthmus.runtime.supervision.home_events import (
     WriteIncident,
 )
 from isthmus.runtime.supervision.incidents import Exited, Incident
-from isthmus.runtime.supervision.messages import Orders, Report
+from isthmus.runtime.supervision.messages import Report
 from isthmus.runtime.supervision.station import BEAT_SECONDS, Station
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
@@ -62,7 +64,6 @@ from isthmus.runtime.supervision.station_events import (
     TellHosts,
     WatchProcess,
 )
-from isthmus.runtime.tape import Tape
 
 STATION_SECONDS: Final = 1.0
 """After its station has ended, a machine is given another one, if its home still asks for it."""
@@ -98,6 +99,7 @@ class SimulatedDaemon:
         self.clock = HostClock(shared.clock)
         self.name = f"daemon {machine.name}#{number}"
         self.tapes: list[Tape] = []
+        self._stations: list[Station] = []
         self.home: Home | None = None
         self.homes: Driver | None = None
         self.commands_left: int | None = None
@@ -114,8 +116,13 @@ class SimulatedDaemon:
     def _station(self) -> None:
         """Begin a station, with a tape of its own."""
         self.station = Station(is_at_home=self._machine.name == self._shared.home)
+        self._stations.append(self.station)
         self.stations = Driver(self.station, self._perform, self.clock.now)
         self.tapes.append(self.stations.tape)
+
+    @property
+    def refused(self) -> Counter[str]:
+        return sum((station.refused for station in self._stations), Counter[str]())
 
     def start(self) -> None:
         """Begin, as a new process does."""
@@ -130,22 +137,18 @@ class SimulatedDaemon:
         self._beat()
 
     def die(self) -> None:
-        """Be gone, at once; the hosts go on."""
         self.clock.is_dead = self._mount.is_gone = True
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
     def feed(self, event: StationEvent) -> None:
-        """Let something happen to the station."""
         self.clock.run(partial(self._feed, self.stations, event))
 
     def feed_home(self, event: HomeEvent) -> None:
-        """Let something happen to the home."""
         if self.homes is not None:
             self.clock.run(partial(self._feed, self.homes, event))
 
     def saw_end(self, process: Process) -> None:
-        """A process of this machine has ended."""
         if process.pid in self._ended:
             return
         self._ended.add(process.pid)
@@ -223,7 +226,12 @@ class SimulatedDaemon:
             return
         self._shared.began(member)
         process = self._shared.launch(machine, member)
-        self._soon(self.stations, ProcessStarted(member, process.pid))
+        started, lag = ProcessStarted(member, process.pid), machine.start_lag()
+        if lag:
+            at = Instant(self.clock.now() + seconds(lag))
+            self.clock.call_at(at, partial(self._feed, self.stations, started))
+        else:
+            self._soon(self.stations, started)
 
     def _report(self, report: Report) -> None:
         if self.homes is not None:
@@ -261,9 +269,8 @@ class SimulatedDaemon:
                 self._shared.finished(self.home)
 
     def _order(self, command: SendOrders) -> None:
-        rest = command.roster, command.machines, command.is_stopping, command.is_ending
-        for name, wanted in command.wanted.items():
-            event = OrdersCame(Orders(wanted, *rest, name in command.over, command.stamp))
+        for name, orders in command.by_machine():
+            event = OrdersCame(orders)
             if name == self._machine.name:
                 self.stations.feed(event)
             else:

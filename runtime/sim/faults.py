@@ -1,16 +1,21 @@
 """The vocabulary of faults: what may happen to hosts, machines and the ways between them, and when.
 
-Plain data: the `Injector` makes them happen. A fault happens `at` seconds of virtual time, once the learner that it
-names (any learner, where it names none) has reported inner step `at_step`, or once the run is in phase `at_phase`
-('stepping' or 'final'); of the last two `later` seconds later. A host is named by its replica ('learner/2'), a machine
-by its name. One that lasts is over after `seconds`, or when the world is healed. Two of one kind on one target add up
-to the longer.
+Plain data: the `Injector` makes them happen; `check` says whether they name what there is. A fault happens `at` seconds
+of virtual time, once the learner that it names (any learner, where it names none) has reported inner step `at_step`, or
+once the run is in phase `at_phase` ('stepping' or 'final'); of the last two `later` seconds later. A host is named by
+its replica ('learner/2'), a machine by its name. One that lasts is over after `seconds`, or when the world is healed.
+Two of one kind on one target add up to the longer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import Fault as Wrong
+from isthmus.runtime.ids import Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,17 @@ class RefuseStarts(_Moment):
 
 
 @dataclass(frozen=True, slots=True)
+class SlowStarts(_Moment):
+    """The daemon of a machine hears of processes that it starts `lag` seconds after they are there: a fork server that
+    is busy. It happens once one is started."""
+
+    kind: ClassVar[str] = "slow start"
+    machine: str
+    lag: float = 2.0
+    seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
 class End(_Moment):
     """Somebody has the run ended at once, as by a second Ctrl-C."""
 
@@ -154,6 +170,19 @@ class Slow(_Moment):
     host: str
     factor: float = 10.0
     seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forge(_Moment):
+    """From now on, in all its lives, what a host sends on a port has another `value` in `field`: none at all ('drop'),
+    this one ('set', with tuples for lists), or so many times its own ('scale')."""
+
+    kind: ClassVar[str] = "forge"
+    host: str
+    port: str
+    field: str
+    value: Any = None
+    how: Literal["drop", "set", "scale"] = "set"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +208,16 @@ class Cut(_Moment):
     def kind(self) -> str:
         """'cut', or 'one-way cut'."""
         return "one-way cut" if self.is_one_way else "cut"
+
+
+@dataclass(frozen=True, slots=True)
+class Mute(_Moment):
+    """Nothing gets between the hosts of a machine and those of others; what daemons say to each other does: a network
+    that lets only their port through."""
+
+    kind: ClassVar[str] = "mute"
+    machine: str
+    seconds: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,12 +302,48 @@ class Join(_Moment):
     host: str
 
 
-WayFault: TypeAlias = Cut | Clog | Lose | Throttle | Reset
+WayFault: TypeAlias = Cut | Mute | Clog | Lose | Throttle | Reset
 """Those of the ways of one machine."""
-DaemonFault: TypeAlias = KillDaemon | PauseDaemon | LoseReports | RepeatReports | RefuseStarts
+TalkFault: TypeAlias = KillDaemon | PauseDaemon | LoseReports | RepeatReports
+"""Those by which a daemon says nothing, too little or too much."""
+DaemonFault: TypeAlias = TalkFault | RefuseStarts | SlowStarts
 """Those of the daemon of one machine."""
-HostFault: TypeAlias = Kill | Pause | Hang | Stick | Crash | Slow | Skew
+HostFault: TypeAlias = Kill | Pause | Hang | Stick | Crash | Slow | Skew | Forge
 """Those of one host that is there."""
-Fault: TypeAlias = HostFault | WayFault | DaemonFault | Blackout | FillDisk | BreakDisk | Join | Stop | End
-DiskFault: TypeAlias = FillDisk | BreakDisk
-"""Those that wait until they have struck."""
+LurkingFault: TypeAlias = FillDisk | BreakDisk | RefuseStarts | SlowStarts
+"""They lie in wait until they strike."""
+PromptFault: TypeAlias = HostFault | WayFault | TalkFault | Blackout | Join | Stop | End
+"""They happen at once, or not yet."""
+Fault: TypeAlias = PromptFault | LurkingFault
+
+
+def check(
+    faults: Iterable[Fault], roles: Collection[str], replicas: Collection[Replica], machines: Collection[str]
+) -> None:
+    """ConfigError, with everything that is wrong, if a fault names a host or a machine that there is not."""
+    there, faults = list(map(str, replicas)), list(faults)
+    hosts = [*there, *(fault.host for fault in faults if isinstance(fault, Join))]
+    found = [
+        wrong
+        for fault in faults
+        for wrong in _wrong(fault, roles, there if isinstance(fault, Join) else hosts, machines)
+    ]
+    if found:
+        raise ConfigError.of(found)
+
+
+def _wrong(fault: Fault, roles: Collection[str], hosts: Collection[str], machines: Collection[str]) -> Iterator[Wrong]:
+    doing = f"preparing {fault}"
+    if isinstance(fault, Join):
+        if fault.host in hosts or fault.host.partition("/")[0] not in roles:
+            expected = f"a host that is not there yet, of one of the roles {', '.join(roles)}"
+            yield Wrong(doing, expected, repr(fault.host), "Name a slot beyond the others: 'learner/4'.")
+    elif isinstance(fault, HostFault):
+        if fault.host not in hosts:
+            yield Wrong(doing, f"one of {', '.join(hosts)}", repr(fault.host), "Name a host by its replica.")
+    elif not isinstance(fault, Stop | End):
+        named = [fault.machine, *([fault.target] if isinstance(fault, Cut) and fault.target is not None else [])]
+        for name in named:
+            if name not in machines:
+                do = "Name a machine: learners and syncers have their own, everything else is at home."
+                yield Wrong(doing, f"one of {', '.join(machines)}", repr(name), do)

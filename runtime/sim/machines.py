@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.sim.disk import SimulatedDisk
-from isthmus.runtime.sim.ledger import Book
-from isthmus.runtime.sim.life import Life
-from isthmus.runtime.supervision.home_events import HomeEvent
+from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.machine.disk import SimulatedDisk
+from isthmus.runtime.sim.machine.ledger import Book
+from isthmus.runtime.supervision.home.events import HomeEvent
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.supervision.station_events import StationEvent
 
@@ -47,6 +47,14 @@ class StartTrouble:
 
 
 @dataclass(slots=True)
+class StartLag:
+    """Who starts a process hears of it `lag` seconds later; `struck` is called when one is started."""
+
+    lag: float
+    struck: Callable[[], None]
+
+
+@dataclass(slots=True)
 class Process:
     """A process that is or was there; `life` is None until it has booted."""
 
@@ -71,10 +79,10 @@ class SimulatedMachine:
     processes: dict[int, Process] = field(default_factory=dict)
     crashes: dict[Replica, int] = field(default_factory=dict)
     start_troubles: dict[int, StartTrouble] = field(default_factory=dict)
+    start_lags: dict[int, StartLag] = field(default_factory=dict)
     is_dark: bool = False
 
     def living(self) -> list[Life]:
-        """The hosts that are there."""
         return [process.life for process in self.processes.values() if process.life is not None and not process.end]
 
     def process(self, member: Member) -> Process | None:
@@ -101,6 +109,13 @@ class SimulatedMachine:
                 trouble.struck()
                 return True
         return False
+
+    def start_lag(self) -> float:
+        """After how many seconds its daemon hears of a process that is started now."""
+        lags = list(self.start_lags.values())
+        for each in lags:
+            each.struck()
+        return max((each.lag for each in lags), default=0.0)
 
     def stopped(self) -> tuple[Member, ...]:
         """The lives that are stopped, by a signal."""

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.presence import Stall
+from isthmus.runtime.membership.messages import Stall
 from isthmus.runtime.sim.checkers import Checker, ViolationError
-from isthmus.runtime.supervision.home import Home
-from isthmus.runtime.supervision.incidents import Condemned, Ended, GivenUp, Happened, RecorderFailed
-
-if TYPE_CHECKING:
-    from isthmus.runtime.sim.universe import Universe
+from isthmus.runtime.sim.faults import Fault, Mute, RefuseStarts
+from isthmus.runtime.sim.universe import Universe
+from isthmus.runtime.supervision.home.core import Home
+from isthmus.runtime.supervision.home.service import BEAT, LAST_BEATS
+from isthmus.runtime.supervision.incidents import (
+    Condemned,
+    Ended,
+    GivenUp,
+    Happened,
+    Hurried,
+    ItemRefused,
+    RecorderFailed,
+    Unreached,
+    Unserved,
+)
 
 SLOWING: Final = frozenset({"stick", "slow", "pause", "hang"})
 """Kinds of faults that make a firing long."""
+DEAFENING: Final = frozenset({"mute", "cut", "one-way cut", "clog", "lose", "throttle"})
+"""Kinds of faults that keep a host from the others."""
+STARTS_REFUSED_MIN: Final = 6
+"""From so many on, eight seconds apart, a machine has no room for as long as the end of a run is waited for."""
 RECORDER: Final = Replica("recorder", 0)
 
 
@@ -52,17 +67,24 @@ class VerdictsChecker(Checker):
         self._told: set[tuple[str, Member]] = set()
 
     def happened(self, universe: Universe, happened: Happened) -> None:
-        """Look at verdicts."""
         member, incident = happened.member, happened.incident
         match incident:
+            case Condemned(verdict=Unreached()):
+                if not DEAFENING & set(universe.injector.counts):
+                    raise ViolationError(f"{member} is killed, and no way was broken: {incident.verdict}")
             case Condemned():
                 # At the end of a run nothing excuses a silence, also not a cut link.
-                if member.replica not in universe.injector.touched and universe.phase != "final":
+                is_ending = universe.phase == "final" or universe.injector.counts["stop"]
+                is_hurried = isinstance(incident.verdict, Hurried) and is_ending
+                if member.replica not in universe.injector.touched and not is_hurried:
                     raise ViolationError(f"{member} is killed, and no fault was about it: {incident.verdict}")
                 if isinstance(incident.verdict, Stall) and not SLOWING & set(universe.injector.counts):
                     raise ViolationError(f"{member} is called stuck, and nothing was slow: {incident.verdict}")
+            case ItemRefused():
+                if member.replica not in universe.injector.forgeries:
+                    raise ViolationError(f"an item of {member} is refused, and nobody forged any: {incident.refusal}")
             case GivenUp():
-                if not universe.injector.counts["crash loop"]:
+                if not (universe.injector.counts["crash loop"] or member.replica in universe.injector.forgeries):
                     raise ViolationError(f"{member} is given up after {incident.lives} lives, and no life had to end")
             case Ended():
                 told = universe.home_name, member
@@ -79,7 +101,6 @@ class EndChecker(Checker):
         self._outcome: str | None = None
 
     def finished(self, universe: Universe, home: Home) -> None:
-        """Look at how it ended."""
         if self._outcome not in (None, home.outcome):
             raise ViolationError(f"the run is over as {home.outcome!r}, and was as {self._outcome!r}")
         self._outcome = home.outcome
@@ -91,6 +112,7 @@ class EndChecker(Checker):
         if home.outcome == "done" and universe.last(RECORDER) is None:
             raise ViolationError("the run is over as 'done', and there was no recorder")
         is_told = isinstance(home.failure, RecorderFailed)  # Whether rightly, a program's own checkers know.
+        is_told |= isinstance(home.failure, Unserved) and _is_barred(universe.injector.happened)
         if home.outcome == "failed" and not (counts["end"] or counts["crash loop"] or is_told):
             raise ViolationError(f"the run has failed: {home.failure}")
 
@@ -99,6 +121,13 @@ class EndChecker(Checker):
         left = [str(life.member) for life in universe.living()]
         if left:
             raise ViolationError(f"the run is over, and {', '.join(left)} are there")
+
+
+def _is_barred(happened: Sequence[tuple[Fault, str]]) -> bool:
+    """Whether faults may have kept a replica from serving for as long as the end of a run waits for it."""
+    mute = max((fault.seconds for fault, _ in happened if isinstance(fault, Mute)), default=0.0)
+    refused = sum(isinstance(fault, RefuseStarts) for fault, _ in happened)
+    return mute * 1e9 >= LAST_BEATS * BEAT or refused >= STARTS_REFUSED_MIN
 
 
 def supervision_checkers() -> list[Checker]:

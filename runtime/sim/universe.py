@@ -12,34 +12,32 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import RunError
-from isthmus.runtime.ether import Ether
-from isthmus.runtime.graph import Reference
-from isthmus.runtime.host import Host
+from isthmus.runtime.graph.plans import Plan
+from isthmus.runtime.graph.template import Reference
+from isthmus.runtime.host.driver import Host
+from isthmus.runtime.host.roster import meets
+from isthmus.runtime.host.trace import Trace
+from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.inline import VirtualClock
-from isthmus.runtime.lowering import Plan
-from isthmus.runtime.meetings import meets
-from isthmus.runtime.peers import Limits
-from isthmus.runtime.sim.checkers import Checker
 from isthmus.runtime.sim.daemons import JOURNAL, Shared, SimulatedDaemon
-from isthmus.runtime.sim.disk import Mount, SimulatedDisk
-from isthmus.runtime.sim.fault_check import check
-from isthmus.runtime.sim.faults import Fault, Join
+from isthmus.runtime.sim.faults import Fault, Join, check
+from isthmus.runtime.sim.host import Life, Setting, Witness
 from isthmus.runtime.sim.injector import Injector
-from isthmus.runtime.sim.life import Life, Setting
-from isthmus.runtime.sim.links import ControlLinks
+from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk
 from isthmus.runtime.sim.machines import Process, SimulatedMachine
-from isthmus.runtime.sim.weather import Climate, Weather
+from isthmus.runtime.sim.network.conditions import Climate, Weather
+from isthmus.runtime.sim.network.daemon_links import ControlLinks
+from isthmus.runtime.sim.network.sockets import Ether
 from isthmus.runtime.sim.world import DurationOf, a_millisecond
-from isthmus.runtime.supervision.home import Home
-from isthmus.runtime.supervision.home_events import Cast, EndAsked, MachineJoined, Places, StopAsked
+from isthmus.runtime.supervision.home.core import Home
+from isthmus.runtime.supervision.home.events import Cast, EndAsked, MachineJoined, Places, StopAsked
 from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, Incident, Ordered
 from isthmus.runtime.supervision.station_events import HostSpoke
-from isthmus.runtime.trace import Trace
+from isthmus.runtime.wire.peers import Limits
 
 ASKED_EVERY: Final = 500
 """Events between two questions to the checkers; checking a core costs as much as some twenty events."""
@@ -50,6 +48,8 @@ MOVABLE: Final = ("syncer", "evaluator")
 """Roles whose next life may be at home, where their machine is lost."""
 CRASH_SECONDS: Final = 0.3
 """After it began, a life ends that is one of a crash loop."""
+BOOT_SECONDS: Final = 0.5
+"""Half to three halves of it, from when a process is there until it is a host."""
 REBOOT_SECONDS: Final = 0.5
 """After its power is back, a machine has a daemon again."""
 
@@ -59,13 +59,32 @@ def machine_of(replica: Replica) -> str:
     return f"{replica.role}-{replica.slot}" if replica.role in ("learner", "syncer") else HOME
 
 
+class Observer(Witness, Protocol):
+    """Sees also what becomes of a run, and is asked now and then; raises where that must not be."""
+
+    def began(self, universe: Universe, member: Member) -> None:
+        """A daemon is about to start the process of a life."""
+
+    def happened(self, universe: Universe, happened: Happened) -> None:
+        """A home writes down what became of a host."""
+
+    def finished(self, universe: Universe, home: Home) -> None:
+        """A home says that the run is over, and nobody is left."""
+
+    def asked(self, universe: Universe) -> None:
+        """Some hundred events have happened."""
+
+    def ended(self, universe: Universe) -> None:
+        """The run is over."""
+
+
 class Universe:
     """Hosts of one run on machines of their own. `addresses` and `disks` are those of the machines, by name.
 
-    `duration(replica, node)` is what a firing takes before `jitter` (a share); `boot` the seconds in which a process
-    starts; `place(replica)` the machine of each; `least` with how many replicas of a role the run can go on. `error` is
-    what a body raised, `outcome` how the run ended, once its last process has; `incidents` what became of hosts;
-    `is_stopped` whether somebody who asked for the end was told that it comes.
+    `duration(replica, node)` is what a firing takes before `jitter` (a share); `place(replica)` the machine of each;
+    `least` with how many replicas of a role the run can go on. `error` is what a body raised, `outcome` how the run
+    ended, once its last process has; `incidents` what became of hosts; `is_stopped` whether somebody who asked for the
+    end was told that it comes.
     """
 
     def __init__(
@@ -78,15 +97,15 @@ class Universe:
         duration: DurationOf = a_millisecond,
         jitter: float = 0.0,
         climate: Climate = Climate(),  # noqa: B008
-        boot: float = 0.5,
         faults: Iterable[Fault] = (),
-        checkers: Sequence[Checker] = (),
+        checkers: Sequence[Observer] = (),
         place: Callable[[Replica], str] = machine_of,
         limits: Limits = Limits(),  # noqa: B008
         least: Mapping[str, int] = MappingProxyType({}),
         trace: Trace | None = None,
     ) -> None:
         self.clock = VirtualClock()
+        self.window_bytes = limits.window_bytes
         self.weather = Weather(climate, seed)
         self.ether = Ether(self.clock, self.weather, partial(_draw, random.Random(f"{seed} lingers")))
         self.ended: set[tuple[str, str]] = set()
@@ -99,7 +118,6 @@ class Universe:
         self.failure: Failure | None = None
         self.is_stopped = False
         self._pids = 0
-        self._boot = boot
         self._seed = seed
         self._has_started = False
         self._checkers = tuple(checkers)
@@ -127,6 +145,7 @@ class Universe:
             spoke=self._spoke,
             found=lambda life: self.machines[life.machine].daemon,
             left=self._left,
+            forgeries=lambda life: self.injector.forgeries.get(life.member.replica, ()),
         )
         self.machines = {name: SimulatedMachine(name, self.addresses[name], self.disks[name]) for name in machines}
         self.links = ControlLinks(self.clock, self.weather, self.addresses, seed)
@@ -162,7 +181,6 @@ class Universe:
         return next((life for life in reversed(self.lives) if life.member.replica == replica), None)
 
     def living(self) -> list[Life]:
-        """Every host that is there."""
         return [life for machine in self.machines.values() for life in machine.living()]
 
     @property
@@ -223,12 +241,10 @@ class Universe:
         return daemon is not None
 
     def kill(self, life: Life) -> None:
-        """A process ends."""
         machine = self.machines[life.machine]
         machine.end(machine.processes[life.pid])
 
     def kill_daemon(self, machine: SimulatedMachine) -> None:
-        """The daemon of a machine is gone."""
         if machine.daemon is not None:
             machine.daemon.die()
             machine.daemon = None
@@ -241,7 +257,6 @@ class Universe:
             daemon.start()
 
     def darken(self, machine: SimulatedMachine) -> None:
-        """A machine has no power from now on."""
         machine.is_dark = True
         self.kill_daemon(machine)
         for process in list(machine.processes.values()):
@@ -331,7 +346,7 @@ class Universe:
         self._pids += 1
         process = machine.processes[self._pids] = Process(member, self._pids)
         rng = random.Random(f"{self._seed} boot {member}")
-        at = Instant(self.clock.now() + seconds(self._boot * (0.5 + rng.random())))
+        at = Instant(self.clock.now() + seconds(BOOT_SECONDS * (0.5 + rng.random())))
         process.cancel_boot = self.clock.call_at(at, partial(self._booted, machine, process, machine.daemon))
         if machine.crashes.get(member.replica):
             machine.crashes[member.replica] -= 1

@@ -10,16 +10,16 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from isthmus.runtime.channels.in_process import Network
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.errors import RunError
-from isthmus.runtime.graph import Reference
-from isthmus.runtime.host import Host
+from isthmus.runtime.graph.plans import Plan
+from isthmus.runtime.graph.template import Reference
+from isthmus.runtime.host.driver import Host
+from isthmus.runtime.host.trace import Span, Trace
+from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock, jittered
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.inline import InlineExecutor, VirtualClock, jittered
-from isthmus.runtime.inproc import Network
-from isthmus.runtime.lowering import Plan
-from isthmus.runtime.tape import Tape
-from isthmus.runtime.trace import Span, Trace
+from isthmus.runtime.scheduler.tape import Tape
 
 DurationOf = Callable[[Replica, str], Duration]
 """(replica, node name) -> how long a firing of that node takes, before jitter."""

@@ -15,9 +15,9 @@ import msgspec
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import InvariantError
-from isthmus.runtime.supervision.home_events import HomeCommand, HomeEvent
+from isthmus.runtime.scheduler.tape import Tape
+from isthmus.runtime.supervision.home.events import HomeCommand, HomeEvent
 from isthmus.runtime.supervision.station_events import StationCommand, StationEvent
-from isthmus.runtime.tape import Tape
 
 
 class Core(Protocol):

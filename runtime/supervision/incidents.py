@@ -1,8 +1,8 @@
 """What happens to the hosts of a run, as records: how lives end, why they are killed, and what is written down of it.
 
 It decides nothing. `events.jsonl` has an incident a line; a status says the last one of each host; a run that failed
-says why with a failure. Sentences about them are made in one place, where people read them (`programs.incident_words`).
-Durations are nanoseconds where the name says so.
+says why with a failure. Sentences about them are made in one place, `programs.results.incident_words`. Durations are
+nanoseconds where the name says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.presence import Excuse, Finding, LongExcuse, Pace, Refusal, Silence, Stall
+from isthmus.runtime.membership.messages import Excuse, Finding, LongExcuse, Pace, Refusal, Silence, Stall
 
 # -- why a life is killed ----------------------------------------------------------------------------------------------
 
@@ -29,7 +29,57 @@ class Hurried(Finding, frozen=True, tag="hurried"):
     """It was silent while the run came to its end."""
 
 
-Verdict: TypeAlias = Silence | LongExcuse | Stall | Unspoken | Hurried
+class Unreached(Finding, frozen=True, tag="unreached"):
+    """It spoke to its daemon, and had a data connection with none of its `peers` hosts for `lasted_ns`. It was given
+    `patience_times` the usual patience."""
+
+    lasted_ns: int
+    peers: int
+    patience_times: int = 1
+
+
+class Misbehaved(Finding, frozen=True, tag="misbehaved"):
+    """`count` items that it sent to host `by` on `edge` were refused: the first of them at `field` ('' for the whole
+    item), where one was `expected` and another `found`."""
+
+    by: str
+    edge: str
+    field: str
+    expected: str
+    found: str
+    count: int
+
+
+Verdict: TypeAlias = Silence | LongExcuse | Stall | Unspoken | Hurried | Unreached | Misbehaved
+
+
+# -- what a body raised ------------------------------------------------------------------------------------------------
+
+
+class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """An exception of a type named `exception` ('' where there was none), with its `message` in one line, raised in a
+    node at this line of a file ('' and 0 where that is not known)."""
+
+    node: str
+    exception: str
+    message: str
+    file: str
+    line: int
+
+    @property
+    def mistake(self) -> tuple[str, ...]:
+        """Equal in two that are the same mistake: of one type, at one line. Messages differ, as by the slot that is in
+        them; they count where no line is known."""
+        where = (self.file, str(self.line)) if self.file else (self.node, self.message)
+        return (self.exception, *where)
+
+
+def raised_of(told: Any) -> Raised:
+    """What these fields stand for; ValueError if they stand for none."""
+    try:
+        return msgspec.convert(told, Raised)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"nothing that was raised: {error}") from None
 
 
 # -- how a life ends ---------------------------------------------------------------------------------------------------
@@ -93,10 +143,32 @@ class HeardAgain(Finding, frozen=True, tag="heard-again"):
     silence_ns: int
 
 
+class CutOff(Finding, frozen=True, tag="cut-off"):
+    """It speaks to its daemon, and has a data connection with none of the `peers` hosts that it is to talk with."""
+
+    peers: int
+
+
+class Reached(Finding, frozen=True, tag="reached"):
+    """It was cut off for `lasted_ns`, and has a data connection again."""
+
+    lasted_ns: int
+
+
 class Slow(Finding, frozen=True, tag="slow"):
     """It steps much more slowly than the others of its role."""
 
     pace: Pace
+
+
+class Starved(Finding, frozen=True, tag="starved"):
+    """Its node waits most of the time for what the node `source` makes: `made_ns` for each item, beside which
+    everything else in a step takes `rest_ns`."""
+
+    node: str
+    source: str
+    made_ns: int
+    rest_ns: int
 
 
 class KeepsUp(Finding, frozen=True, tag="keeps-up"):
@@ -108,7 +180,7 @@ class KeepsUp(Finding, frozen=True, tag="keeps-up"):
 class BodyFailed(Finding, frozen=True, tag="failed"):
     """A body of it raised; its process ends."""
 
-    error: str
+    error: Raised
 
 
 class Condemned(Finding, frozen=True, tag="condemned"):
@@ -122,7 +194,7 @@ class Ended(Finding, frozen=True, tag="ended"):
 
     end: End
     verdict: Verdict | None = None
-    error: str = ""
+    error: Raised | None = None
 
 
 class Restarted(Finding, frozen=True, tag="restarted"):
@@ -158,17 +230,30 @@ class Refused(Finding, frozen=True, tag="refused"):
     refusal: Refusal
 
 
+class ItemRefused(Finding, frozen=True, tag="item-refused"):
+    """An item that it sent was refused."""
+
+    refusal: Misbehaved
+
+
 class NumbersLost(Finding, frozen=True, tag="numbers-lost"):
     """The daemon's ledger was lost or torn: numbers of lives go on from `next_number`, which none can have had."""
 
     next_number: int
 
 
+class LedgerRemoved(Finding, frozen=True, tag="ledger-removed"):
+    """The daemon's ledger was deleted while it was in use, and was written anew: no number is lost."""
+
+
 Incident: TypeAlias = (
     Suspected
     | Excused
     | HeardAgain
+    | CutOff
+    | Reached
     | Slow
+    | Starved
     | KeepsUp
     | BodyFailed
     | Condemned
@@ -179,7 +264,9 @@ Incident: TypeAlias = (
     | GivenUp
     | Delayed
     | Refused
+    | ItemRefused
     | NumbersLost
+    | LedgerRemoved
 )
 
 
@@ -200,11 +287,28 @@ class Hopeless(Finding, frozen=True, tag="hopeless"):
     last: Ended
 
 
+class ProgramFailed(Finding, frozen=True, tag="program-failed"):
+    """Every learner ended by the same error, one of them `lives` times in a row: it is the program's, or the task's,
+    and would be met again."""
+
+    error: Raised
+    lives: int
+
+
 class Homeless(Finding, frozen=True, tag="homeless"):
     """A replica has no machine any more."""
 
     host: str
     last: Ended
+
+
+class Unserved(Finding, frozen=True, tag="unserved"):
+    """A replica that the run cannot do without served nobody for `lasted_ns`: no life of it began, or none reached the
+    hosts that it is to talk with. `why` is what happened to it last."""
+
+    host: str
+    lasted_ns: int
+    why: Incident | None = None
 
 
 class Ordered(Finding, frozen=True, tag="ordered"):
@@ -213,7 +317,7 @@ class Ordered(Finding, frozen=True, tag="ordered"):
     reason: str
 
 
-Failure: TypeAlias = RecorderFailed | Hopeless | Homeless | Ordered
+Failure: TypeAlias = RecorderFailed | Hopeless | ProgramFailed | Homeless | Unserved | Ordered
 
 
 # -- as lines ----------------------------------------------------------------------------------------------------------
@@ -246,6 +350,16 @@ def of_line(line: Mapping[str, Any]) -> Happened:
     return Happened(Instant(at), Member(Replica.parse(host), incarnation), incident_of(told))
 
 
+def starved_of(told: Any) -> Starved | None:
+    """What these fields stand for, if there are any; ValueError if they stand for nothing."""
+    if told is None:
+        return None
+    try:
+        return msgspec.convert(told, Starved)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"nobody that is starved: {error}") from None
+
+
 def incident_of(told: Mapping[str, Any]) -> Incident:
     """The incident that these fields stand for; ValueError if they stand for none."""
     try:
@@ -253,12 +367,3 @@ def incident_of(told: Mapping[str, Any]) -> Incident:
     except msgspec.ValidationError as error:
         raise ValueError(f"not an incident: {error}") from None
     return incident
-
-
-def failure_of(told: Mapping[str, Any]) -> Failure:
-    """The failure that these fields stand for; ValueError if they stand for none."""
-    try:
-        failure: Failure = msgspec.convert(told, Failure)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"not a failure: {error}") from None
-    return failure

@@ -7,17 +7,23 @@ bring what was sent before behind what was sent after.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import isfinite
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.ids import Member
-from isthmus.runtime.presence import Phase
-from isthmus.runtime.supervision.incidents import End
+from isthmus.runtime.items.refused import Refusal
+from isthmus.runtime.membership.messages import Phase
+from isthmus.runtime.supervision.incidents import End, Raised, Starved
 
 HEARTBEAT_SECONDS: Final = 0.25
 """How often a host says what it is."""
+
+COUNT_MAX: Final = 1 << 62
+"""Of CPU seconds, bytes, steps and heartbeats: more than any host comes to, and sums of it fit everywhere."""
 
 Row: TypeAlias = tuple[str, int, tuple[str, ...], str]
 """Of a roster: (replica, incarnation, endpoints, machine) of a live member."""
@@ -27,8 +33,21 @@ class Part(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknow
     """Base of what messages are made of: compared and stored by value."""
 
 
+MISSING_MAX: Final = 64
+"""Hosts that a heartbeat names; how many there are, it says in any case."""
+
+
+class Missing(Part, frozen=True):
+    """A host that another one has no data connection with, and heard `silence` ago on one; 0 if it never did."""
+
+    member: Member
+    silence: Duration = Duration(0)
+
+
 class Said(Part, frozen=True):
-    """What a host says of itself: `steps`, `busy`, `firing` and `node` as in HeartbeatArrived."""
+    """What a host says of itself: `steps`, `busy`, `firing` and `node` as in HeartbeatArrived; `starved` while its data
+    are too slow for it. Of the `peers` hosts that it is to talk with it has no data connection with `unreached`, of
+    which `missing` are the first. `refusals` are the items that it has refused, a record for each sender and edge."""
 
     phase: Phase = "starting"
     endpoints: tuple[str, ...] = ()
@@ -38,12 +57,25 @@ class Said(Part, frozen=True):
     node: str = ""
     cpu_seconds: float = 0.0
     bytes_sent: int = 0
+    starved: Starved | None = None
+    peers: int = 0
+    unreached: int = 0
+    missing: tuple[Missing, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
 
 
 class Over(Part, frozen=True):
-    """A recorder says that everything final is there, or which error it met."""
+    """A recorder says that everything final is there, or which error it met; `is_stopped`: the program asked for the
+    end."""
 
     error: str | None = None
+    is_stopped: bool = False
+
+    @classmethod
+    def of(cls, shown: Mapping[str, Any]) -> Over:
+        """What the status of a recorder says of the end."""
+        error = shown.get("error")
+        return cls(None if error is None else str(error), shown.get("stop_reason") is not None)
 
 
 class Seen(Part, frozen=True):
@@ -53,7 +85,7 @@ class Seen(Part, frozen=True):
     pid: int
     beats: int = 0
     is_stopped: bool = False
-    error: str = ""
+    error: Raised | None = None
     said: Said = Said()
     over: Over | None = None
 
@@ -63,7 +95,7 @@ class Gone(Part, frozen=True):
 
     member: Member
     end: End
-    error: str = ""
+    error: Raised | None = None
     cpu_seconds: float = 0.0
     bytes_sent: int = 0
 
@@ -110,8 +142,12 @@ class Orders(Part, frozen=True):
 
 
 def report_of(told: Any) -> Report:
-    """The report that some data stand for; ValueError if they stand for none."""
+    """The report that some data stand for; ValueError if they stand for none, or count what cannot be counted."""
     report: Report = _converted(told, Report)
+    used = [(each.said.cpu_seconds, each.said.bytes_sent, each.said.steps, each.beats) for each in report.lives]
+    used += [(each.cpu_seconds, each.bytes_sent, 0, 0) for each in report.ended]
+    if not all(isfinite(number) and 0 <= number <= COUNT_MAX for row in used for number in row):
+        raise ValueError(f"a report that counts below 0, or beyond {COUNT_MAX}")
     return report
 
 

@@ -28,7 +28,7 @@ import msgspec
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.incidents import NotStarted, Unseen
+from isthmus.runtime.supervision.incidents import NotStarted, Raised, Unseen
 from isthmus.runtime.supervision.messages import Gone, Orders, Over, Report, Said, Seen, Stamp
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
@@ -71,7 +71,7 @@ class Process:
     pid: int
     said: Said = field(default_factory=Said)
     beats: int = 0
-    error: str = ""
+    error: Raised | None = None
     over: Over | None = None
     is_stopped: bool = False
 

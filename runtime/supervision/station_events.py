@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from isthmus.runtime.events import Record
 from isthmus.runtime.ids import Member
-from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.records import Record
+from isthmus.runtime.supervision.incidents import Exited, Raised
 from isthmus.runtime.supervision.messages import Orders, Over, Report, Row, Said
 
 
@@ -75,7 +75,7 @@ class HostSpoke(Record, frozen=True):
     member: Member
     pid: int
     said: Said
-    error: str = ""
+    error: Raised | None = None
     over: Over | None = None
 
 

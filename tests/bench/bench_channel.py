@@ -26,14 +26,13 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from isthmus.runtime.channel import Parcel
-from isthmus.runtime.encoding import encode
+from isthmus.runtime.channels.contract import Endpoints, Parcel
+from isthmus.runtime.host.threads import LoopClock
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.keys import Keyring
-from isthmus.runtime.links import Endpoints
-from isthmus.runtime.threads import LoopClock
-from isthmus.runtime.wire import WireChannel
-from isthmus.runtime.zmq_sockets import ZmqSockets
+from isthmus.runtime.items.encoding import encode
+from isthmus.runtime.security.keys import Keyring
+from isthmus.runtime.wire.channel import WireChannel
+from isthmus.runtime.wire.zmq_sockets import ZmqSockets
 
 BAR = 0.7
 MIB = 1 << 20

@@ -29,17 +29,17 @@ def operations() -> dict[str, Callable[[], Any]]:
     import numpy as np
     import xxhash
 
-    from isthmus.ops.fragment import Fragment, Unit
-    from isthmus.ops.outer_gradient import norms, subtract
-    from isthmus.runtime import messages
-    from isthmus.runtime.batches import frames_of, shipment
-    from isthmus.runtime.channel import Parcel
+    from isthmus.ops.exchange.fragments import Fragment, Unit
+    from isthmus.ops.learner.outer_gradient import norms, subtract
+    from isthmus.runtime.channels.contract import Parcel
     from isthmus.runtime.clock import Instant
-    from isthmus.runtime.encoding import encode
-    from isthmus.runtime.lanes import Load
+    from isthmus.runtime.items.encoding import encode
+    from isthmus.runtime.protocol import messages
+    from isthmus.runtime.protocol.batches import frames_of, shipment
+    from isthmus.runtime.protocol.transfers import Load
 
     shape = (64, 256)
-    fragment = Fragment(0, (Unit("a", 0, shape[0], shape, averaged=False),))
+    fragment = Fragment(0, (Unit("a", 0, shape[0], shape),))
     anchor, values = np.ones(fragment.size, np.float32), np.zeros(fragment.size, np.float32)
     progress = {"slot": 0, "incarnation": 1, "phase": "stepping", "step": 1200, "tokens": 614_400, "epochs": [1] * 8}
     progress |= {"step_time": 7_400_000, "delay_steps": 2, "totals": [[0, 1, 614_400]]}
@@ -71,15 +71,16 @@ def measure(rounds: int) -> dict[str, tuple[float, float]]:
     """Name -> microseconds after a step, and warm."""
     os.environ.update(NPROC="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false", OMP_NUM_THREADS="1")
     os.sched_setaffinity(0, {CORE})
-    from isthmus.ops.data import At
-    from isthmus.ops.training import Learner
-    from isthmus.programs.environment import prepare_environment
+    from isthmus.ops.data.batches import At
+    from isthmus.ops.island.jax_learner import Learner
+    from isthmus.ops.island.life import Life
     from isthmus.programs.language_model import task
+    from isthmus.programs.request.environment import prepare_environment
 
     prepare_environment(1)
     nano = task(batch=8)
     batch = nano.batch(At(0, 0, 0))
-    learner = Learner(nano, (), seed=0)
+    learner = Learner(nano, (), life=Life(0, 0, 1))
     learner.compile(batch)
     learner.begin()
     timed = operations()

@@ -1,11 +1,12 @@
 """What the runtime costs a learner: its steps a second and CPU a step inside a run, against the bare loop.
 
-    python tests/bench/bench_learner.py [--pairs 20] [--seconds 2] [--batch 8] [--json]
+    python tests/bench/bench_learner.py [--pairs 20] [--seconds 2] [--batch 8] [--own-step] [--json]
 
 One learner of a real run (daemon, syncer, evaluator, recorder, fragments 8, interval 24) is pinned to core 0 and
 everything else to core 1. The bare loop calls the same jitted function, with the same flags, on the same batches, and
 is pinned to core 0 as well. They take turns: whoever is not measured is stopped with SIGSTOP. A pair is one turn of
-each; figures are medians over pairs. `--batch 32` makes steps of 30 to 60 ms.
+each; figures are medians over pairs. `--batch 32` makes steps of 30 to 60 ms. With `--own-step` the same model is a
+task that brings its step (`own_step.py`), and the bare loop is that step under `jax.jit`, without anything of ours.
 
 CPU a step comes from /proc (all threads of the process). `cpu_added_ms` is the difference, itemised by thread.
 """
@@ -22,10 +23,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from observed import cpu_of, pin, signal_all, training
 
@@ -58,29 +59,60 @@ class Window(NamedTuple):
         return Turn(rate, sum(self.threads.values()) / made, {name: cpu / made for name, cpu in self.threads.items()})
 
 
-def bare(batch: int) -> None:
+def bare(batch: int, *, is_own_step: bool) -> None:
     """The loop without a runtime: prints the instant at which each step ended, until it is killed."""
     os.environ.update(NPROC="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false", OMP_NUM_THREADS="1")
-    from isthmus.ops.data import At
-    from isthmus.ops.training import Learner
-    from isthmus.programs.environment import prepare_environment
-    from isthmus.programs.language_model import task
+    from isthmus.ops.data.batches import At
+    from isthmus.programs.request.environment import prepare_environment
 
     prepare_environment(1)
-    nano = task(batch=batch)
-    learner = Learner(nano, (), seed=0)
-    learner.compile(nano.batch(At(0, 0, 0)))
-    learner.begin()
+    dispatch, batches = _own_step(batch) if is_own_step else _learner(batch)
     pending, step, ends = None, 0, []
     while True:
-        loss = learner.dispatch(nano.batch(At(0, 0, step)), 0.5)
+        loss = dispatch(batches(At(0, 0, step)))
         if pending is not None:
-            float(pending)
+            float(pending["loss"])
         pending, step = loss, step + 1
         ends.append(time.monotonic())
         if len(ends) == 32:
             print(*ends, sep="\n", flush=True)
             ends.clear()
+
+
+def _learner(batch: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """A step of the shipped task as a learner dispatches it, and its batches."""
+    from isthmus.ops.data.batches import At
+    from isthmus.ops.island.jax_learner import Learner
+    from isthmus.ops.island.life import Life
+    from isthmus.programs.language_model import task
+
+    nano = task(batch=batch)
+    learner = Learner(nano, (), life=Life(0, 0, 1))
+    learner.compile(nano.batch(At(0, 0, 0)))
+    learner.begin()
+    return lambda each: learner.dispatch(each, 0.5), nano.batch
+
+
+def _own_step(batch: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """The jitted step of a task that brings one, in the thread that asks, as a learner's is; and its batches."""
+    import jax
+    import numpy as np
+    from own_step import nano
+
+    from isthmus.ops.island.jax_learner import compute_in_the_calling_thread
+    from isthmus.ops.island.recipe import Now
+
+    compute_in_the_calling_thread()
+    task = nano(batch=batch)
+    jitted = jax.jit(task.step, donate_argnums=0)
+    state, now = jax.jit(task.init)(jax.random.key(0)), Now(jax.random.key(0), np.float32(0.5))
+
+    def dispatch(each: Any) -> Any:
+        nonlocal state
+        state, metrics = jitted(state, each, now)
+        return metrics
+
+    return dispatch, task.batch
 
 
 def take_turn(pid: int, seconds: float, others: list[int]) -> Window:
@@ -95,10 +127,10 @@ def take_turn(pid: int, seconds: float, others: list[int]) -> Window:
 
 
 @contextmanager
-def bare_loop(here: Path, batch: int) -> Iterator[int]:
+def bare_loop(here: Path, batch: int, *, is_own_step: bool) -> Iterator[int]:
     """The bare loop in a process of its own."""
     with (here / "bare.txt").open("w") as lines:
-        command = [sys.executable, __file__, "--bare", "--batch", str(batch)]
+        command = [sys.executable, __file__, "--bare", "--batch", str(batch), *(["--own-step"] if is_own_step else [])]
         loop = subprocess.Popen(command, stdout=lines)
     try:
         until = time.monotonic() + START_SECONDS_MAX
@@ -113,16 +145,18 @@ def bare_loop(here: Path, batch: int) -> Iterator[int]:
         loop.wait()
 
 
-def measure(pairs: int, seconds: float, batch: int) -> list[tuple[Turn, Turn]]:
+def measure(pairs: int, seconds: float, batch: int, *, is_own_step: bool) -> list[tuple[Turn, Turn]]:
     """Turns of the bare loop and of the learner, in alternating order; steps by the clock of whoever made them."""
     alone: list[Window] = []
     inside: list[Window] = []
+    own_step = Path(__file__).with_name("own_step.py")
+    task = ["--task", f"{own_step}:nano(batch = {batch})"] if is_own_step else ["--set", f"task.batch={batch}"]
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        bare_loop(Path(folder), batch) as loop,
+        bare_loop(Path(folder), batch, is_own_step=is_own_step) as loop,
     ):
         os.kill(loop, signal.SIGSTOP)
-        with training(Path(folder, "run"), "--set", f"task.batch={batch}", learners=1) as run:
+        with training(Path(folder, "run"), *task, learners=1) as run:
             learner, others = run.pids["learner/0"], run.others("learner/0")
             pin(others, 1)
             pin([learner], 0)
@@ -161,13 +195,14 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--own-step", action="store_true", help="the model as a task that brings its step")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     if asked.bare:
-        bare(asked.batch)
+        bare(asked.batch, is_own_step=asked.own_step)
         return
-    pairs = measure(asked.pairs, asked.seconds, asked.batch)
+    pairs = measure(asked.pairs, asked.seconds, asked.batch, is_own_step=asked.own_step)
     ratios = [inside.rate / alone.rate for alone, inside in pairs]
     added = [1e3 * (inside.cpu - alone.cpu) for alone, inside in pairs]
     threads = {

@@ -18,11 +18,11 @@ from functools import partial
 
 import numpy as np
 
-from isthmus.ops import merging, nesterov
-from isthmus.ops.buffers import Float32, empty
-from isthmus.ops.fragment import Fragment, Unit
-from isthmus.ops.outer_gradient import norms
-from isthmus.ops.stripes import Int64, Stripes, kernel, kernel_input, share, stripes
+from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.kernels import averaging, nesterov
+from isthmus.ops.kernels.buffers import Float32, empty
+from isthmus.ops.kernels.stripes import Int64, Stripes, kernel, kernel_input, share, stripes
+from isthmus.ops.learner.outer_gradient import norms
 
 BAR = 0.4
 LR, MOMENTUM = 0.4, 0.7
@@ -47,7 +47,7 @@ def shard(learners: int, size: int) -> Shard:
     """A shard with one fragment of `size` values of ten tensors, and random gradients of so many learners."""
     sizes = [int(part * size) for part in SHARES]
     sizes.append(size - sum(sizes))
-    parts = [Unit(f"t{i}", 0, n, (n,), averaged=False) for i, n in enumerate(sizes)]
+    parts = [Unit(f"t{i}", 0, n, (n,)) for i, n in enumerate(sizes)]
     fragment = Fragment(0, tuple(parts))
     gradients = []
     for m in range(learners):
@@ -61,9 +61,9 @@ def shard(learners: int, size: int) -> Shard:
     return Shard(fragment, theta, momentum, gradients, lengths, [float(1 + m % 3) for m in range(learners)])
 
 
-def merge(held: Shard, method: merging.Method, threads: int) -> None:
+def merge(held: Shard, method: averaging.Method, threads: int) -> None:
     """Merge and outer step."""
-    merged = merging.merge(held.gradients, held.weights, held.norms, held.fragment, method, threads)
+    merged = averaging.merge(held.gradients, held.weights, held.norms, held.fragment, method, threads)
     held.theta, held.momentum = nesterov.outer_step(
         held.theta, held.momentum, merged.direction, merged.scale, held.fragment, LR, MOMENTUM, threads
     )

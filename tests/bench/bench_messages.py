@@ -20,13 +20,12 @@ from typing import Any
 
 import uvloop
 
-from isthmus.runtime.channel import Parcel
-from isthmus.runtime.encoding import encode
+from isthmus.runtime.channels.contract import Endpoints, Parcel
+from isthmus.runtime.host.threads import LoopClock
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.links import Endpoints
-from isthmus.runtime.threads import LoopClock
-from isthmus.runtime.wire import WireChannel
-from isthmus.runtime.zmq_sockets import ZmqSockets
+from isthmus.runtime.items.encoding import encode
+from isthmus.runtime.wire.channel import WireChannel
+from isthmus.runtime.wire.zmq_sockets import ZmqSockets
 
 DIALLING, LISTENING = (Member(Replica("bench", slot), 1) for slot in range(2))
 INTERVAL_S = 0.001

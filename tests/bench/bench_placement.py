@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from isthmus.runtime.devices import find
 from isthmus.runtime.errors import PlacementError
-from isthmus.runtime.graph import Graph
-from isthmus.runtime.placement import place
-from isthmus.runtime.topology import Machine, Topology
+from isthmus.runtime.graph.devices import find
+from isthmus.runtime.graph.placement import place
+from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.graph.topology import Machine, Topology
 
 SECONDS_BAR = 2.0
 ISLANDS_EACH = 8

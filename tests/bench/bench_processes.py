@@ -50,23 +50,24 @@ def bare(core: int, steps: int) -> None:
     """So many steps of the loop without a runtime, on one core."""
     os.environ.update(NPROC="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false", OMP_NUM_THREADS="1")
     os.sched_setaffinity(0, {core})
-    from isthmus.ops.data import At
-    from isthmus.ops.training import Learner
-    from isthmus.programs.environment import prepare_environment
+    from isthmus.ops.data.batches import At
+    from isthmus.ops.island.jax_learner import Learner
+    from isthmus.ops.island.life import Life
     from isthmus.programs.language_model import task
+    from isthmus.programs.request.environment import prepare_environment
 
     prepare_environment(1)
     nano = task()
-    learner = Learner(nano, (), seed=0)
+    learner = Learner(nano, (), life=Life(0, 0, 1))
     learner.compile(nano.batch(At(0, 0, 0)))
     learner.begin()
     pending = None
     for step in range(steps):
         loss = learner.step(nano.batch(At(0, core, step)), step / steps)
         if pending is not None:
-            float(pending)
+            float(pending["loss"])
         pending = loss
-    float(pending)
+    float(pending["loss"])
 
 
 def children_seconds() -> float:

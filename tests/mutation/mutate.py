@@ -1,7 +1,7 @@
 """Mutation testing of the cores whose mistakes nobody would see: would the tests notice a small change of the code?
 
     make mutate                              # all modules
-    make mutate MODULES="quorum accounts"    # some
+    make mutate MODULES="quorum/core verify"    # some
 
 Prints a table, and every mutant that no test noticed; exit status 1 below `NOTICED_MIN` in any module. The tool is
 mutmut. It works on a copy of the sources in a temporary folder, laid out as they are imported, because it finds modules
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -32,44 +33,53 @@ ROOT: Final = Path(__file__).parents[2]
 MUTMUT: Final = Path(sys.executable).parent / "mutmut"
 NOTICED_MIN: Final = 0.9
 """The share of a module's mutants that have to be noticed."""
-QUORUM: Final = tuple(f"tests/runtime/test_{part}.py" for part in ("quorum", "quorum_model", "late_votes"))
+QUORUM: Final = tuple(f"tests/runtime/quorum/test_{part}.py" for part in ("core", "model", "late_votes"))
 MEMBERSHIP: Final = tuple(
-    f"tests/runtime/test_membership{part}.py" for part in ("", "_checks", "_progress", "_verdicts")
+    f"tests/runtime/membership/test_{part}.py" for part in ("core", "checks", "progress", "verdicts")
 )
-PROOF: Final = tuple(f"tests/runtime/test_{part}.py" for part in ("net", "proof", "verify"))
+PROOF: Final = tuple(f"tests/runtime/graph/test_{part}.py" for part in ("instances", "proof", "verify"))
 HOME: Final = tuple(
-    f"tests/runtime/test_home{part}.py" for part in ("", "_end", "_lost", "_machines", "_takeover", "_verdicts")
+    f"tests/runtime/supervision/test_home{part}.py"
+    for part in ("", "_end", "_lost", "_machines", "_refusals", "_takeover", "_verdicts")
 )
-STATION: Final = tuple(f"tests/runtime/test_station{part}.py" for part in ("", "_hosts", "_lost"))
-RULES: Final = ("tests/runtime/test_rules.py", "tests/runtime/test_verify.py")
+STATION: Final = tuple(f"tests/runtime/supervision/test_station{part}.py" for part in ("", "_hosts", "_lost"))
+RULES: Final = ("tests/runtime/graph/test_local_rules.py", "tests/runtime/graph/test_verify.py")
 TESTS: Final = {
-    "runtime/quorum": QUORUM,
-    "runtime/open_round": QUORUM,
-    "runtime/late_votes": QUORUM,
-    "runtime/rounds": ("tests/runtime/test_rounds.py",),
-    "runtime/membership": MEMBERSHIP,
-    "runtime/attendance": MEMBERSHIP,
-    "runtime/patience": MEMBERSHIP,
-    "runtime/progress": MEMBERSHIP,
-    "runtime/suspicion": MEMBERSHIP,
-    "runtime/supervision/home": HOME,
+    "runtime/quorum/core": QUORUM,
+    "runtime/quorum/round": QUORUM,
+    "runtime/quorum/early_votes": QUORUM,
+    "runtime/quorum/late_votes": QUORUM,
+    "runtime/scheduler/quorum_node": ("tests/runtime/scheduler/test_quorum_node.py",),
+    "runtime/membership/core": MEMBERSHIP,
+    "runtime/membership/member": MEMBERSHIP,
+    "runtime/membership/options": MEMBERSHIP,
+    "runtime/membership/progress": MEMBERSHIP,
+    "runtime/membership/phi_accrual": MEMBERSHIP,
+    **{
+        f"runtime/supervision/home/{part}": HOME
+        for part in ("births", "core", "deaths", "endings", "takeover", "watch")
+    },
     "runtime/supervision/station": STATION,
-    "runtime/supervision/fleet": ("tests/runtime/test_supervision_fleet.py",),
-    "runtime/supervision/machine": ("tests/runtime/test_machine.py",),
-    "runtime/supervision/restarts": ("tests/runtime/test_restarts.py",),
-    "runtime/supervision/roll": ("tests/runtime/test_roll.py",),
-    "runtime/net": PROOF,
-    "runtime/proof": PROOF,
-    "runtime/rules": RULES,
-    "runtime/verify": RULES,
-    "ops/accounts": ("tests/ops/test_accounts.py", "tests/ops/test_accounts_both_sides.py"),
+    "runtime/supervision/home/fleet": ("tests/runtime/supervision/test_fleet.py",),
+    "runtime/supervision/home/machine": ("tests/runtime/supervision/test_machine.py",),
+    "runtime/supervision/home/restarts": ("tests/runtime/supervision/test_restarts.py",),
+    "runtime/supervision/home/liveness": ("tests/runtime/supervision/test_liveness.py",),
+    "runtime/supervision/home/reach": ("tests/runtime/supervision/test_reach.py",),
+    "runtime/graph/instances": PROOF,
+    "runtime/graph/proof": PROOF,
+    "runtime/graph/local_rules": RULES,
+    "runtime/graph/verify": RULES,
+    "ops/exchange/token_accounts": (
+        "tests/ops/exchange/test_token_accounts.py",
+        "tests/ops/exchange/test_token_accounts_both_sides.py",
+    ),
 }
-"""The modules, and the tests that have to notice. The words of quorum and membership (`voting`, `presence`) have no
-function to mutate."""
+"""The modules, and the tests that have to notice. The words of quorum and membership (`messages`) have no function to
+mutate."""
 TEXT: Final = (r"\b_illegal\(", r"\bFault\(", r"\braise \w+Error\(", r"\bassert_never\(")
 """Lines that begin a call whose arguments are words for a person, or for the type checker."""
 EXAMPLES_MAX: Final = 150
-"""Of a property, where `make test` tries up to 2,500. Fewer can only let more mutants live."""
+"""Of a property, where `make soak` tries up to 2,500. Fewer can only let more mutants live."""
 TEST_SECONDS_MAX: Final = 30
 """After so long a test has failed: what it tests does not end. Without a mutant the longest takes two seconds."""
 PROFILE: Final = """
@@ -86,10 +96,11 @@ of a mutant, it was not noticed."""
 def main() -> int:
     """Run the modules that the command line names; the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("modules", nargs="*", help=f"of {', '.join(name.rpartition('/')[2] for name in TESTS)}")
+    parser.add_argument("modules", nargs="*", help=f"of {', '.join(TESTS)}, or how they end")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     asked = parser.parse_args()
-    chosen = [name for name in TESTS if not asked.modules or name.rpartition("/")[2] in asked.modules]
+    ends = tuple(f"/{module}" for module in asked.modules)
+    chosen = [name for name in TESTS if not ends or f"/{name}".endswith(ends)]
     if len(chosen) < len(set(asked.modules)) or not chosen:
         parser.error(f"expected modules of {', '.join(TESTS)}, found {' '.join(asked.modules)}.")
     begin, is_enough, unnoticed = time.monotonic(), True, ""
@@ -117,9 +128,8 @@ def lay_out(place: Path, modules: list[str], tests: tuple[str, ...]) -> None:
         shutil.copytree(ROOT / part, place / "src/isthmus" / part, ignore=bytecode)
     for part in ("runtime", "ops"):
         shutil.copytree(ROOT / "tests" / part, place / "tests" / part, ignore=bytecode)
-    for test in (place / "tests").rglob("test_*.py"):
-        test.write_text(re.sub(r"(?<=max_examples=)\d+", fewer, test.read_text()))
-    shutil.copy(ROOT / "tests/__init__.py", place / "tests")
+    for name in ("__init__", "effort"):
+        shutil.copy(ROOT / f"tests/{name}.py", place / "tests")
     (place / "tests/conftest.py").write_text((ROOT / "tests/conftest.py").read_text() + PROFILE)
     ours, copy = ConfigParser(interpolation=None), ConfigParser(interpolation=None)
     ours.read(ROOT / "setup.cfg")
@@ -140,6 +150,7 @@ def run(place: Path, jobs: int) -> int:
     ran = subprocess.run(
         [MUTMUT, "run", "--max-children", str(jobs)],
         cwd=place,
+        env={**os.environ, "TESTS_EFFORT": "100", "TESTS_EXAMPLES_MAX": str(EXAMPLES_MAX)},
         stdout=None if sys.stdout.isatty() else subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -148,11 +159,6 @@ def run(place: Path, jobs: int) -> int:
     if ran.returncode:
         print((ran.stdout or "")[-4000:])
     return ran.returncode
-
-
-def fewer(count: re.Match[str]) -> str:
-    """A number of examples, within EXAMPLES_MAX."""
-    return str(min(int(count[0]), EXAMPLES_MAX))
 
 
 def lines(values: Iterable[str]) -> str:

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from isthmus.ops.data import At
-from isthmus.ops.fragment import Fragment, partition
-from isthmus.ops.tree import named_leaves
+from isthmus.ops.data.batches import At
+from isthmus.ops.exchange.fragments import Fragment, Rule, partition
+from isthmus.ops.exchange.parameter_trees import named_leaves
+from isthmus.ops.island.recipe import Recipe, of_loss
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Spec:
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
-    averaged: bool = False
+    merge: Rule = "rda"
+    is_stacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class SmallTask:
     def batch(self, at: At) -> Any:
         x = at.rng().normal(size=(8, 4)).astype(np.float32)
         return {"x": x, "y": np.stack([x.sum(1)] * 3, 1)}
+
+    def recipe(self) -> Recipe:
+        return of_loss(self.init, self.loss, self.optimizer)
 
     def evaluation_batches(self, seed: int) -> Any:
         return (self.batch(At(seed, 0, position, "evaluation")) for position in range(self.evaluation))
@@ -84,6 +89,7 @@ class Context:
         self.traffic = Traffic()
         self.published: list[Any] = []
         self.is_stopping = False
+        self.island = None
         self.live: set[Any] = set()
 
     def members(self) -> frozenset[Any]:
@@ -119,7 +125,9 @@ def pull(
     }
 
 
-def update(fragment: Fragment, count: int, values: Any, *, clock: Any = (), kind: str = "merge") -> dict[str, Any]:
+def update(
+    fragment: Fragment, count: int, values: Any, *, clock: Any = (), kind: str = "merge", refused: Any = ()
+) -> dict[str, Any]:
     array = np.asarray(values, np.float32)
     array = np.full(fragment.size, array, np.float32) if array.ndim == 0 else array
     return {
@@ -128,5 +136,7 @@ def update(fragment: Fragment, count: int, values: Any, *, clock: Any = (), kind
         "kind": kind,
         "values": array,
         "clock": [list(entry) for entry in clock],
+        "positions": [],
         "totals": [],
+        "refused": [list(life) for life in refused],
     }

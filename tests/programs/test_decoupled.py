@@ -22,7 +22,7 @@ def test_building_the_graph_needs_neither_jax_nor_numba() -> None:
     script = """
 import sys
 from isthmus.programs.decoupled import build
-from isthmus.runtime.graph import Job, Reference, TensorSpec
+from isthmus.runtime.graph.template import Job, Reference, TensorSpec
 build(Job("decoupled-diloco", Reference("a:b"), (TensorSpec("w", (8, 8), "float32"),), 64, 10_000, 2))
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "numba", "optax"}))
 """

@@ -1,4 +1,4 @@
-"""The programs of the documentation, as their readers run them."""
+"""The programs of the documentation; what its pages tell readers to type is in `test_documents`."""
 
 from __future__ import annotations
 
@@ -6,28 +6,44 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner, Result
 
+from isthmus.programs.command.main import app
 from isthmus.runtime.clock import milliseconds
-from isthmus.runtime.graph import Job, Reference
+from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.graph.template import Job, Reference
+from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.lowering import lower
 from isthmus.runtime.sim import World
-from isthmus.runtime.store import read_tensors
-from isthmus.runtime.verify import verify
+from isthmus.runtime.system.files import read_tensors
+from tests.effort import soaked
+
+pytestmark = pytest.mark.process
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 ISTHMUS = Path(sys.executable).with_name("isthmus")
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the examples, in which commands are typed."""
     for path in EXAMPLES.glob("*.py"):
         shutil.copy(path, tmp_path)
-    return tmp_path
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    for path in EXAMPLES.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def typed(*arguments: str) -> Result:
+    """`isthmus` with arguments, in this process."""
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=False, prog_name="isthmus")
 
 
 def call(here: Path, *command: object) -> subprocess.CompletedProcess[str]:
@@ -35,17 +51,14 @@ def call(here: Path, *command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=110, check=False)
 
 
-def test_mine_py_is_a_script(here: Path) -> None:
-    text = (here / "mine.py").read_text().replace("1_000_000", "100_000")
-    (here / "mine.py").write_text(text)
-    done = call(here, sys.executable, "mine.py")
-    assert done.returncode == 0, done.stderr
-    loss, goodput = (float(word) for word in done.stdout.splitlines()[-1].split())
-    assert loss < 20  # About 60 at the start; how far it comes depends on the clock.
-    assert 0 <= goodput <= 1  # A run this short may be over before anything of a learner is merged.
-
-
-@pytest.mark.parametrize("program", [(), ("gossip.py:build",), ("ring.py:build",)])
+@pytest.mark.parametrize(
+    "program",
+    [
+        ("gossip.py:build",),
+        soaked(()),
+        soaked(("ring.py:build",)),
+    ],
+)
 def test_the_command_trains_a_task_of_the_users_own(here: Path, program: tuple[str, ...]) -> None:
     command = [ISTHMUS, "train", *program, "--task", "mine.py:task", "--learners", 3, "--tokens", 60_000]
     done = call(here, *command, "--run-dir", here / "run")
@@ -63,13 +76,30 @@ def test_the_command_trains_a_task_of_the_users_own(here: Path, program: tuple[s
         assert summary["outer_steps"] == summary["contributors_mean"] == 0
 
 
-@pytest.mark.parametrize("program", ["gossip.py:build", "ring.py:build", "pipeline.py:build"])
-def test_the_command_shows_the_graph_of_every_example(here: Path, program: str) -> None:
-    done = call(here, ISTHMUS, "graph", program, "--format", "json")
+def test_the_command_trains_a_task_that_brings_its_step(here: Path) -> None:
+    command = [ISTHMUS, "train", "--task", "batch_norm.py:task", "--learners", 2, "--tokens", 300_000]
+    done = call(here, *command, "--run-dir", here / "run")
     assert done.returncode == 0, done.stderr
+    summary = json.loads((here / "run" / "summary.json").read_text())
+    assert summary["eval_loss_final"] < 0.7 * summary["eval_loss_initial"]
+    assert min(summary["metrics"]["accuracy"], summary["eval_metrics"]["accuracy"]) > 0.7
+    assert f"eval accuracy {summary['eval_metrics']['accuracy']:.3f}" in done.stdout
+    finals = [read_tensors(path) for path in (here / "run" / "snapshots" / "final").glob("*.safetensors")]
+    assert {name for tensors in finals for name in tensors} >= {"params/hidden", "stats/mean", "stats/variance"}
+    assert not any("average" in name or "moments" in name for tensors in finals for name in tensors)
+    refused = call(here, ISTHMUS, "train", "data-parallel", "--task", "batch_norm.py:task")
+    assert refused.returncode == 2
+    assert "a step of its own" in refused.stderr
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ["gossip", "ring", "pipeline", "early_stop", "parameter_server", "actor_learner"])
+def test_the_command_shows_the_graph_of_every_example(name: str) -> None:
+    done = typed("graph", f"{name}.py:build", "--format", "json")
+    assert done.exit_code == 0, done.stderr
     shape = json.loads(done.stdout)
     proofs = {node["name"]: node["free_running"] for node in shape["nodes"]}
-    assert proofs.get("inner-step", False) == (program == "gossip.py:build")
+    assert proofs.get("inner-step", False) == (name in ("gossip", "early_stop"))
 
 
 def test_gossip_that_waits_for_its_neighbour_is_refused_with_the_chain(here: Path) -> None:
@@ -78,8 +108,8 @@ def test_gossip_that_waits_for_its_neighbour_is_refused_with_the_chain(here: Pat
         'mean["neighbour"], Latest()', 'mean["neighbour"], Queue(capacity=1, initial=(0,))'
     )
     (here / "gossip.py").write_text(text)
-    done = call(here, ISTHMUS, "train", "gossip.py:build", "--task", "mine.py:task")
-    assert done.returncode == 2
+    done = typed("train", "gossip.py:build", "--task", "mine.py:task")
+    assert done.exit_code == 2
     assert "inner-step" in done.stderr
     assert "average" in done.stderr
     assert "free" in done.stderr
@@ -87,15 +117,35 @@ def test_gossip_that_waits_for_its_neighbour_is_refused_with_the_chain(here: Pat
 
 
 def test_a_program_that_reports_no_progress_is_not_trained(here: Path) -> None:
-    done = call(here, ISTHMUS, "train", "pipeline.py:build")
-    assert done.returncode == 2
+    text = (here / "pipeline.py").read_text().replace('"progress"', '"loss"')
+    (here / "pipeline.py").write_text(text)
+    done = typed("train", "pipeline.py:build")
+    assert done.exit_code == 2
     assert "`progress`" in done.stderr
     assert not (here / "runs").exists()
 
 
-def test_the_users_own_test_passes_with_the_world_fixture(here: Path) -> None:
-    done = call(here, sys.executable, "-m", "pytest", "-q", "test_mine.py", "-p", "no:cacheprovider")
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.soak
+def test_actors_and_one_learner_train_in_processes(here: Path) -> None:
+    told = ["--task", "mine.py:task", "--tokens", 60_000, "--set", "program.actors=2"]
+    done = call(here, ISTHMUS, "train", "actor_learner.py:build", *told, "--run-dir", here / "run")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((here / "run" / "summary.json").read_text())
+    assert summary["outcome"] == "done"
+    assert summary["eval_loss_final"] < 0.7 * summary["eval_loss_initial"]
+    assert summary["tokens_total"] >= 60_000
+    assert list((here / "run" / "snapshots" / "final").glob("*.safetensors"))
+
+
+def test_a_program_that_asks_for_the_end_is_stopped_in_this_process(here: Path) -> None:
+    told = ["--task", "mine.py:task", "--learners", 2, "--tokens", 100_000_000, "--set", "program.below=100.0"]
+    done = call(
+        here, ISTHMUS, "train", "early_stop.py:build", *told, "--run-dir", here / "run", "--transport", "inproc"
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((here / "run" / "summary.json").read_text())
+    assert summary["outcome"] == "stopped"
+    assert summary["tokens_total"] < 100_000_000
 
 
 def test_the_pipeline_keeps_both_stages_busy_and_learns(here: Path) -> None:

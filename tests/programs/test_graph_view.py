@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.command.graph_view import WIDTH, as_json, mermaid, text
+from isthmus.programs.request.graph_view import WIDTH, as_json, mermaid, text
 from isthmus.runtime.clock import milliseconds, seconds
-from isthmus.runtime.graph import AnyOf, Every, Graph, Latest, Queue, Quorum
-from isthmus.runtime.lowering import lower
-from isthmus.runtime.verify import verify
+from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Queue, Quorum
+from isthmus.runtime.graph.verify import verify
 
 
 class Batches:
@@ -60,7 +60,7 @@ def graph() -> Graph:
     rule = Quorum("answer", key="round", opened_by="round", count_min=2, grace=milliseconds(50))
     merge, outer = syncer.node("merge", Merge, fires=rule), syncer.node("outer-step", OuterStep)
     keep = keeper.node("log", log, fires=Every(seconds(2)))
-    writing = keeper.node("write", write, may_block=True, on="disk")
+    writing = keeper.node("write", write, may_block=True)
     graph.edge(data["batch"], step["batch"], Queue(2))
     graph.edge(step["fragment"], merge["answer"], Latest("fragment"), to=syncer.at("fragment"))
     graph.edge(step["progress"], pacer["progress"], Latest())
@@ -88,7 +88,7 @@ syncer, 1 replica
 
 keeper, 1 replica
   log    tests.programs.test_graph_view:log    fires every 2 s
-  write  tests.programs.test_graph_view:write  fires on update  may block, on disk
+  write  tests.programs.test_graph_view:write  fires on update  may block
 
 edges
   data.batch -> inner-step.batch          Queue(2)             to same learner
@@ -216,7 +216,6 @@ def test_json(graph: Graph) -> None:
         "mode": "free-running",
         "free_running": True,
         "blocked_by": [],
-        "on": None,
     }
     assert [node["firing"] for node in shape["nodes"]] == [
         "AllOf()",
@@ -228,7 +227,7 @@ def test_json(graph: Graph) -> None:
         "AllOf(update)",
     ]
     assert (nodes["data"]["mode"], nodes["data"]["free_running"]) == ("waiting", True)
-    assert (nodes["write"]["mode"], nodes["write"]["on"]) == ("may-block", "disk")
+    assert nodes["write"]["mode"] == "may-block"
     assert nodes["write"]["blocked_by"] == ["data", "inner-step", "merge", "outer-step", "pacer"]
     edges = {(edge["source"], edge["target"]): edge for edge in shape["edges"]}
     assert edges["merge.gradient", "outer-step.gradient"] == {

@@ -10,8 +10,9 @@ import numpy as np
 import optax
 import pytest
 
+from isthmus.ops.island.recipe import Now
 from isthmus.programs.language_model import task
-from isthmus.programs.layout import layout
+from isthmus.programs.request.layout import layout
 from isthmus.programs.task import At
 from isthmus.runtime.errors import ConfigError
 
@@ -26,7 +27,7 @@ def test_nano_is_the_default(text: str) -> None:
     nano = task(data=(text,))
     specs = layout(nano)
     assert sum(int(np.prod(spec.shape)) for spec in specs) == 131_904
-    assert [spec.name for spec in specs if spec.averaged] == ["embedding", "head"]
+    assert [spec.name for spec in specs if spec.merge == "average"] == ["embedding", "head"]
     assert {"layers/1/feedforward/down", "norm"} <= {spec.name for spec in specs}
     assert nano.tokens_per_batch == 512
     assert nano.batch(At(0, 0, 0))["tokens"].shape == (8, 65)
@@ -39,7 +40,23 @@ def test_settings_reach_the_model(text: str) -> None:
     assert shapes["embedding"] == (256, 32)
     assert shapes["layers/0/feedforward/gate"] == (32, 88)
     assert not {"head", "layers/1/norm"} & set(shapes)
-    assert [spec.name for spec in specs if spec.averaged] == ["embedding"]
+    assert [spec.name for spec in specs if spec.merge == "average"] == ["embedding"]
+
+
+def test_experts_take_the_place_of_the_feed_forward_half(text: str) -> None:
+    sparse = task(
+        layers=1, width=16, heads=2, context=16, experts=4, experts_chosen=1, experts_balance=0.5, data=(text,)
+    )
+    shapes = {spec.name: spec.shape for spec in layout(sparse)}
+    assert shapes["layers/0/feedforward/router"] == (16, 4)
+    assert shapes["layers/0/feedforward/gate"] == (4, 16, 44)
+    params, batch = sparse.init(jax.random.key(0)), sparse.batch(At(0, 0, 0))
+    trained, told = jax.jit(sparse.loss)(params, batch)
+    assert float(trained) == pytest.approx(float(told["loss"]) + 0.5 * float(told["balance"]), rel=1e-5)
+    recipe = sparse.recipe()
+    assert float(recipe.evaluate(params, batch)["loss"]) == pytest.approx(float(told["loss"]), rel=1e-5)
+    _, told_of_step = jax.jit(recipe.step)(recipe.state_of(params), batch, Now(jax.random.key(0), np.float32(0.1)))
+    assert float(told_of_step["loss"]) == pytest.approx(float(told["loss"]), rel=1e-5)
 
 
 def test_token_files_give_the_model_their_vocabulary(tmp_path: Path) -> None:
@@ -70,8 +87,13 @@ def test_token_files_give_the_model_their_vocabulary(tmp_path: Path) -> None:
         ({"data": "text"}, "task.data: expected a tuple of paths"),
         ({"vocabulary": 1}, "task.vocabulary: expected from 2"),
         ({"token_dtype": "int8"}, "task.token_dtype: expected uint16 or uint32"),
+        ({"experts": -1}, "task.experts: expected an integer of at least 0"),
+        ({"experts": 4, "experts_chosen": 0}, "task.experts_chosen: expected an integer of at least 1"),
+        ({"experts": 1}, "from 1 to 1, for there are so many, found 2.\n  Set task.experts_chosen to fewer"),
+        ({"experts_slack": 0.0}, "task.experts_slack: expected a number above 0"),
+        ({"experts_balance": -0.01}, "task.experts_balance: expected a number of at least 0"),
         ({"data": ("nowhere/at/all",)}, "a file or a folder at nowhere/at/all, found nothing there"),
-        ({"vocabulary": 1000}, "is read as bytes, found vocabulary=1000"),
+        ({"vocabulary": 255}, "is read as bytes, found vocabulary=255"),
         ({"context": 1 << 24}, "tokens in the training split"),
     ],
 )
@@ -97,6 +119,7 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
     assert set(second.flat) == {ord("b")}
 
 
+@pytest.mark.soak
 def test_a_hundred_steps_on_the_standard_library_lower_the_held_out_loss() -> None:
     nano = task()
     params = nano.init(jax.random.key(0))

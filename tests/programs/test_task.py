@@ -14,10 +14,12 @@ import numpy as np
 import optax
 import pytest
 
-from isthmus.programs.layout import layout
+from isthmus.ops.island.recipe import Now
+from isthmus.programs.request.first_step import check_loss, warnings
+from isthmus.programs.request.layout import layout
 from isthmus.programs.task import At, Task
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph import TensorSpec
+from isthmus.runtime.graph.template import TensorSpec
 
 
 def init(key: jax.Array) -> Any:
@@ -46,28 +48,39 @@ def refusal(**changed: Any) -> str:
 
 
 def test_layout_names_tensors_by_their_path_in_the_order_of_the_leaves() -> None:
-    assert layout(make(embeddings=("w",))) == (
+    assert layout(make(merge={"w": "average", "**": "rda"})) == (
         TensorSpec("layers/0/b", (1,), "float32"),
         TensorSpec("layers/1/b", (1,), "float32"),
-        TensorSpec("w", (32, 1), "float32", averaged=True),
+        TensorSpec("w", (32, 1), "float32", "average"),
     )
 
 
-def test_embeddings_are_whole_names_or_folders() -> None:
+def test_a_rule_that_is_misspelt_covers_nothing_or_comes_too_late_is_told() -> None:
     tree = {"head": jnp.ones(1), "headless": jnp.ones(1), "a": {"head": jnp.ones(1), "tail": jnp.ones(1)}}
 
-    def averaged(*embeddings: str) -> set[str]:
-        task = make(init=lambda key: tree, loss=lambda p, b: p["head"][0], embeddings=embeddings)
-        return {spec.name for spec in layout(task) if spec.averaged}
+    def kinds(**rules: str) -> dict[str, str]:
+        merge = {pattern.replace("__", "/").replace("ANY", "*"): kind for pattern, kind in rules.items()}
+        return {spec.name: spec.merge for spec in layout(make(init=lambda key: tree, loss=first_head, merge=merge))}
 
-    assert averaged() == set()
-    assert averaged("head") == {"head"}
-    assert averaged("a") == {"a/head", "a/tail"}
-    assert averaged("a/tail", "headless") == {"a/tail", "headless"}
-    with pytest.raises(ConfigError, match=r"found 'a/tal'.\n  Did you mean 'a/tail'"):
-        averaged("a/tal")
-    with pytest.raises(ConfigError, match="found 'hea'"):
-        averaged("hea")
+    def first_head(params: Any, batch: Any) -> Any:
+        return params["head"][0]
+
+    assert kinds(a__ANYANY="average", head="mean", ANYANY="rda") == {
+        "a/head": "average",
+        "a/tail": "average",
+        "head": "mean",
+        "headless": "rda",
+    }
+    assert kinds(headANY="local", ANYANY="rda") == {"a/head": "rda", "a/tail": "rda"}
+    for rules, told in (
+        ({"a__tal": "rda", "ANYANY": "rda"}, r"found 'a/tal'.\n  Did you mean 'a/tail'"),
+        ({"ANYANY": "rda", "head": "average"}, r"found '\*\*' before 'head', which takes all"),
+        ({"a__ANYANY": "rda"}, "a rule for every leaf, found none for 'head', 'headless'"),
+        ({"ANYANY": "local"}, "at least one leaf that is merged, found all of them local"),
+        ({"ANYANY": "sum"}, "one of 'rda', 'average', 'mean', 'local' in merge="),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            kinds(**rules)
 
 
 def test_attributes_and_a_bare_array_have_names() -> None:
@@ -104,19 +117,40 @@ def test_double_precision_batches_and_progress_reading_optimizers_are_fine() -> 
         ({"loss": lambda p, b: (b["x"] @ p["w"])[:, 0]}, r"one scalar of a floating dtype, found float32\[64\]"),
         ({"loss": lambda p, b: (jnp.sum(p["w"]), 1)}, "one scalar of a floating dtype, found tuple"),
         ({"loss": lambda p, b: None}, "one scalar of a floating dtype, found None"),
+        ({"loss": lambda p, b: (p["w"], {})}, r"one scalar of a floating dtype, found float32\[32, 1\]"),
+        ({"loss": lambda p, b: (jnp.sum(p["w"]), {"w": p["w"]})}, r"one number for 'w', found float32\[32, 1\]"),
         ({"loss": lambda p, b: jnp.argmax(p["w"])}, r"one scalar of a floating dtype, found int32\[\]"),
         ({"init": lambda key: {}}, "at least one array, found no array"),
-        ({"init": lambda key: {"w": jnp.ones((32, 1), jnp.bfloat16)}}, "float32 in tensor 'w', found bfloat16"),
+        ({"init": lambda key: {"w": jnp.ones((32, 1), jnp.int8)}}, "floating-point leaves only"),
         ({"init": lambda key: {"w": jnp.ones((0, 1))}}, r"elements in tensor 'w', found shape \(0, 1\)"),
         ({"init": lambda key: {"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}}}, "two named 'a/b'"),
         ({"batch": lambda at: {}}, r"at least one array, found \{\}"),
-        ({"batch": lambda at: {"x": [1.0]}}, "a numeric array at 'x/0', found float 1.0"),
+        ({"batch": lambda at: {"x": 1.0}}, "a numeric array at 'x', found float 1.0"),
+        ({"batch": lambda at: {"x": [[1.0, 2], [3, 4]]}}, "a numeric array at 'x', found a list of numbers"),
+        ({"batch": lambda at: [1.0] * 9}, "a numeric array at 'batch', found a list of numbers"),
         ({"batch": lambda at: {"x": np.array(["a"])}}, "a numeric array at 'x', found dtype <U1"),
     ],
 )
 def test_what_a_task_returns_is_checked(changed: dict[str, Any], found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         layout(make(**changed))
+
+
+def test_scalars_beside_a_loss_are_told_and_only_the_loss_is_made_small() -> None:
+    def beside(params: Any, given: Any) -> Any:
+        error = loss(params, given)
+        return error + 100.0 * jnp.sum(params["w"] ** 2), {"loss": error, "size": jnp.sum(params["w"] ** 2)}
+
+    task = make(loss=beside, optimizer=optax.sgd(1e-3))
+    assert len(layout(task)) == 3
+    assert warnings(task, 0) == ()
+    check_loss(task, 0)
+    recipe, now = task.recipe(), Now(jax.random.key(0), np.float32(0.0))
+    state = recipe.state_of(init(jax.random.key(0)))
+    stepped, told = recipe.step(state, batch(At(0, 0, 0)), now)
+    assert float(told["loss"]) == pytest.approx(float(loss(state.model, batch(At(0, 0, 0)))), rel=1e-6)
+    assert float(told["size"]) == pytest.approx(float(jnp.sum(state.model["w"] ** 2)), rel=1e-6)
+    assert float(recipe.evaluate(stepped.model, batch(At(0, 0, 0)))["size"]) < 0.7 * float(told["size"])
 
 
 @pytest.mark.parametrize(
@@ -196,12 +230,12 @@ def test_an_optimizer_that_does_not_fit_is_refused() -> None:
 
 def test_arguments_are_checked_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        make(init={}, tokens_per_batch=0, optimizer=0.1, evaluation=0, embeddings="embedding")
+        make(init={}, tokens_per_batch=0, optimizer=0.1, evaluation=0, merge="embedding")
     message = str(caught.value)
     assert len(caught.value.faults) == 5
     for part in ("init(key), found {}", "tokens_per_batch", "optax gradient transformation, found 0.1", "evaluation="):
         assert part in message
-    assert 'Write one name as ("embedding",).' in message
+    assert "merge= a dict of path patterns" in message
     for count in (-1, 1.5, True, "64"):
         with pytest.raises(ConfigError, match="tokens_per_batch= an integer of at least 1"):
             make(tokens_per_batch=count)

@@ -18,10 +18,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from isthmus.programs import Task, decoupled_diloco, train
-from isthmus.programs.request import Request
+from isthmus.programs.request.request import Request
 from isthmus.programs.training import read_final
 from isthmus.runtime.errors import ConfigError, RunError
-from isthmus.runtime.graph import TensorSpec
+from isthmus.runtime.graph.template import TensorSpec
+
+pytestmark = pytest.mark.process
 
 
 def init(key: Any) -> Any:
@@ -85,15 +87,25 @@ def test_a_body_that_fails_ends_the_run(tmp_path: Path) -> None:
             quiet=True,
         )
     assert str(tmp_path / "here") in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    assert "Traceback" in next((tmp_path / "here" / "logs").glob("*.log")).read_text()
     assert json.loads((tmp_path / "here" / "summary.json").read_text())["outcome"] == "failed"
 
 
-def test_a_body_that_fails_again_and_again_ends_a_run_in_processes_and_says_why(tmp_path: Path) -> None:
+@pytest.mark.soak
+def test_an_error_that_every_learner_meets_ends_a_run_in_processes_at_its_second_time(tmp_path: Path) -> None:
     guarded = "def batch(at):\n    assert at.position < 6, 'no batch after the fifth'\n"
     (tmp_path / "stuck.py").write_text(MINE.replace("def batch(at):\n", guarded))
-    with pytest.raises(RunError, match="no batch after the fifth") as caught:
-        train("decoupled-diloco", "stuck.py:task", learners=1, tokens=12800, run_dir="here", quiet=True)
+    with pytest.raises(RunError, match="AssertionError: no batch after the fifth") as caught:
+        train("decoupled-diloco", "stuck.py:task", learners=2, tokens=12800, run_dir="here", quiet=True)
     assert str(tmp_path / "here") in str(caught.value)
+    assert str(caught.value).count("no batch") == 1
+    assert "stuck.py:9" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    lines = [json.loads(line) for line in (tmp_path / "here" / "events.jsonl").read_text().splitlines()]
+    failed = [line for line in lines if line["kind"] == "failed" and line["host"].startswith("learner/")]
+    assert {line["host"] for line in failed} == {"learner/0", "learner/1"}
+    assert len(failed) <= 4, "one of them has met it in its second life"
     assert json.loads((tmp_path / "here" / "summary.json").read_text())["outcome"] == "failed"
 
 
@@ -103,7 +115,7 @@ def test_a_wrong_request_starts_nothing(tmp_path: Path) -> None:
     assert "'zmq'" in str(caught.value)
     with pytest.raises(ConfigError, match="expected a key of section"):
         train(decoupled_diloco(intervall=3), task(), tokens=1000, transport="inproc")
-    with pytest.raises(ConfigError, match='or pass transport="inproc"'):
+    with pytest.raises(ConfigError, match='transport="inproc"'):
         train("decoupled-diloco", task(), tokens=1000)
     assert list(tmp_path.iterdir()) == []
 
@@ -118,18 +130,20 @@ def test_a_module_that_trains_when_it_is_imported_is_told_so(tmp_path: Path) -> 
 
 
 MINE = """
+import time
 import jax.numpy as jnp, numpy as np, optax
 from isthmus.programs import Task, decoupled_diloco, train
 
 def init(key): return {"w": jnp.zeros((4, 1))}
 def loss(params, batch): return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
 def batch(at):
+    time.sleep(0.004)
     x = at.rng().normal(size=(16, 4)).astype(np.float32)
     return {"x": x, "y": x.sum(1, keepdims=True)}
 
 task = Task(init, loss, batch, tokens_per_batch=16, optimizer=optax.adamw(1e-2))
 if __name__ == "__main__":
-    result = train(decoupled_diloco(interval=6), task, learners=2, tokens=3200)
+    result = train(decoupled_diloco(interval=6), task, learners=2, tokens=8000)
     print("result", result.eval_loss > 0, sorted(result.parameters))
 """
 
@@ -161,7 +175,8 @@ def finished(folder: Path) -> Request:
 
     layout = (TensorSpec("head", (6, 2), "float32"), TensorSpec("scale", (), "float32"))
     job = SimpleNamespace(layout=layout, seed=0)
-    return cast(Request, SimpleNamespace(job=job, task=SimpleNamespace(init=tree), run_dir=folder))
+    task = Task(tree, lambda params, batch: params["scale"], dict, tokens_per_batch=1, optimizer=optax.sgd(0.1))
+    return cast(Request, SimpleNamespace(job=job, task=task, run_dir=folder))
 
 
 def test_a_tensor_that_was_split_is_put_together(tmp_path: Path) -> None:
@@ -179,5 +194,5 @@ def test_a_model_with_a_tensor_missing_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "snapshots" / "final"
     folder.mkdir(parents=True)
     save_file({"scale": np.ones(1, np.float32)}, folder / "fragment-0.safetensors")
-    with pytest.raises(RunError, match="has no head"):
+    with pytest.raises(RunError, match="'head'"):
         read_final(finished(tmp_path))

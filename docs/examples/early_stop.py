@@ -1,0 +1,44 @@
+"""Gossip that stops once the loss on held-out data is low enough.
+
+    isthmus train early_stop.py:build --task mine.py:task --tokens 10000000 --set program.below=0.01
+
+Whatever a body emits on a port `stop` ends the run as `isthmus stop` does: learners finish, the model is written. Here
+the evaluator is the graph's own, so that what it finds may lead anywhere; without it, every run is given one.
+"""
+
+from gossip import build as gossip
+
+from isthmus.ops import EvaluateMean
+from isthmus.runtime.clock import milliseconds
+from isthmus.runtime.graph import Every, Graph, Job, Latest
+
+
+class EarlyStop:
+    """Evaluations in; at the first loss below `below`, the reason to stop out."""
+
+    outputs = ("stop",)
+
+    def __init__(self, below: float) -> None:
+        self.below = below
+
+    def __call__(self, evaluation):
+        """The newest evaluation: it comes from the same replica, so it comes bare."""
+        if evaluation["loss"] >= self.below:
+            return None
+        return {"stop": {"reason": f"the loss is {evaluation['loss']:.3g}, below {self.below:g}"}}
+
+
+def build(job: Job, *, interval: int = 24, below: float = 0.01) -> Graph:
+    """The graph of gossip.py, and an evaluator with an opinion."""
+    graph = gossip(job, interval=interval)
+    step = next(node for node in graph.nodes if node.name == "inner-step")
+    evaluator = graph.role("evaluator", replicas=(1, 1))
+    period = Every(milliseconds(200))
+    evaluate = evaluator.node(
+        "evaluate", EvaluateMean, job.task, roles=("learner",), tokens=job.tokens, times=100, fires=period
+    )
+    stop = evaluator.node("early-stop", EarlyStop, below)
+    graph.edge(step["parameters"], evaluate["parameters"], Latest())
+    graph.edge(step["progress"], evaluate["progress"], Latest())
+    graph.edge(evaluate["evaluation"], stop["evaluation"], Latest())
+    return graph

@@ -1,0 +1,1 @@
+"""Decides which batch a learner trains on; reads files."""

@@ -1,0 +1,178 @@
+"""The data node: a task's batches of one slot, in order, from where this life begins, and how many a firing makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from isthmus.ops.data.batches import At
+from isthmus.ops.data.files import DataError
+from isthmus.ops.data.places import PLACE, Beginning, Cursor, Place, State, beginning
+from isthmus.ops.data.streams import Stream, opened, packed, taken, unpacked
+
+MAKING_NS: Final = 1_000_000
+"""What a firing may take: its first batch leaves with its last, and the consumer may be waiting for the first."""
+BATCHES_MAX: Final = 8
+"""Every firing costs hops between threads, and its first batch meets cold caches: 200 us, and 50 us each after it, with
+the shipped task. In a row of eight little of that is left."""
+AHEAD_SIZE_BYTES_MAX: Final = 1 << 20
+"""Of the batches that a firing makes beyond the first."""
+
+
+class _Source(Protocol):
+    """What makes the batches of one slot."""
+
+    def seek(self, begin: Beginning) -> int:
+        """Go to a position, or as near before it as is quick; which position the next batch has."""
+
+    def take(self, position: int) -> Any:
+        """The next batch, which is that of `position`."""
+
+    def state(self) -> State | None:
+        """What brings another one of the same slot to where this one is."""
+
+
+class _Function:
+    """A task's pure function `batch(at)`: it has no state, and every position is near."""
+
+    def __init__(self, task: Any, seed: int, slot: int, slots: int, learners: int) -> None:
+        self._batch, self._at = task.batch, (seed, slot)
+        self._others = slots, learners
+
+    def seek(self, begin: Beginning) -> int:
+        return begin.position
+
+    def take(self, position: int) -> Any:
+        return self._batch(At(*self._at, position, "train", *self._others))
+
+    def state(self) -> None:
+        return None
+
+
+class _Streamed:
+    """A task's stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def seek(self, begin: Beginning) -> int:
+        if begin.state is not None:
+            self._stream.set_state(unpacked(begin.state))
+        return begin.state_position
+
+    def take(self, position: int) -> Any:
+        return taken(self._stream, position)
+
+    def state(self) -> State | None:
+        return packed(self._stream.get_state())
+
+
+class Batches:
+    """Emits the batches of this slot, one to eight a firing: in a first life from position 0, in a later one, once all
+    shards have told it (`place`), from after what is merged of the lives before it.
+
+    As many as take about 1 ms, by what each took in the last firing, and no more than 1 MiB beyond the first: whatever
+    is slow or large is made one at a time. The capacity of the Queue says how many may wait at the consumer; the rest
+    of a firing is held here until there is room, and nothing is made meanwhile. So at most capacity + 7 batches are
+    ahead of the consumer, of a stream too, which is read in this node's thread. `cursor` says where a later life
+    begins, and the states of a stream. A stream whose state nobody has is read, and not used, up to the beginning.
+    """
+
+    outputs = ("batch", "cursor")
+    schemas: Final = {"place": PLACE}
+
+    def __init__(self, task: Any, *, learners: int, slots: int) -> None:
+        self._task, self._learners, self._slots = task, learners, slots
+        self._position = self._begin = 0
+        self._count = 1
+        self._places: dict[int, Place] = {}
+        self._form: Any = None
+        self.is_idle = False
+
+    def open(self, context: Any) -> None:
+        """Learn which life of which slot this is, and open its stream."""
+        self._member, self._now = context.member, context.now
+        seed, slot = context.seed, self._member.replica.slot
+        self._source: _Source
+        if getattr(self._task, "stream", None) is None:
+            self._source = _Function(self._task, seed, slot, self._slots, self._learners)
+        else:
+            self._source = _Streamed(opened(self._task, slot, self._slots, seed))
+        self.is_idle = self._member.incarnation > 1 and "place" in context.connected
+
+    def __call__(self, place: Mapping[Any, Place] | None = None) -> list[tuple[str, Any]]:
+        """The next batches; none as long as it is not known where to begin."""
+        if self.is_idle:
+            self._hear(place or {})
+            begin = beginning(self._places.values(), self._member.replica.slot, self._member.incarnation)
+            if begin is None:
+                return []
+            self.is_idle = False
+            self._begin, self._position = begin.position, self._source.seek(begin)
+            if self._position == self._begin:
+                return [("cursor", self._cursor())]
+        is_winding = self._position < self._begin
+        batches = self._make(min(self._count, self._begin - self._position) if is_winding else self._count)
+        if is_winding:
+            return [("cursor", self._cursor())] if self._position == self._begin else []
+        told = [("cursor", cursor)] if (cursor := self._cursor())["state"] is not None else []
+        return [*told, *(("batch", batch) for batch in batches)]
+
+    def _hear(self, told: Mapping[Any, Place]) -> None:
+        """Keep what each shard has told this life last: they speak one after the other."""
+        own = self._member.replica.slot, self._member.incarnation
+        mine = [each for each in told.values() if (each["slot"], each["incarnation"]) == own]
+        self._places |= {each["shard"]: each for each in mine}
+
+    def _make(self, count: int) -> list[Any]:
+        begun = self._now()
+        batches = [self._source.take(position) for position in range(self._position, self._position + count)]
+        for batch in batches:
+            self._check(batch)
+            self._position += 1
+        self._count = _count(len(batches), self._now() - begun, max(map(_size_bytes, batches)))
+        return batches
+
+    def _check(self, batch: Any) -> None:
+        """DataError for a batch that is not like the first: a step is compiled for one form."""
+        form = form_of(batch)
+        self._form = self._form or form
+        if form != self._form:
+            name = next(each for each in sorted({*form, *self._form}) if form.get(each) != self._form.get(each))
+            found = f"{form.get(name, 'nothing')} at position {self._position} of slot {self._member.replica.slot}"
+            expected = f"{self._form.get(name, 'nothing')} at {name}, as in the first batch"
+            do = "Give every batch the same structure, shapes and dtypes: pad or drop what does not fit."
+            raise DataError("Making the batches of the task", expected, found, do)
+
+    def _cursor(self) -> Cursor:
+        return Cursor(begin=self._begin, position=self._position, state=self._source.state())
+
+
+def form_of(batch: Any, name: str = "batch") -> dict[str, str]:
+    """The form of a batch: dtype and shape of its arrays, or the type of what is none, by path."""
+    if isinstance(batch, Mapping):
+        return {path: form for key in batch for path, form in form_of(batch[key], f"{name}/{key}").items()}
+    if isinstance(batch, list | tuple):
+        return {path: form for i, each in enumerate(batch) for path, form in form_of(each, f"{name}/{i}").items()}
+    shape = getattr(batch, "shape", None)
+    return {name: type(batch).__name__ if shape is None else f"{batch.dtype}{list(shape)}"}
+
+
+def _count(made: int, duration_ns: int, size_bytes: int) -> int:
+    """How many batches to make in a firing, when the last one made `made`, the largest of `size_bytes` (both from 1),
+    in `duration_ns`; of time that stands still, as many as there may be."""
+    in_time = MAKING_NS * made // duration_ns if duration_ns else BATCHES_MAX
+    in_memory = 1 + AHEAD_SIZE_BYTES_MAX // size_bytes
+    return max(1, min(in_time, in_memory, BATCHES_MAX))
+
+
+def _size_bytes(batch: Any) -> int:
+    """Bytes of the arrays of a batch, and eight for everything else in it."""
+    size_bytes: int | None = getattr(batch, "nbytes", None)
+    if size_bytes is not None:
+        return size_bytes or 8
+    if isinstance(batch, Mapping):
+        return sum(map(_size_bytes, batch.values())) or 8
+    if isinstance(batch, list | tuple):
+        return sum(map(_size_bytes, batch)) or 8
+    return 8

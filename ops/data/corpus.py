@@ -1,0 +1,176 @@
+"""The text of a training run as token ids, and the part of it that is held out.
+
+It decides how files become ids and where the split is; which files is decided by `sources`, which windows a batch
+takes by `data`. A file is bytes, whose vocabulary is 256, or token ids, whose vocabulary must be given: `.npy` (one
+axis, any integer dtype) and `.bin` (raw little-endian uint16 or uint32).
+
+The split depends on the files' contents only, never on learners or slots. With at least 20 distinct files whole files
+are held out: one in twenty, the first in the order of a hash of their contents. So copies of one file fall on one side.
+A file of more than a twentieth of all tokens is never held out; the smallest of n >= 20 files is no larger than that,
+so something always is. With fewer files, it is the last twentieth of each. Each side is one sequence: its files in
+order, joined without a separator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import xxhash
+
+from isthmus.ops.data.files import READING, DataError, Source
+
+Segment: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+BYTE_VOCABULARY = 256
+HELD_OUT_DIVISOR = 20
+WHOLE_FILES_MIN = 20
+
+# Larger files are mapped, so that the learners of one machine share their pages; smaller ones are read and joined.
+MAPPED_SIZE_BYTES_MIN = 16 << 20
+# To look at every id of a larger file would take longer than a wrong request may; `data` looks at each window again.
+CHECKED_TOKENS_MAX = 1 << 26
+_BLOCK_TOKENS = 1 << 22
+_KEY_TOKENS = 1 << 16
+
+
+@final
+class Tokens:
+    """A sequence of token ids in several segments (integer arrays of one axis), of which large ones are mapped."""
+
+    def __init__(self, segments: Iterable[Segment]) -> None:
+        self.segments = _join(segments)
+        self._ends = np.cumsum([len(segment) for segment in self.segments], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def window(self, start: int, length: int) -> Segment:
+        """The ids [length] from `start` on, for 0 <= start <= len(self) - length; it may cross files."""
+        index = int(np.searchsorted(self._ends, start, side="right"))
+        start -= int(self._ends[index]) - len(self.segments[index])
+        parts = [self.segments[index][start : start + length]]
+        missing = length - len(parts[0])
+        while missing:
+            index += 1
+            parts.append(self.segments[index][:missing])
+            missing -= len(parts[-1])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+@final
+@dataclass(frozen=True)
+class Corpus:
+    """The two sides of the split, and the number of different ids: every id is in [0, vocabulary)."""
+
+    train: Tokens
+    evaluation: Tokens
+    vocabulary: int
+
+    @cached_property
+    def digest(self) -> str:
+        """xxh3-128 in hex over vocabulary, split and all ids; the first call reads everything once."""
+        digest = xxhash.xxh3_128(f"{self.vocabulary}/{len(self.train)}/{len(self.evaluation)}".encode())
+        for segment in (*self.train.segments, *self.evaluation.segments):
+            for start in range(0, len(segment), _BLOCK_TOKENS):
+                digest.update(np.ascontiguousarray(segment[start : start + _BLOCK_TOKENS]).data)
+        return digest.hexdigest()
+
+
+def load(sources: Sequence[Source], *, vocabulary: int | None = None, token_dtype: str = "uint16") -> Corpus:
+    """The corpus in `sources`; `token_dtype` ("uint16" or "uint32") is that of `.bin` files.
+
+    DataError if token files come without a vocabulary or beside text, or text with a vocabulary below 256; if a
+    file cannot be read, has another form, or holds an id outside [0, vocabulary).
+    """
+    vocabulary = _vocabulary(sources, vocabulary)
+    files = [_read(source, vocabulary, np.dtype(token_dtype).newbyteorder("<")) for source in sources]
+    train, evaluation = _split(files)
+    return Corpus(Tokens(train), Tokens(evaluation), vocabulary)
+
+
+def _vocabulary(sources: Sequence[Source], vocabulary: int | None) -> int:
+    texts = [source.path for source in sources if not source.holds_tokens]
+    tokens = [source.path for source in sources if source.holds_tokens]
+    if texts and tokens:
+        found = f"text ({texts[0]}) and tokens ({tokens[0]})"
+        raise DataError(READING, "text files or token files (.npy, .bin)", found, "Train on one kind.")
+    if texts and vocabulary is not None and vocabulary < BYTE_VOCABULARY:
+        expected = f"a vocabulary of at least {BYTE_VOCABULARY}, because text ({texts[0]}) is read as bytes"
+        raise DataError(READING, expected, f"vocabulary={vocabulary}", "Leave task.vocabulary out.")
+    if tokens and vocabulary is None:
+        do = "Give task.vocabulary=N, or another file name if these are bytes."
+        raise DataError(READING, f"the vocabulary size of the tokens in {tokens[0]}", "none", do)
+    return vocabulary or BYTE_VOCABULARY
+
+
+def _read(source: Source, vocabulary: int, bin_dtype: np.dtype[Any]) -> Segment:
+    try:
+        if source.path.endswith(".npy"):
+            ids = np.load(source.path, mmap_mode="r", allow_pickle=False)
+        elif source.path.endswith(".bin"):
+            ids = np.memmap(source.path, bin_dtype, mode="r")
+        elif source.size_bytes >= MAPPED_SIZE_BYTES_MIN:
+            ids = np.memmap(source.path, np.uint8, mode="r")
+        else:
+            ids = np.fromfile(source.path, np.uint8)
+    except (OSError, ValueError) as error:
+        form = f"{bin_dtype.name} ids (task.token_dtype)" if source.path.endswith(".bin") else "a readable file"
+        do = "Correct the file, or leave it out."
+        raise DataError(READING, f"{form} in {source.path}", f"{type(error).__name__}: {error}", do) from error
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        found = f"{ids.dtype} of shape {ids.shape}"
+        do = "Save the ids as one integer array of one axis."
+        raise DataError(READING, f"integers along one axis in {source.path}", found, do)
+    if source.holds_tokens:
+        check_ids(ids[:CHECKED_TOKENS_MAX], vocabulary, source.path)
+    return np.asarray(ids)
+
+
+def check_ids(ids: Segment, vocabulary: int, where: str) -> None:
+    """Raise DataError unless every one of `ids` is in [0, vocabulary)."""
+    if not ids.size:
+        return
+    least, most = int(ids.min()), int(ids.max())
+    if least < 0 or most >= vocabulary:
+        do = "Correct task.vocabulary (and task.token_dtype of .bin files), or the file."
+        raise DataError(READING, f"token ids from 0 to {vocabulary - 1} in {where}", f"ids {least} to {most}", do)
+
+
+def _split(files: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
+    """What is trained on, and what is held out."""
+    groups: dict[str, list[int]] = {}
+    for index, ids in enumerate(files):
+        # The beginning and the length identify a file well enough, and a mapped one is not read to its end.
+        key = xxhash.xxh3_64(np.ascontiguousarray(ids[:_KEY_TOKENS]).data)
+        key.update(str(len(ids)).encode())
+        groups.setdefault(key.hexdigest(), []).append(index)
+    if len(groups) < WHOLE_FILES_MIN:
+        cuts = [len(ids) - len(ids) // HELD_OUT_DIVISOR for ids in files]
+        pairs = list(zip(files, cuts, strict=True))
+        return [ids[:cut] for ids, cut in pairs], [ids[cut:] for ids, cut in pairs]
+    size_max = sum(map(len, files)) // HELD_OUT_DIVISOR
+    small = [group for _, group in sorted(groups.items()) if sum(len(files[index]) for index in group) <= size_max]
+    held_out = {index for group in small[: len(groups) // HELD_OUT_DIVISOR] for index in group}
+    train = [ids for index, ids in enumerate(files) if index not in held_out]
+    return train, [files[index] for index in sorted(held_out)]
+
+
+def _join(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """The same sequence with neighbours of one dtype copied together where each is too small to be mapped."""
+    joined: list[Segment] = []
+    small: list[Segment] = []
+    for segment in segments:
+        if not len(segment):
+            continue
+        is_small = segment.nbytes < MAPPED_SIZE_BYTES_MIN
+        if small and not (is_small and segment.dtype == small[0].dtype):
+            joined.append(np.concatenate(small))
+            small = []
+        (small if is_small else joined).append(segment)
+    if small:
+        joined.append(np.concatenate(small))
+    return tuple(joined)

@@ -1,0 +1,91 @@
+"""Where a life of a learner begins in its slot's batches, and how far it is.
+
+Decides when a new life knows where to begin: once every shard has told it. Does not decide what a shard tells
+(`syncer.placing`), nor make batches. Positions count the batches of a slot from 0, over all its lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+State: TypeAlias = npt.NDArray[np.uint8]
+"""The state of a stream, as it travels (`streams`)."""
+
+STATE_SIZE_BYTES_MAX: Final = 4096
+"""Of a stream's state that travels with every answer: a hundredth of a small fragment, and Grain's have some 100 bytes.
+A stream with a larger state is wound forward instead."""
+
+
+class Place(TypedDict):
+    """pacer -> data: no work of former lives of `slot` is merged by this shard any more, and what it has merged of them
+    are batches below `position`. `state` is of the slot's stream before batch `state_position`, None if unknown."""
+
+    slot: int
+    incarnation: int
+    shard: int
+    shards: int
+    position: int
+    state_position: int
+    state: State | None
+
+
+_COUNT: Final = ("integer", 0)
+PLACE: Final = {
+    "slot": _COUNT,
+    "incarnation": ("integer", 1),
+    "shard": _COUNT,
+    "shards": ("integer", 1),
+    "position": _COUNT,
+    "state_position": _COUNT,
+    "state": ("optional", ("array", "uint8", (None,))),
+}
+"""The schema of a Place."""
+
+
+class Cursor(TypedDict):
+    """data -> inner-step: where this life begins, and, of a stream, its state before batch `position`."""
+
+    begin: int
+    position: int
+    state: State | None
+
+
+def by_slot(positions: Iterable[Sequence[int]]) -> dict[int, int]:
+    """[slot, position] rows, as they travel, by slot."""
+    return {row[0]: row[1] for row in positions}
+
+
+def position_of(positions: Iterable[Sequence[int]], slot: int) -> int:
+    """That of a slot among such rows; 0 where there is none."""
+    return by_slot(positions).get(slot, 0)
+
+
+class Beginning(NamedTuple):
+    """Where a life begins, and the newest state of its stream that is known of a position before it."""
+
+    position: int
+    state_position: int
+    state: Any
+
+
+def beginning(places: Iterable[Place], slot: int, incarnation: int) -> Beginning | None:
+    """Where a life begins: after everything that any shard has merged of its slot. None until all shards have told it;
+    what one shard has told in two lives of its own counts once, the higher."""
+    told: dict[int, Place] = {}
+    for place in places:
+        if (place["slot"], place["incarnation"]) == (slot, incarnation):
+            known = told.get(place["shard"])
+            if known is None or place["position"] > known["position"]:
+                told[place["shard"]] = place
+    if not told or len(told) < max(place["shards"] for place in told.values()):
+        return None
+    position = max(place["position"] for place in told.values())
+    usable = [place for place in told.values() if place["state"] is not None and place["state_position"] <= position]
+    if not usable:
+        return Beginning(position, 0, None)
+    newest = max(usable, key=lambda place: (place["state_position"], -place["shard"]))
+    return Beginning(position, newest["state_position"], newest["state"])

@@ -1,0 +1,251 @@
+"""Which tensors travel together: the partition of a model into balanced fragments.
+
+Decides the units (whole tensors, row ranges of embedding-like ones, rows of stacked ones), which fragment holds which
+unit, and the order of values in a fragment's payload. Does not touch an array: it sees names and shapes only, and every
+host computes the same answer from them, whatever order the layout comes in.
+
+Theory of operation. A fragment is what one outer step merges and what one transfer carries, so the largest one sets the
+peak bandwidth. Units go by falling size into the currently smallest fragment (longest processing time first), whose
+peak is at most 4/3 of the optimum (Graham 1969). Embedding-like tensors (whose rule is "average")
+have fragments of their own, never shared with another tensor. One larger than 4/3 of the mean fragment would itself be
+the peak: it is cut into ceil(size * count / total) row ranges, as equal as rows allow. A tensor that stacks the layers
+of a model is cut into its rows, so that a rule of merging takes each layer for itself, and layers may travel apart.
+Where `count` is too small for fragments of their own, all units are packed together. "Too small" is decided by the same
+4/3: own fragments stay only while a lower bound on bin packing proves that they are within 4/3 of the best packing of
+all units.
+
+A fragment's payload is one flat float32 vector: its units' values in C order, one unit after the other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol, TypeAlias, get_args
+
+COUNT_DEFAULT = 8
+
+Rule: TypeAlias = Literal["rda", "average", "mean"]
+"""How a unit is merged: by radial-directional averaging of its outer gradients; by their weighted average, for
+embedding-like tensors; by the weighted mean of its values, which takes no outer step, for statistics."""
+RULES: Final[tuple[Rule, ...]] = get_args(Rule)
+
+
+class Tensor(Protocol):
+    """One entry of a layout."""
+
+    @property
+    def name(self) -> str:
+        """Unique in its layout."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Global (unsharded) shape; () is one value."""
+
+    @property
+    def dtype(self) -> str:
+        """What the learner computes in; payloads are float32 whatever it is."""
+
+    @property
+    def merge(self) -> Rule:
+        """How it is merged; "average" marks an embedding-like tensor (token embedding, output head)."""
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether each of its rows is a unit: the layers of a stack, along its first axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A whole tensor, or the rows [start, stop) of one: what a merge rule sees as one tensor.
+
+    `shape` is the shape of the whole tensor; a scalar counts as one row. `dtype` is that of the tensor where it is
+    trained.
+    """
+
+    tensor: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    merge: Rule = "rda"
+    dtype: str = "float32"
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the unit is less than its tensor."""
+        return self.stop - self.start < _rows(self.shape)
+
+    @property
+    def name(self) -> str:
+        """The tensor's name, with the row range where the tensor is split: `embedding[0:64]`."""
+        return f"{self.tensor}[{self.start}:{self.stop}]" if self.is_split else self.tensor
+
+    @property
+    def values_shape(self) -> tuple[int, ...]:
+        """The shape of the unit's own values: (stop - start, ...) where the tensor is split."""
+        return (self.stop - self.start, *self.shape[1:]) if self.shape else ()
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.values_shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Units that travel and are merged together, with their places in the flat payload."""
+
+    index: int
+    units: tuple[Unit, ...]
+    offsets: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Unit u holds payload[offsets[u]:offsets[u + 1]]; one more entry than there are units."""
+
+    def __post_init__(self) -> None:
+        offsets = [0]
+        for unit in self.units:
+            offsets.append(offsets[-1] + unit.size)
+        object.__setattr__(self, "offsets", tuple(offsets))
+
+    @property
+    def size(self) -> int:
+        """Number of float32 values in the payload."""
+        return self.offsets[-1]
+
+
+def partition(layout: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:
+    """The `count` fragments of a layout, none empty, ordered by the name of their first unit.
+
+    Raises ValueError where `count` is not within 1..units_max(layout), and for a layout that is empty, names a tensor
+    twice or holds a tensor without values.
+    """
+    pieces = units(layout, count)
+    if any(unit_count < n for n, unit_count in _unit_counts(layout, count)):
+        raise ValueError(
+            f"cutting {len(layout)} tensors into fragments: expected 1 to {units_max(layout)} fragments, "
+            f"found {count}. Ask for fewer; only embedding-like and stacked tensors are split."
+        )
+    groups = _own_fragments(pieces, count) or _balanced(pieces, count)
+    ordered = sorted((sorted(group, key=_place) for group in groups), key=lambda group: _place(group[0]))
+    return tuple(Fragment(index, tuple(group)) for index, group in enumerate(ordered))
+
+
+def units(layout: Sequence[Tensor], count: int) -> tuple[Unit, ...]:
+    """The units that `count` fragments are made of, ordered by name and row; the same errors as `partition`."""
+    _check(layout)
+    if count < 1:
+        raise ValueError(f"cutting {len(layout)} tensors into fragments: expected at least 1 fragment, found {count}.")
+    total = sum(math.prod(tensor.shape) for tensor in layout)
+    result = []
+    for tensor in sorted(layout, key=lambda tensor: tensor.name):
+        rows, shape = _rows(tensor.shape), tuple(tensor.shape)
+        pieces = _piece_count(tensor, count, total)
+        for i in range(pieces):
+            start, stop = i * rows // pieces, (i + 1) * rows // pieces
+            result.append(Unit(tensor.name, start, stop, shape, tensor.merge, tensor.dtype))
+    return tuple(result)
+
+
+def units_max(layout: Sequence[Tensor]) -> int:
+    """The largest count such that it, and every smaller one, leaves no fragment without a unit.
+
+    More fragments cut embedding-like tensors into more units, in jumps: above this limit a count here and there would
+    fit again. Those are refused too, so that what is allowed is a range.
+    """
+    _check(layout)
+    bound = sum(_rows(tensor.shape) if _is_cut(tensor) else 1 for tensor in layout)
+    return next((n - 1 for n, unit_count in _unit_counts(layout, bound) if unit_count < n), bound)
+
+
+def count_default(layout: Sequence[Tensor]) -> int:
+    """The number of fragments where nobody asked for one: 8, or as many as there can be."""
+    return min(COUNT_DEFAULT, units_max(layout))
+
+
+def _check(layout: Sequence[Tensor]) -> None:
+    if not layout:
+        raise ValueError("cutting a layout into fragments: expected at least one tensor, found none.")
+    seen: set[str] = set()
+    for tensor in layout:
+        if tensor.name in seen:
+            raise ValueError(f"cutting a layout into fragments: expected unique names, found {tensor.name!r} twice.")
+        seen.add(tensor.name)
+        if math.prod(tensor.shape) < 1:
+            raise ValueError(
+                f"cutting a layout into fragments: expected values in every tensor, found {tensor.name!r} "
+                f"of shape {tuple(tensor.shape)}."
+            )
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    return shape[0] if shape else 1
+
+
+def _place(unit: Unit) -> tuple[str, int]:
+    return unit.tensor, unit.start
+
+
+def _is_cut(tensor: Tensor) -> bool:
+    """Whether its rows may be units of their own."""
+    return tensor.merge == "average" or tensor.is_stacked
+
+
+def _piece_count(tensor: Tensor, count: int, total: int) -> int:
+    size = math.prod(tensor.shape)
+    if tensor.is_stacked:
+        return _rows(tensor.shape)
+    if tensor.merge != "average" or 3 * size * count <= 4 * total:
+        return 1
+    return min(_rows(tensor.shape), -(-size * count // total))
+
+
+def _unit_counts(layout: Sequence[Tensor], bound: int) -> Iterator[tuple[int, int]]:
+    """Pairs (count, number of units) for counts 1..bound."""
+    cut = [tensor for tensor in layout if _is_cut(tensor)]
+    total, whole = sum(math.prod(tensor.shape) for tensor in layout), len(layout) - len(cut)
+    for n in range(1, bound + 1):
+        yield n, whole + sum(_piece_count(tensor, n, total) for tensor in cut)
+
+
+def _balanced(pieces: Sequence[Unit], count: int) -> list[list[Unit]]:
+    """Longest processing time first: at most 4/3 - 1/(3 count) of the optimal peak (Graham 1969)."""
+    groups: list[list[Unit]] = [[] for _ in range(count)]
+    heap = [(0, index) for index in range(count)]
+    for unit in sorted(pieces, key=lambda unit: (-unit.size, *_place(unit))):
+        size, index = heap[0]
+        groups[index].append(unit)
+        heapq.heapreplace(heap, (size + unit.size, index))
+    return groups
+
+
+def _own_fragments(pieces: Sequence[Unit], count: int) -> list[list[Unit]] | None:
+    """A fragment for each averaged unit and the rest balanced; None where that is not within 4/3 of the optimum."""
+    averaged = [unit for unit in pieces if unit.merge == "average"]
+    others = [unit for unit in pieces if unit.merge != "average"]
+    room = count - len(averaged)
+    if not averaged or (room < 1 if others else room != 0):
+        return None
+    groups = [[unit] for unit in averaged] + (_balanced(others, room) if others else [])
+    peak = max(sum(unit.size for unit in group) for group in groups)
+    # The largest peak below 3/4 of ours: where it cannot hold all units, ours is within 4/3 of the optimum.
+    capacity = (3 * peak - 1) // 4
+    return groups if _bins_min([unit.size for unit in pieces], capacity) > count else None
+
+
+def _bins_min(sizes: Sequence[int], capacity: int) -> int:
+    """A lower bound on the bins of `capacity` that hold `sizes`: L2 of Martello and Toth (1990).
+
+    For each k, sizes above capacity - k share a bin with no size of k or more, those above half of the capacity not
+    with each other, and the sizes between k and half of the capacity fill what the latter leave free.
+    """
+    if max(sizes) > capacity:
+        return len(sizes) + 1
+    large = [size for size in sizes if 2 * size > capacity]
+    small = [size for size in sizes if 2 * size <= capacity]
+    best = len(large)
+    for k in sorted({0, *small}):
+        free = sum(capacity - size for size in large if size <= capacity - k)
+        rest = sum(size for size in small if size >= k) - free
+        best = max(best, len(large) + max(0, -(-rest // capacity)))
+    return best

@@ -1,0 +1,303 @@
+"""The items that flow between the operators of Decoupled DiLoCo and its family: plain dicts, which survive any wire.
+
+Positions count the tokens that one incarnation of a slot has trained. A version is [epoch, count]. Times are integer
+nanoseconds of the clock of the host that wrote them; only differences of one host's times mean something.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+Vector: TypeAlias = npt.NDArray[np.float32]
+"""A fragment's values, one flat float32 vector: the values of its units, each raveled in C order, one after another."""
+
+Version: TypeAlias = list[int]
+Kind: TypeAlias = Literal["initial", "recover", "merge", "final", "copy"]
+"""What a round is for: the first version of the model, the newest version that learners hold (asked for by a shard that
+came back), an ordinary merge, the hand-over at the end. An update of kind 'copy' comes from no round: somebody who only
+holds it gives it to learners that may have none."""
+
+
+class Round(TypedDict):
+    """pacer -> merge (port `round`) and, the same item, pacer -> inner-step (port `pull`).
+
+    `members` are [slot, incarnation] pairs; `count_min`, `grace` (None: no limit), `required`, `deadline` and `chain`
+    (late votes of one of its rounds count in the next; None: they are refused) are what the firing rule of `merge`
+    reads. `interval` is H as the pacer has it now, `totals` the progress of the whole run.
+    """
+
+    round: int
+    fragment: int
+    attempt: int
+    kind: Kind
+    members: list[list[int]]
+    count_min: int
+    grace: int | None
+    required: list[int]
+    deadline: int | None
+    chain: int | None
+    interval: int
+    totals: list[list[int]]
+
+
+class Capture(TypedDict):
+    """inner-step -> fragment-send: the fragment at a boundary, beside the anchor that it left from.
+
+    `values` may still be on its way from the device. `base` and `anchor` are None for the first version. For kind
+    'recover' `values` are the anchor itself, with the `clock` that came with it.
+    """
+
+    fragment: int
+    round: int
+    kind: Kind
+    slot: int
+    incarnation: int
+    base: Version | None
+    begin: int
+    end: int
+    steps: int
+    clock: list[list[int]]
+    values: Any
+    anchor: Vector | None
+    positions: list[list[int]]
+    state: list[Any] | None
+
+
+class Answer(TypedDict):
+    """fragment-send -> merge: an outer gradient (of kinds 'initial' and 'recover', the values themselves), its account.
+
+    Tokens (begin, end] were trained since the adoption of version `base`, in `steps` inner steps. `norms` has the
+    gradient's Euclidean norm per unit, float32. `positions` are [slot, position]: below which batch of each slot's work
+    is in it, of its own slot, or, of kind 'recover', of all; `state` is [position, state] of the slot's stream.
+    """
+
+    fragment: int
+    round: int
+    kind: Kind
+    slot: int
+    incarnation: int
+    base: Version | None
+    begin: int
+    end: int
+    steps: int
+    clock: list[list[int]]
+    gradient: Vector
+    norms: Vector
+    positions: list[list[int]]
+    state: list[Any] | None
+
+
+class Merging(TypedDict):
+    """What is told of one merge to everybody who wants to know: who contributed and why it closed when it did.
+
+    `version` is None where nothing was merged; `origin` is the version that this epoch of the shard began with, None
+    before it has one. `refused` has [slot, why] of answers that did not count, `shortened` [slot, share] of those that
+    were too long, `opposed` [slot, merges] of learners that have pulled against all others in so many merges in a row.
+    `merged_tokens` counts, as [slot, incarnation, tokens], everything of this fragment that was merged on top of
+    `origin`; `merges` and `votes` count the merges of kind 'merge', in this `epoch` of the shard, and their
+    contributors.
+    Times are those of the shard's clock.
+    """
+
+    shard: int
+    epoch: int
+    round: int
+    fragment: int
+    kind: Kind
+    version: Version | None
+    origin: Version | None
+    voters: list[int]
+    weights: list[float]
+    left_out: list[int]
+    refused: list[list[Any]]
+    shortened: list[list[Any]]
+    opposed: list[list[int]]
+    reason: str
+    opened_at: int
+    quorum_at: int
+    closed_at: int
+    published_at: int
+    merged_tokens: list[list[int]]
+    merges: int
+    votes: int
+
+
+class Gradient(TypedDict):
+    """merge -> outer-step. `direction` None: nothing to merge; kinds 'initial' and 'recover' hold values in it. `lives`
+    has [slot, incarnation] of all that answered."""
+
+    fragment: int
+    round: int
+    kind: Kind
+    version: Version | None
+    direction: Vector | None
+    scale: Vector | None
+    clock: list[list[int]]
+    positions: list[list[int]]
+    totals: list[list[int]]
+    lives: list[list[int]]
+    merging: Merging
+
+
+class Reached(TypedDict):
+    """merge -> pacer: how far the batches of each slot are merged in a fragment, [slot, position], and the states of
+    their streams, [slot, position, state]."""
+
+    fragment: int
+    positions: list[list[int]]
+    states: list[list[Any]]
+
+
+class Update(TypedDict):
+    """outer-step -> inner-step, evaluator: the published values of a fragment.
+
+    `clock` is [slot, incarnation, position]: up to which token each slot's work is in it; `positions` [slot, position]:
+    below which batch, over all lives; `totals` the run's progress; `refused` the [slot, incarnation] whose answers did
+    not count, which begin again from these values.
+    """
+
+    fragment: int
+    version: Version
+    kind: Kind
+    values: Vector
+    clock: list[list[int]]
+    positions: list[list[int]]
+    totals: list[list[int]]
+    refused: list[list[int]]
+
+
+class Final(TypedDict):
+    """outer-step -> recorder, once per fragment: the trained model, by names of units ('head', 'embedding[0:64]')."""
+
+    fragment: int
+    version: Version
+    tensors: dict[str, npt.NDArray[np.float32]]
+
+
+class Progress(TypedDict):
+    """inner-step -> pacers: what they decide by. `phase` is one of ready, stepping, final.
+
+    `step_time` is a moving average in nanoseconds, 0 before the second step; `delay_steps` the inner steps between the
+    last answer and the adoption of what came of it; `epochs` those of the versions that it holds, by fragment, 0 where
+    it holds none; `totals` the progress that this learner knows of, its own included: [slot, incarnation, tokens]
+    triples.
+    """
+
+    slot: int
+    incarnation: int
+    phase: Literal["ready", "stepping", "final"]
+    step: int
+    tokens: int
+    step_time: int
+    delay_steps: int
+    epochs: list[int]
+    totals: list[list[int]]
+
+
+class Report(Progress):
+    """inner-step -> recorder: everything, for those who watch; also on port `progress` of a body without a `report`.
+
+    `stepping` is the time since its first step began, `waited` the time in which it was kept from stepping, both in
+    nanoseconds; `loss` is the mean since the last report (nan before the first step), `metrics` has [name, mean] of
+    what else the task's steps tell; `staleness` the most inner steps since an adoption; `sick_step` the step at which
+    its loss was not finite last and it gave up its own parameters for the global ones, 0 if it never was; `accounts`
+    holds, per fragment, [merged, overlapped, refused, lost, pending].
+    """
+
+    stepping: int
+    loss: float
+    metrics: list[list[Any]]
+    staleness: int
+    sick: bool
+    sick_step: int
+    accounts: list[list[int]]
+    versions: list[Version]
+    bytes_sent: int
+    bytes_received: int
+    waited: int
+    device_kind: str
+
+
+class Held(TypedDict):
+    """hold -> pacers and recorder: of which fragments a host has a version, and of which one that was merged; `holder`
+    is its role."""
+
+    holder: str
+    fragments: list[int]
+    merged: list[int]
+
+
+class Control(TypedDict):
+    """recorder -> pacer, and, where there is no pacer, recorder -> inner-step (port `progress`).
+
+    `tokens` is the budget of the run, `published` the newest version of each fragment that is known to be merged, as
+    [fragment, epoch, count].
+    """
+
+    stop: bool
+    tokens: int
+    totals: list[list[int]]
+    published: list[list[int]]
+
+
+class Turn(Round):
+    """conductor -> merge (port `round`), gate (port `pull`): a round, and the steps from the capture before it to the
+    one that it asks for. The turns of the end all ask for one boundary."""
+
+    steps: int
+
+
+class Permit(TypedDict):
+    """gate -> inner-step: adopt `updates`, make a step (if it `trains`), and answer `pulls`."""
+
+    updates: list[Update]
+    pulls: list[Round]
+    trains: bool
+
+
+class Opening(TypedDict):
+    """caller -> average: a round of `members` ([slot, incarnation] pairs), all of whom are waited for."""
+
+    round: int
+    members: list[list[int]]
+    count_min: int
+    grace: int | None
+
+
+class Call(TypedDict):
+    """caller -> inner-step: the mean of the round before, None where there is none yet, and a call to vote in `round`.
+
+    `voters` are those whose votes are in the mean. The `served` take `state` before it; `donor` is to send its state
+    along with its vote. `trained_before` and `trained` are the tokens of all means without and with this one.
+    """
+
+    round: int
+    members: list[list[int]]
+    mean: Vector | None
+    voters: list[list[int]]
+    served: list[list[int]]
+    state: list[Any] | None
+    donor: int | None
+    trained_before: int
+    trained: int
+    is_last: bool
+
+
+class Vote(TypedDict):
+    """inner-step -> average: a gradient, float32[n], of so many tokens; of a donor also its state before the round.
+
+    `positions` is [[slot, position]], below which the batch of this gradient is, and `stream` [position, state] of the
+    slot's stream.
+    """
+
+    round: int
+    slot: int
+    incarnation: int
+    tokens: int
+    values: Vector
+    state: list[Any] | None
+    positions: list[list[int]]
+    stream: list[Any] | None

@@ -1,0 +1,67 @@
+"""Path patterns: the language in which a task says something of some leaves of its state.
+
+A leaf has a path: keys, indices and attributes joined by '/', as `parameter_trees` names it. A pattern is a path in
+which `*` stands for any run of letters within one segment ("Dense_*/kernel"), and the segment `**` for any number of
+segments, none included ("params/**" is the leaf or folder `params` and everything below it). Letters of either case are
+different letters. Rules are pairs of a pattern and a value, in order; for a leaf the first rule whose pattern matches
+its path holds.
+
+A rule that holds for no leaf is a mistake: a name that is misspelt, or a rule that stands behind one that takes
+everything from it. Only a last `**` may be left over: "and everything else" is said as well where nothing else is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple, TypeAlias, TypeVar
+
+Value = TypeVar("Value")
+Rules: TypeAlias = tuple[tuple[str, Value], ...]
+
+EVERYTHING: Final = "**"
+
+
+class IdleRule(NamedTuple):
+    """A rule that holds for no leaf; `before` is the pattern of the rule that takes what it matches, None if it matches
+    nothing."""
+
+    pattern: str
+    before: str | None
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a pattern stands for a path."""
+    return _expression(pattern).fullmatch(f"/{path}") is not None
+
+
+def first_match(rules: Rules[Value], path: str) -> Value | None:
+    """The value of the first rule whose pattern matches a path; None if none does."""
+    return next((value for pattern, value in rules if matches(pattern, path)), None)
+
+
+def uncovered(rules: Rules[Value], paths: Iterable[str]) -> list[str]:
+    """The paths that no rule matches."""
+    return [path for path in paths if not any(matches(pattern, path) for pattern, _ in rules)]
+
+
+def idle_rules(rules: Rules[Value], paths: Sequence[str]) -> list[IdleRule]:
+    """The rules that hold for no path."""
+    found = []
+    for place, (pattern, _) in enumerate(rules):
+        matched = [path for path in paths if matches(pattern, path)]
+        before = [next((p for p, _ in rules[:place] if matches(p, path)), None) for path in matched]
+        if None not in before and not (pattern == EVERYTHING and place == len(rules) - 1):
+            found.append(IdleRule(pattern, before[0] if before else None))
+    return found
+
+
+@lru_cache(maxsize=256)
+def _expression(pattern: str) -> re.Pattern[str]:
+    """The regular expression of a pattern: every segment with the slash before it, the first one's, too."""
+    parts = [
+        r"(?:/[^/]+)*" if segment == EVERYTHING else "/" + "[^/]*".join(map(re.escape, segment.split("*")))
+        for segment in pattern.split("/")
+    ]
+    return re.compile("".join(parts))

@@ -1,0 +1,124 @@
+"""What the items that cross between hosts must be: schemas, as plain data, for the ports of the bodies here.
+
+Decides nothing: bodies declare them (`schemas`), and the runtime refuses what does not follow them, in the name of
+whoever sent it (`runtime.items.schemas`). So a body may rely on fields, types and sizes of what reaches it, and on
+`slot` and `incarnation` being those of the sender. What an item says beyond that may be wrong all the same: that is for
+accounts, voices and hearsay to judge. A vector that is not finite is such a case, for a learner that has diverged sends
+one and mends itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.token_accounts import FATES
+
+Rule: TypeAlias = Any
+
+COUNT: Final = ("integer", 0)
+LIFE: Final = ("integer", 1)
+VERSION: Final = ("row", COUNT, COUNT)
+TRIPLES: Final = ("list", ("row", COUNT, LIFE, COUNT))
+"""[slot, incarnation, tokens or position] of lives."""
+POSITIONS: Final = ("list", ("row", COUNT, COUNT))
+"""[slot, position in the slot's batches]."""
+MEMBERS: Final = ("list", ("row", COUNT, LIFE))
+METRICS: Final = ("list", ("row", "text", "float"))
+"""[name, value] of scalars."""
+OWN: Final = {"slot": ("sender", "slot"), "incarnation": ("sender", "incarnation")}
+KINDS: Final = ("initial", "recover", "merge", "final")
+
+CONTROL: Final = {
+    "stop": "flag",
+    "tokens": COUNT,
+    "totals": TRIPLES,
+    "published": ("list", ("row", COUNT, COUNT, COUNT)),
+}
+HELD: Final = {"holder": "text", "fragments": ("list", COUNT), "merged": ("list", COUNT)}
+UPDATE: Final = {
+    "fragment": COUNT,
+    "version": VERSION,
+    "kind": ("text", *KINDS, "copy"),
+    "values": ("array", "float32", (None,)),
+    "clock": TRIPLES,
+    "positions": POSITIONS,
+    "totals": TRIPLES,
+    "refused": MEMBERS,
+}
+ROUND: Final = {
+    "round": COUNT,
+    "fragment": COUNT,
+    "attempt": COUNT,
+    "kind": ("text", *KINDS),
+    "members": MEMBERS,
+    "count_min": COUNT,
+    "grace": ("optional", COUNT),
+    "required": ("list", COUNT),
+    "deadline": ("optional", COUNT),
+    "interval": COUNT,
+    "totals": TRIPLES,
+}
+TURN: Final = {**ROUND, "steps": COUNT}
+
+
+def progress(fragments: int, step_tokens: int | Sequence[int]) -> Rule:
+    """What a learner tells those who pace it, in a program of so many fragments, whose steps have so many tokens: all,
+    or, of a tuple, those of each slot."""
+    return {
+        **OWN,
+        "phase": ("text", "ready", "stepping", "final"),
+        "step": ("firings", COUNT),
+        "tokens": ("product", "step", step_tokens),
+        "step_time": COUNT,
+        "delay_steps": COUNT,
+        "epochs": ("list", COUNT, fragments),
+        "totals": TRIPLES,
+    }
+
+
+REPORT: Final = {
+    "slot?": OWN["slot"],
+    "incarnation?": OWN["incarnation"],
+    "tokens": COUNT,
+    "phase?": ("text", "ready", "stepping", "final"),
+    "step?": COUNT,
+    "step_time?": ("number", 0),
+    "stepping?": COUNT,
+    "loss?": "float",
+    "metrics?": METRICS,
+    "staleness?": COUNT,
+    "sick?": "flag",
+    "sick_step?": COUNT,
+    "accounts?": ("list", ("list", COUNT, len(FATES))),
+    "versions?": ("list", VERSION),
+    "totals?": TRIPLES,
+    "bytes_sent?": COUNT,
+    "bytes_received?": COUNT,
+    "waited?": COUNT,
+    "device_kind?": "text",
+}
+"""What those who train tell those who watch, of any program."""
+
+
+def answer(fragments: Sequence[Fragment], step_tokens: int | Sequence[int]) -> Rule:
+    """What a learner gives to a round about one of these fragments, in steps of so many tokens: all, or, of a tuple,
+    those of each slot. Tokens weigh, so that they are those of the steps."""
+    values = ("of", "fragment", tuple(fragment.size for fragment in fragments))
+    units = ("of", "fragment", tuple(len(fragment.units) for fragment in fragments))
+    return {
+        **OWN,
+        "fragment": ("integer", 0, len(fragments) - 1),
+        "round": COUNT,
+        "kind": ("text", *KINDS),
+        "base": ("optional", VERSION),
+        "begin": COUNT,
+        "steps": COUNT,
+        "end": ("product", "steps", step_tokens, "begin"),
+        "clock": TRIPLES,
+        "gradient": ("array", "float32", (values,)),
+        "norms": ("array", "float32", (units,)),
+        "positions": POSITIONS,
+        "state": ("optional", ("row", COUNT, ("array", "uint8", (None,)))),
+    }

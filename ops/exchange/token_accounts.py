@@ -1,0 +1,241 @@
+"""Token accounts: which tokens are in a fragment, which are not, and why.
+
+Decides whether an answer may be merged, its weight, and the account of every trained token. Does not decide who is
+asked (the pacer), when a round closes (the quorum), or whether an incarnation is alive (membership).
+
+Theory of operation. A learner numbers the tokens it trains; its `position` is how many there are. Per fragment both
+sides keep books, in integers.
+
+The shard (`FragmentAccount`) has a clock: slot -> (incarnation, position up to which its work is in Theta). An answer
+says which tokens it holds, (begin, end], begin being the position at which its base was adopted. It is merged only if
+the base is one of the shard's own versions and begin is not before the clock: an answer that missed the broadcast of
+its own work still holds that work, and would merge it twice. The clock travels with every update.
+
+The learner (`FragmentLedger`) reads in that clock what became of its answer, and at each adoption closes the books of
+the tokens since the one before. With adoption before at a, adoption now at x, last answer up to t, and clock c of this
+life (a where there is none; both at least a):
+
+    a ........ c ........ t ........ x
+      merged    refused    overlapped        without an answer, all that is not merged is refused: left out
+
+so that trained = merged + overlapped + refused + lost + pending, exactly, at every moment. A slow update may be adopted
+after the answer to the next round has left: that answer is booked as refused, and moved to merged when the clock of a
+following update has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+Version: TypeAlias = tuple[int, int]
+"""(epoch, count): the term of a shard, and the outer steps of a fragment in it."""
+Clock: TypeAlias = tuple[int, int]
+"""(incarnation, position): up to where the work of one life is merged."""
+
+FATES: Final = ("merged", "overlapped", "refused", "lost", "pending")
+"""What becomes of a trained token, fragment by fragment."""
+
+# An answer over more than so many intervals since adoption is refused, unless its base is still the newest.
+STALE_INTERVALS = 4
+# Adoptions between an answer and the update that has it: one update in transfer and one behind it, doubled.
+UNSETTLED_COUNT_MAX = 4
+
+
+def weight(tokens: int, steps: int) -> float:
+    """The weight of an answer: quantity times quality, tokens * (tokens / steps); 0 where nothing was trained.
+
+    From arXiv 2604.21428: tokens per step stand for quality, because a step on more tokens has less noise.
+    """
+    return tokens * (tokens / steps) if steps else 0.0
+
+
+def clock_of(clock: Iterable[Sequence[int]], slot: int) -> Clock | None:
+    """The entry of one slot in an exported clock; None where nothing of the slot has been merged."""
+    for each, incarnation, position in clock:
+        if each == slot:
+            return incarnation, position
+    return None
+
+
+class FragmentAccount:
+    """A shard's books of one fragment: its versions, its clock, and the tokens that it merged, by (slot, incarnation).
+
+    `interval` is H, the inner steps between two merges; it may be lengthened while the run goes on. `origin` is the
+    version that it began with: what was merged into that is in the books of another epoch.
+    """
+
+    def __init__(self, version: Version, interval: int, clock: Iterable[Sequence[int]] = ()) -> None:
+        """Start at `version`, all that a shard knows at the start of a run or of its epoch, with the clock that
+        belongs to it.
+        """
+        self.interval = interval
+        self.origin: Version = (version[0], version[1])
+        self.newest = self.origin
+        self.merged: dict[tuple[int, int], int] = {}
+        # Counts follow one another within an epoch: a range for each tells every version, however long the run is.
+        self._counts: dict[int, tuple[int, int]] = {version[0]: (version[1], version[1])}
+        self._clock: dict[int, Clock] = {}
+        for slot, incarnation, position in clock:
+            if slot in self._clock:
+                raise ValueError(f"importing a clock: expected each slot once, found slot {slot} twice.")
+            self._clock[slot] = (incarnation, position)
+
+    def publish(self, version: Version) -> None:
+        """Take `version` into the history: the next count of the newest epoch, or any count of a higher one."""
+        epoch, count = self.newest
+        if version[0] < epoch or (version[0] == epoch and version[1] != count + 1):
+            raise ValueError(f"publishing version {version}: expected {(epoch, count + 1)} or a higher epoch.")
+        first = self._counts[epoch][0] if version[0] == epoch else version[1]
+        self._counts[version[0]] = (first, version[1])
+        self.newest = (version[0], version[1])
+
+    def knows(self, version: Version) -> bool:
+        """Whether this shard published the version, or began with it."""
+        epoch = self._counts.get(version[0])
+        return epoch is not None and epoch[0] <= version[1] <= epoch[1]
+
+    def refusal(
+        self, slot: int, incarnation: int, base: Version, begin: int, end: int, steps: int, tokens: int
+    ) -> str | None:
+        """Why an answer may not be merged now, or None where it may.
+
+        'inconsistent': the range, the tokens and the steps contradict each other. 'unknown base': not a version of this
+        shard. 'former incarnation': the clock belongs to a later life of the slot. 'already merged': part of the range
+        is in the fragment. 'stale': more than 4 H steps since adoption, and the base has been superseded.
+        """
+        if not (0 <= begin <= end and tokens == end - begin and steps >= 0 and (steps > 0 or tokens == 0)):
+            return "inconsistent"
+        if not self.knows(base):
+            return "unknown base"
+        merged_incarnation, merged_position = self._clock.get(slot, (incarnation, 0))
+        if incarnation < merged_incarnation:
+            return "former incarnation"
+        if incarnation == merged_incarnation and begin < merged_position:
+            return "already merged"
+        if steps > STALE_INTERVALS * self.interval and tuple(base) != self.newest:
+            return "stale"
+        return None
+
+    def merge(self, slot: int, incarnation: int, begin: int, end: int) -> None:
+        """Book the range (begin, end] of one slot as merged; an empty one changes nothing.
+
+        Raises ValueError where part of it is merged already, or belongs to a former life: ask `refusal` first.
+        """
+        merged_incarnation, merged_position = self._clock.get(slot, (incarnation, 0))
+        floor = merged_position if incarnation == merged_incarnation else 0
+        if incarnation < merged_incarnation or not floor <= begin <= end:
+            raise ValueError(
+                f"booking ({begin}, {end}] of slot {slot}, incarnation {incarnation}: expected a range after "
+                f"({merged_incarnation}, {merged_position}), which is merged."
+            )
+        if begin == end:  # A clock at its end would say that what was trained before it is merged.
+            return
+        self._clock[slot] = (incarnation, end)
+        self.merged[slot, incarnation] = self.merged.get((slot, incarnation), 0) + end - begin
+
+    def clock(self) -> list[list[int]]:
+        """The clock as it travels: [slot, incarnation, position] in slot order."""
+        return [[slot, *self._clock[slot]] for slot in sorted(self._clock)]
+
+
+@dataclass(slots=True)
+class Odometer:
+    """How far one life of a learner is: its inner steps, and the tokens in them. All its ledgers read the one."""
+
+    steps: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class FragmentLedger:
+    """A learner's books of one fragment, in one incarnation.
+
+    Opened at the adoption of a first version. `begin` is the position of the last adoption of `base`; `steps` and
+    `tokens` count from there, by difference: a step touches no ledger. The four totals cover the tokens whose fate is
+    known; the rest are pending.
+    """
+
+    incarnation: int
+    base: Version
+    odometer: Odometer
+    begin: int = field(init=False)
+    merged: int = field(default=0, init=False)
+    overlapped: int = field(default=0, init=False)
+    refused: int = field(default=0, init=False)
+    lost: int = field(default=0, init=False)
+    _answered: int | None = field(default=None, init=False, repr=False)
+    _unsettled: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
+    """Ranges of tokens booked as refused whose answer may yet be merged, by a round open at the adoption; ascending."""
+    _steps_begin: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.begin, self._steps_begin = self.odometer.tokens, self.odometer.steps
+
+    @property
+    def steps(self) -> int:
+        """Inner steps since the last adoption."""
+        return self.odometer.steps - self._steps_begin
+
+    @property
+    def tokens(self) -> int:
+        """Tokens since the last adoption: pending, for nothing is known of them yet."""
+        return self.odometer.tokens - self.begin
+
+    def answered(self, position: int) -> None:
+        """Note that an answer up to `position` was sent; of several since adoption the last counts."""
+        if not max(self.begin, self._answered or 0) <= position <= self.odometer.tokens:
+            raise ValueError(
+                f"answering up to token {position}: expected {self.begin} (adoption) to {self.odometer.tokens} "
+                f"(trained), and no step back from {self._answered}."
+            )
+        self._answered = position
+
+    def adopted(self, version: Version, clock: Clock | None) -> None:
+        """Close the books at the adoption of `version`, made now, and open new ones.
+
+        `clock` is this slot's entry in the update; that of another incarnation counts as none. Raises ValueError for a
+        version older than the base, or a clock beyond what was trained.
+        """
+        if tuple(version) < tuple(self.base):
+            raise ValueError(f"adopting version {version}: expected {self.base} or newer, which the learner holds.")
+        merged_up_to, position = self._book_merged(clock), self.odometer.tokens
+        if self._answered is None:
+            self.refused += position - merged_up_to
+        else:
+            answered = max(self._answered, merged_up_to)
+            self._unsettled = [*self._unsettled, (merged_up_to, answered)][-UNSETTLED_COUNT_MAX:]
+            self.refused += answered - merged_up_to
+            self.overlapped += position - answered
+        self._reopen(version)
+
+    def died(self, clock: Clock | None = None) -> None:
+        """Close the books for good: what is pending is lost, except what `clock` says was merged."""
+        self.lost += self.odometer.tokens - self._book_merged(clock)
+        self._reopen(self.base)
+
+    def account(self) -> list[int]:
+        """What became of the tokens since the first version, whose number is the sum: in the order of FATES."""
+        return [self.merged, self.overlapped, self.refused, self.lost, self.tokens]
+
+    def _book_merged(self, clock: Clock | None) -> int:
+        """Book what the clock says was merged; returns up to where that is, at least the last adoption."""
+        if clock is None or clock[0] != self.incarnation:
+            return self.begin
+        position = clock[1]
+        if position > self.odometer.tokens:
+            found = f"found {position} merged."
+            raise ValueError(f"reading the clock: expected at most token {self.odometer.tokens}, {found}")
+        for first, last in self._unsettled:
+            if first < position <= last:
+                self.refused -= position - first
+                self.merged += position - first
+        self._unsettled = [(first, last) for first, last in self._unsettled if first >= position]
+        merged_up_to = max(self.begin, position)
+        self.merged += merged_up_to - self.begin
+        return merged_up_to
+
+    def _reopen(self, version: Version) -> None:
+        self.base, self.begin, self._steps_begin = version, self.odometer.tokens, self.odometer.steps
+        self._answered = None

@@ -1,0 +1,1 @@
+"""One island: model, optimizer, the jitted step, evaluation, and the contract for tasks with their own."""

@@ -1,0 +1,141 @@
+"""What inner-step needs of whatever trains, and evaluation of whatever evaluates: the seam between node and device.
+
+A learner holds merged leaves, which have names, travel in fragments, and are what is evaluated and kept; and local
+ones, which nobody else sees. A task may bring its own learner, by functions `learner(fragments, *, life, alpha)`,
+`gradient_learner(seed)` and `evaluator(seed)`; that of every other task is the one in jax (`jax_learner`), which is
+imported only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.island.life import Life, Tensors
+from isthmus.ops.mesh.island import Island
+
+
+class Learning(Protocol):
+    """The state of one learner. Its merged leaves are zeros before `begin`, or until all have been adopted: then
+    `restart` makes the state whole."""
+
+    @property
+    def device_kind(self) -> str:
+        """What the accelerator calls itself."""
+
+    def begin(self) -> None:
+        """Make the first merged leaves of the task, the same for the same seed, and the local ones."""
+
+    def compile(self, batch: Any) -> None:
+        """Make ready everything that will be called, by a batch of the kind that will come."""
+
+    def step(self, batch: Any, progress: float) -> Mapping[str, Any]:
+        """One inner step, at this share of the budget; its scalars, 'loss' among them. They may still be on their way,
+        those of the step before are not."""
+
+    def extract(self, fragment: int) -> Any:
+        """The values of a fragment after the steps so far, float32[n], in memory of their own."""
+
+    def adopt(self, fragment: int, values: Vector) -> None:
+        """Replace a fragment by alpha times itself and 1 - alpha times `values`."""
+
+    def replace(self, fragment: int, values: Vector) -> None:
+        """Replace a fragment by `values`, whatever it was."""
+
+    def adopt_tree(self, parameters: Any) -> None:
+        """Replace all merged leaves by those of a tree as `tree` gives it."""
+
+    def copy(self) -> Any:
+        """A copy of all merged leaves after the steps so far, for `tree`."""
+
+    def tree(self, leaves: Any) -> Any:
+        """A copy as a tree whose leaves have the names of the merged ones, in NumPy arrays of its own."""
+
+    def restart(self) -> None:
+        """Make the local leaves anew, at the present merged ones."""
+
+
+class GradientLearning(Protocol):
+    """The state of one learner of a program that averages gradients at every step."""
+
+    @property
+    def device_kind(self) -> str:
+        """What the accelerator calls itself."""
+
+    def gradient(self, batch: Any) -> tuple[Mapping[str, float], Vector]:
+        """The scalars of a batch, 'loss' among them, and its gradient, as one vector."""
+
+    def apply(self, vector: Vector, progress: float) -> None:
+        """Step along a gradient, at this share of the budget."""
+
+    def tree(self) -> Any:
+        """The parameters as the task's tree, in NumPy arrays of their own."""
+
+    def state(self) -> list[Any]:
+        """All that another learner needs to go on from here."""
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Take the state of another learner."""
+
+
+class Evaluating(Protocol):
+    """The mean scalars of a task over its evaluation batches."""
+
+    def metrics(self, tensors: Tensors) -> dict[str, float]:
+        """Of these merged leaves, in the task's own units: 'loss', and what else the task evaluates."""
+
+    def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Tensors:
+        """The merged leaves that the fragments make up, in NumPy arrays."""
+
+
+def learner_of(
+    task: Any, fragments: Sequence[Fragment], *, life: Life, alpha: float, island: Island | None
+) -> Learning:
+    """The learner of a task on an island, in the thread that will call it."""
+    if hasattr(task, "learner"):
+        own: Learning = task.learner(fragments, life=life, alpha=alpha)
+        return own
+    from isthmus.ops.island.core_turns import give_way
+
+    give_way()  # Before jax makes its threads, which inherit it.
+    from isthmus.ops.island.jax_learner import Learner
+
+    return Learner(task, fragments, life=life, alpha=alpha, island=island)
+
+
+def gradient_learner_of(task: Any, seed: int, batch: Any, island: Island | None) -> GradientLearning:
+    """The gradient learner of a task, in the thread that will call it; `batch` is one of the kind that will come."""
+    if hasattr(task, "gradient_learner"):
+        own: GradientLearning = task.gradient_learner(seed)
+        return own
+    from isthmus.ops.island.core_turns import give_way
+
+    give_way()  # Before jax makes its threads, which inherit it.
+    from isthmus.ops.island.jax_gradients import GradientLearner
+
+    return GradientLearner(task, seed, batch, island)
+
+
+def evaluation_of(task: Any, seed: int) -> Evaluating:
+    """The evaluation of a task."""
+    if hasattr(task, "evaluator"):
+        own: Evaluating = task.evaluator(seed)
+        return own
+    from isthmus.ops.island.jax_evaluation import Evaluation
+
+    return Evaluation(task, seed)
+
+
+def first_tensors_of(task: Any, seed: int) -> Tensors:
+    """The merged leaves that `begin` gives every learner of the task."""
+    if hasattr(task, "learner"):
+        own: Learning = task.learner((), life=Life(seed, 0, 1), alpha=0.0)
+        own.begin()
+        tensors: Tensors = own.tree(own.copy())
+        return tensors
+    from isthmus.ops.island.jax_learner import functions_of
+
+    functions = functions_of(task, (), 0.0)
+    return dict(zip(functions.names, functions.first_leaves(seed), strict=True))

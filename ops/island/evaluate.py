@@ -1,0 +1,175 @@
+"""The evaluation nodes: the loss of the global model on held-out data, while it trains, at most so many times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypedDict
+
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.messages import Control, Update, Vector
+from isthmus.ops.exchange.parameter_trees import named_leaves, tree_mean
+from isthmus.ops.exchange.schemas import UPDATE
+from isthmus.ops.exchange.token_totals import Totals
+from isthmus.ops.island.contract import evaluation_of, first_tensors_of
+
+EvaluationKind: TypeAlias = Literal["initial", "during", "final"]
+
+TIMES_DEFAULT: Final = 20
+LATE_NS: Final = 10_000_000_000
+LATE_STEPS: Final = 4
+"""Whoever hears of the end is final a step later; this much is waited for one that says nothing of it."""
+
+
+class Evaluated(TypedDict):
+    """evaluator -> recorder: the loss of the global model, in the task's own unit, after `tokens` in all; `metrics` has
+    [name, value] of everything else that the task evaluates."""
+
+    kind: EvaluationKind
+    loss: float
+    tokens: int
+    metrics: list[list[Any]]
+
+
+def evaluated(kind: EvaluationKind, metrics: Mapping[str, float], tokens: int) -> Evaluated:
+    """What is told of a model with these scalars."""
+    others = [[name, value] for name, value in metrics.items() if name != "loss"]
+    return Evaluated(kind=kind, loss=metrics["loss"], tokens=tokens, metrics=others)
+
+
+class Schedule:
+    """When to evaluate: at the first version, at the end, and in between at even shares of the token budget."""
+
+    def __init__(self, tokens: int, times: int) -> None:
+        self._tokens, self._times = tokens, times
+        self._share_last = -1
+
+    def due(self, trained: int, *, is_final: bool) -> EvaluationKind | None:
+        """What kind of evaluation is due now, if any."""
+        if is_final:
+            return "final"
+        share = min(self._times - 2, trained * (self._times - 1) // max(self._tokens, 1))
+        if share <= self._share_last:
+            return None
+        is_first, self._share_last = self._share_last < 0, share
+        return "initial" if is_first else "during"
+
+
+class Evaluate:
+    """Updates in, Evaluated out, of a program whose model is published in fragments."""
+
+    outputs = ("evaluation",)
+    schemas: Final = {"update": UPDATE}
+
+    def __init__(self, task: Any, fragments: Sequence[Fragment], *, tokens: int, times: int = TIMES_DEFAULT) -> None:
+        self._task, self._fragments = task, fragments
+        self._schedule = Schedule(tokens, times)
+        self._values: dict[int, Vector] = {}
+        self._final: set[int] = set()
+        self._totals = Totals()
+        self.is_finished = False
+
+    def prepare(self) -> None:
+        """Trace the loss."""
+        from isthmus.ops.island.jax_evaluation import trace_evaluation
+
+        trace_evaluation(self._task)
+
+    def open(self, context: Any) -> None:
+        """Make the evaluation batches."""
+        self._evaluation = evaluation_of(self._task, context.seed)
+
+    def __call__(self, update: Mapping[Any, Update] | None = None) -> dict[str, Evaluated] | None:
+        """Take in what was published; evaluate if that is due."""
+        for item in (update or {}).values():
+            self._values[item["fragment"]] = item["values"]
+            self._totals.hear(item["totals"])
+            if item["kind"] == "final":
+                self._final.add(item["fragment"])
+        if len(self._values) < len(self._fragments):
+            return None
+        trained = self._totals.trained
+        kind = self._schedule.due(trained, is_final=len(self._final) == len(self._fragments))
+        if kind is None:
+            return None
+        self.is_finished = kind == "final"
+        metrics = self._evaluation.metrics(self._evaluation.assemble(self._fragments, self._values))
+        return {"evaluation": evaluated(kind, metrics, trained)}
+
+
+class EvaluateMean:
+    """The learners' parameters in, Evaluated out, of a program without a global model: that of their token-weighted
+    mean. At the end the mean is emitted on `final`.
+
+    The first evaluation is of the task's first parameters, with which every learner begins: their own come only after
+    some steps, and those of a learner that starts late may come when the others have nearly finished.
+
+    Fires by timer. Nobody who is live is left out, and nobody who is gone is waited for: `roles` are those whose
+    replicas train. Parameters and progress travel on edges of their own, so the end is taken one firing after all of
+    them have said that they are final; and, where somebody says nothing of the kind, some time after `control` has told
+    of the end, with what has come by then.
+    """
+
+    outputs = ("evaluation", "final")
+
+    def __init__(self, task: Any, *, roles: Sequence[str], tokens: int, times: int = TIMES_DEFAULT) -> None:
+        self._task, self._roles = task, frozenset(roles)
+        self._schedule = Schedule(tokens, times)
+        self._parameters: dict[int, Any] = {}
+        self._reports: dict[int, Mapping[str, Any]] = {}
+        self._was_final = False
+        self._told_at: int | None = None
+        self.is_finished = False
+
+    def prepare(self) -> None:
+        """Trace the loss."""
+        from isthmus.ops.island.jax_evaluation import trace_evaluation
+
+        trace_evaluation(self._task)
+
+    def open(self, context: Any) -> None:
+        """Make the evaluation batches."""
+        self._seed, self._members, self._now = context.seed, context.members, context.now
+        self._evaluation = evaluation_of(self._task, context.seed)
+
+    def __call__(
+        self,
+        parameters: Mapping[Any, Any] | None = None,
+        progress: Mapping[Any, Mapping[str, Any]] | None = None,
+        control: Mapping[Any, Control] | None = None,
+    ) -> dict[str, Any] | None:
+        """Take in what came; evaluate the mean if that is due, but the first parameters first."""
+        self._parameters.update({replica.slot: tree for (replica, _), tree in (parameters or {}).items()})
+        self._reports.update({replica.slot: report for (replica, _), report in (progress or {}).items()})
+        if self._told_at is None and any(told["stop"] for told in (control or {}).values()):
+            self._told_at = self._now()
+        if kind := self._schedule.due(0, is_final=False):
+            metrics = self._evaluation.metrics(first_tensors_of(self._task, self._seed))
+            return {"evaluation": evaluated(kind, metrics, 0)}
+        live = {member.replica.slot for member in self._members() if member.replica.role in self._roles}
+        was_final, self._was_final = self._was_final, self._are_final(live)
+        is_final = (was_final and self._was_final) or self._is_late()
+        slots = sorted(self._parameters.keys() & self._reports.keys())
+        if not slots or not (is_final or live <= set(slots)):
+            return None
+        trained = sum(report["tokens"] for report in self._reports.values())
+        kind = self._schedule.due(trained, is_final=is_final)
+        if kind is None:
+            return None
+        weights = [float(self._reports[slot]["tokens"]) for slot in slots]
+        # Where the run was stopped before anybody had stepped, nothing has a weight.
+        mean = tree_mean(*(self._parameters[slot] for slot in slots), weights=weights if any(weights) else None)
+        tensors = dict(named_leaves(mean))
+        told = evaluated(kind, self._evaluation.metrics(tensors), trained)
+        if not is_final:
+            return {"evaluation": told}
+        self.is_finished = True
+        return {"evaluation": told, "final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}
+
+    def _are_final(self, live: set[int]) -> bool:
+        final = {slot for slot, report in self._reports.items() if report.get("phase") == "final"}
+        return bool(final) and live <= final
+
+    def _is_late(self) -> bool:
+        """Whether whoever is not final by now is waited for no longer."""
+        step_ns = max((report.get("step_time", 0) for report in self._reports.values()), default=0)
+        return self._told_at is not None and self._now() - self._told_at >= max(LATE_NS, LATE_STEPS * step_ns)

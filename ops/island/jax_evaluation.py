@@ -1,0 +1,75 @@
+"""The device side of evaluation: a task's scalars on its evaluation batches, as means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.island.core_turns import CORES
+from isthmus.ops.island.jax_learner import Functions, compute_in_the_calling_thread, functions_of
+from isthmus.ops.island.life import Tensors
+from isthmus.ops.island.recipe import abstract_key
+
+
+@lru_cache(maxsize=8)
+def _evaluate_of(functions: Functions) -> jax.stages.Wrapped:
+    """(merged leaves, the model's local leaves, batch) -> scalars by name; compiled once for each task."""
+
+    def evaluate(merged: list[Any], others: list[Any], batch: Any) -> dict[str, Any]:
+        return dict(functions.recipe.evaluate(functions.model(merged, others), batch))
+
+    return jax.jit(evaluate)
+
+
+def trace_evaluation(task: Any) -> None:
+    """Trace what an evaluation calls."""
+    functions = functions_of(task, (), 0.0)
+    others = jax.eval_shape(functions.local_of_model, abstract_key()) if functions.has_local_model else []
+    _evaluate_of(functions).trace(functions.shapes, others, next(task.evaluation_batches(0)))
+
+
+class Evaluation:
+    """The mean scalars of a task over its evaluation batches. Local leaves of a model are as `init` makes them."""
+
+    def __init__(self, task: Any, seed: int) -> None:
+        compute_in_the_calling_thread()
+        self._batches = list(task.evaluation_batches(seed))
+        self._functions = functions_of(task, (), 0.0)
+        self._evaluate = _evaluate_of(self._functions)
+        has_others = self._functions.has_local_model
+        self._others = jax.jit(self._functions.local_of_model)(jax.random.key(seed)) if has_others else []
+        CORES.join()
+
+    def metrics(self, tensors: Tensors) -> dict[str, float]:
+        """Of these merged leaves, in the task's own units: 'loss', and what else the task evaluates."""
+        merged = jax.device_put([tensors[name] for name in self._functions.names])  # Once for all batches.
+        found = [self._metrics_of(merged, batch) for batch in self._batches]
+        return {name: float(np.mean([each[name] for each in found])) for name in found[0]}
+
+    def _metrics_of(self, merged: list[Any], batch: Any) -> dict[str, float]:
+        with CORES:
+            return {name: float(value) for name, value in self._evaluate(merged, self._others, batch).items()}
+
+    def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Tensors:
+        """The merged leaves that the fragments make up, in NumPy arrays."""
+        shapes = zip(self._functions.names, self._functions.shapes, strict=True)
+        tensors = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in shapes}
+        for fragment in fragments:
+            write(fragment, values[fragment.index], tensors)
+        return tensors
+
+
+def write(fragment: Fragment, values: Vector, tensors: dict[str, Any]) -> None:
+    """Write a fragment's payload into NumPy tensors by name."""
+    for unit, begin, end in zip(fragment.units, fragment.offsets, fragment.offsets[1:], strict=False):
+        tensor = tensors[unit.tensor]
+        if unit.is_split:
+            tensor[unit.start : unit.stop] = values[begin:end].reshape(unit.values_shape)
+        else:
+            tensor[...] = values[begin:end].reshape(unit.values_shape)

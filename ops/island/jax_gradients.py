@@ -1,0 +1,144 @@
+"""The device side of data-parallel training: the gradient of a batch, and the step that a mean of gradients makes.
+
+The same parameters, optimizer and schedule as in `training`, cut in two where the learners meet. A gradient leaves as
+one flat float32 vector: the leaves of the parameter tree, raveled in C order, one after another. The state is donated
+to every step, so nothing outside may hold a part of it. On an island of several devices each has all of the state, and
+its part of every batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.island.core_turns import CORES
+from isthmus.ops.island.jax_learner import compute_in_the_calling_thread, functions_of
+from isthmus.ops.mesh.island import Island
+from isthmus.ops.mesh.island_devices import devices_of, unless_usual
+
+_COMPILING = threading.Lock()
+"""Learners of one process would each compile the same function if they asked at once."""
+
+
+class _Functions:
+    """The compiled functions of one task, on these devices; on jax's own for None."""
+
+    def __init__(self, task: Any, devices: tuple[Any, ...] | None) -> None:
+        self.base = functions_of(task, (), 0.0, devices)
+        self._everywhere = None if self.base.layout is None else self.base.layout.replicated
+        self._loss, self._optimizer = self.base.recipe.loss, self.base.recipe.optimizer
+        self._shapes = self.base.shapes
+        self._ends = list(itertools.accumulate(shape.size for shape in self._shapes))
+        self.gradient: jax.stages.Wrapped = jax.jit(self._gradient, out_shardings=self._everywhere)
+        self.apply: jax.stages.Wrapped = jax.jit(self._apply, donate_argnums=0, out_shardings=self._everywhere)
+        self.moments: jax.stages.Wrapped = jax.jit(
+            lambda leaves: self._optimizer.init(self._tree(leaves)), out_shardings=self._everywhere
+        )
+
+    def put(self, state: Any) -> Any:
+        """A state where it lies."""
+        return state if self._everywhere is None else jax.device_put(state, self._everywhere)
+
+    def trace(self, batch: Any) -> None:
+        """Trace both, which needs no device."""
+        leaves = self._shapes
+        moments = jax.eval_shape(self.moments, leaves)
+        self.gradient.trace(leaves, batch)
+        self.apply.trace((leaves, moments), np.zeros(self._ends[-1], np.float32), np.float32(0.0))
+
+    def _gradient(self, leaves: list[Any], batch: Any) -> tuple[Any, Any]:
+        """The scalars, and the gradient as one vector."""
+        assert self._loss is not None  # A program that averages gradients takes no other task.
+        parameters = self._tree(leaves)
+        gradient, told = jax.grad(self._loss, has_aux=True)(parameters, batch)
+        pieces = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(gradient)]
+        return told, jnp.concatenate(pieces)
+
+    def _apply(self, state: tuple[Any, Any], vector: Any, progress: Any) -> tuple[Any, Any]:
+        """(leaves, optimizer state) after a step along a mean gradient."""
+        leaves, moments = state
+        parameters = self._tree(leaves)
+        pieces = jnp.split(vector, self._ends[:-1])
+        gradient = self._tree(
+            [piece.reshape(each.shape).astype(each.dtype) for piece, each in zip(pieces, self._shapes, strict=True)]
+        )
+        updates, moments = self._optimizer.update(gradient, moments, parameters, progress=progress)
+        return jax.tree.leaves(optax.apply_updates(parameters, updates)), moments
+
+    def _tree(self, leaves: list[Any]) -> Any:
+        return jax.tree.unflatten(self.base.model_treedef, leaves)
+
+
+@lru_cache(maxsize=8)
+def _functions_of(task: Any, devices: tuple[Any, ...] | None = None) -> _Functions:
+    return _Functions(task, devices)
+
+
+def trace(task: Any, batch: Any) -> None:
+    """Trace everything that every learner of a task will call."""
+    _functions_of(task).trace(batch)
+
+
+class GradientLearner:
+    """The state of one learner: parameters and optimizer moments, the same in all learners after the same steps."""
+
+    def __init__(self, task: Any, seed: int, batch: Any, island: Island | None = None) -> None:
+        """Compile everything, and make the first parameters of the task, the same for the same seed."""
+        compute_in_the_calling_thread()
+        CORES.join()
+        self._devices = devices_of(island)
+        with _COMPILING:
+            self._functions = _functions_of(task, unless_usual(self._devices))
+            self._begin(seed)
+            _, vector = self.gradient(batch)
+            self.apply(vector, 0.0)
+        self._begin(seed)
+
+    def _begin(self, seed: int) -> None:
+        base = self._functions.base
+        # Copies, because no two leaves may be one buffer, which donation would give away twice.
+        self._leaves: list[Any] = self._functions.put(base.copy(base.first_leaves(seed)))
+        self._moments: Any = self._functions.moments(base.copy(self._leaves))
+
+    def gradient(self, batch: Any) -> tuple[Mapping[str, float], Vector]:
+        """The scalars of a batch, and its gradient, float32[n], in memory of the host."""
+        with CORES if self._devices[0].platform == "cpu" else nullcontext():
+            told, vector = self._functions.gradient(self._leaves, self._functions.base.put_batch(batch))
+            return {name: float(value) for name, value in told.items()}, np.array(vector)
+
+    def apply(self, vector: Vector, progress: float) -> None:
+        """Step along a gradient; `progress` is the share of the token budget that is spent, at most 1."""
+        with CORES if self._devices[0].platform == "cpu" else nullcontext():
+            state = self._functions.apply((self._leaves, self._moments), vector, np.float32(progress))
+            self._leaves, self._moments = state
+            for leaf in self._leaves:
+                leaf.block_until_ready()
+
+    def tree(self) -> Any:
+        """The parameters as the task's tree, in NumPy arrays of their own."""
+        return jax.tree.unflatten(self._functions.base.model_treedef, [np.array(leaf) for leaf in self._leaves])
+
+    def state(self) -> list[np.ndarray[Any, np.dtype[Any]]]:
+        """Parameters and moments, in NumPy arrays of their own: all that another learner needs to go on from here."""
+        return [np.array(leaf) for leaf in jax.tree.leaves((self._leaves, self._moments))]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Take the parameters and moments of another learner."""
+        treedef = jax.tree.structure((self._leaves, self._moments))
+        taken = jax.tree.unflatten(treedef, [jnp.array(leaf) for leaf in state])
+        self._leaves, self._moments = self._functions.put(taken)
+
+    @property
+    def device_kind(self) -> str:
+        """What the accelerator calls itself."""
+        return str(self._devices[0].device_kind)

@@ -1,0 +1,349 @@
+"""The device side of inner-step: the jitted functions, and the state that only they touch.
+
+State. A learner holds the leaves of its state in two lists: the merged ones, in the model's order, and all others,
+which are local. Fragments are read and written by place in the first. Random keys are held as their data, like any
+other array.
+
+Buffers. The state is donated to every step, so nothing outside may hold one of its leaves. A fragment leaves through
+its own jitted `extract`, dispatched before the next step by the thread that owns the state; its result is a new array.
+An update enters through `adopt`, which donates the leaves it replaces; the update's own buffer is never written again,
+for JAX may alias it for ever. Compiled functions are shared by all learners of a process that train one task.
+
+Devices. On the one device that jax takes by itself nothing is said of where arrays are. On any other, and on several,
+every function says how what it gives lies (`StateLayout`): the state keeps its layout through every step and exchange,
+and each function is compiled once.
+
+Random numbers. A step's key is made of seed, slot, incarnation and the number of the step, in the jitted step: where a
+task does not use it, jit drops it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.exchange.parameter_trees import named_leaves
+from isthmus.ops.island.core_turns import CORES
+from isthmus.ops.island.life import Life
+from isthmus.ops.island.pieces import FragmentFunctions
+from isthmus.ops.island.recipe import LOCAL, Leaf, Now, Recipe, abstract_key, is_key
+from isthmus.ops.mesh import state_layout
+from isthmus.ops.mesh.island import Island
+from isthmus.ops.mesh.island_devices import devices_of, unless_usual
+from isthmus.ops.mesh.state_layout import StateLayout, lying
+
+_COMPILING = threading.Lock()
+"""Learners of one process would each compile the same function if they asked at once."""
+_RESTARTS: Final = 1 << 31
+"""Numbers of the keys of restarts begin here, beyond those of steps."""
+
+
+def compute_in_the_calling_thread() -> None:
+    """Let XLA's CPU computations run in the thread that asks for them, not in one of XLA's own.
+
+    Whoever asks waits for the result anyway, and two threads would hand each other the core twice a step. jax reads
+    this when it makes its first device: later calls, or calls in a process that has used one, have no effect.
+    Source: docs/decisions/0017.
+    """
+    config: Any = jax.config
+    config.update("jax_cpu_enable_async_dispatch", False)
+
+
+class Functions:
+    """The compiled functions of one (task, fragments, alpha), on these devices; on jax's own for None."""
+
+    def __init__(
+        self, task: Any, fragments: tuple[Fragment, ...], alpha: float, devices: tuple[Any, ...] | None
+    ) -> None:
+        self.recipe: Recipe = task.recipe()
+        leaves = self.recipe.leaves()
+        model = self.recipe.shapes()
+        state = jax.eval_shape(self.recipe.state_of, model)
+        self.model_treedef, self._treedef = jax.tree.structure(model), jax.tree.structure(state)
+        self._shapes = jax.tree.leaves(state)
+        self.merged = [i for i, leaf in enumerate(leaves) if leaf.kind != LOCAL]
+        self._local = sorted(set(range(len(self._shapes))) - set(self.merged))
+        self._model_size, self.has_local_model = len(leaves), len(self.merged) < len(leaves)
+        self.names = [leaves[i].name for i in self.merged]
+        self.shapes = [leaves[i].shape for i in self.merged]
+        self.layout = None if devices is None else self._layout(devices, leaves, state)
+        merged, local, all_devices = (
+            (None, None, None)
+            if self.layout is None
+            else (self.layout.merged, self.layout.local, self.layout.replicated)
+        )
+        self.first: jax.stages.Wrapped = jax.jit(self._first, out_shardings=merged)
+        self.fresh: jax.stages.Wrapped = jax.jit(self._fresh, out_shardings=local)
+        stepped = None if self.layout is None else ((merged, local), all_devices)
+        self.step: jax.stages.Wrapped = jax.jit(self._step, donate_argnums=0, out_shardings=stepped)
+        self.copy: jax.stages.Wrapped = jax.jit(
+            lambda leaves: [jnp.copy(leaf) for leaf in leaves], out_shardings=merged
+        )
+        index = {name: i for i, name in enumerate(self.names)}
+        self.touched = [sorted({index[unit.tensor] for unit in fragment.units}) for fragment in fragments]
+        self.fragments = []
+        for fragment, touched in zip(fragments, self.touched, strict=True):
+            places = {self.names[i]: place for place, i in enumerate(touched)}
+            lie = None if merged is None else [merged[i] for i in touched]
+            self.fragments.append(FragmentFunctions(fragment, places, alpha, self.layout, lie))
+
+    def _layout(self, devices: tuple[Any, ...], leaves: Sequence[Leaf], state: Any) -> StateLayout:
+        """How all of it lies on devices. Of random keys the data are held, whole on every device."""
+        recipe = self.recipe
+        model = [state_layout.Leaf(leaves[i].name, leaves[i].shape.shape, leaves[i].has_rows) for i in self.merged]
+        named = named_leaves(state)
+        others = []
+        for i in self._local:
+            path = leaves[i].name if i < len(leaves) else named[i][0]
+            others.append(state_layout.Leaf(path, () if is_key(self._shapes[i]) else self._shapes[i].shape))
+        return StateLayout(devices, recipe.mesh, recipe.shard, model, others)
+
+    def trace(self, batch: Any) -> None:
+        """Trace everything that every learner will call: what there is to do before a device is there."""
+        for function, arguments in self._calls(batch):
+            function.trace(*arguments)
+
+    def compile(self, batch: Any) -> None:
+        """Compile the same, for calls with arguments like these; nothing is computed."""
+        for function, arguments in self._calls(batch):
+            function.lower(*arguments).compile()
+
+    def put_batch(self, batch: Any) -> Any:
+        """A batch where the step takes it; ShardingError if it does not divide."""
+        return batch if self.layout is None else jax.device_put(batch, self.layout.of_batch(batch))
+
+    def put(self, leaves: Sequence[Any]) -> list[Any]:
+        """Merged leaves where they lie."""
+        return jax.device_put(list(leaves), None if self.layout is None else self.layout.merged)  # type: ignore[no-any-return]
+
+    def _calls(self, batch: Any) -> Iterator[tuple[jax.stages.Wrapped, tuple[Any, ...]]]:
+        """The functions that every learner calls while it steps, each with arguments as shapes."""
+        life: Any = _words(Life(0, 0, 1))
+        merged = self._lying(self.shapes, "merged")
+        key = abstract_key() if self.has_local_model else None
+        if self.layout is not None:
+            life = lying(life, self.layout.replicated)
+            batch = jax.tree.map(lying, jax.tree.map(np.asarray, batch), self.layout.of_batch(batch))
+        local = self._lying(jax.eval_shape(self._fresh, self.shapes, key, life, np.uint32(0)), "local")
+        yield self.fresh, (merged, key, life, np.uint32(0))
+        yield self.step, ((merged, local), batch, np.float32(0.0), life, np.uint32(0))
+        yield self.copy, (merged,)
+        for functions, touched in zip(self.fragments, self.touched, strict=True):
+            leaves = [merged[i] for i in touched]
+            yield functions.extract, (leaves,)
+            for adopt in dict.fromkeys((functions.replace, functions.adopt)):
+                yield adopt, (leaves, functions.shapes())
+
+    def _lying(self, shapes: Sequence[Any], what: Literal["merged", "local"]) -> list[Any]:
+        """Shapes of leaves, with where they lie."""
+        if self.layout is None:
+            return list(shapes)
+        return list(map(lying, shapes, getattr(self.layout, what)))
+
+    def first_leaves(self, seed: int) -> list[Any]:
+        """The first merged leaves: those that the task loads, and of the others what its `init` makes."""
+        load = self.recipe.load
+        named = zip(self.names, self.shapes, strict=True)
+        loaded = [None if load is None else load(name, shape) for name, shape in named]
+        made = loaded if all(leaf is not None for leaf in loaded) else self.first(jax.random.key(seed))
+        chosen = zip(made, loaded, self.shapes, strict=True)
+        first = [own if given is None else jnp.asarray(given, shape.dtype) for own, given, shape in chosen]
+        return first if self.layout is None else self.put(first)
+
+    def model(self, merged: Sequence[Any], others: Sequence[Any]) -> Any:
+        """The model of merged leaves and its local ones."""
+        return jax.tree.unflatten(self.model_treedef, self._joined(merged, others, self._model_size))
+
+    def local_of_model(self, key: Any) -> list[Any]:
+        """The local leaves of a first model, at rest."""
+        leaves = [_at_rest(leaf) for leaf in jax.tree.leaves(self.recipe.init(key))]
+        return [leaves[i] for i in self._local if i < len(leaves)]
+
+    def _first(self, key: Any) -> list[Any]:
+        """The merged leaves of a first model."""
+        leaves = jax.tree.leaves(self.recipe.init(key))
+        return [leaves[i] for i in self.merged]
+
+    def _fresh(self, merged: list[Any], key: Any, life: Any, number: Any) -> list[Any]:
+        """The local leaves of a state that begins at merged leaves: as `init` makes them of the seed's `key`, but that
+        random keys among them are this life's own; then as the task restarts them."""
+        own = _key_of(life, number)
+        others = self.local_of_model(key) if self.has_local_model else []
+        model = jax.tree.map(partial(_folded, jax.random.bits(own)), self.model(merged, others))
+        state = self.recipe.state_of(model)
+        if self.recipe.restart is not None:
+            state = self.recipe.restart(state, own)
+        leaves = [_at_rest(leaf) for leaf in jax.tree.leaves(state)]
+        return [leaves[i] for i in self._local]
+
+    def _step(self, state: tuple[Any, Any], batch: Any, progress: Any, life: Any, number: Any) -> Any:
+        """One inner step: (merged leaves, local leaves) -> the same, and its scalars."""
+        whole = jax.tree.unflatten(self._treedef, self._joined(*state, len(self._shapes)))
+        stepped, metrics = self.recipe.step(whole, batch, Now(_key_of(life, number), progress))
+        leaves = [_at_rest(leaf) for leaf in jax.tree.leaves(stepped)]
+        return ([leaves[i] for i in self.merged], [leaves[i] for i in self._local]), dict(metrics)
+
+    def _joined(self, merged: Sequence[Any], local: Sequence[Any], count: int) -> list[Any]:
+        """The first leaves of a state, in its order, with random keys as such."""
+        found = dict(zip(self.merged, merged, strict=True)) | dict(zip(self._local, local, strict=False))
+        return [jax.random.wrap_key_data(found[i]) if is_key(self._shapes[i]) else found[i] for i in range(count)]
+
+
+def _words(life: Life) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """A life as the words of which its random keys are made."""
+    return np.array([life.seed & 0xFFFF_FFFF, life.seed >> 32, life.slot, life.incarnation], np.uint32)
+
+
+def _key_of(life: Any, number: Any) -> Any:
+    """The random key of one step of a life."""
+    key = jax.random.key(life[0])
+    for word in (*life[1:], number):
+        key = jax.random.fold_in(key, word)
+    return key
+
+
+def _folded(bits: Any, leaf: Any) -> Any:
+    """A leaf of a model; random keys folded with `bits`."""
+    if not is_key(leaf):
+        return leaf
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, bits))(jnp.ravel(leaf))
+    return keys.reshape(leaf.shape)
+
+
+def _at_rest(leaf: Any) -> Any:
+    """A leaf as it is held: of random keys their data."""
+    leaf = jnp.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
+    return jax.random.key_data(leaf) if is_key(leaf) else leaf
+
+
+@lru_cache(maxsize=16)
+def functions_of(
+    task: Any, fragments: tuple[Fragment, ...], alpha: float, devices: tuple[Any, ...] | None = None
+) -> Functions:
+    """The functions of a task, the same object for the same arguments; on the device that jax takes for None."""
+    return Functions(task, fragments, alpha, devices)
+
+
+class Learner:
+    """The state of one learner, on the device. The merged leaves are zeros before `begin`, or until all have been
+    adopted: then `restart` makes the state whole."""
+
+    def __init__(
+        self, task: Any, fragments: Sequence[Fragment], *, life: Life, alpha: float = 0.0, island: Island | None = None
+    ) -> None:
+        """On an island, or all devices of this process; ShardingError if the task's mesh does not fit them."""
+        compute_in_the_calling_thread()
+        self._devices = devices_of(island)
+        with _COMPILING:
+            self._functions = functions_of(task, tuple(fragments), alpha, unless_usual(self._devices))
+        layout = self._functions.layout
+        self._seed = life.seed
+        self._life = jax.device_put(_words(life), None if layout is None else layout.replicated)
+        self._step_number = self._restarts = 0
+        shapes = self._functions.shapes
+        self._leaves: list[Any] = self._functions.put([np.zeros(each.shape, each.dtype) for each in shapes])
+        self._local: list[Any] = []
+        self.restart()
+        self._shares_cores = self._devices[0].platform == "cpu"
+        CORES.join()
+        self._under_way: Mapping[str, jax.Array] | None = None
+
+    def begin(self) -> None:
+        """Make the first merged leaves of the task, the same for the same seed, and the local ones."""
+        # Copies, because no two leaves may be one buffer, which donation would give away twice.
+        self._leaves = self._functions.copy(self._functions.first_leaves(self._seed))
+        self.restart()
+
+    def compile(self, batch: Any) -> None:
+        """Compile everything that this learner will call."""
+        with _COMPILING:
+            self._functions.compile(batch)
+
+    def step(self, batch: Any, progress: float) -> Mapping[str, jax.Array]:
+        """One inner step; the result is its scalars. On the CPU it takes a turn at the cores, until it is computed;
+        otherwise it is dispatched, and the step before it is waited for, so that one at most is on its way."""
+        if not self._shares_cores:
+            before, self._under_way = self._under_way, self.dispatch(batch, progress)
+            if before is not None:
+                before["loss"].block_until_ready()
+            return self._under_way
+        if not CORES.is_needed:
+            return self._computed(batch, progress)
+        with CORES:
+            return self._computed(batch, progress)
+
+    def dispatch(self, batch: Any, progress: float) -> Mapping[str, jax.Array]:
+        """One inner step, on its way; the result is its scalars."""
+        state, number = (self._leaves, self._local), np.uint32(self._step_number)
+        batch = self._functions.put_batch(batch)
+        stepped, metrics = self._functions.step(state, batch, np.float32(progress), self._life, number)
+        self._leaves, self._local = stepped
+        self._step_number += 1
+        return metrics  # type: ignore[no-any-return]
+
+    def _computed(self, batch: Any, progress: float) -> Mapping[str, jax.Array]:
+        """One inner step, and its scalars, when they are there."""
+        metrics = self.dispatch(batch, progress)
+        loss: Any = metrics["loss"]
+        if not loss.is_ready():  # This process had a device before: XLA computes in threads of its own.
+            loss.block_until_ready()
+        return metrics
+
+    def extract(self, fragment: int) -> Any:
+        """The values of a fragment after the steps dispatched so far, on their way to the host: float32[n] to NumPy."""
+        functions, touched = self._functions.fragments[fragment], self._functions.touched[fragment]
+        values = functions.payload(functions.extract([self._leaves[i] for i in touched]))
+        if not self._shares_cores:
+            values.copy_to_host_async()
+        return values
+
+    def adopt(self, fragment: int, values: Vector) -> None:
+        """Replace a fragment by alpha times itself and 1 - alpha times `values`, float32[n]."""
+        self._write(fragment, self._functions.fragments[fragment].adopt, values)
+
+    def replace(self, fragment: int, values: Vector) -> None:
+        """Replace a fragment by `values`, float32[n], whatever alpha is."""
+        self._write(fragment, self._functions.fragments[fragment].replace, values)
+
+    def _write(self, fragment: int, adopt: jax.stages.Wrapped, values: Vector) -> None:
+        touched, given = self._functions.touched[fragment], self._functions.fragments[fragment].put(values)
+        for i, leaf in zip(touched, adopt([self._leaves[i] for i in touched], given), strict=True):
+            self._leaves[i] = leaf
+
+    def adopt_tree(self, parameters: Any) -> None:
+        """Replace all merged leaves by those of a tree as `tree` gives it."""
+        given = dict(named_leaves(parameters))
+        leaves = [jnp.array(given[name]) for name in self._functions.names]
+        self._leaves = leaves if self._functions.layout is None else self._functions.put(leaves)
+
+    def copy(self) -> list[jax.Array]:
+        """A copy of all merged leaves after the steps dispatched so far."""
+        return self._functions.copy(self._leaves)  # type: ignore[no-any-return]
+
+    def tree(self, leaves: Sequence[Any]) -> Any:
+        """Merged leaves as the task's tree, or by name where that has local leaves; in NumPy arrays of their own."""
+        arrays, functions = [np.array(leaf) for leaf in leaves], self._functions
+        if functions.recipe.loss is None or functions.has_local_model:
+            return dict(zip(functions.names, arrays, strict=True))
+        return jax.tree.unflatten(functions.model_treedef, arrays)
+
+    def restart(self) -> None:
+        """Make the local leaves anew, at the present merged ones."""
+        functions, number = self._functions, np.uint32(_RESTARTS + self._restarts)
+        key = jax.random.key(self._seed) if functions.has_local_model else None
+        # Copies, because an optimizer may give back what it is given, which donation would give away twice.
+        self._local = functions.fresh(functions.copy(self._leaves), key, self._life, number)
+        self._restarts += 1
+
+    @property
+    def device_kind(self) -> str:
+        """What the accelerator calls itself."""
+        return str(self._devices[0].device_kind)

@@ -1,0 +1,170 @@
+"""What a task is to a learner: one thing, by whichever door it came.
+
+A *model* is what the task's `init` gives, a *state* what a learner carries from step to step. A task of a loss has its
+parameters as the model, and the optimizer's state beside them in the state; in a task of a step the two are one. Every
+leaf of a model has a path, and by it a *kind*: how it is merged, or that it is *local* and never leaves the learner.
+What a state holds beside its model is local.
+
+Decides names and kinds of leaves, and what the two doors come to. Does not jit, place or move anything (`jax_learner`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, final, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from isthmus.ops.exchange.fragments import Rule
+from isthmus.ops.exchange.parameter_trees import named_leaves
+from isthmus.ops.exchange.path_patterns import Rules, first_match, matches
+from isthmus.ops.mesh.sharding import AXES_DEFAULT, Axes, Shard
+
+Kind: TypeAlias = Rule | Literal["local"]
+LOCAL: Final = "local"
+KINDS: Final[tuple[str, ...]] = (*get_args(Rule), LOCAL)
+
+
+class Now(NamedTuple):
+    """What a step may know of its moment: a jax random key that no other step of the run has, and the share in [0, 1]
+    of the run's token budget that has been trained, float32."""
+
+    key: Any
+    progress: Any
+
+
+class Trained(NamedTuple):
+    """The state of a task of a loss."""
+
+    model: Any
+    optimizer: Any
+
+
+class Leaf(NamedTuple):
+    """A leaf of a model: its path, its shape and dtype, its kind, None if no rule covers it, and whether each of its
+    rows is a unit for itself: the layers of a stack."""
+
+    name: str
+    shape: jax.ShapeDtypeStruct
+    kind: Kind | None
+    is_stacked: bool = False
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a fragment may have some of its rows."""
+        return self.is_stacked or self.kind == "average"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The functions of a task; those on states are traced, `load` is called as it is.
+
+    - `init(key)`: the first model. `state_of(model)` the state that a learner begins with, `model_of(state)` its model.
+    - `step(state, batch, now)`: the state after a step, and scalars by name, 'loss' among them.
+    - `evaluate(model, batch)`: scalars by name, 'loss' among them.
+    - `restart(state, key)`: a state whose local leaves a life begins with; None for those of `state_of`.
+    - `load(path, shape)`: the first value of a merged leaf, or None for that of `init`; None where nothing is loaded.
+    - `loss(params, batch)`: what a task of a loss makes small, and its scalars by name, 'loss' among them; with
+      `optimizer`, for programs that average gradients.
+    - `mesh`, `shard`: how an island's devices are arranged, and leaves cut over them; `stacked`: patterns of the leaves
+      whose rows are units.
+    """
+
+    init: Callable[[Any], Any]
+    state_of: Callable[[Any], Any]
+    model_of: Callable[[Any], Any]
+    step: Callable[[Any, Any, Now], tuple[Any, Mapping[str, Any]]]
+    evaluate: Callable[[Any, Any], Mapping[str, Any]]
+    rules: Rules[Kind]
+    restart: Callable[[Any, Any], Any] | None = None
+    load: Callable[[str, Any], Any] | None = None
+    loss: Callable[[Any, Any], tuple[Any, Mapping[str, Any]]] | None = None
+    optimizer: Any = None
+    mesh: Axes = AXES_DEFAULT
+    shard: Rules[Shard] = ()
+    stacked: tuple[str, ...] = ()
+
+    def leaves(self) -> list[Leaf]:
+        """The leaves of the model, in the order of `jax.tree.leaves`; no device is needed."""
+        return [
+            Leaf(name, shape, first_match(self.rules, name), any(matches(pattern, name) for pattern in self.stacked))
+            for name, shape in named_leaves(self.shapes())
+        ]
+
+    def shapes(self) -> Any:
+        """The model, as shapes and dtypes; no device is needed."""
+        return jax.eval_shape(self.init, abstract_key())
+
+
+def abstract_key() -> Any:
+    """A random key as a shape."""
+    return jax.eval_shape(partial(jax.random.key, 0))
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is a random key, or an array of them."""
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def with_scalars(loss: Callable[[Any, Any], Any], params: Any, batch: Any) -> tuple[Any, Mapping[str, Any]]:
+    """What a loss makes small, and its scalars by name: those that it gives beside it, and itself as 'loss' unless one
+    of them is."""
+    found = loss(params, batch)
+    value, told = found if isinstance(found, tuple) else (found, {})
+    return value, {"loss": value, **told}
+
+
+def of_loss(
+    init: Callable[[Any], Any],
+    loss: Callable[[Any, Any], Any],
+    optimizer: optax.GradientTransformation,
+    rules: Rules[Kind] = (("**", "rda"),),
+    load: Callable[[str, Any], Any] | None = None,
+) -> Recipe:
+    """The recipe of a task that is a loss: a step of the optimizer along the gradient. An optimizer that takes extra
+    arguments gets `progress=`."""
+    transformation = optax.with_extra_args_support(optimizer)
+    scalars = partial(with_scalars, loss)
+
+    def step(state: Trained, batch: Any, now: Now) -> tuple[Trained, Mapping[str, Any]]:
+        gradient, told = jax.grad(scalars, has_aux=True)(state.model, batch)
+        updates, moments = transformation.update(gradient, state.optimizer, state.model, progress=now.progress)
+        return Trained(optax.apply_updates(state.model, updates), moments), told
+
+    return Recipe(
+        init=init,
+        state_of=lambda model: Trained(model, transformation.init(model)),
+        model_of=lambda state: state.model,
+        step=step,
+        evaluate=lambda model, batch: scalars(model, batch)[1],
+        rules=rules,
+        load=load,
+        loss=scalars,
+        optimizer=transformation,
+    )
+
+
+def of_step(
+    init: Callable[[Any], Any],
+    step: Callable[[Any, Any, Now], tuple[Any, Mapping[str, Any]]],
+    evaluate: Callable[[Any, Any], Mapping[str, Any]],
+    rules: Rules[Kind],
+    restart: Callable[[Any, Any], Any] | None = None,
+    load: Callable[[str, Any], Any] | None = None,
+) -> Recipe:
+    """The recipe of a task that brings its step: its state is its model."""
+    return Recipe(
+        init=init,
+        state_of=lambda model: model,
+        model_of=lambda state: state,
+        step=step,
+        evaluate=evaluate,
+        rules=rules,
+        restart=restart,
+        load=load,
+    )

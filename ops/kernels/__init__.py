@@ -1,0 +1,1 @@
+"""Arithmetic over flat float32 payloads: averages, Nesterov, stripes of cores, memory."""

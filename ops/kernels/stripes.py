@@ -1,0 +1,93 @@
+"""How kernels run over a flat payload: compiled without the GIL, over stripes that threads share.
+
+Decides where a payload is cut and how threads split the cuts. Does not decide what is computed.
+
+Theory of operation. Each unit is cut, from its own start, into stripes of 65,536 values. A kernel does one stripe at a
+time and leaves partial sums per stripe, which are added in stripe order: a result depends on the values of the unit
+alone, not on the number of threads nor on where the unit lies in the payload. Threads are plain Python threads, each
+with one contiguous share of the stripes and one call: numba's own parallel regions lose a time slice at each barrier
+where cores are shared, and many small calls would each wait for the GIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import ParamSpec, TypeAlias, TypeVar, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.ops.kernels.buffers import Float32
+
+Int64: TypeAlias = NDArray[np.int64]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# 256 KiB of float32: a multiple of the kernels' blocks, and enough that a stripe's bookkeeping does not show.
+STRIPE_SIZE = 2**16
+# Starting a thread costs about 0.1 ms, in which one core merges a few stripes.
+_SIZE_PER_THREAD_MIN = 4 * STRIPE_SIZE
+
+
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile `function` when it is first called: to the on-disk cache, releasing the GIL, no fast math.
+
+    Float sums are then done in the order in which they are written, with no fused multiply-add, on every machine.
+    """
+    return cast(Callable[P, R], numba.njit(nogil=True, cache=True, fastmath=False)(function))
+
+
+def kernel_input(vector: Float32) -> Float32:
+    """The vector as the one array type that kernels are compiled for: contiguous, aligned, read-only; copied if not."""
+    view = np.require(vector, np.float32, ["C", "A"]).view()
+    view.flags.writeable = False
+    return view
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stripes:
+    """int64[n] each: stripe s covers values [begins[s], ends[s]) and lies in unit units[s]."""
+
+    begins: Int64
+    ends: Int64
+    units: Int64
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    def of(self, chosen: NDArray[np.bool_]) -> Stripes:
+        """The stripes of the chosen units; bool[units]."""
+        kept = chosen[self.units]
+        return Stripes(self.begins[kept], self.ends[kept], self.units[kept])
+
+
+@lru_cache(maxsize=256)
+def stripes(offsets: tuple[int, ...]) -> Stripes:
+    """The stripes of a payload whose unit u holds values [offsets[u], offsets[u + 1])."""
+    starts = [np.arange(offsets[u], offsets[u + 1], STRIPE_SIZE, dtype=np.int64) for u in range(len(offsets) - 1)]
+    units = np.repeat(np.arange(len(starts), dtype=np.int64), [len(start) for start in starts])
+    begins = np.concatenate(starts)
+    ends = np.minimum(begins + STRIPE_SIZE, np.asarray(offsets, np.int64)[units + 1])
+    return Stripes(begins, ends, units)
+
+
+def share(task: Callable[[int, int], object], over: Stripes, threads: int) -> None:
+    """Run task(first, last) on ranges of stripes that cover `over`, on at most `threads` threads, this one included."""
+    covered = np.cumsum(over.ends - over.begins)
+    size = int(covered[-1]) if len(over) else 0
+    workers = max(1, min(threads, size // _SIZE_PER_THREAD_MIN))
+    if workers == 1:
+        task(0, len(over))
+        return
+    cuts = np.searchsorted(covered, [size * worker // workers for worker in range(1, workers)]).tolist()
+    ranges = list(pairwise([0, *cuts, len(over)]))
+    with ThreadPoolExecutor(workers - 1, thread_name_prefix="stripes") as pool:
+        others = [pool.submit(task, *each) for each in ranges[1:]]
+        task(*ranges[0])
+        for other in others:
+            other.result()

@@ -1,0 +1,1 @@
+"""Node bodies of learners. A fragment leaves in `fragment_send`."""

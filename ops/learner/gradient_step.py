@@ -1,0 +1,122 @@
+"""The inner-step node of data-parallel: a step for every mean of gradients, the same in every learner.
+
+Each firing takes the mean of the step before and a batch: it steps along the mean, and sends the gradient of the batch,
+in parts, into the ring. All learners begin with the same parameters and take the same steps, so they hold the same
+bytes and agree, without another word, when the budget is spent. That somebody asks for the end travels around with the
+gradients, so that all end after the same step.
+
+Phases. *ready*: the ring is whole only when every learner knows all others; each says whether it has heard all of them,
+and begins when all say so. *stepping*. *final*. The others cannot go on without a learner that died, and are somewhere
+else by the time it is back: so a learner that comes back ends the run, and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from isthmus.ops.data.batches import of_slot
+from isthmus.ops.data.streams import first_batch
+from isthmus.ops.exchange.messages import Control
+from isthmus.ops.island.contract import gradient_learner_of
+from isthmus.ops.learner.gradient_report import Reporter
+from isthmus.ops.learner.ring import START, Mean, parts
+
+NO_MEAN: Final[dict[str, Any]] = START
+"""What the first step finds in place of a mean."""
+
+
+class GradientStep:
+    """Batches and means in; parts of the gradient out, and every `emit_every` steps, of slot 0, the model.
+
+    `learners` is M, `tokens` the budget of the run.
+    """
+
+    outputs = ("part", "hello", "model", "progress")
+
+    def __init__(self, task: Any, *, learners: int, tokens: int, emit_every: int) -> None:
+        self._task, self._learners, self._budget, self._emit_every = task, learners, tokens, emit_every
+        self._phase: Literal["ready", "stepping", "final"] = "ready"
+        self._heard: dict[int, bool] = {}
+        self._said: bool | None = None
+        self._trained = 0
+        self._scalars: Mapping[str, float] = {}
+        self._is_asked = False
+        self.is_idle = True
+        self.is_finished = False
+
+    def prepare(self) -> None:
+        """Trace every function, which needs no device."""
+        from isthmus.ops.island.jax_gradients import trace
+
+        trace(self._task, first_batch(self._task, 0))
+
+    def open(self, context: Any) -> None:
+        """Compile every function, and make the first parameters. RuntimeError in any life but the first."""
+        self._slot = context.member.replica.slot
+        if context.member.incarnation > 1:
+            raise RuntimeError(
+                f"learner {self._slot} died, and data-parallel cannot go on without it: the others wait for its "
+                "gradient. Train anew, or by elastic-data-parallel, which goes on with those that are left"
+            )
+        batch = first_batch(self._task, context.seed, self._slot)
+        self._learner = gradient_learner_of(self._task, context.seed, batch, context.island)
+        self._reporter = Reporter(context, self._learner.device_kind)
+
+    def __call__(
+        self,
+        batch: Any,
+        mean: Mean | dict[str, Any] | None,
+        hello: Mapping[Any, Mapping[str, Any]] | None = None,
+        control: Mapping[Any, Control] | None = None,
+    ) -> list[tuple[str, Any]]:
+        """One step; `batch` and `mean` are None as long as the ring is not whole."""
+        self._is_asked |= any(told["stop"] for told in (control or {}).values())
+        emitted = self._greet(hello)
+        if mean is not None:
+            emitted += self._step(batch, mean)
+        emitted += self._reporter.report(self._phase)
+        self.is_idle = self._phase == "ready"
+        self.is_finished = self._phase == "final"
+        return emitted
+
+    def _greet(self, hello: Mapping[Any, Mapping[str, Any]] | None) -> list[tuple[str, Any]]:
+        """Say whether all others were heard; begin when all say so."""
+        self._heard.update({said["slot"]: said["hears_all"] for said in (hello or {}).values()})
+        if self._phase == "ready" and sum(self._heard.values()) == self._learners:
+            self._phase = "stepping"
+        hears_all = len(self._heard) == self._learners
+        if hears_all == self._said:
+            return []
+        self._said = hears_all
+        return [("hello", {"slot": self._slot, "hears_all": hears_all})]
+
+    def _step(self, batch: Any, mean: Mean | dict[str, Any]) -> list[tuple[str, Any]]:
+        """Step along the mean, and send the next gradient, unless this was the last step."""
+        if mean:
+            self._learner.apply(mean["values"], min(1.0, self._trained / self._budget))
+            self._trained += mean["tokens"]
+            self._reporter.trained(of_slot(self._task.tokens_per_batch, self._slot), self._scalars)
+            if mean["stop"] or self._trained >= self._budget:
+                self._phase = "final"
+        emitted = self._model()
+        if self._phase == "final":
+            return emitted
+        self._reporter.begins()
+        self._scalars, gradient = self._learner.gradient(batch)
+        own = parts(
+            gradient,
+            self._slot,
+            self._learners,
+            step=self._reporter.step,
+            tokens=of_slot(self._task.tokens_per_batch, self._slot),
+            stop=self._is_asked,
+        )
+        return [*emitted, *(("part", part) for part in own)]
+
+    def _model(self) -> list[tuple[str, Any]]:
+        """The model for whoever evaluates it: now and then of one learner, at the end of all, for each may be gone."""
+        is_final = self._phase == "final"
+        if not is_final and (self._slot or self._reporter.step % self._emit_every):
+            return []
+        return [("model", {"tree": self._learner.tree(), "tokens": self._trained, "is_final": is_final})]

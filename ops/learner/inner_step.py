@@ -1,0 +1,446 @@
+"""The inner-step node: a learner's boundaries, one firing each.
+
+At each boundary, in this order: adopt the updates that have come, answer the pulls that have come, then make one step,
+of which a device may still compute the last part while the next is prepared. The answers leave before the step begins.
+The order matters: a pull answered before the updates would carry a stale base. Losses are read when they are told.
+
+Phases. *ready*: with fragments, a learner waits (idle) until it has adopted all of them; without, it begins with first
+parameters of its own. *stepping*, as long as the budget is not known to be spent; then it is idle, for it would train
+beyond it. *final*: told so by a pull of kind 'final', or, where it came too late for that, by a fragment that is final
+already (where there is no syncer, by `stop`), it stays idle to answer and to adopt. A learner whose loss is not finite
+says that it is sick, and starts its optimizer anew once it has adopted every fragment again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, ClassVar, Final, Literal
+
+from isthmus.ops.data.batches import of_slot
+from isthmus.ops.data.places import Cursor
+from isthmus.ops.data.streams import first_batch
+from isthmus.ops.exchange import schemas
+from isthmus.ops.exchange.copies import is_withdrawn
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.messages import Capture, Control, Progress, Report, Round, Update, Vector
+from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, clock_of
+from isthmus.ops.exchange.token_totals import Totals
+from isthmus.ops.island.contract import Learning, learner_of
+from isthmus.ops.island.life import Life
+from isthmus.ops.learner.feed import Feed
+from isthmus.ops.learner.step_metrics import StepMetrics
+
+REPORT_NS: Final = 100_000_000
+WATCH_NS: Final = 250_000_000
+STEP_TIME_DECAY: Final = 0.9
+AGAIN: Final = ("recover", "copy")
+"""Kinds of updates that publish a version again: of no news to a learner that holds it."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a learner holds of a fragment: the version that it adopted last, with its clock, and the books since then;
+    `answered` is the round of its last answer and the step before it, until something else is adopted."""
+
+    ledger: FragmentLedger
+    anchor: Vector
+    clock: list[list[int]]
+    positions: list[list[int]]
+    answered: tuple[int, int] | None = None
+
+
+class InnerStep:
+    """Batches in; captured fragments, progress and, every `emit_every` steps, all parameters out.
+
+    `progress` is for those who pace, every `report_every` steps or 100 ms; `report`, with everything, for those who
+    watch, every 250 ms, or as often where nobody paces.
+
+    `fragments` are those of the program, none for programs that exchange whole trees; `report_every` the steps between
+    two reports of progress, which come at least every 100 ms; `tokens` the budget that the learning rate follows, where
+    nobody sends it; `alpha` how much of a learner's own fragment survives an adoption.
+    """
+
+    outputs = ("parameters", "fragment", "progress", "report")
+    noted: ClassVar = {"report": ("step",)}
+
+    @staticmethod
+    def schemas(task: Any, *, fragments: Sequence[Fragment] = (), **_: Any) -> dict[str, Any]:
+        """What shards may send; whole trees are of any form."""
+        return {"update": schemas.UPDATE, "pull": schemas.ROUND} if fragments else {}
+
+    def __init__(
+        self,
+        task: Any,
+        *,
+        fragments: Sequence[Fragment] = (),
+        emit_every: int | None = None,
+        report_every: int = 3,
+        tokens: int = 0,
+        alpha: float = 0.0,
+    ) -> None:
+        self._task = task
+        self._fragments = tuple(fragments)
+        self._emit_every = emit_every or 0
+        self._report_every = report_every
+        self._budget = tokens
+        self._alpha = alpha
+        self.is_idle = bool(fragments)
+        self.is_finished = False
+        self._phase: Literal["ready", "stepping", "final"] = "ready" if fragments else "stepping"
+        self._held: list[_Held | None] = [None] * len(self._fragments)
+        self._postponed: dict[int, Round] = {}
+        self._totals = Totals()
+        self._metrics = StepMetrics()
+        self._captured: Any = None
+        self._odometer = Odometer()
+        self._feed = Feed()
+        self._step_time = 0.0
+        self._delay_steps = 0
+        self._reported_step = -1
+        self._reported_at = self._watched_at = self._first_at = self._stepped_at = self._stepping = 0
+        self._sick = self._has_begun = self._is_over = False
+        self._unhealed: set[int] = set()
+        self._sick_step = 0
+
+    def prepare(self) -> None:
+        """Trace every function, which needs no device."""
+        from isthmus.ops.island.jax_learner import functions_of
+
+        functions_of(self._task, self._fragments, self._alpha).trace(first_batch(self._task, 0))
+
+    def open(self, context: Any) -> None:
+        """Compile every function; without a syncer, make the first parameters, too."""
+        self._context = context
+        self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
+        self._feed.open(context)
+        self._step_tokens = of_slot(self._task.tokens_per_batch, self._slot)
+        if "parameters" not in context.connected:
+            self._emit_every = 0
+        self._learner: Learning = learner_of(
+            self._task,
+            self._fragments,
+            life=Life(context.seed, self._slot, self._incarnation),
+            alpha=self._alpha,
+            island=context.island,
+        )
+        self._learner.compile(first_batch(self._task, context.seed, self._slot))
+        if not self._fragments:
+            self._learner.begin()
+
+    def __call__(
+        self,
+        batch: Any,
+        update: Any = None,
+        pull: Mapping[Any, Round] | None = None,
+        control: Mapping[Any, Control] | None = None,
+        cursor: Cursor | None = None,
+    ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
+        """One boundary; `batch` is None where this node is idle. Yields the answers, returns everything else."""
+        before = self._phase, self.is_idle
+        has_news = update is not None or control is not None or bool(pull)
+        if cursor is not None:
+            self._feed.hear(cursor)
+            self._move_on()
+        if update is not None:
+            self._adopt_all(update)
+        if control is not None:
+            self._hear(control)
+        answers = self._answer_all(pull) if pull else []
+        if self._postponed:
+            answers += self._answer_postponed()
+        if answers:
+            yield answers
+        has_stepped = batch is not None and self._phase == "stepping" and not self._is_spent()
+        if batch is not None:
+            self._feed.take(is_trained=has_stepped)
+        if has_stepped:
+            self._train(batch)
+        if self._phase == "final":
+            self._read_metrics(left=0)
+        emitted = self._parameters(has_stepped=has_stepped) if self._emit_every else []
+        self.is_idle = self._phase != "stepping" or self._is_spent()
+        self.is_finished = self._phase == "final" and not self._fragments
+        last = self._answer_postponed() if self.is_idle and self._postponed else []
+        now = self._stepped_at if has_stepped else self._context.now()
+        has_changed = self._reported_step < 0 or before != (self._phase, self.is_idle)
+        if has_changed or self._is_report_due(now, has_news=has_news):
+            emitted += self._reports(now, has_changed=has_changed)
+        return last + emitted
+
+    @property
+    def phase(self) -> Literal["ready", "stepping", "final"]:
+        """Where this learner is: who drives it from outside may have it step later, or answer, while it is idle."""
+        return self._phase
+
+    def drop(self) -> None:
+        """Count a batch of which nothing is made."""
+        self._feed.take(is_trained=False)
+
+    def _is_spent(self) -> bool:
+        """Whether all that is known to be trained makes up the budget: then no step is needed any more."""
+        return 0 < self._budget <= self._totals.trained
+
+    # -- what comes in -------------------------------------------------------------------------------------------------
+
+    def _adopt_all(self, update: Any) -> None:
+        """Adopt what came: updates of fragments or, in a program without, whole trees."""
+        if self._fragments:
+            for item in sorted(update.values(), key=itemgetter("fragment")):
+                self._adopt(item)
+        else:
+            for tree in _items(update):
+                self._learner.adopt_tree(tree)
+
+    def _adopt(self, update: Update) -> None:
+        if is_withdrawn(update):
+            return
+        p, version = update["fragment"], (update["version"][0], update["version"][1])
+        self._totals.hear(update["totals"])
+        held = self._held[p]
+        # Of the zeros before a first version nothing may survive, nor of what is not finite.
+        adopt = self._learner.replace if held is None or self._sick else self._learner.adopt
+        if held is None:
+            ledger = FragmentLedger(self._incarnation, version, self._odometer)
+            self._held[p] = _Held(ledger, update["values"], update["clock"], update["positions"])
+        elif version < held.ledger.base or (version == held.ledger.base and not self._is_anew(update)):
+            return
+        else:
+            # How long a shard was away says nothing of a round trip.
+            if held.answered is not None and version[0] == held.ledger.base[0] and update["kind"] not in AGAIN:
+                self._delay_steps = self._odometer.steps - held.answered[1]
+            held.ledger.adopted(version, clock_of(update["clock"], self._slot))
+            held.anchor, held.clock, held.answered = update["values"], update["clock"], None
+            held.positions = update["positions"]
+        adopt(p, update["values"])
+        if self._sick:
+            self._heal(p)
+        self._is_over |= update["kind"] == "final"
+        self._move_on()
+
+    def _move_on(self) -> None:
+        """Step, once all fragments are adopted and it is known with which batch; nothing more at the end."""
+        if not self._fragments or not all(self._held):
+            return
+        if self._phase == "ready" and (self._feed.is_placed or self._is_over):
+            self._learner.restart()
+            self._phase = "stepping"
+        if self._is_over:
+            self._phase = "final"
+
+    def _is_anew(self, update: Update) -> bool:
+        """Whether to begin again from the version that this learner holds: it is sick, or what it gave was refused, or
+        the version is final. Otherwise the work since then would be lost for what another learner gave."""
+        is_refused = [self._slot, self._incarnation] in update["refused"]
+        return update["kind"] not in AGAIN and (self._sick or is_refused or update["kind"] == "final")
+
+    def _hear(self, control: Mapping[Any, Control]) -> None:
+        """Take in the progress of the run and a request to stop, where nobody pulls."""
+        for item in control.values():
+            self._totals.hear(item["totals"])
+            self._budget = item["tokens"]
+            if item["stop"] and not self._fragments:
+                self._phase = "final"
+
+    def _heal(self, adopted: int) -> None:
+        self._unhealed.discard(adopted)
+        if not self._unhealed:
+            self._learner.restart()
+            self._metrics.forget()  # Those of the steps before say nothing of what it holds now.
+            self._sick = False
+
+    # -- what goes out -------------------------------------------------------------------------------------------------
+
+    def _answer_all(self, pull: Mapping[Any, Round]) -> list[tuple[str, Any]]:
+        """The captures that pulls ask for, in the order of their rounds."""
+        answers: list[tuple[str, Any]] = []
+        for request in sorted(pull.values(), key=itemgetter("round")):
+            self._totals.hear(request["totals"])
+            answers += self._answer(request)
+        return answers
+
+    def _answer(self, request: Round) -> list[tuple[str, Capture]]:
+        """The capture that a pull asks for, if it asks this incarnation and was not answered before."""
+        p = request["fragment"]
+        held = self._held[p]
+        if [self._slot, self._incarnation] not in request["members"]:
+            return []
+        if request["kind"] == "initial":
+            return self._first_version(request)
+        if request["kind"] == "recover":
+            return self._recovery(request, held) if held is not None else []
+        if held is None or (held.answered is not None and held.answered[0] == request["round"]):
+            return []
+        self._postponed.pop(p, None)
+        if request["kind"] == "final":
+            self._phase = "final"
+        elif self._odometer.steps and not held.ledger.steps and request["grace"] is not None:
+            self._postponed[p] = request
+            return []
+        return self._give(request, held)
+
+    def _answer_postponed(self) -> list[tuple[str, Capture]]:
+        """The answers to pulls that came with an update of their fragment, once there is an interval's work in it.
+
+        The two come together behind a link that cannot carry what is due. At once there would be nothing to say, and
+        an answer that is late for its round counts in the next. A round that waits for everybody is answered at once,
+        and so is any, whatever there is to say, once no more steps are made.
+        """
+        is_last = self._phase != "stepping" or self._is_spent()
+        answers: list[tuple[str, Capture]] = []
+        for p, request in list(self._postponed.items()):
+            held = self._held[p]
+            assert held is not None  # Or the pull would not have been postponed.
+            if is_last or held.ledger.steps >= request["interval"]:
+                answers += self._give(self._postponed.pop(p), held)
+        return answers
+
+    def _give(self, request: Round, held: _Held) -> list[tuple[str, Capture]]:
+        capture = self._capture(request, held, self._learner.extract(request["fragment"]))
+        held.ledger.answered(self._odometer.tokens)
+        held.answered = (request["round"], self._odometer.steps)
+        return [("fragment", capture)]
+
+    def _first_version(self, request: Round) -> list[tuple[str, Capture]]:
+        """The first version of a fragment, of the model that this learner begins with if nobody has given one; the one
+        that it holds, where a shard that died had still published one and the next does not know of it."""
+        held = self._held[request["fragment"]]
+        if held is not None:
+            return self._recovery(request, held)
+        if not self._has_begun:
+            self._learner.begin()
+            for p, other in enumerate(self._held):
+                if other is not None:
+                    self._learner.replace(p, other.anchor)
+            self._has_begun = True
+        return [("fragment", self._capture(request, None, self._learner.extract(request["fragment"])))]
+
+    def _capture(self, request: Round, held: _Held | None, values: Any) -> Capture:
+        return Capture(
+            fragment=request["fragment"],
+            round=request["round"],
+            kind=request["kind"],
+            slot=self._slot,
+            incarnation=self._incarnation,
+            base=None if held is None else list(held.ledger.base),
+            begin=0 if held is None else held.ledger.begin,
+            end=self._odometer.tokens,
+            steps=0 if held is None else held.ledger.steps,
+            clock=[],
+            values=values,
+            anchor=None if held is None else held.anchor,
+            positions=[[self._slot, self._feed.reached]],
+            state=self._feed.told(),
+        )
+
+    def _recovery(self, request: Round, held: _Held) -> list[tuple[str, Capture]]:
+        """The newest global version that this learner knows, for a shard that lost it."""
+        capture = self._capture(request, held, held.anchor)
+        capture["begin"], capture["steps"] = capture["end"], 0
+        capture["clock"], capture["anchor"] = held.clock, None
+        capture["positions"], capture["state"] = held.positions, None
+        return [("fragment", capture)]
+
+    def _parameters(self, *, has_stepped: bool) -> list[tuple[str, Any]]:
+        """All parameters: the copy taken a boundary ago, which the device has made by now; at the end, the last."""
+        captured, self._captured = self._captured, None
+        if self._phase == "final":
+            captured = self._learner.copy()
+        elif has_stepped and self._odometer.steps % self._emit_every == 0:
+            self._captured = self._learner.copy()
+        return [] if captured is None else [("parameters", self._learner.tree(captured))]
+
+    # -- the step ------------------------------------------------------------------------------------------------------
+
+    def _train(self, batch: Any) -> None:
+        """One step, which begins before the budget is spent. Steps are timed from end to end."""
+        if not self._odometer.steps:
+            self._first_at = self._context.now()
+        metrics = self._learner.step(batch, self._totals.trained / self._budget if self._budget else 0.0)
+        now = self._context.now()
+        if self._odometer.steps:
+            took = now - self._stepped_at
+            self._step_time = STEP_TIME_DECAY * (self._step_time or took) + (1 - STEP_TIME_DECAY) * took
+        self._stepped_at = now
+        self._odometer.steps += 1
+        self._odometer.tokens += self._step_tokens
+        self._totals.add(self._slot, self._incarnation, self._step_tokens)
+        if self._metrics.add(metrics):
+            self._read_metrics(left=1)
+
+    def _read_metrics(self, *, left: int) -> None:
+        """Read the scalars of all steps but the last `left`, which a device may not have made yet."""
+        ago = self._metrics.read(left=left)
+        if ago is not None and not self._sick:
+            self._sick, self._sick_step = True, self._odometer.steps - ago
+            self._unhealed = set(range(len(self._fragments)))
+
+    # -- reports -------------------------------------------------------------------------------------------------------
+
+    def _is_report_due(self, now: int, *, has_news: bool) -> bool:
+        """Whether there is something to tell where nothing has changed for good."""
+        if self.is_idle:
+            return has_news
+        return self._odometer.steps - self._reported_step >= self._report_every or now - self._reported_at >= REPORT_NS
+
+    def _reports(self, now: int, *, has_changed: bool) -> list[tuple[str, Any]]:
+        """What there is to tell those who pace, and those who watch."""
+        connected = self._context.connected
+        is_paced = "progress" in connected
+        is_usual = is_paced and not has_changed and self._phase == "stepping"
+        is_watched = "report" in connected and not (is_usual and now - self._watched_at < WATCH_NS)
+        if not (is_paced or is_watched):
+            return []
+        if is_watched:
+            self._read_metrics(left=1)
+        self._reported_step, self._reported_at = self._odometer.steps, now
+        if self._odometer.steps and self._phase == "stepping":
+            self._stepping = now - self._first_at
+        self._context.publish({"phase": self._phase, "step": self._odometer.steps, "sick": self._sick})
+        progress = self._progress()
+        told: list[tuple[str, Any]] = [("progress", progress)] if is_paced else []
+        return [*told, ("report", self._report(progress))] if is_watched else told
+
+    def _progress(self) -> Progress:
+        return Progress(
+            slot=self._slot,
+            incarnation=self._incarnation,
+            phase=self._phase,
+            step=self._odometer.steps,
+            tokens=self._odometer.tokens,
+            step_time=round(self._step_time),
+            delay_steps=self._delay_steps,
+            epochs=[0 if held is None else held.ledger.base[0] for held in self._held],
+            totals=self._totals.told(),
+        )
+
+    def _report(self, progress: Progress) -> Report:
+        ledgers = [None if held is None else held.ledger for held in self._held]
+        traffic = self._context.traffic
+        means = self._metrics.means()
+        report: Report = {
+            **progress,
+            "stepping": self._stepping,
+            "loss": means.pop("loss", math.nan),
+            "metrics": [[name, mean] for name, mean in means.items()],
+            "staleness": max((ledger.steps for ledger in ledgers if ledger is not None), default=0),
+            "sick": self._sick,
+            "sick_step": self._sick_step,
+            "accounts": [[0] * len(FATES) if ledger is None else ledger.account() for ledger in ledgers],
+            "versions": [[0, 0] if ledger is None else list(ledger.base) for ledger in ledgers],
+            "bytes_sent": traffic.bytes_sent,
+            "bytes_received": traffic.bytes_received,
+            "waited": traffic.waited.get(self._context.node, 0),
+            "device_kind": self._learner.device_kind,
+        }
+        self._watched_at = self._reported_at
+        return report
+
+
+def _items(received: Any) -> list[Any]:
+    """The items of a port: the bare one, or those of a dict (replica, key) -> item, by replica and key."""
+    if isinstance(received, Mapping) and received and all(isinstance(key, tuple) for key in received):
+        return [item for _, item in sorted(received.items(), key=lambda entry: (entry[0][0], str(entry[0][1])))]
+    return [received]

@@ -1,0 +1,217 @@
+"""Steps in lock-step: a learner steps when its gate permits it, and the gate waits for the syncer.
+
+Decides at which of a learner's steps an update is adopted and a fragment captured. Does not decide which fragment is
+merged when, nor with whom (`conductor`), and computes nothing: adoption, capture and step are those of `inner_step`.
+
+Theory of operation. Boundaries lie between steps: boundary n is before step n, counted from 0. The conductor's turns
+say after how many steps each fragment is captured; `overlap` steps after its capture, its update is adopted. So the
+gate lets step n begin when
+
+    the updates of all fragments captured at boundary n - overlap are here, and are adopted before it; and
+    the next turn is known, or boundary n + 1 is too early for one: within `free` steps of the last capture.
+
+What is captured at boundary n + 1 is captured at the end of step n, because with an overlap of 0 its update is what
+step n + 1 waits for. Before a learner holds every fragment, and after the end, there are no steps: what comes then goes
+straight to the learner. A syncer that comes back begins a new count of rounds, and what was open before is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from isthmus.ops.data.places import Cursor
+from isthmus.ops.exchange.copies import is_withdrawn
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.messages import Permit, Round, Turn, Update
+from isthmus.ops.exchange.schemas import TURN, UPDATE
+from isthmus.ops.learner.inner_step import InnerStep
+
+
+class LockStep:
+    """inner-step that waits for a permit: a batch and a permit in; captured fragments, progress and reports out.
+
+    `update` and `pull` take what comes before the first step and after the last. The arguments are those of InnerStep.
+    """
+
+    outputs = ("fragment", "progress", "report")
+
+    def __init__(
+        self, task: Any, *, fragments: Sequence[Fragment], report_every: int, tokens: int, alpha: float = 0.0
+    ) -> None:
+        self._step = InnerStep(task, fragments=fragments, report_every=report_every, tokens=tokens, alpha=alpha)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it follows no permits: it has not begun, or is done. The conductor says when that is."""
+        return self._step.phase != "stepping"
+
+    def prepare(self) -> None:
+        """Trace every function, which needs no device."""
+        self._step.prepare()
+
+    def open(self, context: Any) -> None:
+        """Compile every function."""
+        self._step.open(context)
+
+    def __call__(
+        self,
+        batch: Any,
+        permit: Permit | None,
+        update: Any = None,
+        pull: Mapping[Any, Round] | None = None,
+        cursor: Cursor | None = None,
+    ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
+        """What the permit says; `batch` and `permit` are None where this node is idle."""
+        emitted: list[tuple[str, Any]] = []
+        if update or pull or cursor or permit is None:
+            emitted += yield from self._step(None, update, pull, cursor=cursor)
+        if permit is not None:
+            if batch is not None and not permit["trains"]:
+                self._step.drop()
+            adopted = {("permit", item["fragment"]): item for item in permit["updates"]}
+            if adopted or permit["trains"]:
+                emitted += yield from self._step(batch if permit["trains"] else None, adopted or None)
+            if permit["pulls"]:
+                emitted += _whole(self._step(None, pull={item["round"]: item for item in permit["pulls"]}))
+        return emitted
+
+
+def _whole(
+    firing: Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]],
+) -> list[tuple[str, Any]]:
+    """All that a firing emits, at its end: what is captured after a step does not leave before the step is over."""
+    emitted: list[tuple[str, Any]] = []
+    while True:
+        try:
+            emitted += next(firing)
+        except StopIteration as end:
+            return [*emitted, *end.value]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A turn of this learner's: captured at boundary `at`, and its update once that has come."""
+
+    turn: Turn
+    at: int
+    is_captured: bool = False
+    update: Update | None = None
+
+
+class Gate:
+    """Updates and turns in; permits out, in the order of steps. Fires on either.
+
+    `fragments` is P, `overlap` the steps between a capture and the adoption of what comes of it, `free` the steps after
+    a capture that a learner may make without knowing the next turn.
+    """
+
+    outputs = ("update", "pull", "permit")
+    schemas: Final = {"update": UPDATE, "pull": TURN}
+
+    def __init__(self, *, fragments: int, overlap: int, free: int) -> None:
+        self._fragments, self._overlap, self._free = fragments, overlap, free
+        self._held: set[int] = set()
+        self._waiting: list[_Waiting] = []
+        self._ending: list[Turn] = []
+        self._loose: dict[int, Update] = {}
+        self._asked: list[Round] = []
+        self._position = self._captured_at = self._free_until = self._ends_at = 0
+        self._epoch = 0
+        self._is_over = False
+
+    def open(self, context: Any) -> None:
+        """Learn whose gate this is."""
+        self._member = [context.member.replica.slot, context.member.incarnation]
+
+    def __call__(
+        self, update: Mapping[Any, Update] | None = None, pull: Mapping[Any, Turn] | None = None
+    ) -> list[tuple[str, Any]]:
+        """The permits that follow from what is new; what concerns no step goes straight on."""
+        emitted: list[tuple[str, Any]] = []
+        # Turns first: of an update nothing else says which of them it belongs to.
+        for turn in sorted((pull or {}).values(), key=lambda turn: turn["round"]):
+            emitted += self._hear(turn)
+        for item in sorted((update or {}).values(), key=lambda item: item["fragment"]):
+            emitted += self._take(item)
+        while not self._is_over and (permit := self._next()) is not None:
+            emitted.append(("permit", permit))
+        return emitted
+
+    @property
+    def _is_stepping(self) -> bool:
+        return len(self._held) == self._fragments and not self._is_over
+
+    def _hear(self, turn: Turn) -> list[tuple[str, Any]]:
+        """Take a turn, if it is this learner's."""
+        epoch = turn["round"] >> 32
+        if epoch > self._epoch:
+            self._epoch, self._captured_at = epoch, self._position
+            self._waiting.clear()
+            self._ending.clear()
+        if self._member not in turn["members"]:
+            return []
+        if not self._is_stepping:
+            return [("pull", turn)]
+        if turn["kind"] == "merge":
+            last = self._waiting[-1].at if self._waiting else self._captured_at
+            self._waiting.append(_Waiting(turn, max(last + turn["steps"], self._position + 1)))
+        elif turn["kind"] == "final":
+            last = self._waiting[-1].at if self._waiting else self._captured_at
+            self._ends_at = max(last + turn["steps"], self._position)
+            self._ending.append(turn)
+        else:
+            self._asked.append(turn)
+        return []
+
+    def _take(self, item: Update) -> list[tuple[str, Any]]:
+        """Keep an update until its boundary; of what nobody waits for, until the next one."""
+        if item["kind"] == "copy" and (self._is_stepping or is_withdrawn(item)):
+            return []
+        if not self._is_stepping:
+            self._held.add(item["fragment"])
+            return [("update", item)]
+        for waiting in self._waiting:
+            if waiting.is_captured and waiting.update is None and waiting.turn["fragment"] == item["fragment"]:
+                waiting.update = item
+                return []
+        self._loose[item["fragment"]] = item
+        return []
+
+    def _next(self) -> Permit | None:
+        """The permit of the next step, or of a boundary without one; None as long as there is something to wait for."""
+        if not self._is_stepping:
+            return None
+        n = self._position
+        due = [waiting for waiting in self._waiting if waiting.is_captured and waiting.at + self._overlap <= n]
+        asked, self._asked = self._asked, []
+        if any(waiting.update is None for waiting in due):
+            return Permit(updates=[], pulls=asked, trains=False) if asked else None
+        is_end = len(self._ending) == self._fragments and n >= self._ends_at
+        if is_end or self._is_free(n):
+            pulls = [*asked, *(self._ending if is_end else self._capture(n + 1))]
+            self._is_over = is_end
+            self._position += not is_end
+            return Permit(updates=self._adopted(due), pulls=pulls, trains=not is_end)
+        return Permit(updates=[], pulls=asked, trains=False) if asked else None
+
+    def _is_free(self, n: int) -> bool:
+        """Whether step n leads past no capture that may yet be asked for."""
+        if len(self._ending) == self._fragments:
+            return n < self._ends_at
+        return n < self._free_until or any(not waiting.is_captured for waiting in self._waiting)
+
+    def _capture(self, boundary: int) -> list[Round]:
+        """The turns that ask for a capture at a boundary."""
+        reached = [waiting for waiting in self._waiting if not waiting.is_captured and waiting.at <= boundary]
+        for waiting in reached:
+            waiting.is_captured, self._captured_at, self._free_until = True, boundary, boundary + self._free
+        return [waiting.turn for waiting in reached]
+
+    def _adopted(self, due: list[_Waiting]) -> list[Update]:
+        """What is adopted now: the updates that are due, and those that nobody waited for."""
+        updates = {**self._loose, **{each.turn["fragment"]: each.update for each in due if each.update is not None}}
+        self._loose.clear()
+        self._waiting = [waiting for waiting in self._waiting if waiting not in due]
+        return [updates[fragment] for fragment in sorted(updates)]

@@ -1,0 +1,134 @@
+"""The ring all-reduce: M learners in a circle, each talking to the next one only, sum a vector in 2 (M - 1) hops.
+
+Decides what each learner adds and passes on at which hop. Does not decide what is summed, nor what becomes of the mean.
+
+Theory of operation. The vector is cut into M chunks, as equal as they come. *Reduce-scatter*: chunk c begins at rank c
+and travels once around; each learner adds its own part, and the last, rank c - 1, has the sum. *All-gather*: the sums
+travel around once more, and everybody keeps them. So a learner sends 2 (M - 1) / M times the size of the vector.
+Each chunk is summed in one order (by rank, from its own on) and divided in one place: all learners have the same bytes.
+
+In the graph a learner's hops of one step are 2 M - 1 firings. Each takes one item of its neighbour and one of its own
+(what it adds, or nothing), and sends one: at the last the empty item with which the next step begins, as the edge did.
+An item that is not the expected one is of a ring that was closed anew around a learner that died: this learner then
+waits for good, for there is nobody who has what was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypedDict
+
+import numpy as np
+
+from isthmus.ops.exchange.messages import Vector
+
+START: Final[dict[str, Any]] = {}
+"""What the first hop of a step finds: nothing yet."""
+
+
+class Part(TypedDict):
+    """The own item of one hop: the values that are added to a chunk, None where it is passed on as it is; how many
+    tokens the gradient is of, and whether this learner asks for the end."""
+
+    step: int
+    values: Vector | None
+    tokens: int
+    stop: bool
+
+
+class Mean(TypedDict):
+    """ring -> step: the mean of all learners' vectors; the tokens behind it, and whether somebody asks for the end."""
+
+    step: int
+    values: Vector
+    tokens: int
+    stop: bool
+
+
+class Hop(NamedTuple):
+    """One firing: the chunk that it deals with, whether the own values are added to it, and whether it is whole then
+    (the sum of all)."""
+
+    chunk: int
+    adds: bool
+    is_whole: bool
+
+
+def hops(rank: int, learners: int) -> tuple[Hop, ...]:
+    """The hops of one step, in order, as learner `rank` of `learners` sees them."""
+    scatter = [Hop((rank - j) % learners, True, j == learners - 1) for j in range(learners)]
+    gather = [Hop((rank - j) % learners, False, True) for j in range(learners - 1)]
+    return (*scatter, *gather)
+
+
+def chunk_ends(size: int, learners: int) -> list[int]:
+    """Where the chunks of a vector begin and end: M + 1 numbers."""
+    return [i * size // learners for i in range(learners + 1)]
+
+
+def parts(vector: Vector, rank: int, learners: int, *, step: int, tokens: int, stop: bool) -> list[Part]:
+    """The own items of all hops of a step."""
+    ends = chunk_ends(vector.size, learners)
+    return [
+        Part(
+            step=step,
+            values=vector[ends[hop.chunk] : ends[hop.chunk + 1]] if hop.adds else None,
+            tokens=tokens if hop.adds else 0,
+            stop=stop,
+        )
+        for hop in hops(rank, learners)
+    ]
+
+
+class Ring:
+    """Own parts and the neighbour's chunks in; chunks to the next learner and, after the last hop, the Mean out."""
+
+    outputs = ("passed", "mean")
+
+    def __init__(self, learners: int) -> None:
+        self._learners = learners
+        self._hop = 0
+        self._chunks: dict[int, Vector] = {}
+        self.is_idle = False
+
+    def open(self, context: Any) -> None:
+        """Learn the rank of this learner."""
+        self._hops = hops(context.member.replica.slot, self._learners)
+
+    def __call__(self, mine: Part, neighbour: dict[str, Any]) -> dict[str, Any] | None:
+        """One hop."""
+        hop = self._hops[self._hop]
+        if not self._is_expected(mine, neighbour, hop):
+            self.is_idle = True
+            return None
+        values = neighbour.get("values")
+        if mine["values"] is not None:
+            values = mine["values"] if values is None else values + mine["values"]
+        assert values is not None
+        if hop.is_whole:
+            if hop.adds:
+                values = values / np.float32(self._learners)
+            self._chunks[hop.chunk] = values
+        passed = {
+            "step": mine["step"],
+            "hop": self._hop,
+            "values": values,
+            "tokens": neighbour.get("tokens", 0) + mine["tokens"],
+            "stop": neighbour.get("stop", False) or mine["stop"],
+        }
+        self._hop += 1
+        if self._hop < len(self._hops):
+            return {"passed": passed}
+        self._hop = 0
+        return {"passed": START, "mean": self._mean(passed)}
+
+    def _is_expected(self, mine: Part, neighbour: dict[str, Any], hop: Hop) -> bool:
+        """Whether the neighbour's item is that of the hop before this one, in the same step."""
+        if self._hop == 0:
+            return not neighbour
+        return bool(neighbour) and (neighbour["step"], neighbour["hop"]) == (mine["step"], self._hop - 1)
+
+    def _mean(self, last: dict[str, Any]) -> Mean:
+        whole: Sequence[Vector] = [self._chunks[chunk] for chunk in range(self._learners)]
+        self._chunks = {}
+        return Mean(step=last["step"], values=np.concatenate(whole), tokens=last["tokens"], stop=last["stop"])

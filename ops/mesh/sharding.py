@@ -1,0 +1,135 @@
+"""How arrays lie on the devices of an island: decided from paths and shapes alone.
+
+A *mesh* arranges the devices of an island along named axes. A *spec* says for each axis of an array along which axis of
+the mesh it is cut, None for not at all; an array whose spec has no name lies whole on every device. What a task says by
+path patterns (`shard=`) holds; everything else is cut automatically (fully sharded data parallelism): along the largest
+of its axes that the first axis of the mesh divides. Arrays below `REPLICATED_BELOW` elements lie whole on every device:
+cutting them would save nothing, and cost a collective operation for each.
+
+Of an array that fragments cut into rows the leading axis is left whole, where another one can be cut: then each device
+has its part of every row, and nothing has to be moved between devices to exchange some of them.
+
+Batches are cut along their leading axis, over the first axis of the mesh. What a state holds beside its model lies like
+the leaf of the model that it is shaped like: an optimizer's moments are named like what they are moments of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from isthmus.ops.exchange.path_patterns import Rules, first_match
+
+Spec: TypeAlias = tuple[str | None, ...]
+Axes: TypeAlias = tuple[tuple[str, int], ...]
+"""The axes of a mesh, with the number of devices along each; -1 for those that are left."""
+Shard: TypeAlias = str | Spec
+"""What a task says of an array: AUTOMATIC, REPLICATED, or its spec, of which trailing Nones may be left out."""
+
+AUTOMATIC: Final = "automatic"
+REPLICATED: Final = "replicated"
+DATA: Final = "data"
+AXES_DEFAULT: Final[Axes] = ((DATA, -1),)
+REPLICATED_BELOW: Final = 2048
+"""Elements: 8 KiB of float32, which a link between chips carries in less time than an operation takes to begin."""
+
+
+class ShardingError(ValueError):
+    """A mesh that does not fit devices, or an array that does not fit a mesh: `expected`, `found`, and what to `do`."""
+
+    def __init__(self, doing: str, expected: str, found: str, do: str) -> None:
+        super().__init__(f"{doing}: expected {expected}, found {found}. {do}")
+        self.doing, self.expected, self.found, self.do = doing, expected, found, do
+
+
+class MeshShape(NamedTuple):
+    """The axes of a mesh, all sizes known. The first is that of data: batches are cut along it."""
+
+    axes: Axes
+
+    @classmethod
+    def of(cls, axes: Axes, devices: int) -> MeshShape:
+        """The mesh of so many devices; ShardingError if the axes do not make use of each of them once."""
+        known = math.prod(size for _, size in axes if size != -1)
+        free = sum(size == -1 for _, size in axes)
+        if devices % known or (not free and devices != known):
+            multiple = "a multiple of " if free else ""
+            expected, do = (
+                f"{multiple}{known} devices for mesh={dict(axes)}",
+                "Change mesh= of the task, or the island.",
+            )
+            raise ShardingError("Making a mesh", expected, str(devices), do)
+        return cls(tuple((name, devices // known if size == -1 else size) for name, size in axes))
+
+    @property
+    def data(self) -> tuple[str, int]:
+        """The axis along which batches are cut."""
+        return self.axes[0]
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The number of devices along each axis."""
+        return dict(self.axes)
+
+    def automatic(self, shape: Sequence[int], *, has_rows: bool = False) -> Spec:
+        """The spec of an array of which nothing is said; `has_rows` for one that fragments cut into rows."""
+        name, count = self.data
+        if math.prod(shape) < REPLICATED_BELOW:
+            return ()
+        fitting = [axis for axis, size in enumerate(shape) if size % count == 0]
+        if not fitting:
+            return ()
+        largest = max(fitting, key=lambda axis: (axis > 0 or not has_rows, shape[axis], -axis))
+        return (*[None] * largest, name)
+
+    def of_leaf(self, path: str, shape: Sequence[int], rules: Rules[Shard], *, has_rows: bool = False) -> Spec:
+        """The spec of a leaf of a model; ShardingError if the rule for it does not fit it."""
+        said = said_of(path, rules)
+        if said is None:
+            return self.automatic(shape, has_rows=has_rows)
+        if len(said) > len(shape):
+            do = "Give it an entry for each axis, or fewer."
+            raise ShardingError(f"Cutting {path!r}", f"at most {len(shape)} axes in shard=", repr(said), do)
+        for axis, name in enumerate(said):
+            if name is not None and (name not in self.sizes or shape[axis] % self.sizes[name]):
+                sizes = ", ".join(f"{each} of {size}" for each, size in self.axes)
+                expected = f"an axis of the mesh ({sizes}) that divides axis {axis}, of {shape[axis]}"
+                raise ShardingError(f"Cutting {path!r}", expected, repr(name), "Change shard= or mesh= of the task.")
+        return said
+
+    def of_rows(self, spec: Spec, shape: Sequence[int]) -> Spec:
+        """The spec of some rows of an array, of this shape: that of the whole, where it fits."""
+        if all(name is None or size % self.sizes[name] == 0 for name, size in zip(spec, shape, strict=False)):
+            return spec
+        return self.automatic(shape)
+
+    def of_batch(self, path: str, shape: Sequence[int]) -> Spec:
+        """The spec of an array of a batch; ShardingError if its leading axis cannot be cut."""
+        name, count = self.data
+        if not shape:
+            return ()
+        if shape[0] % count:
+            expected = f"a batch that divides by {count}, the devices along {name!r} of the island's mesh"
+            do = "Choose another batch size, or an island of other size."
+            raise ShardingError(f"Cutting {path!r} of a batch", expected, f"{shape[0]} rows", do)
+        return (name,)
+
+
+def said_of(path: str, rules: Rules[Shard]) -> Spec | None:
+    """What a task says of a leaf; None if that is left to us."""
+    said = first_match(rules, path)
+    if said is None or said == AUTOMATIC:
+        return None
+    return () if isinstance(said, str) else said
+
+
+def alike(path: str, shape: tuple[int, ...], model: Mapping[str, tuple[tuple[int, ...], Spec]]) -> Spec | None:
+    """The spec of the leaf of the model, path -> (shape, spec), that an array is shaped and named like: of the leaf
+    whose path ends its own, or of all of its shape if they lie alike; None if there is none."""
+    shaped = {name: spec for name, (size, spec) in model.items() if size == shape}
+    named = [name for name in shaped if path == name or path.endswith(f"/{name}")]
+    if named:
+        return shaped[max(named, key=len)]
+    found = set(shaped.values())
+    return found.pop() if len(found) == 1 else None

@@ -1,0 +1,71 @@
+"""How one learner's state, its fragments and its batches lie on a mesh, as jax takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.parameter_trees import named_leaves
+from isthmus.ops.exchange.path_patterns import Rules
+from isthmus.ops.mesh.sharding import Axes, MeshShape, Shard, Spec, alike, said_of
+
+
+class Leaf(NamedTuple):
+    """A leaf of a state: its path, its shape, and whether fragments cut it into rows."""
+
+    path: str
+    shape: tuple[int, ...]
+    has_rows: bool = False
+
+
+@final
+class StateLayout:
+    """The shardings of merged leaves, by their paths, and of all others, in order; ShardingError if one does not fit.
+
+    `model` are the leaves of the model, `others` what a state holds beside what is merged.
+    """
+
+    def __init__(
+        self, devices: Sequence[Any], axes: Axes, rules: Rules[Shard], model: Sequence[Leaf], others: Sequence[Leaf]
+    ) -> None:
+        self._shape = MeshShape.of(axes, len(devices))
+        sizes = [size for _, size in self._shape.axes]
+        # Cut by the compiler from what goes in and comes out: a task's functions know of no mesh.
+        self._mesh = Mesh(np.array(devices).reshape(sizes), [name for name, _ in self._shape.axes])
+        self._specs = {
+            leaf.path: self._shape.of_leaf(leaf.path, leaf.shape, rules, has_rows=leaf.has_rows) for leaf in model
+        }
+        known = {leaf.path: (leaf.shape, self._specs[leaf.path]) for leaf in model}
+        self.replicated = self._sharding(())
+        self.merged = [self._sharding(self._specs[leaf.path]) for leaf in model]
+        self.local = [self._sharding(self._of_other(leaf, known, rules)) for leaf in others]
+
+    def of_fragment(self, fragment: Fragment) -> list[NamedSharding]:
+        """The shardings of a fragment's units: each lies as the tensor that it is of, or is cut for itself."""
+        return [
+            self._sharding(self._shape.of_rows(self._specs[unit.tensor], unit.values_shape)) for unit in fragment.units
+        ]
+
+    def of_batch(self, batch: Any) -> Any:
+        """The shardings of a batch, as a tree like it; ShardingError if an array does not divide."""
+        specs = [self._shape.of_batch(name, np.shape(leaf)) for name, leaf in named_leaves(batch, "batch")]
+        return jax.tree.unflatten(jax.tree.structure(batch), [self._sharding(spec) for spec in specs])
+
+    def _of_other(self, leaf: Leaf, known: Mapping[str, tuple[tuple[int, ...], Spec]], rules: Rules[Shard]) -> Spec:
+        if said_of(leaf.path, rules) is not None:
+            return self._shape.of_leaf(leaf.path, leaf.shape, rules)
+        found = alike(leaf.path, leaf.shape, known)
+        return self._shape.automatic(leaf.shape) if found is None else found
+
+    def _sharding(self, spec: Spec) -> NamedSharding:
+        return NamedSharding(self._mesh, PartitionSpec(*spec))  # type: ignore[no-untyped-call]
+
+
+def lying(shape: Any, sharding: Any = None) -> Any:
+    """An array as a shape, with where it lies; `shape` is anything that has a shape and a dtype."""
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)  # type: ignore[no-untyped-call]

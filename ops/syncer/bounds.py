@@ -1,0 +1,117 @@
+"""How loud one learner may be in a merge: what it says of itself is checked, and its length bounded against others'
+and by what float32 can hold.
+
+Decides which answers are out of all proportion, and how much of one counts that is merely long. A fault of one learner
+(a diverged optimizer, a broken batch, a bit) is to cost its own work, and not the model of all: the length of an outer
+gradient is compared with those of its peers in the round, and with what was merged of the fragment before. Up to BOUND
+times the usual it counts as it is; beyond, it is shortened to that; beyond REFUSED times it is refused and told. Norms
+that are not those of the values are refused: the merge rests on them.
+
+Nothing is bounded as long as there is nothing to compare with. Lengths that are usual change by small factors from
+round to round, and with the steps between two answers, so BOUND is far above what honest learners differ by.
+
+What would take a value of the model beyond float32 is refused before it is booked, so that the books need not take back
+what an outer step could not do. `Extent` bounds every value from above, by the norms alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.ops.kernels.buffers import Float32
+
+BOUND: Final = 10.0
+REFUSED: Final = 1000.0
+PAST: Final = 32
+"""Lengths of merged answers of a fragment that are remembered: eight rounds of four learners."""
+PAST_MIN: Final = 4
+"""So many are needed before the past says anything where there are no peers."""
+NORMS_TOLERANCE: Final = 0.1
+"""Of the norms that a learner sends against those of the values that arrive, which may be coded."""
+
+
+TINY: Final = 1e-30
+"""A norm this small is lost in float32."""
+NOT_FINITE: Final = "the outer step would not be finite"
+VALUE_MAX: Final = float(np.finfo(np.float32).max) / 2
+"""Of a value and of what is computed on the way to it: half of what float32 holds, for a million roundings."""
+NORM_SLACK: Final = 2.0
+"""By how much a merged value may exceed the largest norm that is claimed: more than NORMS_TOLERANCE and roundings."""
+
+
+def are_own(claimed: Float32, actual: NDArray[np.float64]) -> bool:
+    """Whether the norms (float32[units]) that came with values are theirs."""
+    off = np.abs(claimed.astype(np.float64) - actual)
+    return bool((off <= NORMS_TOLERANCE * actual + TINY).all())
+
+
+def length(norms: Float32) -> float:
+    """The Euclidean length of a gradient whose units have these norms."""
+    return math.sqrt(math.fsum(float(norm) ** 2 for norm in norms))
+
+
+class Voices:
+    """The lengths of what was merged of one fragment."""
+
+    def __init__(self) -> None:
+        self._past: deque[float] = deque(maxlen=PAST)
+
+    def usual(self, lengths: Sequence[float], own: int) -> float | None:
+        """What is usual beside the answer number `own` of those with these `lengths`: the larger of the medians of the
+        others and of the past; None where there is too little to compare with."""
+        others = [each for at, each in enumerate(lengths) if at != own and each > 0]
+        known = [median(others)] if others else []
+        if len(self._past) >= PAST_MIN:
+            known.append(median(self._past))
+        return max(known, default=None)
+
+    def shares(self, lengths: Sequence[float]) -> list[float]:
+        """Of each answer, by what it is to be multiplied: 1, less where it is too long, 0 where it is refused."""
+        return [self._share(each, self.usual(lengths, at)) for at, each in enumerate(lengths)]
+
+    def merged(self, lengths: Sequence[float]) -> None:
+        """Remember the lengths of what was merged."""
+        self._past.extend(each for each in lengths if each > 0)
+
+    @staticmethod
+    def _share(own: float, usual: float | None) -> float:
+        if not usual or own <= BOUND * usual:
+            return 1.0
+        return 0.0 if own > REFUSED * usual else BOUND * usual / own
+
+
+class Extent:
+    """An upper bound of the values of a fragment and of its momentum, after all outer steps so far.
+
+    The merged gradient is no larger than the largest norm of a unit in it, by either rule, so |b'| <= mu |b| + G and
+    |Theta'| <= |Theta| + eta (G + mu |b'|): see `kernels.nesterov`.
+    """
+
+    def __init__(self, largest: float, lr: float, momentum: float) -> None:
+        """Start at values of at most `largest`, and no momentum."""
+        self._theta, self._velocity = largest, 0.0
+        self._lr, self._momentum = lr, momentum
+
+    def holds(self, norms: Float32) -> bool:
+        """Whether an outer step stays in float32, if no answer in it is louder than these norms (float32[units])."""
+        return self._after(norms) is not None
+
+    def stepped(self, loudest: Sequence[Float32]) -> None:
+        """Note the outer step of answers with these norms, each of which it holds."""
+        after = [found for found in map(self._after, loudest) if found is not None]
+        assert len(after) == len(loudest) > 0
+        self._theta, self._velocity = max(after)
+
+    def _after(self, norms: Float32) -> tuple[float, float] | None:
+        gradient = NORM_SLACK * float(norms.max(initial=0.0))
+        velocity = self._momentum * self._velocity + gradient
+        ahead = gradient + self._momentum * velocity
+        theta = self._theta + self._lr * ahead
+        return (theta, velocity) if max(velocity, ahead, theta) <= VALUE_MAX else None

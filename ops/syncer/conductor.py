@@ -1,0 +1,281 @@
+"""The conductor of a program in lock-step: which fragment is merged next, after how many steps, and with whom.
+
+Decides the turns. It does not collect votes, wait, or touch values: the quorum of merge waits for every member of a
+round, and each learner's gate keeps to the steps that a turn names (`lock_step`).
+
+Theory of operation. Fragment p of P is captured after (p + 1) H / P steps, and then every H (Streaming DiLoCo, arXiv
+2501.18512; with P = 1, DiLoCo, arXiv 2311.08105). As many rounds are open as captures lie within the overlap, and one;
+each merge opens the next. All learners are members of every round, so it lasts as long as the slowest of them: a
+program in lock-step waits. The phases are those of `pacer`:
+
+    initial, recover    the first version of every fragment, of one learner; the newest one, for a syncer that came back
+    merge               one turn after the other, on a plan that is exact in tokens as long as nobody dies
+    final               after as many more steps as the budget has left, every fragment once, with all that answer
+                        within a learned bound
+
+What learners hear of each other's tokens, which the learning rate may follow, is counted by merges and not by reports:
+so a run in which nobody dies is the same however long anything takes.
+
+A learner that comes back holds no part of an open round. It takes the newest version of every fragment, and is a member
+from the next round on. The conductor is not told of deaths: the quorum lets go of members that are dead, and one that
+left no trace in two rounds in a row is taken to be gone until it is heard of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from isthmus.ops.exchange import schemas
+from isthmus.ops.exchange.messages import Control, Held, Kind, Merging, Progress, Reached, Turn
+from isthmus.ops.exchange.token_totals import Totals
+from isthmus.ops.syncer.hearsay import Hearsay
+from isthmus.ops.syncer.learners import Roster, learners_live
+from isthmus.ops.syncer.memory import Memory
+from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE
+from isthmus.ops.syncer.placing import Placing
+from isthmus.ops.syncer.start import START_WAIT, Start
+from isthmus.ops.syncer.terms import Conditions, everybody, last
+
+
+def open_rounds_max(overlap: int, fragments: int, interval: int) -> int:
+    """How many rounds are open at once: one, and one for each capture within the overlap."""
+    return 1 + overlap * fragments // interval
+
+
+class Conductor:
+    """Opens the rounds of a run: the same Turn on ports `round` (to merge) and `pull` (to every gate).
+
+    Fires on AnyOf("progress", "merged", "control"). `fragments`, `interval` and `overlap` are P, H and tau, `learners`
+    those that the start waits for, `tokens` the budget of the run and `tokens_per_batch` those of one step, the mean
+    of all learners; `step_tokens` are for `schemas`.
+    """
+
+    outputs = ("round", "pull", "place")
+
+    @staticmethod
+    def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
+        """What learners, recorder and holders may send."""
+        told = schemas.progress(fragments, step_tokens)
+        return {"progress": told, "control": schemas.CONTROL, "held": schemas.HELD}
+
+    def __init__(
+        self,
+        *,
+        fragments: int,
+        interval: int,
+        overlap: int,
+        learners: int,
+        tokens: int,
+        tokens_per_batch: int,
+        step_tokens: int | Sequence[int] = 1,
+    ) -> None:
+        self.is_finished = False
+        self._fragments, self._interval, self._overlap = fragments, interval, overlap
+        self._learners, self._budget, self._step_tokens = learners, tokens, tokens_per_batch
+        self._start, self._roster = Start(learners), Roster()
+        self._hearsay = Hearsay()
+        self._totals = self._hearsay.totals  # As reported, whenever that was.
+        self._counted = Totals()  # Up to the last capture that was merged.
+        self._open: dict[int, Turn] = {}  # By fragment.
+        self._opened_at: dict[int, int] = {}
+        self._round_longest = 0
+        self._born: set[int] = set()
+        self._ended: set[int] = set()
+        self._round_last = self._index = self._planned = 0
+        self._waits_until: dict[str, int] = {}
+        self._memory = Memory()
+        self._placing = Placing()
+        self._has_begun = False
+        self._is_stopping = False
+
+    def open(self, context: Any) -> None:
+        """Learn which life of the syncer this is."""
+        self._context = context
+        # Answers to the rounds of a former life may still be on their way.
+        self._round_last = (context.member.incarnation - 1) << 32
+
+    def __call__(
+        self,
+        progress: Mapping[Any, Progress] | None = None,
+        merged: Mapping[Any, Merging] | None = None,
+        control: Mapping[Any, Control] | None = None,
+        held: Mapping[Any, Held] | None = None,
+        reached: Mapping[Any, Reached] | None = None,
+    ) -> list[tuple[str, Any]] | None:
+        """Take what is new, open the rounds that follow from it, and place new lives of learners."""
+        count = learners_live(progress, self._context.members())
+        for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
+            self._roster.hear(report)
+            self._placing.hear_learner(report["slot"], report["incarnation"], self._round_numbers())
+            self._hearsay.hear_learner(report, {learner.slot for learner in self._roster.live()}, count)
+        self._placing.hear_merges(reached)
+        self._memory.hear_holders(held)
+        for told in (control or {}).values():
+            self._hearsay.hear_recorder(told["totals"])
+            self._memory.hear_recorder(told)
+            self._is_stopping |= told["stop"]
+        for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
+            self._end(merging)
+        opened = [*self._closings(), *self._openings()]
+        self.is_finished = len(self._ended) == self._fragments
+        if opened or merged:
+            self._context.publish(self.statistics())
+        turns = [(port, turn) for turn in opened for port in ("round", "pull")]
+        places = self._placing.due(self._round_numbers()) if len(self._born) == self._fragments else []
+        return [*turns, *(("place", place) for place in places)] or None
+
+    def statistics(self) -> dict[str, Any]:
+        """What the status shows: counts, and inner steps."""
+        return {
+            "rounds_opened": self._round_last & 0xFFFFFFFF,
+            "rounds_in_flight": len(self._open),
+            "fragments_ended": len(self._ended),
+            "interval": self._interval,
+            "overlap": self._overlap,
+        }
+
+    # -- what is heard -------------------------------------------------------------------------------------------------
+
+    def _end(self, merging: Merging) -> None:
+        """A merge is told: its round is over. One of a round that is not open any more is left aside."""
+        fragment = merging["fragment"]
+        turn = self._open.get(fragment)
+        if turn is None or turn["round"] != merging["round"]:
+            return
+        del self._open[fragment]
+        if turn["kind"] == "merge":
+            self._round_longest = max(self._round_longest, merging["published_at"] - merging["opened_at"])
+        traces = {*merging["voters"], *merging["left_out"], *(refused[0] for refused in merging["refused"])}
+        # Of those that gave the newest version only one is told; and who waits at its gate reports nothing new.
+        missing = [member for member in turn["members"] if turn["kind"] != "recover" and member[0] not in traces]
+        for slot, incarnation in missing:
+            self._roster.miss(slot, incarnation)
+        # What they have not trained is made up for.
+        self._planned -= turn["steps"] * len(missing) * self._step_tokens
+        match turn["kind"]:
+            case "initial" if merging["version"] is None:
+                self._start.failed(fragment, turn["members"][0], merging["reason"])
+            case "initial" | "recover" if merging["version"] is not None:
+                self._born.add(fragment)
+            case "merge":
+                for slot, incarnation in turn["members"]:
+                    if [slot, incarnation] not in missing:
+                        self._counted.add(slot, incarnation, turn["steps"] * self._step_tokens)
+            case "final":
+                self._ended.add(fragment)
+
+    def _round_numbers(self) -> list[int]:
+        return [turn["round"] for turn in self._open.values()]
+
+    # -- what follows --------------------------------------------------------------------------------------------------
+
+    def _openings(self) -> list[Turn]:
+        if len(self._born) < self._fragments:
+            return self._open_first()
+        if not self._may_begin():
+            return []
+        opened = []
+        while not self._is_stopping and len(self._open) < open_rounds_max(
+            self._overlap, self._fragments, self._interval
+        ):
+            turn = self._open_merge()
+            if turn is None:
+                break
+            opened.append(turn)
+        return opened or self._open_final()
+
+    def _open_first(self) -> list[Turn]:
+        """The first version of all fragments that have none: the one that learners hold, if this syncer comes back."""
+        unborn = [fragment for fragment in range(self._fragments) if fragment not in self._born | self._open.keys()]
+        holders = {fragment: [learner.member for learner in self._roster.holding(fragment)] for fragment in unborn}
+        if any(holders.values()):
+            if not self._is_due_by("recovery", RECOVERY_GRACE, len(self._roster.live())):
+                return []
+            self._has_begun, self._planned = True, self._totals.trained
+            self._counted.hear(self._totals.told())
+            return [self._turn(p, "recover", members, 0) for p, members in holders.items() if members]
+        fresh = self._memory.fresh(unborn, self._context)
+        live = [learner.member for learner in self._roster.live()]
+        giver = self._start.giver(live, self._context.now()) if fresh else None
+        return [] if giver is None else [self._turn(p, "initial", [giver], 0) for p in fresh]
+
+    def _may_begin(self) -> bool:
+        """Whether all learners that the start waits for can take part in the first round; that is waited for once."""
+        self._has_begun = self._has_begun or self._is_due_by("start", START_WAIT, len(self._roster.stepping()))
+        return self._has_begun
+
+    def _is_due_by(self, what: str, wait: int, there: int) -> bool:
+        """Whether all learners are there, or `wait` nanoseconds have passed since that was first asked."""
+        now = self._context.now()
+        return there >= self._learners or now >= self._waits_until.setdefault(what, now + wait)
+
+    def _open_merge(self) -> Turn | None:
+        """The next turn; None where the budget ends with it or before it, or nobody is there to take part."""
+        members = [learner.member for learner in self._roster.stepping()]
+        fragment, steps = self._index % self._fragments, self._boundary(self._index) - self._boundary(self._index - 1)
+        if not members or fragment in self._open or self._is_last(steps, self._steps_left(len(members))):
+            return None
+        self._index += 1
+        self._planned += steps * len(members) * self._step_tokens
+        return self._turn(fragment, "merge", members, steps)
+
+    def _open_final(self) -> list[Turn]:
+        """All final rounds at once, when nothing else is open and no other merge comes before the end of the budget."""
+        members = [learner.member for learner in self._roster.finishing()]
+        steps = self._boundary(self._index) - self._boundary(self._index - 1)
+        left = self._steps_left(max(1, len(self._roster.stepping())))
+        if self._open or self._ended or not members or not (self._is_stopping or self._is_last(steps, left)):
+            return []
+        more = self._overlap if self._is_stopping else max(left, self._overlap)
+        return [self._turn(p, "final", members, more) for p in range(self._fragments)]
+
+    def _closings(self) -> list[Turn]:
+        """Final rounds that are open for longer than all answers can take, again, with nobody: what is merged by now is
+        the end, and what was trained beyond it is lost."""
+        closed = []
+        for fragment, turn in sorted(self._open.items()):
+            waited = self._context.now() - self._opened_at[fragment]
+            if turn["kind"] == "final" and turn["members"] and waited > OVERDUE * (turn["grace"] or 0):
+                self._open[fragment] = {**turn, "attempt": turn["attempt"] + 1, "members": []}
+                closed.append(self._open[fragment])
+        return closed
+
+    def _is_last(self, steps: int, left: int) -> bool:
+        """Whether the budget has no room for a turn of so many steps, the adoption of what comes of it, and an end."""
+        return steps + max(self._overlap, 1) > left
+
+    def _boundary(self, index: int) -> int:
+        """After how many steps in all the fragment of a turn is captured; 0 before the first."""
+        return (index + 1) * self._interval // self._fragments
+
+    def _steps_left(self, members: int) -> int:
+        """The steps until the budget is spent, from the last capture that is planned."""
+        return max(0, -(-(self._budget - self._planned) // (members * self._step_tokens)))
+
+    def _turn(self, fragment: int, kind: Kind, members: list[list[int]], steps: int) -> Turn:
+        """The item of a round that opens now."""
+        self._round_last += 1
+        conditions = everybody(len(members))
+        if kind in ("initial", "recover"):
+            conditions = Conditions(1, 0 if kind == "initial" else RECOVERY_GRACE, [], None)
+        elif kind == "final":
+            slowest = max((learner.step_time for learner in self._roster.live()), default=0)
+            conditions = last(self._round_longest, slowest, steps)
+        turn = Turn(
+            round=self._round_last,
+            fragment=fragment,
+            attempt=1,
+            kind=kind,
+            members=members,
+            count_min=conditions.count_min,
+            grace=conditions.grace,
+            required=conditions.required,
+            deadline=conditions.deadline,
+            chain=None,
+            interval=self._interval,
+            totals=self._counted.told(),
+            steps=steps,
+        )
+        self._open[fragment], self._opened_at[fragment] = turn, self._context.now()
+        return turn

@@ -1,0 +1,182 @@
+"""The syncer of elastic data-parallel: who takes part in each step, and the mean of their gradients.
+
+`Caller` decides the members of a round and whom a state is sent to; `Average` makes the mean, in slot order. Neither
+waits: the quorum of Average closes a round when all members that live have voted, so a death costs the others a stall,
+and the step is made by those left.
+
+Theory of operation. Members of a round are those whose votes were in the one before, and those who get a state with its
+mean. A learner that reports *ready* while others step is a newcomer: in the next round the lowest slot is the donor,
+whose vote carries its state, and from the one after it the newcomer is a member. If the donor dies on the way, another
+is asked. The state is nowhere but in the learners: when all are gone, so is the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+
+from isthmus.ops.data.places import position_of
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.messages import Call, Control, Opening, Progress, Reached, Vector, Vote
+from isthmus.ops.syncer.learners import Roster
+from isthmus.ops.syncer.placing import Placing
+from isthmus.ops.syncer.start import START_WAIT
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+class Averaged(TypedDict):
+    """average -> caller: the mean of a round, of whose votes, over how many tokens; the state that came with one of
+    them, and how far the batches of each slot are merged, with the states of their streams, as `Reached` has them."""
+
+    mean: Vector
+    voters: list[list[int]]
+    tokens: int
+    state: list[Any] | None
+    reached: Reached
+
+
+class Caller:
+    """Opens one round after the other: Opening to average, Call to every learner; and tells new lives where to begin.
+
+    Fires on AnyOf("progress", "averaged", "control"), the last so that time passes for it at the start, where it waits
+    for `learners`, and because somebody may ask for the end. `tokens` is the budget of the run.
+    """
+
+    outputs = ("round", "call", "place")
+
+    def __init__(self, *, learners: int, tokens: int) -> None:
+        self._learners, self._budget = learners, tokens
+        self._roster, self._placing = Roster(), Placing()
+        self._begins_by: int | None = None
+        self._round = self._trained = 0
+        self._newcomers: list[list[int]] = []
+        self._is_asked = False
+        self.is_finished = False
+
+    def open(self, context: Any) -> None:
+        """Learn the clock. RuntimeError in any life but the first."""
+        self._context = context
+        if context.member.incarnation > 1:
+            raise RuntimeError(
+                "the syncer of elastic-data-parallel died, and nobody else knows at which step the learners are. "
+                "Train anew"
+            )
+
+    def __call__(
+        self,
+        progress: Mapping[Any, Progress] | None = None,
+        averaged: Averaged | None = None,
+        control: Mapping[Any, Control] | None = None,
+    ) -> list[tuple[str, Any]]:
+        """Take what is new; the next round, if it is its turn, and the lives that can be placed."""
+        for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
+            self._roster.hear(report)
+            self._placing.hear_learner(report["slot"], report["incarnation"], [self._round])
+        self._is_asked |= any(told["stop"] for told in (control or {}).values())
+        opened: dict[str, Any] | None = None
+        if self._round == 0:
+            opened = self._begin()
+        elif averaged is not None:
+            self._placing.hear_merges({0: averaged["reached"]})
+            opened = self._next(averaged)
+        places = self._placing.due([self._round])
+        return [*(opened or {}).items(), *(("place", place) for place in places)]
+
+    def _begin(self) -> dict[str, Any] | None:
+        """The first round, once all learners are there: they begin with the same parameters."""
+        ready, now = [learner.member for learner in self._roster.live()], self._context.now()
+        if not ready:
+            return None
+        if self._begins_by is None:
+            self._begins_by = now + START_WAIT
+        if len(ready) < self._learners and now < self._begins_by:
+            return None
+        return self._open(ready, None, served=[], is_last=False)
+
+    def _next(self, averaged: Averaged) -> dict[str, Any]:
+        """The round after one that is over; there is none after the last."""
+        served = self._newcomers if averaged["state"] is not None else []
+        members = sorted([*averaged["voters"], *served])
+        self.is_finished = self._is_asked or self._trained + averaged["tokens"] >= self._budget
+        return self._open(members, averaged, served=served, is_last=self.is_finished)
+
+    def _open(
+        self, members: list[list[int]], averaged: Averaged | None, *, served: list[list[int]], is_last: bool
+    ) -> dict[str, Any]:
+        ready = [learner.member for learner in self._roster.live() if learner.phase == "ready"]
+        self._newcomers = [member for member in ready if member not in members]
+        self._round += 1
+        before = self._trained
+        self._trained += averaged["tokens"] if averaged is not None else 0
+        self._context.publish({"rounds_opened": self._round, "members": len(members)})
+        call = Call(
+            round=self._round,
+            members=members,
+            mean=averaged["mean"] if averaged is not None else None,
+            voters=averaged["voters"] if averaged is not None else [],
+            served=served,
+            state=averaged["state"] if averaged is not None else None,
+            donor=members[0][0] if self._newcomers else None,
+            trained_before=before,
+            trained=self._trained,
+            is_last=is_last,
+        )
+        if is_last:
+            return {"call": call}
+        opening = Opening(round=self._round, members=members, count_min=len(members), grace=None)
+        return {"round": opening, "call": call}
+
+
+class Average:
+    """A round and its votes in; their mean out, weighted by tokens. `whole` is the model as one fragment."""
+
+    outputs = ("averaged",)
+
+    def __init__(self, whole: Sequence[Fragment]) -> None:
+        (self._whole,) = whole
+        self._positions: dict[int, int] = {}
+        self._states: dict[int, list[Any]] = {}
+
+    def open(self, context: Any) -> None:
+        """Load the kernels before the first round closes."""
+        from isthmus.ops.kernels import averaging
+
+        averaging.warm()
+        self._merging: ModuleType = averaging
+
+    def __call__(
+        self, round: Opening, vote: Mapping[Any, Vote], decision: Mapping[str, Any] | None = None
+    ) -> dict[str, Averaged]:
+        """The mean of a round. RuntimeError if nobody is left who could vote."""
+        votes = sorted(vote.values(), key=lambda item: item["slot"])
+        if not votes:
+            raise RuntimeError("all learners of elastic-data-parallel are gone, and the model with them. Train anew")
+        lengths = np.zeros(len(self._whole.units), np.float32)  # Which an average does not look at.
+        merged = self._merging.merge(
+            [item["values"] for item in votes],
+            [float(item["tokens"]) for item in votes],
+            [lengths] * len(votes),
+            self._whole,
+            "average",
+        )
+        for item in votes:
+            self._positions[item["slot"]] = position_of(item["positions"], item["slot"])
+            if item["stream"] is not None:
+                self._states[item["slot"]] = item["stream"]
+        reached = Reached(
+            fragment=self._whole.index,
+            positions=[[slot, position] for slot, position in sorted(self._positions.items())],
+            states=[[slot, *state] for slot, state in sorted(self._states.items())],
+        )
+        averaged = Averaged(
+            mean=merged.direction,
+            voters=[[item["slot"], item["incarnation"]] for item in votes],
+            tokens=sum(item["tokens"] for item in votes),
+            state=next((item["state"] for item in votes if item["state"] is not None), None),
+            reached=reached,
+        )
+        return {"averaged": averaged}

@@ -1,0 +1,66 @@
+"""The hold node: keeps what was published, for shards that come back when no learner has it any more.
+
+Decides when a learner is given a copy: when the shard that published a fragment is gone and the next life of it is
+there. Whoever holds that version, or a newer one, leaves the copy aside; who holds none adopts it, and is then asked by
+the shard like any learner that held it all along. So a model that was merged is not begun anew as long as one host of
+any role has it. Once the shard has published under its new epoch, the copies are withdrawn, for learners that join
+later would be given them, too. Shards are told which fragments are held, so that they wait for the copies, and so is
+the recorder, which says that a model is lost once nobody holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from isthmus.ops.exchange.copies import copied, withdrawn
+from isthmus.ops.exchange.messages import Held, Update
+from isthmus.ops.exchange.schemas import UPDATE
+
+HOLDERS: Final = ("evaluator", "recorder")
+"""The roles that hold a model beside shards and learners."""
+
+
+class Hold:
+    """Updates in, copies of them out, on a timer. Fragment p belongs to the replica p mod `shards` of `role`."""
+
+    outputs = ("copy", "held")
+    schemas: Final = {"update": UPDATE}
+
+    def __init__(self, *, role: str, shards: int) -> None:
+        self._role, self._shards = role, shards
+        self._held: dict[int, Update] = {}
+        self._told: Held | None = None
+        self._given: dict[int, int] = {}
+        """Fragment -> the life of its shard for which copies were given."""
+
+    def open(self, context: Any) -> None:
+        """Learn who tells which hosts are live."""
+        self._context = context
+
+    def __call__(self, update: Mapping[Any, Update] | None = None) -> list[tuple[str, Any]] | None:
+        """Keep what is new; the copies to give, those to withdraw, and what is held, where that is news."""
+        for item in (update or {}).values():
+            known = self._held.get(item["fragment"])
+            if known is None or item["version"] >= known["version"]:
+                self._held[item["fragment"]] = item
+        lives = {
+            member.replica.slot: member.incarnation
+            for member in self._context.members()
+            if member.replica.role == self._role
+        }
+        emitted: list[tuple[str, Any]] = []
+        merged = sorted(fragment for fragment, held in self._held.items() if held["version"][1])
+        told = Held(holder=self._context.member.replica.role, fragments=sorted(self._held), merged=merged)
+        if told != self._told:
+            self._told = told
+            emitted.append(("held", told))
+        for fragment, held in sorted(self._held.items()):
+            life, given = lives.get(fragment % self._shards, 0), self._given.get(fragment, 0)
+            if held["version"][0] < life and given < life:
+                self._given[fragment] = life
+                emitted.append(("copy", copied(held)))
+            elif given and held["version"][0] >= given:
+                del self._given[fragment]
+                emitted.append(("copy", withdrawn(fragment)))
+        return emitted or None

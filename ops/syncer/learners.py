@@ -1,0 +1,101 @@
+"""What a shard knows of the learners: the last report of the newest life of each slot.
+
+Decides who counts as live, stepping or finishing. Does not decide what follows from it, nor hear anything but reports:
+who left no trace in a round is said by the caller (`miss`), and unsaid by that learner's next report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from isthmus.ops.exchange.messages import Progress
+
+MISSES_MAX: Final = 2
+"""Rounds in a row that close without a trace of a member, and without a report of it between, before it is taken to be
+gone. An answer without a single step leaves no trace either, but two of them in a row always have a report between."""
+
+Phase: TypeAlias = Literal["ready", "stepping", "final"]
+
+
+@dataclass(slots=True)
+class Learner:
+    """One learner's last report; `step_time` in nanoseconds, `delay_steps` in inner steps, 0 where not known yet;
+    `epochs` of the versions that it holds, by fragment, 0 where it holds none."""
+
+    slot: int
+    incarnation: int
+    phase: Phase
+    step_time: int
+    delay_steps: int
+    epochs: tuple[int, ...] = ()
+    misses: int = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is taken to be dead; its next report shows that it is not."""
+        return self.misses >= MISSES_MAX
+
+    @property
+    def member(self) -> list[int]:
+        """[slot, incarnation], as a round lists it."""
+        return [self.slot, self.incarnation]
+
+
+def learners_live(progress: Mapping[Any, Progress] | None, members: Iterable[Any]) -> int:
+    """How many members are live in the roles of those that report, by (replica, key); 0 where nobody does."""
+    roles = {replica.role for replica, _ in progress or ()}
+    return sum(member.replica.role in roles for member in members)
+
+
+class Roster:
+    """The learners of a run, by slot."""
+
+    def __init__(self) -> None:
+        self._learners: dict[int, Learner] = {}
+
+    def incarnation(self, slot: int) -> int:
+        """The newest life of a slot; 0 if it was never heard of."""
+        return self._learners[slot].incarnation if slot in self._learners else 0
+
+    def hear(self, report: Progress) -> None:
+        """Take a report; one of a former life changes nothing."""
+        slot, incarnation = report["slot"], report["incarnation"]
+        if incarnation >= self.incarnation(slot):
+            self._learners[slot] = Learner(
+                slot,
+                incarnation,
+                report["phase"],
+                report["step_time"],
+                report["delay_steps"],
+                tuple(report["epochs"]),
+            )
+
+    def miss(self, slot: int, incarnation: int) -> bool:
+        """Note that a round closed without a trace of a life; whether that life has just become one that is gone."""
+        learner = self._learners.get(slot)
+        if learner is None or learner.incarnation != incarnation or learner.is_gone:
+            return False
+        learner.misses += 1
+        return learner.is_gone
+
+    def live(self) -> list[Learner]:
+        """All that are not gone, by slot."""
+        return self._those(lambda learner: not learner.is_gone)
+
+    def holding(self, fragment: int) -> list[Learner]:
+        """The live ones that hold a version of a fragment, by slot."""
+        return self._those(lambda learner: any(learner.epochs[fragment : fragment + 1]) and not learner.is_gone)
+
+    def stepping(self) -> list[Learner]:
+        """The live ones in phase 'stepping', by slot: the members of an ordinary round."""
+        return self._those(lambda learner: learner.phase == "stepping" and not learner.is_gone)
+
+    def finishing(self) -> list[Learner]:
+        """All that hold work, by slot: the members of a final round. Those gone are listed too, for the quorum to drop,
+        so that a run whose learners are all gone comes to its end."""
+        return self._those(lambda learner: learner.phase != "ready")
+
+    def _those(self, holds: Callable[[Learner], bool]) -> list[Learner]:
+        return [learner for _, learner in sorted(self._learners.items()) if holds(learner)]

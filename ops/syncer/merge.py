@@ -1,0 +1,259 @@
+"""The merge node: one firing per closed round, from answers to one outer gradient.
+
+It refuses what the token accounts refuse, what is not finite, what is not the sender's own and what is out of all
+proportion, or more than float32 can hold (`bounds`), weighs the rest by tokens * (tokens / steps), merges in slot
+order, and books what was merged. The quorum decided which answers came into the round; what the merged gradient does to
+the parameters is outer-step's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from isthmus.ops.data.places import by_slot, position_of
+from isthmus.ops.exchange import schemas
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.messages import Answer, Gradient, Merging, Reached, Round
+from isthmus.ops.exchange.token_accounts import FragmentAccount, weight
+from isthmus.ops.kernels.opposition import Opposition
+from isthmus.ops.syncer.bounds import NOT_FINITE, Extent, Voices, are_own, length
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from isthmus.ops.kernels.averaging import Merged
+
+
+class Merge:
+    """A round and its answers in, Gradient out; `method` is 'rda' or 'average'; `lr` and `momentum` are those of the
+    outer step; `step_tokens` are for `schemas`; `bounded`: one learner's answer counts only as far as it is in
+    proportion to others."""
+
+    outputs = ("gradient", "reached")
+
+    @staticmethod
+    def schemas(fragments: Sequence[Fragment], *, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
+        """What learners may answer."""
+        return {"answer": schemas.answer(fragments, step_tokens)}
+
+    def __init__(
+        self,
+        fragments: Sequence[Fragment],
+        *,
+        method: Literal["rda", "average"],
+        lr: float,
+        momentum: float,
+        step_tokens: int | Sequence[int] = 1,
+        bounded: bool = True,
+    ) -> None:
+        self._fragments = fragments
+        self._method, self._is_bounding = method, bounded
+        self._lr, self._momentum = lr, momentum
+        self._accounts: dict[int, FragmentAccount] = {}
+        self._voices: dict[int, Voices] = {}
+        self._positions: dict[int, dict[int, int]] = {}
+        self._states: dict[int, tuple[int, Any]] = {}
+        self._extents: dict[int, Extent] = {}
+        self._opposition = Opposition()
+        self._epoch = self._shard = self._merges = self._votes = 0
+
+    def open(self, context: Any) -> None:
+        """Load the kernels before the first round closes; whoever only builds the graph does without them."""
+        from isthmus.ops.kernels import averaging
+
+        self._shard, self._epoch = context.member.replica.slot, context.member.incarnation
+        averaging.warm()
+        self._merging: ModuleType = averaging
+
+    def __call__(
+        self, round: Round, answer: Mapping[Any, Answer], decision: Mapping[str, Any] | None = None
+    ) -> dict[str, Gradient | Reached]:
+        """The merged outer gradient, or one without direction where nothing could be merged; and how far the fragment
+        is then in the batches of each slot."""
+        merging_record = self._record(round, decision or {})
+        answers = sorted(answer.values(), key=lambda vote: vote["slot"])
+        if round["kind"] in ("initial", "recover"):
+            return self._told(self._begin(round, answers, merging_record))
+        lives = [[vote["slot"], vote["incarnation"]] for vote in answers]
+        accepted = []
+        for vote in answers:
+            refusal = self._refusal(round, vote)
+            if refusal is None:
+                accepted.append(vote)
+            else:
+                merging_record["refused"].append([vote["slot"], refusal])
+        bounded = self._bounded(round, accepted, merging_record)
+        merged = self._merge(round, self._held(round, bounded, merging_record), merging_record)
+        return self._told({**merged, "lives": lives})
+
+    def _told(self, gradient: Gradient) -> dict[str, Gradient | Reached]:
+        states = [[slot, position, state] for slot, (position, state) in sorted(self._states.items())]
+        reached = Reached(fragment=gradient["fragment"], positions=gradient["positions"], states=states)
+        return {"reached": reached, "gradient": gradient}
+
+    def _bounded(self, round: Round, accepted: list[Answer], record: Merging) -> list[Answer]:
+        """The same answers, those that are too long shortened, without those that are out of all proportion."""
+        if not self._is_bounding:
+            return accepted
+        voices = self._voices.setdefault(round["fragment"], Voices())
+        shares = voices.shares([length(vote["norms"]) for vote in accepted])
+        bounded: list[Answer] = []
+        for vote, share in zip(accepted, shares, strict=True):
+            if share == 0.0:
+                record["refused"].append([vote["slot"], "out of proportion"])
+                continue
+            if share < 1.0:
+                record["shortened"].append([vote["slot"], share])
+                vote = vote.copy()
+                vote["gradient"], vote["norms"] = (
+                    vote["gradient"] * np.float32(share),
+                    vote["norms"] * np.float32(share),
+                )
+            bounded.append(vote)
+        return bounded
+
+    def _held(self, round: Round, bounded: list[Answer], record: Merging) -> list[Answer]:
+        """Those of them after which the model is still finite."""
+        held = []
+        for vote in bounded:
+            if vote["steps"] and not self._extents[round["fragment"]].holds(vote["norms"]):
+                record["refused"].append([vote["slot"], NOT_FINITE])
+            else:
+                held.append(vote)
+        return held
+
+    def _begin(self, round: Round, answers: list[Answer], record: Merging) -> Gradient:
+        """The first version, as it is: of the one learner that was asked, or the newest that learners still hold."""
+        p = round["fragment"]
+        sound = [vote for vote in answers if vote["fragment"] == p and self._merging.is_finite(vote["gradient"])]
+        if not sound or p in self._accounts:
+            return self._gradient(round, record, None)
+        newest = max(sound, key=lambda vote: (vote["base"] or [self._epoch, 0], -vote["slot"]))
+        epoch, count = newest["base"] or (self._epoch, 0)
+        self._accounts[p] = FragmentAccount((epoch, count), round["interval"], newest["clock"])
+        self._positions[p] = by_slot(newest["positions"]) if newest["base"] else {}
+        largest = float(np.abs(newest["gradient"]).max(initial=0.0))
+        self._extents[p] = Extent(largest, self._lr, self._momentum)
+        record["voters"], record["weights"] = [newest["slot"]], [1.0]
+        merged = self._merging.Merged(newest["gradient"], np.ones(len(self._fragments[p].units), np.float32))
+        return self._gradient(round, record, merged)
+
+    def _merge(self, round: Round, accepted: list[Answer], record: Merging) -> Gradient:
+        weights = [weight(vote["end"] - vote["begin"], vote["steps"]) for vote in accepted]
+        if not any(weights):
+            return self._gradient(round, record, None)
+        account = self._accounts[round["fragment"]]
+        record["opposed"] = self._opposed([vote for vote in accepted if tuple(vote["base"] or ()) == account.newest])
+        merged = self._merging.merge(
+            [vote["gradient"] for vote in accepted],
+            weights,
+            [vote["norms"] for vote in accepted],
+            self._fragments[round["fragment"]],
+            self._method,
+        )
+        for vote in accepted:
+            account.merge(vote["slot"], vote["incarnation"], vote["begin"], vote["end"])
+            self._reach(vote)
+        account.publish((self._epoch, account.newest[1] + 1))
+        voting = [vote["norms"] for vote, share in zip(accepted, weights, strict=True) if share > 0]
+        self._extents[round["fragment"]].stepped(voting)
+        self._voices.setdefault(round["fragment"], Voices()).merged([length(norms) for norms in voting])
+        total = sum(weights)
+        voted = [(vote["slot"], share / total) for vote, share in zip(accepted, weights, strict=True) if share > 0]
+        record["voters"] = [slot for slot, _ in voted]
+        record["weights"] = [share for _, share in voted]
+        if round["kind"] == "merge":
+            self._merges += 1
+            self._votes += len(voted)
+        return self._gradient(round, record, merged)
+
+    def _reach(self, vote: Answer) -> None:
+        """Note how far the batches of a learner are merged now."""
+        if vote["begin"] == vote["end"]:
+            return
+        positions, slot = self._positions[vote["fragment"]], vote["slot"]
+        positions[slot] = max(positions.get(slot, 0), position_of(vote["positions"], slot))
+        if vote["state"] is not None and vote["state"][0] >= self._states.get(slot, (0, None))[0]:
+            self._states[slot] = vote["state"][0], vote["state"][1]
+
+    def _opposed(self, votes: Sequence[Answer]) -> list[list[int]]:
+        """Who pulls against everybody else, of those that answer on the same version, and have stepped."""
+        stepped = [vote for vote in votes if vote["steps"]]
+        lives = [(vote["slot"], vote["incarnation"]) for vote in stepped]
+        return self._opposition.observe([vote["gradient"] for vote in stepped], lives)
+
+    def _refusal(self, round: Round, vote: Answer) -> str | None:
+        """Why an answer is not merged."""
+        if (vote["fragment"], vote["kind"]) != (round["fragment"], round["kind"]):
+            return "another round"
+        account = self._accounts.get(round["fragment"])
+        if account is None or vote["base"] is None:
+            return "unknown base"
+        account.interval = round["interval"]
+        refusal = account.refusal(
+            vote["slot"],
+            vote["incarnation"],
+            (vote["base"][0], vote["base"][1]),
+            vote["begin"],
+            vote["end"],
+            vote["steps"],
+            vote["end"] - vote["begin"],
+        )
+        if refusal is None:
+            actual = self._merging.unit_norms(vote["gradient"], self._fragments[vote["fragment"]])
+            if not (np.isfinite(actual).all() and np.isfinite(vote["norms"]).all()):
+                return "not finite"
+            if not are_own(vote["norms"], actual):
+                return "norms of other values"
+        return refusal
+
+    def _gradient(self, round: Round, record: Merging, merged: Merged | None) -> Gradient:
+        p = round["fragment"]
+        account = self._accounts.get(p)
+        version = None if account is None else list(account.newest)
+        record["version"] = version if merged is not None else None
+        record["merges"], record["votes"] = self._merges, self._votes
+        if account is not None:
+            record["origin"] = list(account.origin)
+            record["merged_tokens"] = [[*life, tokens] for life, tokens in sorted(account.merged.items())]
+        return Gradient(
+            fragment=p,
+            round=round["round"],
+            kind=round["kind"],
+            version=version,
+            direction=None if merged is None else merged.direction,
+            scale=None if merged is None else merged.scale,
+            clock=[] if account is None else account.clock(),
+            positions=[[slot, position] for slot, position in sorted(self._positions.get(p, {}).items())],
+            totals=round["totals"],
+            lives=[],
+            merging=record,
+        )
+
+    def _record(self, round: Round, decision: Mapping[str, Any]) -> Merging:
+        return Merging(
+            shard=self._shard,
+            epoch=self._epoch,
+            round=round["round"],
+            fragment=round["fragment"],
+            kind=round["kind"],
+            version=None,
+            origin=None,
+            voters=[],
+            weights=[],
+            left_out=list(decision.get("left_out", [])),
+            refused=[],
+            shortened=[],
+            opposed=[],
+            reason=str(decision.get("reason", "")),
+            opened_at=int(decision.get("opened_at", 0)),
+            quorum_at=int(decision.get("quorum_at", 0)),
+            closed_at=int(decision.get("closed_at", 0)),
+            published_at=0,
+            merged_tokens=[],
+            merges=0,
+            votes=0,
+        )

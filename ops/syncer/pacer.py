@@ -1,0 +1,392 @@
+"""The pacer of a syncer shard: when a round opens, for which fragment, and with which learners.
+
+Decides, from what learners report and merges tell, which rounds are open at any time. It does not collect votes, wait,
+or touch values: the quorum of the merge node reads `members`, `count_min`, `grace`, `required` and `deadline` of the
+rounds that it opens.
+
+Theory of operation (the rounds of Decoupled DiLoCo, arXiv 2604.21428). Shard s of S has the fragments p with
+p mod S = s. Each is in one of these states, and never has two rounds open:
+
+    unborn --its initial round--> resting <--is due, its merge round--> merging
+                                  resting --stopping and no round open, its final round--> ended
+
+- *initial*: once enough learners are there, the one in the lowest slot sends the first version of all fragments that
+  were never published; a model that was merged is not begun anew.
+- *recover*: a shard that came back hears everybody who has trained, or waits a second, before it asks the holders of a
+  fragment for the newest version, which takes the place of the first.
+- *merge*: fragments are due on a grid of H steps of the fastest learner (`pacing`), on the terms of `terms`.
+- *final*: once the tokens are spent, or somebody asks for it, all fragments are merged a last time with everybody; a
+  learner that is live and says nothing is waited for within a learned bound.
+
+An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life, unless
+all its members are over: it comes back by itself then. A shard is not told of deaths. A member that neither answered
+nor was left out alive, in two closed rounds in a row, is taken to be gone; any later report of it brings it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from isthmus.ops.data.places import Place
+from isthmus.ops.exchange import schemas
+from isthmus.ops.exchange.messages import Control, Held, Kind, Merging, Progress, Reached, Round
+from isthmus.ops.syncer.hearsay import Hearsay, is_majority
+from isthmus.ops.syncer.learners import Learner, Roster, learners_live
+from isthmus.ops.syncer.memory import Memory
+from isthmus.ops.syncer.placing import Placing
+from isthmus.ops.syncer.schedule import Schedule, StepClock, rounds_in_flight_max
+from isthmus.ops.syncer.start import Start
+from isthmus.ops.syncer.terms import Conditions, Terms
+
+
+class PacerContext(Protocol):
+    """What the pacer uses of the context that its host opens it with."""
+
+    @property
+    def member(self) -> Any:
+        """This shard: `member.replica.slot` is its number."""
+
+    def now(self) -> int:
+        """Nanoseconds, of the same clock as the instants in a Merging."""
+
+    def members(self) -> frozenset[Any]:
+        """Who is live, of any role."""
+
+    def publish(self, statistics: dict[str, Any], /) -> None:
+        """Show these in the host's status."""
+
+
+OVERDUE: Final = 1.25
+"""In graces of a final round: after that it is closed, also if nobody has answered at all."""
+RECOVERY_GRACE: Final = 1_000_000_000
+"""Nanoseconds for which a shard that came back waits for more learners than the first: to be heard of at all, and then
+to say what they hold. Only the newest of it is in all that the others hold."""
+
+
+@dataclass(slots=True)
+class OpenRound:
+    """A round whose merge has not been told yet, opened at `opened_at` (nanoseconds); `item` is its newest attempt,
+    `first` its first."""
+
+    item: Round
+    first: Round
+    opened_at: int
+
+
+class Pacer:
+    """Opens the rounds of one shard: the same Round item on ports `round` (to merge) and `pull` (to the learners).
+
+    Fires on AnyOf("progress", "merged", "control"). Several rounds may leave in one firing, never two of one fragment.
+    `is_finished` once every own fragment's final round has come back.
+    """
+
+    outputs = ("round", "pull", "place")
+
+    @staticmethod
+    def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
+        """What learners, recorder and holders may send."""
+        told = schemas.progress(fragments, step_tokens)
+        return {"progress": told, "control": schemas.CONTROL, "held": schemas.HELD}
+
+    def __init__(
+        self,
+        *,
+        fragments: int,
+        shards: int,
+        interval: int,
+        overlap: int,
+        quorum: int,
+        grace: bool,
+        gamma: float,
+        learners: int,
+        tokens: int,
+        step_tokens: int | Sequence[int] = 1,
+    ) -> None:
+        """P, S, H, tau, K of the run; whether there is grace, and its safety margin gamma in [0, 1); how many learners
+        the start waits for; the tokens of the whole run; those of one step, as `schemas` needs them.
+        """
+        self.is_finished = False
+        self._fragments, self._shards = fragments, shards
+        self._tokens = tokens
+        self._start = Start(learners)
+        self._terms = Terms(interval, overlap, quorum, gamma if grace else None)
+        self._roster, self._clock = Roster(), StepClock()
+        self._hearsay = Hearsay()
+        self._totals = self._hearsay.totals
+        self._learners_live = 0
+        self._rounds: dict[int, OpenRound] = {}  # By fragment.
+        self._born: set[int] = set()
+        self._ended: set[int] = set()
+        self._round_last = 0
+        self._recovers_at: int | None = None
+        self._memory = Memory()
+        self._placing = Placing()
+        self._is_stopping = False
+
+    def open(self, context: PacerContext) -> None:
+        """Learn which shard this is."""
+        self._context = context
+        self._own = list(range(context.member.replica.slot, self._fragments, self._shards))
+        # Answers to the rounds of a former life may still be on their way.
+        self._round_last = (context.member.incarnation - 1) << 32
+        self._schedule = Schedule(self._own, self._fragments, self.interval)
+
+    @property
+    def interval(self) -> int:
+        """H as it is now, in inner steps."""
+        return self._terms.adaptation.interval
+
+    @property
+    def overlap(self) -> int:
+        """tau as it is now, in inner steps."""
+        return self._terms.adaptation.overlap
+
+    def __call__(
+        self,
+        progress: Mapping[Any, Progress] | None = None,
+        merged: Mapping[Any, Merging] | None = None,
+        control: Mapping[Any, Control] | None = None,
+        held: Mapping[Any, Held] | None = None,
+        reached: Mapping[Any, Reached] | None = None,
+    ) -> list[tuple[str, Any]] | None:
+        """Take what is new, open or renew the rounds that follow from it, and place new lives of learners."""
+        self._learners_live = learners_live(progress, self._context.members())
+        for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
+            self._hear(report)
+        self._placing.hear_merges(reached)
+        self._clock.close_up(self._lag_max())
+        self._memory.hear_holders(held)
+        for told in (control or {}).values():
+            self._hearsay.hear_recorder(told["totals"])
+            self._memory.hear_recorder(told)
+            self._is_stopping |= told["stop"]
+        self._is_stopping |= self._totals.trained >= self._tokens
+        for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
+            self._end(merging)
+        opened = [*self._renewals(), *self._openings()]
+        self.is_finished = self._is_stopping and len(self._ended) == len(self._own)
+        if opened or merged:
+            self._context.publish(self.statistics())
+        rounds = [(port, item) for item in opened for port in ("round", "pull")]
+        return [*rounds, *(("place", place) for place in self._places())] or None
+
+    def statistics(self) -> dict[str, Any]:
+        """What the status shows: counts, inner steps, and durations in nanoseconds."""
+        return {
+            "rounds_opened": self._round_last & 0xFFFFFFFF,
+            "rounds_in_flight": len(self._rounds),
+            "rounds_in_flight_max": self._in_flight_max(),
+            "fragments_ended": len(self._ended),
+            "is_stopping": self._is_stopping,
+            **self._terms.statistics(self._roster.stepping()),
+        }
+
+    # -- what is heard -------------------------------------------------------------------------------------------------
+
+    def _hear(self, report: Progress) -> None:
+        """Take a learner's report. The totals of a former life still count; nothing else of it does."""
+        slot, incarnation = report["slot"], report["incarnation"]
+        known = self._roster.incarnation(slot)
+        live = {learner.slot for learner in self._roster.live()} | {slot}
+        self._hearsay.hear_learner(report, live, self._learners_live)
+        if incarnation < known:
+            return
+        self._placing.hear_learner(slot, incarnation, self._round_numbers())
+        if incarnation > known:
+            self._clock.forget(slot)
+            self._terms.forget(slot)
+        self._roster.hear(report)
+        if report["phase"] == "stepping":
+            self._clock.report(slot, report["step"])
+        self._is_stopping |= report["phase"] == "final" and self._is_final()
+
+    def _is_final(self) -> bool:
+        """Whether more than half of the learners say that the run is at its end, as a shard that comes back may hear
+        first: what a single one says is not believed, for the others would lose what they have yet to train."""
+        live = self._roster.live()
+        final = sum(learner.phase == "final" for learner in live)
+        return is_majority(final, max(len(live), self._learners_live))
+
+    def _report_steps(self) -> int:
+        """Learners report at least so often, in steps of their own: every ceil(H / P)."""
+        return -(-self.interval // self._fragments)
+
+    def _lag_max(self) -> int:
+        """Two learners' last reports are stale by one period each; half an interval leaves room for their ways."""
+        return max(self.interval // 2, 2 * self._report_steps())
+
+    def _end(self, merging: Merging) -> None:
+        """A merge is told: its round is over. One of a round that is not open any more is left aside."""
+        fragment = merging["fragment"]
+        found = self._rounds.get(fragment)
+        if found is None or found.item["round"] != merging["round"]:
+            return
+        del self._rounds[fragment]
+        answered = sorted({*merging["voters"], *(refused[0] for refused in merging["refused"])})
+        self._note_missing(found, {*answered, *merging["left_out"]})
+        match found.item["kind"]:
+            case "initial" if merging["version"] is None:
+                self._start.failed(fragment, found.item["members"][0], merging["reason"])
+            case "initial" | "recover" if merging["version"] is not None:
+                self._born.add(fragment)
+            case "merge":
+                self._end_merge(found, merging, answered)
+            case "final":
+                self._ended.add(fragment)
+
+    def _note_missing(self, found: OpenRound, accounted: set[int]) -> None:
+        """Note who left no trace. Only of the first attempt: a renewal may have come after the round had closed."""
+        for slot, incarnation in found.first["members"]:
+            is_listed = [slot, incarnation] in found.item["members"]
+            if is_listed and slot not in accounted and self._roster.miss(slot, incarnation):
+                self._clock.forget(slot)
+
+    def _end_merge(self, found: OpenRound, merging: Merging, answered: list[int]) -> None:
+        if not answered:
+            return
+        self._terms.observe(
+            merging,
+            answered,
+            found.item["required"],
+            self._roster.stepping(),
+            is_usual=found.first["grace"] is not None,
+            is_late=self._is_late(),
+            sweep=len(self._own),
+        )
+        if self.interval != self._schedule.interval:
+            self._schedule.stretch(self.interval, self._clock.count)
+
+    def _is_late(self) -> bool:
+        """Whether a fragment waits for room in flight for longer than the shard has between two of its fragments, and
+        than a report may be late."""
+        waiting = [fragment for fragment in self._own if fragment not in self._rounds]
+        late = max(self._schedule.late_steps(fragment, self._clock.count) for fragment in waiting)
+        return late > self.interval * self._shards / self._fragments + self._report_steps()
+
+    # -- what follows --------------------------------------------------------------------------------------------------
+
+    def _places(self) -> list[Place]:
+        """The lives that can be told where to begin: none before it is known how far all own fragments are."""
+        if len(self._born) < len(self._own):
+            return []
+        shard = self._context.member.replica.slot
+        return self._placing.due(self._round_numbers(), shard=shard, shards=self._shards)
+
+    def _round_numbers(self) -> list[int]:
+        return [found.item["round"] for found in self._rounds.values()]
+
+    def _openings(self) -> list[Round]:
+        if len(self._born) < len(self._own):
+            return self._open_initial()
+        return self._open_final() if self._is_stopping else self._open_merges()
+
+    def _open_initial(self) -> list[Round]:
+        """The first version of all fragments that have none: the one that learners hold, if this shard comes back."""
+        unborn = [fragment for fragment in self._own if fragment not in self._born | self._rounds.keys()]
+        holders = {fragment: _members(self._roster.holding(fragment)) for fragment in unborn}
+        if any(holders.values()):
+            if self._awaits_holders():
+                return []
+            return [self._open_round(each, "recover", members) for each, members in holders.items() if members]
+        fresh = self._memory.fresh(unborn, self._context)
+        giver = self._start.giver(_members(self._roster.live()), self._context.now()) if fresh else None
+        if giver is None:
+            return []
+        return [self._open_round(each, "initial", [giver]) for each in fresh]
+
+    def _awaits_holders(self) -> bool:
+        """Whether somebody who has trained in this run, and may hold the newest version, is yet to be heard of."""
+        now = self._context.now()
+        if self._recovers_at is None:
+            self._recovers_at = now + RECOVERY_GRACE
+        heard = {learner.slot for learner in self._roster.live()}
+        return now < self._recovers_at and not self._totals.slots() <= heard
+
+    def _open_merges(self) -> list[Round]:
+        """What is due, the longest overdue first, as far as there is room in flight."""
+        members = _members(self._roster.stepping())
+        due = [fragment for fragment in self._schedule.due(self._clock.count) if fragment not in self._rounds]
+        room = max(0, self._in_flight_max() - len(self._rounds))
+        opened = []
+        for fragment in due[:room] if members else ():
+            self._schedule.serve(fragment, self._clock.count)
+            opened.append(self._open_round(fragment, "merge", members))
+        return opened
+
+    def _in_flight_max(self) -> int:
+        return rounds_in_flight_max(self.overlap, self._fragments, self.interval, self._shards)
+
+    def _open_final(self) -> list[Round]:
+        """All final rounds at once, when nothing else is open and somebody has adopted the model."""
+        members = _members(self._roster.finishing())
+        if self._rounds or not members:
+            return []
+        return [self._open_round(each, "final", members) for each in self._own if each not in self._ended]
+
+    def _renewals(self) -> list[Round]:
+        """New attempts of the open rounds whose members have changed by more than deaths."""
+        renewed = []
+        for _, found in sorted(self._rounds.items()):
+            item = found.item
+            if item["kind"] in ("initial", "recover"):
+                continue  # Its members are few or all, and it comes back without an answer when they are gone.
+            if item["kind"] == "final" and self._is_overdue(found):
+                if item["members"]:  # Nobody is waited for any more: what is merged by now is the end.
+                    renewed.append(self._renew(found, []))
+                continue
+            members = _members(self._roster.finishing() if item["kind"] == "final" else self._roster.stepping())
+            over = [member for member in item["members"] if self._roster.incarnation(member[0]) > member[1]]
+            joined = [member for member in members if member not in item["members"]]
+            if members and len(over) < len(item["members"]) and (over or joined):
+                renewed.append(self._renew(found, members))
+        return renewed
+
+    def _is_overdue(self, found: OpenRound) -> bool:
+        """Whether a final round is open for longer than an answer and all that may follow it can take."""
+        grace = found.item["grace"] or 0
+        return self._context.now() - found.opened_at > OVERDUE * grace
+
+    # -- rounds --------------------------------------------------------------------------------------------------------
+
+    def _open_round(self, fragment: int, kind: Kind, members: list[list[int]]) -> Round:
+        self._round_last += 1
+        item = self._round(self._round_last, fragment, 1, kind, members)
+        self._rounds[fragment] = OpenRound(item, item, self._context.now())
+        return item
+
+    def _renew(self, found: OpenRound, members: list[list[int]]) -> Round:
+        item = found.item
+        found.item = self._round(item["round"], item["fragment"], item["attempt"] + 1, item["kind"], members)
+        return found.item
+
+    def _round(self, number: int, fragment: int, attempt: int, kind: Kind, members: list[list[int]]) -> Round:
+        """The item of one attempt, on the terms of this moment."""
+        match kind:
+            case "initial":
+                conditions = Conditions(1, 0, [], None)
+            case "recover":
+                conditions = Conditions(1, RECOVERY_GRACE, [], None)
+            case "merge":
+                conditions = self._terms.of(fragment, self._roster.stepping())
+            case "final":
+                conditions = self._terms.final(len(self._own), self._roster.stepping())
+        return Round(
+            round=number,
+            fragment=fragment,
+            attempt=attempt,
+            kind=kind,
+            members=members,
+            count_min=conditions.count_min,
+            grace=conditions.grace,
+            required=conditions.required,
+            deadline=conditions.deadline,
+            chain=fragment if kind == "merge" else None,
+            interval=self.interval,
+            totals=self._totals.told(),
+        )
+
+
+def _members(learners: Iterable[Learner]) -> list[list[int]]:
+    return [learner.member for learner in learners]

@@ -1,0 +1,66 @@
+"""What an island that is compiled for is called, `v5p:2x2x1`: a kind of TPU and a topology in chips.
+
+Decides which names there are, and what the compiler is told for each; the published figures of a kind are in
+`runtime.graph.devices`. The compiler itself does not check that a topology can be had.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Final, final
+
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.graph.devices import Device, find
+
+_FORM: Final = re.compile(r"(?P<kind>[a-z0-9]+):(?P<topology>\d+x\d+(?:x\d+)?)")
+_DIMENSIONS: Final = {"v4": 3, "v5e": 2, "v5p": 3, "v6e": 2}
+"""Of the torus of each kind; https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm."""
+_DEVICES_A_CHIP: Final = {"v4": 2}
+"""As the compiler counts them; one, where nothing is said."""
+_OVERLAPPING: Final = (
+    "xla_enable_async_all_gather",
+    "xla_tpu_enable_async_collective_fusion",
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+    "xla_tpu_enable_async_collective_fusion_multiple_steps",
+    "xla_tpu_overlap_compute_collective_tc",
+    "xla_tpu_enable_latency_hiding_scheduler",
+)
+"""Without these most collectives of four chips wait (measured: 10 of 43 asynchronous on v6e:2x2, 29 of 54 with them on
+v5p:2x2x1); on eight and more chips most overlap anyway."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An island to compile for: `name` as it was said, the `device` it has `count` of, and the compiler's options."""
+
+    name: str
+    device: Device
+    count: int
+    options: dict[str, str]
+
+
+def target(text: str, doing: str = "Reading --island") -> Target:
+    """The target that `text` names; ConfigError for a form, a kind or a topology that there is not."""
+    form = _FORM.fullmatch(text)
+    kinds = ", ".join(_DIMENSIONS)
+    if form is None or form["kind"] not in _DIMENSIONS:
+        expected = f"KIND:TOPOLOGY, the kind one of {kinds}, the topology in chips"
+        raise ConfigError(doing, expected, repr(text), "For example v5p:2x2x1, or v6e:2x2.")
+    kind, sides = form["kind"], [int(side) for side in form["topology"].split("x")]
+    if len(sides) != _DIMENSIONS[kind] or min(sides) < 1:
+        expected = f"a topology of {_DIMENSIONS[kind]} dimensions for {kind}, each at least 1"
+        raise ConfigError(doing, expected, repr(text), f"For example {kind}:{'x'.join('221'[: _DIMENSIONS[kind]])}.")
+    count = math.prod(sides) * _DEVICES_A_CHIP.get(kind, 1)
+    return Target(text, find(kind, doing), count, dict.fromkeys(_OVERLAPPING, "true") if count > 1 else {})
+
+
+def roofline_seconds(device: Device, flops: float, bytes_accessed: float) -> float | None:
+    """The least time that a step can take on a device of this kind: by its products, or by the memory that it reads and
+    writes, whichever takes longer, at the published figures. None where they are not published. Collectives are taken
+    to overlap, so that this is predicted, and a bound from below."""
+    if device.flops is None or device.memory_bandwidth_bytes is None:
+        return None
+    return max(flops / device.flops, bytes_accessed / device.memory_bandwidth_bytes)

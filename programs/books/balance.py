@@ -1,0 +1,237 @@
+"""The books of a run, compared: what learners report, what shards report, and what of the one contradicts the other.
+
+Nothing is made to fit. Of each life of a learner and each fragment an `Entry` has what became of its tokens, by those
+who know it best: what was *merged* is what the shards have in the model; *overlapped* and *refused* are the learner's;
+*pending* is what the learner has not heard of, and *lost* the same of a life that has ended, with what a shard had
+merged and took with it. These are counted one by one, so that they add up to what was trained, or do not: the rest is
+the *difference*, of either sign.
+
+Three things are no difference. A learner may end before it hears that its tokens were merged: its pending ones, or
+those that it took for refused. It may have *unreported* tokens, of which others have heard: they are pending, or lost.
+And where the recorder has not seen every merge of a shard, the larger of both counts holds (`is_whole`).
+
+What a learner trained after anybody heard of it last is in no book. For lives that have ended it is estimated from
+their pace, beside the books: `unreported_estimate`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from isthmus.ops.exchange.token_accounts import FATES
+from isthmus.programs.books.shards import Life
+
+
+class Entry(NamedTuple):
+    """Tokens of one life in one fragment: `trained`, and what became of them; `learner_merged` and `shard_merged` are
+    how many were merged by the learner's count and by the shards', `undone` how many a shard took with it; `gap` is by
+    how much the learner's own account misses what it has trained."""
+
+    fragment: int
+    learner: int
+    incarnation: int
+    trained: int
+    merged: int
+    overlapped: int
+    refused: int
+    lost: int
+    pending: int
+    difference: int
+    learner_merged: int
+    shard_merged: int
+    undone: int
+    gap: int
+
+
+class Known(NamedTuple):
+    """What a recorder knows of lives: the last report of each; the tokens that others have heard of; those that were
+    `trained`; and which lives have ended.
+
+    The word of a life that is there at the end, and has heard what became of all its tokens, is the last. Of any other
+    life the most that anybody knows counts: what others have heard of, and what follows from what shards have merged.
+    """
+
+    reports: Mapping[Life, Mapping[str, Any]]
+    heard: Mapping[Life, int]
+    trained: Mapping[Life, int]
+    ended: frozenset[Life]
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> Known:
+        """Those of a status of the recorder."""
+        told = [*status.get("former", ()), *status.get("learners", {}).values()]
+        reports = {(life["slot"], life["incarnation"]): life for life in told}
+        heard = Counter({(slot, incarnation): tokens for slot, incarnation, tokens in status.get("totals", ())})
+        undone, evident = _by_life(status, "undone_tokens"), heard.copy()
+        for p, merged in _by_life(status, "merged_tokens").items():
+            overlapped = {life: report["accounts"][p][1] for life, report in reports.items() if report["accounts"]}
+            evident |= Counter(merged) + Counter(undone.get(p, {})) + Counter(overlapped)  # None is counted twice.
+        lives = sorted(reports.keys() | {life for life, tokens in evident.items() if tokens})
+        newest = dict(lives)
+        gone = {(slot, incarnation) for slot, incarnation in status.get("gone", ())}
+        ended = frozenset(
+            life for life in lives if life[1] < newest[life[0]] or life in gone or _is_gone(reports.get(life, {}))
+        )
+        trained = {}
+        for life in lives:
+            own = reports.get(life, {}).get("tokens", 0)
+            trained[life] = own if life not in ended and _is_settled(reports.get(life, {})) else max(own, evident[life])
+        return cls(reports, heard, trained, ended)
+
+    def told(self, life: Life) -> int:
+        """The tokens of its last report, which its accounts are of."""
+        report = self.reports.get(life, {})
+        return int(report.get("accounted", report.get("tokens", 0)))
+
+
+def _is_gone(report: Mapping[str, Any]) -> bool:
+    return bool(report.get("is_gone")) or "gone_at" in report
+
+
+def _is_settled(report: Mapping[str, Any]) -> bool:
+    """Whether a life has heard what became of all its tokens."""
+    return report.get("phase") == "final" and not any(account[-1] for account in report["accounts"])
+
+
+def entries(status: Mapping[str, Any], fragments: int) -> list[Entry]:
+    """The balance of every life and fragment, by what a recorder's status says of learners and shards."""
+    known = Known.of(status)
+    merged, undone = _by_life(status, "merged_tokens"), _by_life(status, "undone_tokens")
+    wholes = status.get("merges_whole", {})
+    found = []
+    for p in range(fragments):
+        for life in known.trained:
+            counts = merged.get(p, {}).get(life, 0), undone.get(p, {}).get(life, 0)
+            found.append(_entry(known, p, life, *counts, is_whole=wholes.get(p, True)))
+    return found
+
+
+def _entry(known: Known, p: int, life: Life, by_shards: int, undone: int, *, is_whole: bool) -> Entry:
+    accounts = known.reports.get(life, {}).get("accounts", ())
+    merged, overlapped, refused, lost, pending = accounts[p] if len(accounts) > p else [0] * len(FATES)
+    trained, told = known.trained.get(life, 0), known.told(life)
+    gap = told - (merged + overlapped + refused + lost + pending)
+    open_ = pending + trained - told
+    late = by_shards - merged
+    if late >= 0:  # It ended, or the run, before it heard of these.
+        of_open = min(late, open_)
+        of_refused = min(late - of_open, refused)
+        open_, refused = open_ - of_open, refused - of_refused
+        in_model = by_shards
+    elif is_whole:
+        lost += min(-late, undone)
+        in_model = by_shards
+    else:
+        in_model = merged
+    has_ended = life in known.ended
+    lost, pending = (lost + open_, 0) if has_ended else (lost, open_)
+    difference = trained - (in_model + overlapped + refused + lost + pending)
+    fates = in_model, overlapped, refused, lost, pending
+    return Entry(p, *life, trained, *fates, difference, merged, by_shards, undone, gap)
+
+
+def _by_life(status: Mapping[str, Any], name: str) -> dict[int, dict[Life, int]]:
+    told: Mapping[int, Sequence[Sequence[int]]] = status.get(name, {})
+    return {p: {(slot, incarnation): tokens for slot, incarnation, tokens in rows} for p, rows in told.items()}
+
+
+def fragment_accounts(found: Sequence[Entry], fragments: int) -> list[dict[str, int]]:
+    """The account of each fragment over all lives: what was trained, what became of it, and the difference."""
+    names = ("trained", *FATES, "difference")
+    return [
+        {"fragment": p, **{name: sum(getattr(entry, name) for entry in found if entry.fragment == p) for name in names}}
+        for p in range(fragments)
+    ]
+
+
+def merged_share(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int]) -> float:
+    """Merged tokens over trained ones, a mean over fragments weighted by size; 0 where nothing was trained."""
+    trained = accounts[0]["trained"] if accounts else 0
+    if not trained:
+        return 0.0
+    return sum(account["merged"] * size for account, size in zip(accounts, sizes, strict=True)) / sum(sizes) / trained
+
+
+# -- what is said of it ------------------------------------------------------------------------------------------------
+
+
+def books(
+    status: Mapping[str, Any], found: Sequence[Entry], recorded: int | None, tokens_of_step: Mapping[int, int]
+) -> dict[str, Any]:
+    """`books` of a summary: each account as whoever keeps it has it, and `differences`, which are none in a sound run.
+
+    `recorded` counts the merges in merges.jsonl, None where nobody has looked; `tokens_of_step` are those of a batch
+    by slot, of slots where every step trains one.
+    """
+    known = Known.of(status)
+    by_shards = int(status.get("outer_steps", 0))
+    lives = [_life(known, life, tokens_of_step) for life in sorted(known.trained)]
+    merges = {"shards": by_shards, "recorded": recorded, "whole": all(status.get("merges_whole", {}).values())}
+    return {
+        "lives": lives,
+        "fragments": [_sides(entry) for entry in found],
+        "merges": merges,
+        "unreported_estimate": sum(life["unreported_estimate"] for life in lives),
+        "differences": [*_differences(found, lives), *_overheard(known), *_missing(by_shards, recorded)],
+    }
+
+
+def _life(known: Known, life: Life, tokens_of_step: Mapping[int, int]) -> dict[str, Any]:
+    report = known.reports.get(life, {})
+    steps, told = (int(report.get("accounted_steps", report["step"])) if report else None), known.told(life)
+    by_steps = steps * tokens_of_step[life[0]] if life[0] in tokens_of_step and steps is not None else None
+    return {
+        "learner": life[0],
+        "incarnation": life[1],
+        "steps": steps,
+        "tokens_reported": told,
+        "tokens_by_steps": by_steps,
+        "tokens_known": known.trained[life],
+        "has_ended": life in known.ended,
+        "is_final": report.get("phase") == "final",
+        "unreported_estimate": _estimate(report, known.trained[life] - told) if life in known.ended else 0,
+    }
+
+
+def _estimate(report: Mapping[str, Any], unreported: int) -> int:
+    """The tokens that a life has trained after its last report and that nobody has heard of, had it kept its pace until
+    it was known to be gone."""
+    reported_at, gone_at = report.get("reported_at"), report.get("gone_at")
+    if report.get("phase") != "stepping" or not report.get("step_ms") or reported_at is None or gone_at is None:
+        return 0
+    steps = int(max(0, gone_at - reported_at) / 1e6 / report["step_ms"])
+    return max(0, int(steps * report["tokens"] / max(report["step"], 1)) - unreported)
+
+
+def _sides(entry: Entry) -> dict[str, Any]:
+    names = ("fragment", "learner", "incarnation", "trained", "learner_merged", "shard_merged", "undone", "difference")
+    return {name: getattr(entry, name) for name in names}
+
+
+def _differences(found: Sequence[Entry], lives: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = [
+        {"kind": "fates", **_sides(entry), "gap": entry.gap} for entry in found if entry.difference or entry.gap
+    ]
+    for life in lives:
+        if life["tokens_by_steps"] not in (None, life["tokens_reported"]):
+            difference = life["tokens_reported"] - life["tokens_by_steps"]
+            names = ("learner", "incarnation", "steps", "tokens_reported", "tokens_by_steps")
+            told.append({"kind": "steps", **{name: life[name] for name in names}, "difference": difference})
+    return told
+
+
+def _overheard(known: Known) -> list[dict[str, Any]]:
+    """Lives of which others have heard more than they say themselves, though theirs is the last word."""
+    return [
+        {"kind": "heard", "learner": life[0], "incarnation": life[1], "tokens_reported": trained,
+         "tokens_heard": known.heard[life], "difference": known.heard[life] - trained}
+        for life, trained in known.trained.items() if known.heard[life] > trained
+    ]  # fmt: skip
+
+
+def _missing(by_shards: int, recorded: int | None) -> list[dict[str, Any]]:
+    if recorded is None or recorded == by_shards:
+        return []
+    return [{"kind": "merges", "shards": by_shards, "recorded": recorded, "difference": by_shards - recorded}]

@@ -1,0 +1,127 @@
+"""What shards say that they have merged: the newest merge of each fragment in each epoch, and its origin.
+
+Decides which of the tokens that were ever merged are in the model. A shard that comes back begins with a version that
+others hold, its *origin*; what its former life merged beyond that version is *undone*. So the model's tokens are those
+of the newest epoch, of the epoch before it up to the origin, and so on. Where a recorder has missed a merge, what is
+known of its fragment is only a bound, and `is_whole` says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeAlias, final
+
+from isthmus.ops.exchange.messages import Merging
+
+Life: TypeAlias = tuple[int, int]
+"""(slot, incarnation) of a learner."""
+KEPT_MAX: Final = 8
+"""Merges of a fragment in an epoch that are remembered one by one: a shard that comes back is given the newest version
+that anybody holds, which is the last one that its former life published, or one of the few before it."""
+
+
+@final
+class ShardBooks:
+    """Everything here only grows, and may be heard in any order and twice."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[int, int], Merging] = {}
+        self._kept: dict[tuple[int, int], dict[int, list[list[int]]]] = {}
+        self._origins: dict[tuple[int, int], list[int]] = {}
+        self._claimed: dict[tuple[int, int], int] = {}
+
+    def take(self, merging: Merging) -> bool:
+        """Take in a merge; whether it is newer than what is known of its fragment in this epoch."""
+        fragment, epoch, version = merging["fragment"], merging["epoch"], merging["version"]
+        known = self._newest.get((fragment, epoch))
+        if known is not None and known["round"] >= merging["round"]:
+            return False
+        self._newest[fragment, epoch] = merging
+        if merging["origin"] is not None:
+            self._origins[fragment, epoch] = list(merging["origin"])
+        if version is not None and version[0] == epoch:
+            self._keep(fragment, epoch, version[1], merging["merged_tokens"])
+        return True
+
+    def claimed(self, versions: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Note the versions of fragments that learners hold: whoever published them has merged so much, at least."""
+        for fragment, version in versions:
+            of = (fragment, version[0])
+            self._claimed[of] = max(self._claimed.get(of, 0), version[1])
+
+    def _keep(self, fragment: int, epoch: int, count: int, merged: list[list[int]]) -> None:
+        kept = self._kept.setdefault((fragment, epoch), {})
+        kept[count] = merged
+        for old in sorted(kept)[:-KEPT_MAX]:
+            del kept[old]
+
+    # -- what it comes to ----------------------------------------------------------------------------------------------
+
+    def mergings(self) -> list[Merging]:
+        """The newest merge of each fragment in each epoch of its shard, in this order."""
+        return [merging for _, merging in sorted(self._newest.items())]
+
+    def in_model(self, fragment: int) -> tuple[Counter[Life], bool]:
+        """The tokens of each life that are in the newest version of a fragment, and whether no merge is missing in
+        that count."""
+        epoch = max((epoch for p, epoch in self._origins if p == fragment), default=None)
+        is_whole = all(self._is_known(*of) for of in self._claimed if of[0] == fragment)
+        if epoch is None:
+            return Counter(), is_whole
+        merged = _counted(self._newest[fragment, epoch]["merged_tokens"])
+        while (origin := self._origins.get((fragment, epoch), [epoch, 0]))[0] < epoch:
+            epoch = origin[0]
+            before, is_exact = self._at(fragment, epoch, origin[1])
+            merged.update(before)
+            is_whole = is_whole and is_exact
+        return merged, is_whole
+
+    def ever(self, fragment: int) -> Counter[Life]:
+        """The tokens of each life that were merged by any epoch, undone or not."""
+        merged: Counter[Life] = Counter()
+        for (p, _), merging in self._newest.items():
+            merged.update(_counted(merging["merged_tokens"]) if p == fragment else {})
+        return merged
+
+    def _is_known(self, fragment: int, epoch: int) -> bool:
+        """Whether nobody holds a newer version of an epoch than its shard has told the recorder of."""
+        origin = self._origins.get((fragment, epoch))
+        counts = [*self._kept.get((fragment, epoch), {}), *([] if origin is None else [origin[1]])]
+        return not epoch or self._claimed[fragment, epoch] <= max(counts, default=-1)
+
+    def _at(self, fragment: int, epoch: int, count: int) -> tuple[Counter[Life], bool]:
+        """What an epoch had merged up to a version of it; of a version that is not known, what is known before it."""
+        kept = self._kept.get((fragment, epoch), {})
+        before = [each for each in kept if each <= count]
+        origin = self._origins.get((fragment, epoch), [0, -1])
+        if not before:
+            return Counter(), count == origin[1]
+        return _counted(kept[max(before)]), max(before) == count
+
+    # -- from life to life ---------------------------------------------------------------------------------------------
+
+    def memory(self) -> list[dict[str, Any]]:
+        """All of it, as rows for the next recorder."""
+        return [
+            {
+                "newest": {**self._newest[of]},
+                "origin": self._origins.get(of),
+                "kept": [[count, merged] for count, merged in sorted(self._kept.get(of, {}).items())],
+            }
+            for of in sorted(self._newest)
+        ]
+
+    def recall(self, row: dict[str, Any]) -> None:
+        """Take in a row."""
+        newest: Merging = row["newest"]
+        of = newest["fragment"], newest["epoch"]
+        self._newest[of] = newest
+        if row["origin"] is not None:
+            self._origins[of] = row["origin"]
+        for count, merged in row["kept"]:
+            self._keep(*of, count, merged)
+
+
+def _counted(rows: Iterable[Sequence[int]]) -> Counter[Life]:
+    return Counter({(slot, incarnation): tokens for slot, incarnation, tokens in rows})

@@ -1,0 +1,191 @@
+"""What the tapes of hosts say was trained and merged, counted apart from every report, and compared with the books.
+
+A tape has each firing and the fields of items that cores and this count read (`noted` of a body); it has no payload. A
+batch that a firing of the learner took is a step, unless that firing ended idle: a learner that hears at a boundary
+that no step is needed any more leaves the batch, and says so in the report of that same firing. A merge has the tokens
+of the answers that its round was given, by the ranges with which they arrived. So nothing here is the sum of anybody
+else's.
+
+The tape of a life that was killed lacks its last half second; of such a life nothing is demanded but that the books of
+what the tape has agree with it. Does not read files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from isthmus.programs.books.shards import Life
+from isthmus.runtime.graph.plans import NodePlan, Plan
+from isthmus.runtime.ids import Handle, Member, Replica
+from isthmus.runtime.scheduler.events import FiringEnded, ItemArrived, ItemsEmitted, Output, RunBody
+from isthmus.runtime.scheduler.tape import Record, whole
+
+STEP: Final = "inner-step"
+MERGE: Final = "merge"
+OUTER_STEP: Final = "outer-step"
+Round: TypeAlias = tuple[int, int, int]
+"""(fragment, epoch, round)."""
+
+
+@dataclass(slots=True)
+class Taped:
+    """What tapes count: `steps` of each life of a learner, and those that it `reported` last; of each round that made a
+    version its kind, and in `merged` the tokens that it merged of each life."""
+
+    steps: Counter[Life] = field(default_factory=Counter)
+    reported: dict[Life, int] = field(default_factory=dict)
+    kinds: dict[Round, str] = field(default_factory=dict)
+    merged: dict[Round, Counter[Life]] = field(default_factory=dict)
+
+
+def taped_of(plans: Mapping[str, Plan], tapes: Mapping[str, bytes]) -> Taped:
+    """What the tapes of lives count; `tapes` by the name of the life, 'learner/2#1' (or 'learner/2', the first). Those
+    of other things, and what is torn at the end of a tape, are left out."""
+    taped = Taped()
+    for name, data in sorted(tapes.items()):
+        replica, _, incarnation = name.partition("#")
+        role, _, slot = replica.partition("/")
+        if role in plans:
+            member = Member(Replica(role, int(slot)), int(incarnation or 1))
+            _count(taped, plans[role], member, list(whole(data)))
+    return taped
+
+
+def _count(taped: Taped, plan: Plan, member: Member, records: Sequence[Record]) -> None:
+    """Add what the tape of one life says."""
+    nodes = {node.name: node for node in plan.nodes}
+    if STEP in nodes and "report" in nodes[STEP].body.outputs:
+        _count_steps(taped, nodes[STEP], (member.replica.slot, member.incarnation), records)
+    if MERGE in nodes and OUTER_STEP in nodes:
+        _count_merges(taped, plan, nodes[MERGE], nodes[OUTER_STEP], records)
+
+
+def _count_steps(taped: Taped, node: NodePlan, life: Life, records: Sequence[Record]) -> None:
+    batch = [port.name for port in node.inputs].index("batch")
+    report = [port.name for port in node.outputs].index("report")
+    has_batch = False
+    for record in records:
+        if isinstance(record.event, FiringEnded) and record.event.node == node.index:
+            told = [output.fields["step"] for output in record.event.outputs if output.port == report and output.fields]
+            left = record.event.is_idle and told and told[-1] == taped.steps[life]
+            taped.steps[life] += has_batch and not left
+            if told:
+                taped.reported[life] = told[-1]
+        for command in record.commands:
+            if isinstance(command, RunBody) and command.node == node.index:
+                has_batch = batch in dict(command.inputs)
+
+
+def _count_merges(taped: Taped, plan: Plan, merge: NodePlan, outer: NodePlan, records: Sequence[Record]) -> None:
+    names = [port.name for port in merge.inputs]
+    opening, votes = names.index("round"), names.index("answer")
+    entering = {edge.index for edge in plan.edges.values() if edge.target == merge.index}
+    answers: dict[Handle, tuple[Life, Mapping[str, Any]]] = {}
+    openings: dict[Handle, Mapping[str, Any]] = {}
+    rounds: dict[int, Counter[Life]] = {}
+    for record in records:
+        event = record.event
+        if isinstance(event, ItemArrived) and event.edge in entering and event.fields:
+            answers[event.handle] = (event.source.replica.slot, event.source.incarnation), event.fields
+        for output in _outputs(record):
+            if output.fields and "round" in output.fields:
+                openings[output.handle] = output.fields
+        if isinstance(event, FiringEnded) and event.node == outer.index:
+            for output in event.outputs:
+                if output.fields and output.fields.get("version"):
+                    _take(taped, output.fields, rounds.get(output.fields["round"], Counter()))
+        for command in record.commands:
+            if isinstance(command, RunBody) and command.node == merge.index:
+                inputs = dict(command.inputs)
+                [(_, _, handle)] = inputs[opening]
+                rounds[openings[handle]["round"]] = Counter(
+                    dict(_range(*answers[vote]) for _, _, vote in inputs.get(votes, ()))
+                )
+
+
+def _range(life: Life, answer: Mapping[str, Any]) -> tuple[Life, int]:
+    return life, answer["end"] - answer["begin"]
+
+
+def _outputs(record: Record) -> tuple[Output, ...]:
+    return record.event.outputs if isinstance(record.event, FiringEnded | ItemsEmitted) else ()
+
+
+def _take(taped: Taped, merging: Mapping[str, Any], votes: Counter[Life]) -> None:
+    key = merging["fragment"], merging["epoch"], merging["round"]
+    taped.kinds[key] = merging["kind"]
+    if merging["kind"] in ("merge", "final"):
+        taped.merged[key] = Counter({life: tokens for life, tokens in votes.items() if life[0] in merging["voters"]})
+
+
+# -- compared with the books -------------------------------------------------------------------------------------------
+
+
+def contradictions(taped: Taped, summary: Mapping[str, Any], merges: Iterable[Mapping[str, Any]]) -> list[str]:
+    """In words, what `summary` and the lines of merges.jsonl say otherwise than the tapes; none in a sound run.
+
+    Of a learner whose last report was final the steps are the same; of each merge on a tape, what each life had in the
+    fragment after it; of a fragment whose shard never died, what each life has in the model; and where none died, the
+    count of merges.
+    """
+    return [
+        *_of_steps(taped, summary["books"]["lives"]),
+        *_of_lines(taped, merges),
+        *_of_model(taped, summary["books"]["fragments"]),
+        *_of_merges(taped, summary),
+    ]
+
+
+def _of_steps(taped: Taped, lives: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for told in lives:
+        life, steps = (told["learner"], told["incarnation"]), told["steps"]
+        if taped.reported.get(life, 0) > taped.steps[life]:
+            yield f"learner {_name(life)}: {taped.reported[life]} steps reported, {taped.steps[life]} on its tape"
+        if life in taped.reported and told["is_final"] and taped.steps[life] != steps:
+            yield f"learner {_name(life)}: {steps} steps in the books, {taped.steps[life]} on its tape"
+
+
+def _of_lines(taped: Taped, merges: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Compare what each line of a merge says to be merged up to it."""
+    sums: dict[tuple[int, int], Counter[Life]] = {}
+    told = {(line["fragment"], line["epoch"], line["round"]): line["merged_tokens"] for line in merges}
+    for key in sorted(taped.merged):
+        merged = sums.setdefault(key[:2], Counter())
+        merged.update(taped.merged[key])
+        if key in told and merged != (said := _by_life(told[key])):
+            yield f"fragment {key[0]}, epoch {key[1]}, round {key[2]}: merged {_shown(said)}, {_shown(merged)} on tape"
+
+
+def _of_model(taped: Taped, entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Compare what is in the model, in fragments that one life of a shard made."""
+    reborn = {fragment for fragment, epoch, _ in taped.kinds if epoch > 1}
+    model: Counter[tuple[int, Life]] = Counter()
+    for (fragment, _, _), merged in taped.merged.items():
+        model.update({(fragment, life): tokens for life, tokens in merged.items()})
+    for entry in entries:
+        fragment, life = entry["fragment"], (entry["learner"], entry["incarnation"])
+        if fragment not in reborn and entry["shard_merged"] != model[fragment, life]:
+            said = f"{entry['shard_merged']} tokens in the books, {model[fragment, life]} on tape"
+            yield f"fragment {fragment} of learner {_name(life)}: {said}"
+
+
+def _of_merges(taped: Taped, summary: Mapping[str, Any]) -> Iterator[str]:
+    count = sum(kind == "merge" for kind in taped.kinds.values())
+    is_known = summary["outer_steps"] is not None and all(epoch == 1 for _, epoch, _ in taped.kinds)
+    if is_known and taped.kinds and count != summary["outer_steps"]:
+        yield f"{summary['outer_steps']} merges in the books, {count} on the tapes of the shards"
+
+
+def _by_life(rows: Iterable[Sequence[int]]) -> Counter[Life]:
+    return Counter({(slot, incarnation): tokens for slot, incarnation, tokens in rows if tokens})
+
+
+def _shown(merged: Mapping[Life, int]) -> str:
+    return ", ".join(f"{tokens} of {_name(life)}" for life, tokens in sorted(merged.items())) or "nothing"
+
+
+def _name(life: Life) -> str:
+    return f"{life[0]}#{life[1]}"

@@ -1,0 +1,1 @@
+"""Charts of what `results` has read: drawings as SVG, curves as data."""

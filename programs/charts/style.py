@@ -1,0 +1,23 @@
+"""Names of colours that the style sheet of the page defines: learners in turn, shares of contributors in order."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LEARNER_COLOURS: Final = 8
+SHARE_LEVELS: Final = 5
+"""Nobody, fewer than half of all, than three quarters of all, than all, everybody."""
+
+
+def learner_class(slot: int) -> str:
+    """The class that gives an element the colour of a learner, as `--c`; after LEARNER_COLOURS they come again."""
+    return f"c{slot % LEARNER_COLOURS}"
+
+
+def share_level(count: int, of: int) -> int:
+    """Which of the SHARE_LEVELS `count` contributors among `of` are."""
+    if count <= 0:
+        return 0
+    if count >= of:
+        return SHARE_LEVELS - 1
+    return max(1, min(4 * count // of, SHARE_LEVELS - 2))

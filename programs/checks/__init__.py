@@ -1,0 +1,1 @@
+"""Decides whether the functions of a task fit each other, by shapes alone."""

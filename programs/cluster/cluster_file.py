@@ -1,0 +1,115 @@
+"""cluster.toml: the machines of a run, their keys, and beside them the keys of its configuration.
+
+Each `[[machine]]` has a name and an `address` (tcp://HOST:PORT, where its daemon listens), which one that only dials
+out leaves away; what else it may say is in `cluster_machine`. `[[device]]` adds kinds of devices, or a price to one
+that is known. `[keys] secret` is the file of the secret key that a command here uses. `[run]`, `[program]` and `[task]`
+are those of a configuration file; who reads them checks them. Whether the graph of a run fits is for `placement`, and
+whether anybody is there for whoever calls.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+from isthmus.programs.cluster import cluster_tables
+from isthmus.programs.request import toml
+from isthmus.programs.request.settings import Schema, collecting
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph.devices import CATALOGUE
+from isthmus.runtime.graph.topology import Machine, Topology
+
+__all__ = ["Cluster", "Machine", "read"]
+
+_ARRAYS: Final = ("machine", "device")
+_OWN: Final = (*_ARRAYS, "keys")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a cluster file says: machines in its order, sections of the configuration as they stand there, and the file
+    of the secret key, None where there are no keys."""
+
+    file: Path
+    machines: tuple[Machine, ...]
+    sections: Mapping[str, Any]
+    secret: Path | None = None
+
+    @property
+    def topology(self) -> Topology:
+        """The machines as `placement` takes them."""
+        return Topology(self.machines)
+
+
+def read(file: Path) -> Cluster:
+    """What is in a cluster file; ConfigError with all that is wrong with its machines, devices and keys."""
+    document = toml.read_file(file, "the cluster", "Name a file with --cluster.")
+    faults: list[Fault] = []
+    secret = None
+    with collecting(faults):
+        secret = _secret(document, file)
+    catalogue = list(CATALOGUE)
+    for number, table in enumerate(_tables(document, "device", file, faults), 1):
+        with collecting(faults):
+            catalogue.insert(0, cluster_tables.read_device(table, f"{file}, device {number}"))
+    machines = []
+    tables = _tables(document, "machine", file, faults)
+    for number, table in enumerate(tables, 1):
+        with collecting(faults):
+            where, folder = f"{file}, machine {number}", file.absolute().parent
+            machines.append(cluster_tables.read_machine(table, where, folder, catalogue, has_keys="keys" in document))
+    faults += _shared([table.get("name") for table in tables], machines, file)
+    if "machine" not in document:
+        do = 'Write [[machine]] with name = "..." and address = "tcp://127.0.0.1:PORT".'
+        faults.append(Fault(f"Reading {file}", "at least one [[machine]]", "none", do))
+    if faults:
+        raise ConfigError.of(faults)
+    sections = {name: value for name, value in document.items() if name not in _OWN}
+    return Cluster(file, tuple(machines), sections, secret)
+
+
+def _tables(document: Mapping[str, Any], name: str, file: Path, faults: list[Fault]) -> list[Mapping[str, Any]]:
+    """The tables [[name]]; adds a fault if that is something else."""
+    tables = document.get(name, [])
+    if isinstance(tables, list) and all(isinstance(table, dict) for table in tables):
+        return tables
+    faults.append(Fault(f"Reading {file}", f"[[{name}]]", f"another `{name}`", f"Write [[{name}]], in brackets."))
+    return []
+
+
+def _secret(document: Mapping[str, Any], file: Path) -> Path | None:
+    """The file of the secret key, which relative paths in [keys] name from the cluster file's folder."""
+    if "keys" not in document:
+        return None
+    table = document["keys"]
+    do = 'Write [keys], and below it secret = "NAME.key", which `isthmus keygen NAME` makes.'
+    if not isinstance(table, dict) or "secret" not in table:
+        raise ConfigError(f"Reading [keys] of {file}", "the file of a secret key", repr(table), do)
+    text = Schema.of("keys", _keys).read(table)["secret"]
+    return Path(os.path.normpath(file.absolute().parent / Path(text).expanduser()))
+
+
+def _keys(*, secret: str) -> None:
+    """The keys of [keys]."""
+
+
+def _shared(names: list[Any], machines: list[Machine], file: Path) -> Iterator[Fault]:
+    """What several machines have that each has for itself; names are those of wrong machines, too."""
+    values: Mapping[str, list[str | None]] = {
+        "name": [name for name in names if isinstance(name, str)],
+        "address": [machine.address for machine in machines],
+        "public_key": [machine.public_key for machine in machines],
+    }
+    for what, found in values.items():
+        for value, count in Counter(found).items():
+            if value is None or count == 1:
+                continue
+            whose = ", ".join(repr(machine.name) for machine in machines if getattr(machine, what) == value)
+            told = f"{count} named {value!r}" if what == "name" else f"{value} for {whose}"
+            do = "A machine has one daemon, which has one name, one address and one key: correct the others."
+            yield Fault(f"Reading {file}", f"each {what} once", told, do)

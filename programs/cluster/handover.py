@@ -1,0 +1,175 @@
+"""What a command hands to the home of a run, in one message: spec, configuration, graph, and who takes part.
+
+The run folder is made from it on the home machine, below the root of its daemon (`run_root`), so a command may be on
+any machine that reaches home. Who takes part is kept in the folder (`cluster.json`), for the next daemon of the home.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, final
+
+from isthmus.programs.cluster.run_root import RUN_NAME, RunRoot
+from isthmus.programs.request import new_folder, spec
+from isthmus.programs.request.spec import Spec
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.graph.topology import Machine
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.supervision.home.events import Places
+from isthmus.runtime.system.files import write_json
+
+CLUSTER: Final = "cluster.json"
+HOSTS_MAX: Final = 1024
+"""How many hosts a run may have at its start, and how many slots."""
+MOVABLE: Final = ("syncer", "evaluator")
+"""Roles whose next life may be on another machine."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A machine as a run knows it: where its daemon listens, if anywhere, its public key, if there are keys, the roles
+    that it takes (any, where none are named), and what it was declared to have: `islands` of so many `devices`, of a
+    kind with these names, 0 and none where nothing was said."""
+
+    name: str
+    address: str | None = None
+    public_key: str | None = None
+    roles: tuple[str, ...] = ()
+    islands: int = 0
+    devices: int = 0
+    kinds: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, machine: Machine) -> Site:
+        """The site of a machine in a cluster file."""
+        device = machine.device
+        declared = () if device is None else (machine.islands or 0, machine.devices, (device.kind, *device.names))
+        return cls(machine.name, machine.address, machine.public_key, machine.roles, *declared)
+
+    @property
+    def host(self) -> str:
+        """Where its hosts listen: on the address of its daemon."""
+        return "127.0.0.1" if self.address is None else self.address.removeprefix("tcp://").rpartition(":")[0]
+
+    def here(self, address: str, learners: int, secret: str = "") -> spec.Here:
+        """What its processes are told of it."""
+        return spec.Here(
+            address, learners, self.name, secret, islands=self.islands, devices=self.devices, kinds=self.kinds
+        )
+
+    @property
+    def movable(self) -> tuple[str, ...]:
+        """The roles that may be moved here."""
+        return tuple(role for role in MOVABLE if self.address and (not self.roles or role in self.roles))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """Who takes part in a run: its home, all sites by name, which replica is where, and the digest of the files and
+    data that those who compute must have alike."""
+
+    home: str
+    sites: Mapping[str, Site]
+    placement: Mapping[Replica, str]
+    digest: str
+
+    @classmethod
+    def of(cls, home: str, machines: Sequence[Machine], placement: Mapping[Replica, str], digest: str) -> Sites:
+        return cls(home, {machine.name: Site.of(machine) for machine in machines}, placement, digest)
+
+    @property
+    def others(self) -> list[Site]:
+        """All sites but home."""
+        return [site for name, site in self.sites.items() if name != self.home]
+
+    def computes(self, site: Site, computing: Sequence[str]) -> bool:
+        """Whether a host may ever be there that imports the task."""
+        roles = {replica.role for replica, name in self.placement.items() if name == site.name} | set(site.movable)
+        return not roles.isdisjoint(computing)
+
+    def places(self) -> Places:
+        """The same, as a home's core takes it."""
+        elsewhere = {replica: name for replica, name in self.placement.items() if name != self.home}
+        offers = {site.name: site.movable for site in self.others}
+        home_offers = self.sites[self.home].movable or MOVABLE
+        return Places(home=self.home, machines=elsewhere, offers=offers, home_offers=home_offers)
+
+    def as_data(self) -> dict[str, Any]:
+        placement = {str(replica): name for replica, name in self.placement.items()}
+        sites = [asdict(site) for site in self.sites.values()]
+        return {"home": self.home, "sites": sites, "placement": placement, "digest": self.digest}
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Sites:
+        """The sites that some data stand for; KeyError, TypeError or ValueError if they stand for none."""
+        listed = ("roles", "kinds")
+        sites = [Site(**{**site, **{name: tuple(site[name]) for name in listed}}) for site in data["sites"]]
+        placement = {Replica.parse(text): str(name) for text, name in data["placement"].items()}
+        return cls(str(data["home"]), {site.name: site for site in sites}, placement, str(data["digest"]))
+
+    @classmethod
+    def load(cls, folder: Path) -> Sites:
+        return cls.read(json.loads((folder / CLUSTER).read_text()))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A run that is ready to start, as data. `folder` is the name of its folder below the root of the home's daemon;
+    empty for one that the daemon finds a name for."""
+
+    name: str
+    folder: str
+    config: str
+    graph: Mapping[str, Any]
+    spec: Mapping[str, Any]
+    sites: Sites
+
+    def as_data(self) -> dict[str, Any]:
+        """As a message carries it."""
+        return {"name": self.name, "folder": self.folder, "config": self.config, "graph": json.dumps(self.graph),
+                "spec": dict(self.spec), "cluster": self.sites.as_data()}  # fmt: skip
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Handover:
+        """The run that some data stand for; KeyError, TypeError or ValueError if they stand for none."""
+        sites = Sites.read(data["cluster"])
+        name, folder, config = (str(data[key]) for key in ("name", "folder", "config"))
+        spec.read(data["spec"])
+        return cls(name, folder, config, json.loads(data["graph"]), data["spec"], sites)
+
+    def check(self, told: Spec, machine: str, names: Collection[str], doing: str) -> None:
+        """ConfigError for a run, of which its spec has `told`, whose home is another machine than this one, that has
+        the name of one of its runs, or hosts without end."""
+        if self.sites.home != machine:
+            do = "Hand a run to its home: the first machine with an address in the cluster file."
+            raise ConfigError(doing, f"a run whose home is {machine!r}", repr(self.sites.home[:100]), do)
+        if not isinstance(told.run, str) or not RUN_NAME.fullmatch(told.run) or told.run in names:
+            found = f"{str(told.run)[:200]!r}{', of which there is one' if told.run in names else ''}"
+            raise ConfigError(doing, "a run with a name of its own", found, "Use one version everywhere.")
+        counts = [*told.roles.values(), *told.slots_max.values()]
+        is_counted = all(type(count) is int and 0 <= count <= HOSTS_MAX for count in counts)
+        if not is_counted or sum(told.roles.values()) > HOSTS_MAX:
+            do = "Ask for fewer learners, and lower run.slots_max."
+            raise ConfigError(doing, f"at most {HOSTS_MAX} hosts, and slots", ", ".join(map(str, counts))[:200], do)
+
+    def make_folder(self, root: RunRoot, zero_ns: int, secret: Path | None) -> Path:
+        """Make the run folder on the home machine, whose clock shows `zero_ns`, and which has a file with a `secret`
+        key; ConfigError if it cannot be made. A run without keys that is on one machine stays on loopback."""
+        home = self.sites.sites[self.sites.home]
+        folder = root.make(self.folder, self.name, datetime.now(), self.config)
+        with new_folder.prepared(folder):
+            write_json(folder / "graph.json", self.graph)
+            write_json(folder / CLUSTER, self.sites.as_data())
+            learners = sum(where == home.name and who.role == LEARNER for who, where in self.sites.placement.items())
+            address = home.host if secret is not None or self.sites.others else "127.0.0.1"
+            here = home.here(address, learners, str(secret or ""))
+            spec.write(folder, {**self.spec, "zero_ns": zero_ns, "here": asdict(here)})
+        return folder

@@ -1,0 +1,79 @@
+"""The placement of a request on the machines of a cluster, with what its task needs of them.
+
+Only here are the two brought together: `runtime.graph.placement` knows no tasks, and a request knows no machines. It
+runs the task's optimizer on shapes, so it imports jax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from isthmus.ops.data.streams import first_batch
+from isthmus.ops.exchange.parameter_trees import named_leaves
+from isthmus.ops.mesh.sharding import MeshShape, ShardingError
+from isthmus.programs.recorder.summary import roster_counts
+from isthmus.programs.request.request import Request
+from isthmus.runtime.errors import Fault, PlacementError
+from isthmus.runtime.graph.placement import Placement, place
+from isthmus.runtime.graph.topology import Machine, Topology
+from isthmus.runtime.roles import LEARNER
+
+FLOAT32_BYTES: Final = 4
+
+
+def placed(request: Request, topology: Topology) -> Placement:
+    """Where every replica of the request goes; PlacementError with everything that is in the way."""
+    counts = roster_counts(request.graph, request.job.learners)
+    placement = place(request.graph, counts, topology, memory_bytes={LEARNER: learner_bytes(request)})
+    machines = topology.by_name()
+    hosts = [(slot, machines[name]) for slot, name in enumerate(placement.of_role(LEARNER))]
+    if faults := list(
+        dict.fromkeys(fault for slot, machine in hosts for fault in _mesh_faults(request, machine, slot))
+    ):
+        raise PlacementError.of(faults)
+    return placement
+
+
+def _mesh_faults(request: Request, machine: Machine, slot: int) -> Iterator[Fault]:
+    """Why the task's mesh, leaves or batches do not fit an island of a machine whose devices are known."""
+    if machine.device is None:
+        return
+    recipe = request.task.recipe()
+    where = f" (an island of {machine.name!r})"
+    try:
+        mesh = MeshShape.of(recipe.mesh, machine.devices)
+        for leaf in recipe.leaves():
+            mesh.of_leaf(leaf.name, leaf.shape.shape, recipe.shard)
+        for name, array in named_leaves(first_batch(request.task, request.job.seed, slot), "batch"):
+            mesh.of_batch(name, np.shape(array))
+    except ShardingError as error:
+        yield Fault(error.doing + where, error.expected, error.found, error.do)
+
+
+def learner_bytes(request: Request) -> int:
+    """What a learner holds on its island at least: its state, and a gradient of what is merged. No activations."""
+    import jax
+
+    recipe = request.task.recipe()
+    state = jax.eval_shape(recipe.state_of, recipe.shapes())
+    merged = sum(prod(tensor.shape) * _itemsize(tensor.dtype) for tensor in request.job.layout)
+    return merged + sum(map(_size_bytes, jax.tree.leaves(state)))
+
+
+def parameter_count(request: Request) -> int:
+    """The number of the model's parameters."""
+    return sum(prod(tensor.shape) for tensor in request.job.layout)
+
+
+def _itemsize(dtype: str) -> int:
+    import jax.numpy as jnp
+
+    return int(jnp.dtype(dtype).itemsize)
+
+
+def _size_bytes(array: Any) -> int:
+    return int(array.size) * int(array.dtype.itemsize)

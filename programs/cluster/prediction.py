@@ -1,0 +1,174 @@
+"""What a placement is expected to do: step times, memory and link use, from published figures. Nothing is measured.
+
+- A step of an island takes 6 x parameters x tokens FLOPs (forward and backward, attention left out) at `UTILISATION`
+  of the published bfloat16 FLOP/s of its devices, over which batch and model are split evenly; and `ADDED_SECONDS`,
+  which is all that very small models see of a fast device.
+- An island holds parameters, gradient and optimizer state at least; activations come on top.
+- A learner sends and gets all parameters once in `interval` steps, in float32 (ALGORITHMS: parameters x bits / (H x
+  step seconds)). With a syncer rounds go by the fastest learner; without one each learner goes by itself. Where inner
+  steps wait for others all go by the slowest; without an interval that is a ring all-reduce in every step.
+
+What a figure needs and nobody said is not guessed: it is None then. With learners of which only some step times are
+known, a pace is that of those, which is said nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from isthmus.ops.data.batches import of_slot
+from isthmus.programs.cluster.placing import FLOAT32_BYTES, learner_bytes, parameter_count
+from isthmus.programs.request.request import Request
+from isthmus.runtime.graph.placement import Placement
+from isthmus.runtime.graph.topology import Machine, Topology
+from isthmus.runtime.roles import LEARNER
+
+UTILISATION: Final = 0.4
+"""Share of the published FLOP/s: between the 33 % of Gopher and the 46 % of PaLM (arXiv 2204.02311, table 3)."""
+FLOPS_PER_PARAMETER: Final = 6
+"""And token: two forwards, four backwards (arXiv 2001.08361, section 2.1)."""
+ADDED_SECONDS: Final = 0.8e-3
+"""What the runtime adds to a step, as measured on CPU cores (docs/explanation/processes.md)."""
+EVALUATOR: Final = "evaluator"
+SYNCER: Final = "syncer"
+STEP: Final = "inner-step"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Island:
+    """What is predicted of a learner's island: seconds a step, bytes at least and at most, mean bits a second that the
+    learner sends, and gets."""
+
+    learner: int
+    machine: str
+    device: str | None
+    devices: int
+    step_seconds: float | None
+    memory_bytes: int
+    memory_bytes_max: int | None
+    link_bits: float | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Mean bits a second that cross a machine's network link in the busier direction, and how many can."""
+
+    machine: str
+    bits: float | None
+    bits_max: int | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of all islands by learner, and of all links; `assumptions` says in words what the figures rest on."""
+
+    islands: tuple[Island, ...]
+    links: tuple[Link, ...]
+    price_per_hour: float | None
+    assumptions: str
+
+
+def predict(request: Request, topology: Topology, placement: Placement) -> Prediction:
+    """What is expected of `request`, placed so."""
+    machines = topology.by_name()
+    hosts = [machines[name] for name in placement.of_role(LEARNER)]
+    parameters, tokens = parameter_count(request), request.task.tokens_per_batch
+    steps = [step_seconds(machine, parameters, of_slot(tokens, slot)) for slot, machine in enumerate(hosts)]
+    rates = _rates(request, parameters, steps)
+    memory = learner_bytes(request) if hosts else 0
+    islands = tuple(
+        Island(
+            number,
+            machine.name,
+            None if machine.device is None else machine.device.kind,
+            machine.devices,
+            steps[number],
+            memory,
+            machine.island_memory_bytes,
+            rates[number],
+        )
+        for number, machine in enumerate(hosts)
+    )
+    return Prediction(islands, _links(topology, placement, rates), _price(hosts), _assumptions(request))
+
+
+def step_seconds(machine: Machine, parameters: int, tokens: int) -> float | None:
+    """Seconds that a step on `tokens` tokens is predicted to take on an island of `machine`; None if it cannot be."""
+    if machine.island_flops is None:
+        return None
+    return FLOPS_PER_PARAMETER * parameters * tokens / (UTILISATION * machine.island_flops) + ADDED_SECONDS
+
+
+def _rates(request: Request, parameters: int, steps: Sequence[float | None]) -> list[float | None]:
+    """Mean bits a second that each learner sends."""
+    known = [step for step in steps if step is not None]
+    bits = 8.0 * FLOAT32_BYTES * parameters
+    interval = request.job.settings.get("interval")
+    runs_free = any(node.name == STEP and request.proof[STEP].free_running for node in request.graph.nodes)
+    if not runs_free:
+        pace = max(known, default=None)
+        if not isinstance(interval, int):
+            bits *= 2 * (len(steps) - 1) / max(len(steps), 1)
+        return [None if pace is None else bits / ((interval or 1) * pace)] * len(steps)
+    if not isinstance(interval, int):
+        return [None] * len(steps)
+    has_model = any(role.name == SYNCER for role in request.graph.roles)
+    fastest = min(known, default=None)
+    paces = [fastest] * len(steps) if has_model else steps
+    return [None if pace is None else bits / (interval * pace) for pace in paces]
+
+
+def _links(topology: Topology, placement: Placement, rates: Sequence[float | None]) -> tuple[Link, ...]:
+    """What crosses the link of each machine; None where learners are there whose rates nobody knows."""
+    sent: defaultdict[str, float] = defaultdict(float)
+    received: defaultdict[str, float] = defaultdict(float)
+    is_known = all(rate is not None for rate in rates)
+    for source, target, bits in _flows(placement, [rate or 0.0 for rate in rates]):
+        if source != target:
+            sent[source] += bits
+            received[target] += bits
+    return tuple(
+        Link(
+            machine.name,
+            max(sent[machine.name], received[machine.name]) if is_known else None,
+            machine.bandwidth_bits,
+        )
+        for machine in topology.machines
+    )
+
+
+def _flows(placement: Placement, rates: Sequence[float]) -> Iterator[tuple[str, str, float]]:
+    """Who sends how much to whom, as machines: to and from every shard, or round the learners where there is none."""
+    learners, shards = placement.of_role(LEARNER), placement.of_role(SYNCER)
+    for shard in shards:
+        for learner, rate in zip(learners, rates, strict=True):
+            yield learner, shard, rate / len(shards)
+            yield shard, learner, rate / len(shards)
+        for evaluator in placement.of_role(EVALUATOR):
+            yield shard, evaluator, max(rates, default=0.0) / len(shards)
+    if not shards:
+        for number, (learner, rate) in enumerate(zip(learners, rates, strict=True)):
+            yield learner, learners[(number + 1) % len(learners)], rate
+
+
+def _price(hosts: Sequence[Machine]) -> float | None:
+    """What the islands' devices cost an hour, if the price of each is known."""
+    prices = [None if host.device is None else host.device.price_per_hour for host in hosts]
+    known = [price * host.devices for price, host in zip(prices, hosts, strict=True) if price is not None]
+    return sum(known) if known and len(known) == len(hosts) else None
+
+
+def _assumptions(request: Request) -> str:
+    parameters, tokens = parameter_count(request), request.task.tokens_per_batch
+    batch = f"{tokens:,}" if isinstance(tokens, int) else f"{min(tokens):,} to {max(tokens):,}"
+    return (
+        f"a step is {FLOPS_PER_PARAMETER} x {parameters:,} parameters x {batch} tokens FLOPs at "
+        f"{UTILISATION:.0%} of the published bfloat16 FLOP/s, and {ADDED_SECONDS * 1e3:.1f} ms; "
+        "memory is parameters, gradient and optimizer state; links carry float32, on average"
+    )

@@ -1,0 +1,57 @@
+"""The accelerators that this machine has and its jax can use, found without jax: by device files and installed plugins.
+
+Whoever starts a backend has the devices: on a TPU nobody else can then, on a GPU most of its memory is taken. So only
+the hosts that compute start one, and what is to be known before them is looked up here. What the user's environment
+says of platforms and visible devices is a bound.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+Platform: TypeAlias = Literal["cuda", "tpu"]
+
+VISIBLE: Final[Mapping[Platform, str]] = {"cuda": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
+"""The variable that says which devices of a platform a process sees."""
+_PLUGINS: Final[Mapping[Platform, tuple[str, ...]]] = {
+    "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"),
+    "tpu": ("libtpu",),
+}
+_FILES: Final[Mapping[Platform, re.Pattern[str]]] = {
+    "cuda": re.compile(r"nvidia\d+"),
+    "tpu": re.compile(r"accel\d+|vfio/\d+"),
+}
+
+
+class Accelerators(NamedTuple):
+    """The devices of one platform, by the numbers or names under which they are made visible."""
+
+    platform: Platform
+    ids: tuple[str, ...]
+
+
+def find(environment: Mapping[str, str] = os.environ, root: Path = Path("/dev")) -> Accelerators | None:
+    """What there is; None where jax is to compute on the CPU."""
+    files = [path.relative_to(root).as_posix() for path in (*root.glob("*"), *root.glob("vfio/*"))]
+    installed = [name for names in _PLUGINS.values() for name in names if find_spec(name) is not None]
+    return usable(environment, files, installed)
+
+
+def usable(environment: Mapping[str, str], files: Iterable[str], installed: Iterable[str]) -> Accelerators | None:
+    """What can be used, of the device files below /dev, with the plugins of jax that are installed."""
+    wanted = environment.get("JAX_PLATFORMS", "").split(",")[0]
+    there, plugins = sorted(files), frozenset(installed)
+    for platform in ("tpu", "cuda"):
+        is_asked = not wanted or wanted == platform or (platform, wanted) == ("cuda", "gpu")
+        count = sum(_FILES[platform].fullmatch(name) is not None for name in there)
+        if is_asked and count and not plugins.isdisjoint(_PLUGINS[platform]):
+            visible = environment.get(VISIBLE[platform])
+            ids = [str(number) for number in range(count)] if visible is None else visible.split(",")
+            known = tuple(each.strip() for each in ids if each.strip())
+            return Accelerators(platform, known) if known else None
+    return None

@@ -1,0 +1,65 @@
+"""Which island of this machine a learner takes: the first that no living process has.
+
+An island is a locked file, for all runs of a user on this machine. The kernel lets go of a lock when its process ends,
+however that comes about, so that nobody has to keep books of who has what: a daemon may die, and be followed by
+another, and a learner's next life finds the island of its last one free.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import BinaryIO, final
+
+from isthmus.runtime.errors import ConfigError
+
+
+@final
+class Claim:
+    """An island that this process has, until it ends."""
+
+    def __init__(self, island: int, locks: list[BinaryIO]) -> None:
+        self.island, self._locks = island, locks
+
+    def close(self) -> None:
+        """Let go of it."""
+        for lock in self._locks:
+            lock.close()
+
+
+def claim(islands: Sequence[Sequence[str]], folder: Path | None = None) -> Claim:
+    """The first island of these, each given as the names of what it needs for itself, that is free; ConfigError if none
+    is."""
+    folder = _folder() if folder is None else folder
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise ConfigError("Taking an island", f"{folder}, of this user", "another user's", "Remove it.")
+    for number, names in enumerate(islands):
+        locks = _locked(folder / f"{name}.lock" for name in names)
+        if locks is not None:
+            return Claim(number, locks)
+    do = "End what has them, or start fewer learners here: run.learners, or `islands` of this machine."
+    raise ConfigError("Taking an island", f"one of {len(islands)} that is free", "all of them taken", do)
+
+
+def _locked(paths: Iterable[Path]) -> list[BinaryIO] | None:
+    """These files, locked; None, and none locked, if somebody has one."""
+    locks: list[BinaryIO] = []
+    for path in paths:
+        lock = path.open("ab")
+        locks.append(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            for each in locks:
+                each.close()
+            return None
+    return locks
+
+
+def _folder() -> Path:
+    """The folder of this user's locks."""
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"isthmus-islands-{os.getuid()}"

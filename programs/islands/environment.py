@@ -1,0 +1,120 @@
+"""Which environment a host gets: the platform that its jax starts, and which devices it sees.
+
+A pure function of what the host is, what its machine was declared to have, and what is found there. Nothing falls back:
+a host that is to have an accelerator names its platform alone, so that jax fails, and says why, where it cannot use it.
+
+Islands are numbered on their machine. Each has devices of its own, in the order of their numbers; where learners are
+more than GPUs and nobody said how many devices an island has, several share one, and its memory. The evaluator is on
+the CPU unless asked otherwise, and then shares the devices of the first island.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from isthmus.programs.islands.accelerators import VISIBLE, Accelerators, Platform
+from isthmus.programs.request.spec import Here
+from isthmus.runtime.errors import ConfigError
+
+MEMORY_SHARE: Final = 0.9
+"""Of a GPU, for all who share it: the rest is for contexts and the compiler."""
+_CHIP_BOUNDS: Final = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+"""How so many chips of one TPU host lie."""
+_DOING: Final = "Opening an island"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Islands:
+    """The islands of a machine. `platform` is what they compute on, None for whatever jax takes; `ids` are the devices
+    of each, none where it sees all; `sharing` is how many islands share a device, `devices` how many an island has if
+    that was declared."""
+
+    platform: Platform | str | None
+    ids: tuple[tuple[str, ...], ...]
+    sharing: int = 1
+    devices: int | None = None
+
+
+def islands_of(here: Here, found: Accelerators | None) -> Islands:
+    """The islands of this machine; ConfigError where there are other devices than it was declared to have."""
+    count = max(here.islands or here.learners, 1)
+    declared = platform_of(here.kinds)
+    if declared == "cpu" or (found is None and declared is None):
+        return Islands(declared, ((),) * count, devices=here.devices or None)
+    if found is None or declared not in (None, found.platform):
+        expected = f"devices of kind {here.kinds[0]!r}, as the machine was declared"
+        there = "none that jax can use" if found is None else f"{len(found.ids)} for {found.platform!r}"
+        do = "Install what jax needs for them, or correct `device` of this machine in the cluster file."
+        raise ConfigError(_DOING, expected, there, do)
+    return _accelerated(count, here.devices, found)
+
+
+def _accelerated(count: int, declared: int, found: Accelerators) -> Islands:
+    """So many islands on accelerators, of `declared` devices each, 0 where nobody said."""
+    ids, total = found.ids, len(found.ids)
+    each = declared or max(total // count, 1)
+    if each * count <= total:
+        cut = tuple(ids[island * each : (island + 1) * each] for island in range(count))
+        return Islands(found.platform, cut, devices=each)
+    if declared or found.platform == "tpu":
+        do = "Lower `islands` or `devices` of this machine, or run.learners; a TPU chip has one process."
+        raise ConfigError(_DOING, f"{each * count} devices for {count} islands of {each}", str(total), do)
+    shared = tuple((ids[island % total],) for island in range(count))
+    return Islands(found.platform, shared, sharing=-(-count // total), devices=1)
+
+
+def learner_environment(islands: Islands, island: int, total: int, *, has_evaluator: bool) -> dict[str, str]:
+    """What a learner on this island sets; `total` is how many devices the machine has, `has_evaluator` whether an
+    evaluator is on them, too."""
+    if islands.platform is None:
+        return {}
+    if islands.platform == "cpu":
+        counted = {} if islands.devices is None else {"JAX_NUM_CPU_DEVICES": str(islands.devices)}
+        return {"JAX_PLATFORMS": "cpu", **counted}
+    ids = islands.ids[island]
+    told = {"JAX_PLATFORMS": str(islands.platform)}
+    if islands.platform == "tpu":
+        return told | _chips(ids, total)
+    told[VISIBLE["cuda"]] = ",".join(ids)
+    sharing = islands.sharing + (has_evaluator and island == 0)
+    if sharing > 1:
+        told["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{MEMORY_SHARE / sharing:.2f}"
+    return told
+
+
+def evaluator_environment(islands: Islands, total: int) -> dict[str, str]:
+    """What an evaluator sets that is to share an island."""
+    if islands.platform == "tpu":
+        do = "Leave run.evaluate_on out: a TPU chip has one process."
+        raise ConfigError(_DOING, "an evaluator on the CPU beside learners on TPUs", "run.evaluate_on = 'island'", do)
+    return learner_environment(islands, 0, total, has_evaluator=True)
+
+
+def platform_of(kinds: Sequence[str]) -> str | None:
+    """The platform of a kind of device, by its names; None where they do not tell."""
+    for kind in kinds:
+        word = kind.casefold()
+        if word == "cpu":
+            return "cpu"
+        if word.startswith("tpu"):
+            return "tpu"
+        if word.startswith("nvidia"):
+            return "cuda"
+    return None
+
+
+def _chips(ids: Sequence[str], total: int) -> dict[str, str]:
+    """What makes some chips of a TPU host visible, as a host of their own; nothing where they are all."""
+    if len(ids) == total:
+        return {}
+    if len(ids) not in _CHIP_BOUNDS:
+        do = "Give islands 1, 2, 4 or 8 chips."
+        raise ConfigError(_DOING, "as many chips as lie together on a host", str(len(ids)), do)
+    return {
+        VISIBLE["tpu"]: ",".join(ids),
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": _CHIP_BOUNDS[len(ids)],
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+    }

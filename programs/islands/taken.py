@@ -1,0 +1,86 @@
+"""The island of this host's process: chosen, claimed, and written into the environment before jax starts a backend."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from isthmus.programs.islands import accelerators
+from isthmus.programs.islands.claim import Claim, claim
+from isthmus.programs.islands.environment import (
+    Islands,
+    evaluator_environment,
+    islands_of,
+    learner_environment,
+    platform_of,
+)
+from isthmus.programs.request.spec import Spec
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.host.contract import Island
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.roles import LEARNER
+
+EVALUATOR: Final = "evaluator"
+_CLAIMS: Final[list[Claim]] = []
+"""Held until this process ends."""
+
+
+def take(replica: Replica, told: Spec) -> Island | None:
+    """The island of a host that computes, None for all that jax finds; the environment of this process is set for it.
+    What is in the way is told by the island, and refused by the body that is to use it."""
+    is_on_cpu = told.evaluate_on == "cpu"
+    if replica.role not in (LEARNER, EVALUATOR) or replica.role not in told.computing:
+        return None
+    if replica.role == EVALUATOR and is_on_cpu:
+        set_environment({"JAX_PLATFORMS": "cpu"})
+        return None
+    found = accelerators.find()
+    total = 0 if found is None else len(found.ids)
+    try:
+        islands = islands_of(told.here, found)
+        if replica.role == EVALUATOR:
+            set_environment(evaluator_environment(islands, total))
+            return None
+        number = _claimed(islands)
+        set_environment(learner_environment(islands, number, total, has_evaluator=not is_on_cpu))
+    except ConfigError as error:
+        return Island(refusal=str(error))
+    if islands.platform is None:
+        return None
+    kinds = told.here.kinds if platform_of(told.here.kinds) == islands.platform else ()
+    return Island(kinds, islands.devices)
+
+
+def shares(devices: int, learners: int) -> list[Island]:
+    """The islands of learners that share one process: devices of their own each, as far as there are enough."""
+    each = max(devices // max(learners, 1), 1)
+    return [Island(devices=each, begin=learner * each % (devices // each * each)) for learner in range(learners)]
+
+
+def set_environment(told: Mapping[str, str]) -> None:
+    """Set variables for a jax that has no backend yet, and may have been imported: by a fork server."""
+    os.environ.update(told)
+    jax: Any = sys.modules.get("jax")
+    if jax is not None and "JAX_PLATFORMS" in told:
+        jax.config.update("jax_platforms", told["JAX_PLATFORMS"])
+    if jax is not None and "JAX_NUM_CPU_DEVICES" in told:
+        jax.config.update("jax_num_cpu_devices", int(told["JAX_NUM_CPU_DEVICES"]))
+
+
+def _claimed(islands: Islands) -> int:
+    """The number of an island that nobody else has; 0 where islands are not told apart by their devices."""
+    if not any(islands.ids):
+        return 0
+    _CLAIMS.append(claim(_needs(islands)))
+    return _CLAIMS[-1].island
+
+
+def _needs(islands: Islands) -> Sequence[Sequence[str]]:
+    """What each island needs for itself: its devices or, where several share one, a place on it."""
+    singly = islands.sharing == 1
+    return [
+        [f"{islands.platform}-{name}" + ("" if singly else f"-{islands.ids[:number].count(ids)}") for name in ids]
+        for number, ids in enumerate(islands.ids)
+    ]

@@ -1,0 +1,259 @@
+"""Whom a machine's daemon admits, and who operates it: what its machine.toml says, and what `isthmus admit` and
+`expel` have changed since.
+
+It decides what is in NAME.admitted, a file beside the daemon's note in the user's state folder, and what a daemon's
+keyring holds. What follows for hosts and runs is decided by whoever is told.
+
+Theory of operation. A line of the file is a name, its public key, and how that came: `own`, `configured` (machine.toml
+has it), `admitted` (a command did) or `expelled` (a command did, and machine.toml may still have it); `operator` behind
+that says what else the key is good for. A daemon that starts brings the first two up to date; where a command and
+machine.toml differ in whether a machine is an operator, the command's word stands. Commands change the file under a
+lock, and it is there whole or as it was; a daemon looks at it four times a second. So a command needs neither the
+daemon nor its secret key, and what it did outlives both. Whoever can write to this user's state folder could run the
+daemon, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, final
+
+from isthmus.programs.cluster import names as machine_name
+from isthmus.programs.cluster.machine_file import MachineConfig
+from isthmus.programs.run import registry
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.security import keys
+from isthmus.runtime.security.keys import Keyring
+from isthmus.runtime.system.files import write_bytes
+
+LOOK_SECONDS: Final = 0.25
+OWN, CONFIGURED, ADMITTED, EXPELLED = "own", "configured", "admitted", "expelled"
+OPERATOR: Final = "operator"
+_WAYS: Final = (OWN, CONFIGURED, ADMITTED, EXPELLED)
+_MODE: Final = 0o600
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A machine, how it came to be admitted, or not, and whether it is an operator."""
+
+    name: str
+    way: str
+    is_operator: bool = False
+
+    def line(self, key: str) -> str:
+        """As it stands in the file."""
+        return f"{self.name} {key} {self.way}{f' {OPERATOR}' if self.is_operator else ''}\n"
+
+
+Entries = dict[str, Entry]
+"""By public key."""
+
+
+def path_of(machine: str) -> Path:
+    """The file of the machine whose daemon has this name."""
+    return registry.state_folder() / "machines" / f"{machine}.admitted"
+
+
+def read(machine: str) -> Entries:
+    """What is in the file, nothing if there is none; ConfigError if it is damaged."""
+    path = path_of(machine)
+    doing = f"Reading {path}"
+    try:
+        with path.open(encoding="ascii") as file:
+            lines, found = file.read().splitlines(), os.fstat(file.fileno())
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(doing, "a file that can be read", str(error), "Repair it, or take it away.") from None
+    keys.check_owned(found, path, doing)
+    entries: Entries = {}
+    for line in lines:
+        name, key, way, *more = (*line.split(), "", "", "")[: max(3, len(line.split()))]
+        if not keys.is_key(key) or way not in _WAYS or more not in ([], [OPERATOR]):
+            expected = f"lines of a name, a public key and one of {', '.join(_WAYS)}, perhaps with `{OPERATOR}`"
+            raise ConfigError(doing, expected, repr(line[:100]), "Correct the line, or take it away.")
+        entries[key] = Entry(name, way, bool(more))
+    return entries
+
+
+def admitted(entries: Entries) -> dict[str, str]:
+    """Public key -> name, of those that are admitted."""
+    return {key: entry.name for key, entry in entries.items() if entry.way != EXPELLED}
+
+
+def operators(entries: Entries) -> frozenset[str]:
+    """The public keys of those that are admitted as operators."""
+    return frozenset(key for key, entry in entries.items() if entry.way != EXPELLED and entry.is_operator)
+
+
+def has_keys(machine: str) -> bool:
+    """Whether the daemon of a machine has keys, or had when it last started."""
+    return any(entry.way == OWN for entry in read(machine).values())
+
+
+def keyring(machine: str, config: MachineConfig) -> Keyring | None:
+    """What a daemon that starts lives by, None without keys; brings its file up to date.
+
+    ConfigError if machine.toml and file contradict each other, or the file cannot be written.
+    """
+    if config.pair is None:
+        if has_keys(machine):
+            with _changing(machine, f"Starting the daemon {machine!r}") as entries:
+                for key in [key for key, entry in entries.items() if entry.way in (OWN, CONFIGURED)]:
+                    del entries[key]
+        return None
+    with _changing(machine, f"Starting the daemon {machine!r}") as entries:
+        kept = {key: entry for key, entry in entries.items() if entry.way in (ADMITTED, EXPELLED)}
+        entries.clear()
+        entries[config.pair.public] = Entry(machine, OWN, is_operator=True)
+        for key, name in config.admitted.items():
+            keys.check(admitted(entries), name, key, f"Starting the daemon {machine!r}")
+            entries[key] = _settled(Entry(name, CONFIGURED, key in config.operators), kept.pop(key, None))
+        for key, entry in kept.items():
+            if entry.way == ADMITTED:
+                keys.check(admitted(entries), entry.name, key, f"Reading {path_of(machine)}")
+                entries[key] = entry
+    return Keyring(config.pair, admitted(entries), machine, operators(entries))
+
+
+def _settled(configured: Entry, changed: Entry | None) -> Entry:
+    """What is so of a machine of machine.toml of which commands have said something since, or not."""
+    if changed is None or changed == replace(configured, way=ADMITTED):
+        return configured
+    return replace(changed, name=configured.name)
+
+
+def admit(machine: str, name: str, key: str, *, is_operator: bool = False) -> bool:
+    """Let a machine's daemon admit another one from now on, as an operator or not; False if that is so already.
+
+    ConfigError for a key of another name, a name with another key, or a file that cannot be written.
+    """
+    with _changing(machine, f"Admitting {name!r}") as entries:
+        known = entries.get(key)
+        if (
+            known is not None
+            and known.name == name
+            and known.way != EXPELLED
+            and (known.is_operator == is_operator or known.way == OWN)
+        ):
+            return False
+        keys.check(admitted(entries), name, key, f"Admitting {name!r} to {machine!r}")
+        entries[key] = Entry(name, ADMITTED, is_operator)
+    return True
+
+
+def expel(machine: str, name: str) -> bool:
+    """Let a machine's daemon admit another one no longer; False if it did not.
+
+    ConfigError for the machine itself, or a file that cannot be written.
+    """
+    if name == machine:
+        do = "End its daemon, if that is what you want."
+        raise ConfigError(f"Expelling {name!r}", "another machine", f"the one whose daemon {machine!r} is", do)
+    with _changing(machine, f"Expelling {name!r}") as entries:
+        gone = [key for key, each in admitted(entries).items() if each == name]
+        for key in gone:
+            entries[key] = Entry(name, EXPELLED)  # The next start forgets it, unless machine.toml lists it.
+    return bool(gone)
+
+
+@contextmanager
+def _changing(machine: str, doing: str) -> Iterator[Entries]:
+    """The entries of a file, to be changed by nobody else meanwhile; written if they have."""
+    path = path_of(machine)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".admitted.lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            entries = read(machine)
+            before = dict(entries)
+            yield entries
+            if entries != before:
+                write_bytes(path, "".join(entry.line(key) for key, entry in entries.items()).encode())
+                path.chmod(_MODE)
+    except OSError as error:
+        do = "Set XDG_STATE_HOME to a folder that may be written to."
+        raise ConfigError(doing, f"to write to {path.parent}", str(error), do) from None
+
+
+@final
+class Admissions:
+    """Lets a keyring follow its machine's file, on the loop of the daemon.
+
+    `on_admitted(name)` and `on_expelled(name)` are called after the keyring has changed, `tell` with a line for people.
+    """
+
+    def __init__(
+        self,
+        loop: Any,
+        machine: str,
+        ring: Keyring,
+        *,
+        tell: Callable[[str], None],
+        on_admitted: Callable[[str], None] = lambda name: None,
+        on_expelled: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self._loop, self._machine, self._ring = loop, machine, ring
+        self._tell, self._on_admitted, self._on_expelled = tell, on_admitted, on_expelled
+        self._seen = self._stamp()
+        self._follow(read(machine))
+        self._timer = loop.call_later(LOOK_SECONDS, self._look)
+
+    def close(self) -> None:
+        """Follow no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        try:
+            self._follow(read(self._machine))
+        except ConfigError as error:
+            self._tell(f"goes on with the keys that it knows: {error}")
+
+    def _follow(self, entries: Mapping[str, Entry]) -> None:
+        now, before, operated = admitted(dict(entries)), self._ring.admitted, self._ring.operators
+        self._ring.replace(now, operators(dict(entries)))
+        for name in sorted(set(before.values()) - set(self._ring.admitted.values())):
+            self._tell(f"admits {name} no longer")
+            self._on_expelled(name)
+        for name in sorted(set(self._ring.admitted.values()) - set(before.values())):
+            self._tell(f"admits {name}")
+            self._on_admitted(name)
+        for name in sorted(self._ring.operators ^ operated):
+            if self._ring.admits(name):
+                self._tell(f"has {name} as an operator{'' if name in self._ring.operators else ' no longer'}")
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(path_of(self._machine))
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def machine_here(asked: str | None, doing: str) -> str:
+    """The machine whose daemon is meant by a command on this computer: the one asked for, or the only one there is.
+
+    ConfigError if there is none, or more than one.
+    """
+    if asked is not None:
+        return machine_name.checked(asked, doing, "for example --machine alpha")
+    living = [entry.name for entry in registry.living() if entry.name]
+    known = sorted(path.stem for path in path_of("any").parent.glob("*.admitted"))
+    names = living or known
+    if len(names) != 1:
+        found = f"{len(names)}: {', '.join(names)}" if names else "none"
+        do = "Say which one with --machine NAME." if names else "Start it, or say whose it will be: --machine NAME."
+        raise ConfigError(doing, "one daemon on this computer", found, do)
+    return names[0]

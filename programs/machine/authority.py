@@ -1,0 +1,51 @@
+"""Who may ask a machine's daemon for what.
+
+A machine that is admitted offers its islands: it links itself, reports, answers and leaves, each for itself. All else,
+which decides what runs here or tells what does, is for an operator: the machine's own key, one that was admitted with
+`--operator`, and, at a daemon without keys, which listens on loopback only, whoever reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, final
+
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.security.keys import Keyring
+
+TOLD_MAX: Final = 256
+OPERATORS: Final = {
+    "machine": "to tell of its runs",
+    "call": "to take part in runs of another home",
+    "check": "to check a run",
+    "take": "to take a run",
+    "watch": "to show a run",
+    "log": "to show the log of a run",
+    "stop": "to stop a run",
+    "end": "to end a run",
+    "expel": "to expel a machine",
+}
+"""What an operator may ask for: the type of a message, and what that means."""
+
+
+@final
+class Authority:
+    """Judges what is sent to the daemon of `machine`, by its keys as they are at that moment; `tell` is given a line
+    for people about each machine that asks for more, once of each thing."""
+
+    def __init__(self, machine: str, keys: Keyring | None, tell: Callable[[str], None]) -> None:
+        self._machine, self._keys, self._tell = machine, keys, tell
+        self._told: set[tuple[str | None, str]] = set()
+
+    def check(self, kind: str, caller: str | None) -> None:
+        """ConfigError if a message of this type is not for the machine `caller` to send."""
+        keys = self._keys
+        if kind not in OPERATORS or keys is None or (caller is not None and caller in keys.operators):
+            return
+        key = keys.key_of(caller or "") or "KEY"
+        do = f"Type on that machine: isthmus admit --operator {caller} {key}"
+        if (caller, kind) not in self._told and len(self._told) < TOLD_MAX:
+            self._told.add((caller, kind))
+            self._tell(f"refused the machine {caller}, which asked it {OPERATORS[kind]}: it is no operator")
+        expected, found = "an operator's key", f"that of {caller!r}, which may offer islands and nothing else"
+        raise ConfigError(f"Asking the daemon {self._machine!r} {OPERATORS[kind]}", expected, found, do)

@@ -1,0 +1,184 @@
+"""What a command says to the daemon that is the home of runs: find it, hand a run over, watch it, find its runs again.
+
+While it watches, every question renews the run's lease; a command that is gone does not ask, and the daemon ends the
+run. A daemon that is gone for a while is waited for, because the next one of its name adopts the run. The run folder
+may be on another machine than the command: whatever it needs to know comes in answers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+from isthmus.programs.cluster import addresses
+from isthmus.programs.cluster.cluster_file import Cluster
+from isthmus.programs.cluster.handover import Handover
+from isthmus.programs.cluster.run_root import RunRoot
+from isthmus.programs.request import new_folder, spec
+from isthmus.programs.run import registry
+from isthmus.programs.run.in_process import Outcome, Watch
+from isthmus.programs.run.in_processes import STATUS_SECONDS, Submitted, ended, shown
+from isthmus.programs.run.interrupts import Interrupts, interrupts
+from isthmus.runtime.control.ask import ask
+from isthmus.runtime.control.messages import Message
+from isthmus.runtime.errors import ConfigError, Fault, PlacementError, RunError
+from isthmus.runtime.graph.placement import home_of
+from isthmus.runtime.security.keys import Keyring, is_loopback, read_pair
+
+ANSWER_SECONDS: Final = 5.0
+CHECK_SECONDS_MAX: Final = 90.0
+"""How long a home may ask the other machines, which may have data to read."""
+SILENCE_SECONDS_MAX: Final = 60.0
+"""Hosts without a daemon end after so long: there is nothing left to wait for."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """The daemon of a machine, as a command reaches it."""
+
+    name: str
+    address: str
+    keys: Keyring | None = None
+    server_key: str = ""
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Daemon:
+        """The home of the runs of a cluster; PlacementError if no machine can be."""
+        home = home_of(cluster.topology)
+        if home is None:
+            do = 'Give the machine that is to be the home of runs an address = "tcp://HOST:PORT".'
+            raise PlacementError(f"Using {cluster.file}", "a machine with an address", "none", do)
+        keys = None if cluster.secret is None else Keyring(read_pair(cluster.secret))
+        return cls(home.name, home.endpoint, keys, home.public_key or "")
+
+    @classmethod
+    def here(cls, name: str) -> Daemon | None:
+        """The daemon of this name on this machine, if there is one that a command needs no keys for."""
+        for entry in registry.living():
+            if entry.name == name and is_loopback(entry.endpoint):
+                return cls(name, entry.endpoint)
+        return None
+
+    def find(self, message: Message | None = None) -> dict[str, Any]:
+        """What it says of itself; ConfigError if nobody is there, or somebody else."""
+        return find(self.name, self.address, message, keys=self.keys, server_key=self.server_key)
+
+    def ask(self, message: Message, seconds_max: float) -> Message | None:
+        """Its answer; None if none comes in time."""
+        return ask(self.address, message, seconds_max, keys=self.keys, server_key=self.server_key)
+
+    def say(self, message: Message, seconds_max: float = ANSWER_SECONDS) -> Message:
+        """Its answer to what has to be answered; ConfigError with what it refuses."""
+        answer = self.ask(message, seconds_max)
+        if answer is None:
+            doing, expected = f"Asking the daemon {self.name!r} at {self.address}", "an answer"
+            do = "`isthmus status --all` shows whether it is still there, and its runs."
+            raise ConfigError(doing, expected, f"none within {seconds_max:.0f} s", do)
+        if answer["type"] == "refused":
+            raise ConfigError.of([Fault(*fault) for fault in answer["faults"]])
+        return answer
+
+
+def find(
+    name: str, address: str, message: Message | None = None, *, keys: Keyring | None = None, server_key: str = ""
+) -> dict[str, Any]:
+    """What the daemon of a machine answers; ConfigError if nobody is there, or somebody else, or what it refuses."""
+    doing = f"Calling the daemon {name!r} at {address}"
+    start = f"isthmus daemon --name {name} --listen {address}"
+    if not addresses.is_listening(address):
+        raise ConfigError(doing, "a daemon that listens there", "nobody", f"Start it: {start}")
+    answer = ask(address, message or {"type": "machine"}, ANSWER_SECONDS, keys=keys, server_key=server_key)
+    if answer is not None and answer["type"] == "refused":
+        raise ConfigError.of([Fault(*fault) for fault in answer["faults"]])
+    if answer is None or answer["type"] != "machine":
+        found = f"no answer within {ANSWER_SECONDS:.0f} s" if answer is None else "a daemon of a single run"
+        raise ConfigError(doing, "the daemon of a machine", found, f"Look at what listens there, or start it: {start}")
+    if answer["name"] != name:
+        do = f"Write name = {answer['name']!r} in the cluster file, or the address of {name!r}."
+        raise ConfigError(doing, f"the name {name!r}", f"{answer['name']!r}", do)
+    return answer
+
+
+def folder_there(daemon: Daemon, root: str, run_dir: Path | None) -> str:
+    """What --run-dir means to a daemon whose runs are below `root`: a relative path begins there, an absolute one has
+    to be there (ConfigError); empty without one."""
+    if run_dir is None:
+        return ""
+    path = run_dir.expanduser()
+    path = Path(os.path.normpath(path if path.is_absolute() else Path(root) / path))
+    return RunRoot(Path(root)).name_of(path, f"Choosing the run folder on the machine {daemon.name!r}")
+
+
+def hand_over(daemon: Daemon, handed: Handover, *, is_watched: bool) -> Submitted:
+    """Let a daemon make the run folder and start the run; which folder that is there. ConfigError if it does not.
+
+    If the folder turns out to be on this machine, runs/latest points to it.
+    """
+    answer = daemon.say({"type": "take", "handover": handed.as_data(), "is_watched": is_watched})
+    folder = Path(str(answer["run"]))
+    if (folder / new_folder.CONFIG).exists():
+        new_folder.point_latest_to(folder)
+    return Submitted(handed.name, spec.read(handed.spec).job, folder)
+
+
+def hand_over_detached(daemon: Daemon, handed: Handover) -> Submitted:
+    """The same for a run that nobody watches; a Ctrl-C meanwhile ends it again."""
+    with interrupts() as interrupted:
+        submitted = hand_over(daemon, handed, is_watched=False)
+        if interrupted.count:
+            reason = "ended by Ctrl-C at its start"
+            daemon.say({"type": "end", "run": str(submitted.run_dir), "reason": reason})
+    if interrupted.count:
+        raise KeyboardInterrupt
+    return submitted
+
+
+def watch_on_machine(daemon: Daemon, submitted: Submitted, watch: Watch | None, interrupted: Interrupts) -> Outcome:
+    """Watch a run that was handed over; RunError if the run failed, or if Ctrl-C came twice."""
+    summary = _watch_until_over(daemon, str(submitted.run_dir), watch, interrupted)
+    return ended(submitted.run_dir, summary, watch)
+
+
+def newest_run(daemon: Daemon) -> Path:
+    """The run folder of the one run that goes on there, or else of the newest that is over; ConfigError if that is no
+    answer."""
+    answer = daemon.find()
+    running = [Path(run["run"]) for run in answer["runs"]]
+    doing = f"Looking for the run of the daemon {daemon.name!r}"
+    if len(running) > 1:
+        do = "Name its folder in place of --cluster."
+        raise ConfigError(doing, "one run that goes on", ", ".join(map(str, running)), do)
+    if not running and not answer["former"]:
+        raise ConfigError(doing, "a run", "none so far", "Start one: isthmus train --cluster FILE.")
+    return running[0] if running else Path(answer["former"][-1]["run"])
+
+
+def _watch_until_over(daemon: Daemon, run: str, watch: Watch | None, interrupted: Interrupts) -> dict[str, Any] | None:
+    """Renew the lease, pass on Ctrl-C, and show how it goes, until the run is over; its summary."""
+    asked, heard_at = 0, time.monotonic()
+    while True:
+        message: Message = {"type": "watch"}
+        if interrupted.count > asked:
+            message = {"type": "stop"} if asked == 0 else {"type": "end", "reason": "ended at once by a second Ctrl-C"}
+        answer = daemon.ask({**message, "run": run}, 1.0)
+        if answer is not None:
+            heard_at = time.monotonic()
+            asked += message["type"] != "watch"
+        silence = time.monotonic() - heard_at
+        if silence > SILENCE_SECONDS_MAX or (answer is None and interrupted.count > 1):
+            raise RunError(
+                f"the daemon {daemon.name!r} at {daemon.address} has not answered for {silence:.0f} s; "
+                "if it is gone, the run's processes end by themselves within a minute"
+            )
+        if answer is not None and answer["type"] == "over":
+            summary: dict[str, Any] | None = answer["summary"]
+            return summary
+        if answer is not None and answer["type"] == "refused" and message["type"] == "watch":
+            raise RunError(str(Fault(*answer["faults"][0])))
+        if watch is not None and answer is not None and answer["type"] == "status":
+            watch.update(shown(answer))
+        time.sleep(STATUS_SECONDS)

@@ -1,0 +1,94 @@
+"""What hosts on other machines have written, fetched to the home of their run: logs and spans, within bounds.
+
+Spans make the timeline, logs are for people. What stays where it is, because it is beyond the bound or does not come
+whole, is said in the log of the run's daemon; a machine that does not answer, or answers nonsense, costs its files and
+nothing else. Of a machine only files of hosts are taken that it may have had: it writes into no other's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+from isthmus.programs.machine.links import Links
+from isthmus.programs.machine.outposts import PIECE_BYTES
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.system.files import append_bytes
+
+GATHER_SECONDS_MAX: Final = 30.0
+ANSWER_SECONDS: Final = 5.0
+FILE_BYTES_MAX: Final = 32 << 20
+MACHINE_BYTES_MAX: Final = 128 << 20
+_NONSENSE: Final = (OSError, LookupError, TypeError, ValueError, AttributeError)
+_OF_HOST: Final = (
+    re.compile(r"logs/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})\.log"),
+    re.compile(r"spans/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})-\d{1,9}\.json"),
+)
+_FORK_SERVER: Final = "logs/forkserver.log"
+
+
+async def gather(
+    links: Links, run: str, folder: Path, machines: Mapping[str, Collection[Replica]], log: Callable[[str], None]
+) -> None:
+    """Fetch what the machines have of a run, each of the hosts that it may have had, into its folder."""
+
+    async def one(machine: str) -> None:
+        try:
+            async with asyncio.timeout(GATHER_SECONDS_MAX):
+                await _fetch_all(links, run, folder, machine, machines[machine], log)
+        except (ConfigError, TimeoutError, *_NONSENSE) as error:
+            log(f"logs and spans of {machine} are missing: {str(error)[:500] or 'it took too long'}")
+
+    async with asyncio.TaskGroup() as group:
+        for machine in machines:
+            group.create_task(one(machine))
+
+
+async def _fetch_all(
+    links: Links, run: str, folder: Path, machine: str, hosts: Collection[Replica], log: Callable[[str], None]
+) -> None:
+    listed = await links.request(machine, {"type": "files", "run": run}, ANSWER_SECONDS)
+    left, seen = MACHINE_BYTES_MAX, set[str]()
+    for name, size in listed["files"]:
+        if not is_of(name, hosts) or name in seen or type(size) is not int or size < 0:
+            raise ValueError(f"no file of a host of this machine: {str(name)[:100]!r}, {str(size)[:20]} bytes")
+        seen.add(name)
+        if size > min(left, FILE_BYTES_MAX):
+            log(f"{name} of {machine} stays there: {size} bytes")
+            continue
+        left -= size
+        data = await fetch(links, run, machine, name, size)
+        if len(data) < size:
+            log(f"{name} of {machine} is not whole: {len(data)} of {size} bytes came")
+        if len(data) == size or name.endswith(".log"):  # The beginning of a log tells something, that of spans nothing.
+            append_bytes(folder / here(name, machine), data)
+
+
+def is_of(name: object, hosts: Collection[Replica]) -> bool:
+    """Whether a file is the log or the spans of one of these hosts, or of a fork server."""
+    forms = [form for each in _OF_HOST if isinstance(name, str) and (form := each.fullmatch(name))]
+    return name == _FORK_SERVER or any(Replica(form["role"], int(form["slot"])) in hosts for form in forms)
+
+
+async def fetch(links: Links, run: str, machine: str, name: str, size: int) -> bytes:
+    """The first bytes of a file of a run on a machine, fewer where it ends before; ConfigError if that does not answer,
+    ValueError if it sends more at once than was asked for."""
+    data = bytearray()
+    while len(data) < size:
+        asked = {"type": "piece", "run": run, "name": name, "offset": len(data)}
+        piece = (await links.request(machine, asked, ANSWER_SECONDS))["text"].encode("latin-1")
+        if not piece:
+            break
+        if len(piece) > PIECE_BYTES:
+            raise ValueError(f"{name}: a piece of {len(piece)} bytes, {PIECE_BYTES} may be")
+        data += piece
+    return bytes(data[:size])
+
+
+def here(name: str, machine: str) -> str:
+    """What a file of another machine is called at home: the fork servers of all machines have logs of one name."""
+    return name.replace("forkserver.log", f"forkserver-{machine}.log")

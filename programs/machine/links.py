@@ -1,0 +1,124 @@
+"""The links that other machines have to this one, as it sees them: who is there, what they are told and asked.
+
+A machine links itself: it dials, and says who it is twice a second. Nothing is dialled from here, so that it may sit
+behind NAT. A message to a machine that is not linked is lost; who sends it says the same again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from isthmus.runtime.control.messages import Message
+from isthmus.runtime.errors import ConfigError, Fault
+
+LINK: Final = "link"
+EXPELLED: Final = "expelled"
+REQUEST: Final = "request"
+RESPONSE: Final = "response"
+LINK_SECONDS: Final = 0.5
+"""How often a machine says that it is there."""
+UP_SECONDS: Final = 2.0
+"""A machine that was heard of so lately is there."""
+LOOK_SECONDS: Final = 0.05
+INSTANCE_LENGTH_MAX: Final = 64
+"""Of the name of a machine, and of what tells its daemon from others of that name."""
+
+
+@dataclass(slots=True)
+class _Linked:
+    """A machine, and where it was heard from."""
+
+    peer: bytes
+    instance: str
+    heard_at: float
+
+
+@final
+class Links:
+    """All links to this machine. `send` takes a message to a peer of its control server."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[bytes, Message], None]) -> None:
+        self._loop, self._send = loop, send
+        self._linked: dict[str, _Linked] = {}
+        self._asked: dict[int, tuple[str, asyncio.Future[Message]]] = {}
+        self._number = 0
+
+    def hear(self, peer: bytes, message: Message) -> str:
+        """A machine says that it is there; its name. ConfigError if another of that name is there, too."""
+        name, instance, now = str(message["name"]), str(message["instance"]), time.monotonic()
+        if len(instance) > INSTANCE_LENGTH_MAX or len(name) > INSTANCE_LENGTH_MAX:
+            raise ValueError(f"a machine that calls itself {name[:INSTANCE_LENGTH_MAX]!r}")
+        known = self._linked.get(name)
+        if known is not None and known.instance != instance and now - known.heard_at < UP_SECONDS:
+            do = "Give each machine a --name of its own, or end the other daemon."
+            raise ConfigError(f"Linking the machine {name!r}", "one machine of that name", "two", do)
+        self._linked[name] = _Linked(peer, instance, now)
+        return name
+
+    def name_of(self, peer: bytes) -> str | None:
+        """The machine that has a peer's link."""
+        return next((name for name, linked in self._linked.items() if linked.peer == peer), None)
+
+    def is_up(self, name: str) -> bool:
+        """Whether a machine was heard of lately."""
+        linked = self._linked.get(name)
+        return linked is not None and time.monotonic() - linked.heard_at < UP_SECONDS
+
+    def send(self, name: str, message: Message) -> None:
+        """Tell a machine something; it is lost if that is not linked."""
+        linked = self._linked.get(name)
+        if linked is not None:
+            self._send(linked.peer, message)
+
+    def instance(self, name: str) -> str:
+        """The process that has a machine's link; empty if there is none."""
+        return self._linked[name].instance if name in self._linked else ""
+
+    def drop(self, name: str) -> None:
+        """Forget a machine, until it says again that it is there."""
+        self._linked.pop(name, None)
+
+    async def wait_for(self, name: str, seconds_max: float) -> bool:
+        """Whether a machine is there, at the latest after some time."""
+        until = time.monotonic() + seconds_max
+        while not self.is_up(name) and time.monotonic() < until:
+            await asyncio.sleep(LOOK_SECONDS)
+        return self.is_up(name)
+
+    async def request(self, name: str, message: Message, seconds_max: float) -> Message:
+        """Ask a machine something; ConfigError with what it refuses, or if it does not answer in time."""
+        self._number += 1
+        number = self._number
+        answer: asyncio.Future[Message] = self._loop.create_future()
+        self._asked[number] = name, answer
+        self.send(name, {"type": REQUEST, "number": number, "message": message})
+        try:
+            async with asyncio.timeout(seconds_max):
+                found = await answer
+        except TimeoutError:
+            doing, do = f"Asking the machine {name!r}", "Look at its daemon, and at the network between."
+            raise ConfigError(doing, "an answer", f"none within {seconds_max:.0f} s", do) from None
+        finally:
+            del self._asked[number]
+        try:
+            if str(found["type"]) == "refused":
+                raise ConfigError.of([Fault(*map(str, fault)) for fault in found["faults"]])
+        except (LookupError, TypeError, ValueError) as error:
+            doing, do = f"Asking the machine {name!r}", "Use one version everywhere."
+            raise ConfigError(doing, "an answer", f"{type(error).__name__}: {error}"[:500], do) from None
+        return found
+
+    def hear_response(self, name: str, message: Message) -> None:
+        """A machine answers what it was asked."""
+        asked, answer = self._asked.get(int(message["number"]), ("", None))
+        if answer is not None and asked == name and not answer.done():
+            answer.set_result(dict(message["message"]))
+
+
+def refusal(error: ConfigError) -> dict[str, Any]:
+    """A refusal as a message says it."""
+    return {"type": "refused", "faults": [list(fault) for fault in error.faults]}

@@ -1,0 +1,234 @@
+"""A machine's daemon and the daemons of other machines: links in both directions, and what goes along them.
+
+Here runs that have their home on this machine meet the outposts that they have elsewhere, and the outposts on this
+machine their homes. What a machine says counts for that machine only: with keys it is who its key says that it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final, final
+
+from isthmus.programs.cluster.machine_file import MachineConfig
+from isthmus.programs.machine.home_link import Home, Link
+from isthmus.programs.machine.links import EXPELLED, LINK, RESPONSE, Links
+from isthmus.programs.machine.outposts import UNSTATIONED, Outposts
+from isthmus.programs.machine.run import CHECK_SECONDS_MAX, MachineRun
+from isthmus.runtime.control.messages import Message
+from isthmus.runtime.daemon.outpost_messages import REPORT, over
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.security.keys import Keyring
+from isthmus.runtime.supervision.home.events import Taken
+
+ERROR_LENGTH_MAX: Final = 500
+LEAVE: Final = "leave"
+
+
+@final
+class Neighbours:
+    """The other machines of the daemon `name`, whose state is below `folder`. `runs` gives the runs that have their
+    home here, `send` takes a message to a peer of the control server, whose `caller` has said what is being
+    handled, where there are keys; `tell` is given lines for people, `on_change`
+    called when there is an outpost more or less, `on_expelled` when a home has sent this machine away."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        folder: Path,
+        config: MachineConfig,
+        keys: Keyring | None,
+        *,
+        runs: Callable[[], Iterable[MachineRun]],
+        send: Callable[[bytes, Message], None],
+        caller: Callable[[], str | None],
+        tell: Callable[[str], None],
+        on_change: Callable[[], None],
+        on_expelled: Callable[[str], None],
+    ) -> None:
+        self.links = Links(loop, send)
+        self.islands: int | None = None
+        self._loop, self._name, self._keys = loop, name, keys
+        self._runs, self._send, self._caller = runs, send, caller
+        self._tell, self._on_expelled = tell, on_expelled
+        self._homes: dict[str, Link] = {}
+        self._expelled: dict[str, str] = {}
+        self._joining: set[tuple[str, str]] = set()
+        self._refused: set[tuple[str, str]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.outposts = Outposts(loop, name, folder, config, tell=tell, on_change=on_change, link=self.link)
+        self.handlers: Mapping[str, Callable[[bytes, Message], None]] = {
+            LINK: self._linked,
+            LEAVE: self._left,
+            REPORT: self._reported,
+            RESPONSE: self._responded,
+            UNSTATIONED: self._unstationed,
+        }
+
+    # -- homes of others -----------------------------------------------------------------------------------------------
+
+    def link(self, home: Home) -> Link:
+        """The link to a home, which is dialled if there is none yet."""
+        known = self._homes.get(home.address)
+        if known is None:
+            link = Link(
+                self._loop,
+                home,
+                self._keys,
+                describe=lambda: self._described(home),
+                orders=self._ordered,
+                answer=self.outposts.answer,
+            )
+            known = self._homes[home.address] = link
+        return known
+
+    def join(self, home: Home, islands: int) -> Link:
+        """Offer islands to the runs of a home, from now on."""
+        self.islands = islands
+        return self.link(home)
+
+    def close(self) -> None:
+        """Hang up everywhere."""
+        for link in self._homes.values():
+            link.close()
+
+    def _described(self, home: Home) -> Message:
+        return {"name": self._name, "runs": self.outposts.runs(home), "islands": self.islands}
+
+    def _ordered(self, link: Link, message: Message) -> None:
+        if message["type"] == EXPELLED:
+            self._part_from(link)
+            self._on_expelled(link.home.name)
+        elif message["type"] == "refused":
+            link.refuse([Fault(*fault) for fault in message["faults"]])
+        elif message["type"] == "linked":
+            link.name_home(str(message["name"]))
+        else:
+            self.outposts.hear(link, message)
+
+    def _part_from(self, link: Link) -> None:
+        """Take part in no run of a home any more."""
+        self.outposts.end_of(link.home)
+        self._homes.pop(link.home.address, None)
+        link.close()
+
+    # -- machines that are linked here ---------------------------------------------------------------------------------
+
+    def expel(self, name: str) -> int:
+        """Have a machine take part in nothing here any more, and this one in none of its runs; in how many runs it did.
+        A second time changes nothing."""
+        for link in [link for link in self._homes.values() if link.home.name == name]:
+            self._part_from(link)
+        self._expelled[self.links.instance(name)] = name
+        count = self._take_away(name, EXPELLED)
+        self.links.send(name, {"type": EXPELLED})
+        self.links.drop(name)
+        return count
+
+    def leave(self) -> None:
+        """Tell all homes that this machine takes part no more, and end what is here."""
+        for link in self._homes.values():
+            link.send({"type": LEAVE})
+        self.outposts.end()
+
+    def _take_away(self, name: str, how: Taken) -> int:
+        runs = [run for run in self._runs() if name in run.daemon.home.fleet.others]
+        for run in runs:
+            run.log(f"machine {name} {how}")
+            run.daemon.take_away(name, how)
+        return len(runs)
+
+    def _left(self, peer: bytes, message: Message) -> None:
+        """A machine takes part no more, because its daemon ends."""
+        name = self._name_of(peer)
+        if name is not None:
+            self._tell(f"machine {name} leaves")
+            self._take_away(name, "left")
+            self.links.drop(name)
+
+    def expel_quietly(self, name: str) -> None:
+        """The same for whoever does not count."""
+        self.expel(name)
+
+    def readmit(self, name: str) -> None:
+        """Let a machine that was expelled come again."""
+        self._expelled = {instance: each for instance, each in self._expelled.items() if each != name}
+
+    def _linked(self, peer: bytes, message: Message) -> None:
+        """A machine is there: it is given what it lacks."""
+        name, instance = str(message["name"]), str(message["instance"])
+        held = {str(run) for run in message["runs"]}
+        islands = None if message["islands"] is None else int(message["islands"])
+        caller = self._caller()
+        if caller is not None and caller != name:
+            do = f"Start its daemon with --name {caller}, or admit its key under the name {name!r}."
+            raise ConfigError(f"Linking the machine {name!r}", f"the key of {name!r}", f"that of {caller!r}", do)
+        if instance in self._expelled:
+            self._send(peer, {"type": EXPELLED})
+            return
+        is_new = not self.links.is_up(name)
+        self.links.hear(peer, message)
+        self._send(peer, {"type": "linked", "name": self._name})
+        if is_new:
+            self._tell(f"machine {name} is linked")
+        for run in self._runs():
+            if name in run.daemon.home.fleet.others:
+                if run.name not in held:
+                    run.station(name)
+            elif islands is not None and run.is_running:
+                self._let_join(run, name, instance, islands)
+
+    def _let_join(self, run: MachineRun, name: str, instance: str, islands: int) -> None:
+        """Let a machine into a run, once it has said that it may load what that needs; ask each process once."""
+        key = run.name, instance
+        if key in self._joining or key in self._refused:
+            return
+        self._joining.add(key)
+        task = self._loop.create_task(self._join_run(run, name, key, islands))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _join_run(self, run: MachineRun, name: str, key: tuple[str, str], islands: int) -> None:
+        try:
+            await self.links.request(name, run.check(), CHECK_SECONDS_MAX)
+            run.station(name, islands)
+            slots = run.daemon.join(name, islands)
+            told = ", ".join(map(str, slots)) or "no slot: run.slots_max are taken"
+            self._tell(f"machine {name} joins {run.folder}: {told}")
+            run.log(f"{name} joins: {told}")
+        except ConfigError as error:
+            self._refused.add(key)
+            self._tell(f"machine {name} does not join {run.folder}: {error}")
+        finally:
+            self._joining.discard(key)
+
+    def _responded(self, peer: bytes, message: Message) -> None:
+        name = self._name_of(peer)
+        if name is not None:
+            self.links.hear_response(name, message)
+
+    def _reported(self, peer: bytes, message: Message) -> None:
+        name = self._name_of(peer)
+        run = next((run for run in self._runs() if run.name == message["run"]), None)
+        if name is None:
+            return  # Its next word says who it is.
+        if run is None or name in run.daemon.home.fleet.away:
+            self._send(peer, {**over(), "run": message["run"]})
+        else:
+            run.daemon.hear(name, message)
+
+    def _name_of(self, peer: bytes) -> str | None:
+        """The machine that speaks: the one that has this link, and whose key it is."""
+        name, caller = self.links.name_of(peer), self._caller()
+        return name if caller in (None, name) else None
+
+    def _unstationed(self, peer: bytes, message: Message) -> None:
+        name = self._name_of(peer)
+        for run in self._runs():
+            if name is not None and run.name == message["run"] and name in run.daemon.home.fleet.others:
+                why = f"the machine {name} cannot take part: {str(message['error'])[:ERROR_LENGTH_MAX]}"
+                self._tell(f"{run.folder}: {why}")
+                run.log(why)
+                run.daemon.take_away(name, "left")

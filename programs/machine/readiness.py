@@ -1,0 +1,67 @@
+"""Whether all machines of a run are there and take it, before anything starts: asked by its home, all faults at once.
+
+A machine with an address is called there, and then links itself to the home; one without has linked itself before. Each
+is asked what it permits; one that will compute also compares its data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, final
+
+from isthmus.programs.cluster.handover import Site
+from isthmus.programs.machine import client as machine_client
+from isthmus.programs.machine.home_link import Home
+from isthmus.programs.machine.links import Links
+from isthmus.runtime.control.messages import Message
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.security.keys import Keyring
+
+LINK_SECONDS_MAX: Final = 8.0
+"""How long a machine that was called may take to link itself."""
+CHECK_SECONDS_MAX: Final = 60.0
+"""How long a machine may read its data."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of one machine: to link itself to `home`, and whether it would take `check`."""
+
+    site: Site
+    home: Home
+    check: Message
+
+
+async def muster(links: Links, asked: list[Asked], keys: Keyring | None) -> list[Fault]:
+    """What is in the way, of all machines together."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_faults(links, each, keys)) for each in asked]
+    return [fault for task in tasks for fault in task.result()]
+
+
+async def _faults(links: Links, asked: Asked, keys: Keyring | None) -> list[Fault]:
+    try:
+        await _reach(links, asked, keys)
+        await links.request(asked.site.name, asked.check, CHECK_SECONDS_MAX)
+    except ConfigError as error:
+        return list(error.faults)
+    return []
+
+
+async def _reach(links: Links, asked: Asked, keys: Keyring | None) -> None:
+    """See to it that a machine is linked; ConfigError if it is not."""
+    site, home = asked.site, asked.home
+    if links.is_up(site.name):
+        return
+    if site.address is not None:
+        message = {"type": "call", "home": home.as_data()}
+        await asyncio.to_thread(
+            machine_client.find, site.name, site.address, message, keys=keys, server_key=site.public_key or ""
+        )
+    if not await links.wait_for(site.name, LINK_SECONDS_MAX if site.address is not None else 0.0):
+        do = f"Start it there: isthmus join {home.address} --name {site.name}"
+        if site.address is not None:
+            do = f"Look whether {home.address}, the address of {home.name!r}, can be reached from there."
+        raise ConfigError(f"Waiting for the machine {site.name!r}", f"a link to {home.name!r}", "none", do)

@@ -1,0 +1,200 @@
+"""One run under the daemon of its home machine: its `Daemon`, its lease, its outposts elsewhere, and its end.
+
+A run that is *watched* has a lease, which its command renews with every question. The machine's daemon ticks; when
+nobody has asked for LEASE_TICKS_MAX ticks, the command is gone. A tick that comes late counts once, so a daemon that
+was stopped does not blame its commands. A run that is *detached* has no lease.
+
+An outpost is *stationed* whenever its machine is there and does not say that it has this run. At the end logs and
+spans are fetched from there; then summary and report are written by a process of its own, because this one loads
+nobody's code and has other runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, final
+
+from isthmus.programs.cluster.handover import Site, Sites
+from isthmus.programs.machine.collect_files import gather
+from isthmus.programs.machine.links import Links
+from isthmus.programs.machine.outposts import STATION
+from isthmus.programs.request import spec
+from isthmus.programs.request.run_lock import RunLock
+from isthmus.programs.run.finish import Ending, error_of, finish_apart
+from isthmus.programs.run.launch import Launcher
+from isthmus.runtime.control.messages import Message
+from isthmus.runtime.daemon.home_daemon import Daemon
+from isthmus.runtime.daemon.ledger import living
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.security.keys import Keyring
+from isthmus.runtime.system.files import write_json
+
+TICK_SECONDS: Final = 1.0
+CHECK_SECONDS_MAX: Final = 60.0
+"""How long a machine that joins may read its data."""
+LEASE_TICKS_MAX: Final = 10
+"""A command asks four times a second; ten seconds without a question are long for a busy machine, too."""
+
+
+@final
+class MachineRun:
+    """A run from when it is taken until it is over, when it lets go of the `lock` on its folder; `on_over` is called
+    then, once."""
+
+    def __init__(
+        self,
+        loop: Any,
+        folder: Path,
+        told: spec.Spec,
+        *,
+        lock: RunLock,
+        machine: str,
+        sites: Sites,
+        links: Links,
+        keys: Keyring | None,
+        is_watched: bool,
+        on_over: Callable[[], None],
+    ) -> None:
+        """Bind, and start the processes soon, which may take a second or more.
+
+        Raises OSError, sqlite3.Error, zmq.ZMQError or RunError if the run cannot be supervised.
+        """
+        self.folder, self.name, self._lock = folder, told.run, lock
+        self._told, self._sites, self._links = told, sites, links
+        self._loop, self._machine, self._on_over = loop, machine, on_over
+        self._unheard = 0 if is_watched else None
+        self._launch = Launcher(loop, folder, told.computing)
+        self.daemon = Daemon(
+            loop,
+            folder,
+            told.cast,
+            run=told.run,
+            name=machine,
+            listen="tcp://127.0.0.1:*",
+            launch=self._launch,
+            on_over=self._gather,
+            places=sites.places(),
+            send=self._send,
+            keys=lambda: {} if keys is None else {name: key for key, name in keys.admitted.items()},
+        )
+        loop.call_soon(self._start)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it ends with its command."""
+        return self._unheard is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not come to its end."""
+        return self.daemon.outcome == "running"
+
+    def check(self) -> Message:
+        """What a machine is asked before it takes part."""
+        job = self._told.job
+        return {"type": "check", "program": job.program, "task": job.task.text, "digest": self._sites.digest}
+
+    def station(self, machine: str, islands: int = 0) -> None:
+        """Tell a machine what this run is; one that is about to join, before its learners have slots."""
+        if not self.is_running:
+            return
+        data = json.loads((self.folder / spec.SPEC).read_text())
+        learners = len(self.daemon.home.fleet.learners_on(machine))
+        site = self._sites.sites.get(machine)
+        site = Site(machine) if site is None else site
+        here = site.here(site.host, learners or islands)
+        told: Message = {"spec": {**data, "here": asdict(here)}, "age_ns": time.monotonic_ns() - self._told.zero_ns}
+        self._send(machine, {"type": STATION, **told})
+
+    def _send(self, machine: str, message: Message) -> None:
+        self._links.send(machine, {**message, "run": self.name})
+
+    def renew(self) -> None:
+        """Its command has asked something."""
+        if self._unheard is not None:
+            self._unheard = 0
+
+    def tick(self) -> bool:
+        """Whether its command is gone, a tick after the last time."""
+        if self._unheard is None or self.daemon.outcome != "running":
+            return False
+        self._unheard += 1
+        return self._unheard > LEASE_TICKS_MAX
+
+    def log(self, line: str) -> None:
+        """Write a line into the run's own log of its daemon; a folder that is gone costs the line."""
+        with suppress(OSError):
+            (self.folder / "logs").mkdir(exist_ok=True)
+            with (self.folder / "logs" / "daemon.log").open("a") as file:
+                file.write(f"isthmus daemon {self._machine}: {line}\n")
+
+    def _start(self) -> None:
+        for machine in self.daemon.home.fleet.others:
+            self.station(machine)
+        try:
+            self.daemon.start()
+        except (OSError, sqlite3.Error) as error:
+            self.daemon.end(f"its processes could not be started: {type(error).__name__}: {error}")
+
+    def _gather(self, daemon: Daemon) -> None:
+        """Every process has ended: fetch what they have left elsewhere."""
+        self._gathering = self._loop.create_task(self._fetch(daemon))
+
+    async def _fetch(self, daemon: Daemon) -> None:
+        try:
+            machines = {name: self._hosts_of(name) for name in daemon.home.fleet.others if self._links.is_up(name)}
+            await gather(self._links, self.name, self.folder, machines, self.log)
+        finally:
+            daemon.dismiss()
+            self._finish(daemon)
+
+    def _hosts_of(self, machine: str) -> set[Replica]:
+        """The replicas that a machine has, or may have had before they were moved."""
+        fleet, site = self.daemon.home.fleet, self._sites.sites.get(machine)
+        offers = () if site is None else site.movable
+        return {each for each in fleet.replicas if fleet.name(each) == machine or each.role in offers}
+
+    def _finish(self, daemon: Daemon) -> None:
+        """Write what comes at the end."""
+        by_hosts = sum(value for name, value in daemon.home.used.items() if name.endswith(".cpu_seconds"))
+        ending = Ending.of(daemon, by_hosts + self._launch.cpu_seconds)
+
+        def work() -> None:
+            try:
+                with suppress(OSError):  # The folder is gone: nobody is interested any more.
+                    finish_apart(self.folder, ending)
+            finally:
+                self._loop.call_soon_threadsafe(self._over)
+
+        threading.Thread(target=work, name=f"finish {self.folder.name}").start()
+
+    def _over(self) -> None:
+        with suppress(OSError):
+            write_json(self.folder / "over.json", {"outcome": self.daemon.outcome, "error": error_of(self.daemon)})
+        self.daemon.close()
+        self._lock.close()
+        self._on_over()
+
+
+def told_of(folder: Path, doing: str) -> spec.Spec:
+    """What the run folder says; ConfigError if nobody has prepared a run there."""
+    try:
+        if not folder.is_absolute():
+            raise FileNotFoundError(f"{folder} is no absolute path")
+        return spec.load(folder)
+    except (OSError, TypeError, KeyError, ValueError) as error:
+        do = "Hand runs over with: isthmus train --cluster FILE."
+        raise ConfigError(doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", do) from None
+
+
+def has_hosts(folder: Path) -> bool:
+    """Whether any host of a run lives."""
+    return bool(living(folder))

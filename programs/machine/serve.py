@@ -1,0 +1,140 @@
+"""`isthmus daemon`: the daemon of a machine, in the foreground.
+
+It says in lines on standard output where it listens and which runs it took, finished and refused. The first Ctrl-C,
+SIGTERM or SIGHUP asks its runs to stop and waits for them; a second one ends them at once. Either way nothing is left
+running. A daemon that is killed leaves its runs to the next one of its name; without one they end within a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+import zmq
+from setproctitle import setproctitle
+
+from isthmus.programs.cluster import addresses, machine_file
+from isthmus.programs.cluster import names as machine_name
+from isthmus.programs.cluster.machine_file import MachineConfig
+from isthmus.programs.machine import admissions as machine_keys
+from isthmus.programs.machine.admissions import Admissions
+from isthmus.programs.machine.daemon import MachineDaemon
+from isthmus.programs.request.settings import collecting
+from isthmus.programs.run import registry
+from isthmus.programs.run.registry import Claim, Run
+from isthmus.runtime.control.ask import ask
+from isthmus.runtime.errors import ConfigError, Fault
+
+LINE_LENGTH_MAX: Final = 2000
+
+
+def serve(name: str, listen: str, config: Path | None) -> int:
+    """Serve until signals end it; the exit status: 0, or 1 if a second one ended runs at once.
+
+    ConfigError if name, address or configuration are wrong, or taken.
+    """
+    faults: list[Fault] = []
+    with collecting(faults):
+        machine_name.checked(name, "Reading --name", "for example --name alpha")
+    endpoint, permitted = "", machine_file.MachineConfig()
+    with collecting(faults):
+        permitted = machine_file.read(config)
+    with collecting(faults):
+        has_keys = permitted.pair is not None
+        endpoint = addresses.checked(listen, "Reading --listen", may_choose=True, has_keys=has_keys)
+    if faults:
+        raise ConfigError.of(faults)
+    return run(name, endpoint, permitted, lambda machine: None)
+
+
+def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[MachineDaemon], None]) -> int:
+    """Be the daemon `name` until signals, or another machine, end it; the exit status. `begin` is called at the start.
+
+    ConfigError if name or address are taken, or with what `begin` found out later (`MachineDaemon.fail`).
+    """
+    claim = Claim(name)
+    loop = uvloop.new_event_loop()
+    try:
+        machine = _open(loop, name, endpoint, permitted, claim)
+        begin(machine)
+    except BaseException:
+        claim.close(forget=False)
+        raise
+    setproctitle(f"isthmus daemon {name}")
+    _tell(f"daemon {name} listens at {machine.endpoint}, process id {os.getpid()}")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # nohup lets a process ignore SIGHUP, and that is to stay so.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, machine.request_end)
+    admissions = None
+    if machine.keys is not None:
+        who = machine.neighbours
+        admissions = Admissions(
+            loop, name, machine.keys, tell=_tell, on_admitted=who.readmit, on_expelled=who.expel_quietly
+        )
+    claim.write(machine.endpoint, claim.former)
+    for run in claim.former:
+        machine.adopt(run)
+    loop.run_forever()
+    machine.close()
+    if admissions is not None:
+        admissions.close()
+    claim.close(forget=True)
+    _tell(f"daemon {name} has ended")
+    if machine.fault is not None:
+        raise machine.fault
+    return 1 if machine.has_killed else 0
+
+
+def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: Claim) -> MachineDaemon:
+    """The daemon, bound; ConfigError if its address is taken."""
+
+    def changed(runs: list[Run]) -> None:
+        claim.write(machine.endpoint, runs)
+
+    try:
+        machine = MachineDaemon(
+            loop,
+            name,
+            endpoint,
+            permitted,
+            machine_keys.keyring(name, permitted),
+            registry.state_folder().parent / "runs" / name,
+            tell=_tell,
+            on_change=changed,
+            on_idle=loop.stop,
+        )
+    except zmq.ZMQError as error:
+        doing = f"Listening at {endpoint}"
+        if error.errno == zmq.EADDRINUSE:
+            do = "Take another port with --listen, or end what listens there."
+            raise ConfigError(doing, "a free port", _who(endpoint), do) from None
+        do = "Name an address of this machine, such as tcp://127.0.0.1:7400."
+        raise ConfigError(doing, "an address and a port that can be bound", str(error), do) from None
+    return machine
+
+
+def _who(endpoint: str) -> str:
+    """Who has a port, as far as it tells."""
+    answer = None
+    with suppress(ConfigError):
+        answer = ask(endpoint, {"type": "machine"}, seconds_max=1.0)
+    if answer is None or answer["type"] != "machine":
+        return "one in use"
+    return f"the daemon {answer['name']!r}, process id {answer['pid']}"
+
+
+def _tell(line: str) -> None:
+    """A line for people, some of it in the words of another machine, which is to be one line and to move no cursor;
+    nobody may be there any more to read it."""
+    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+    with suppress(OSError, ValueError):
+        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {shown[:LINE_LENGTH_MAX]}\n")
+        sys.stdout.flush()

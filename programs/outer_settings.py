@@ -1,0 +1,56 @@
+"""What the programs of the family share: the settings of an outer step, and what is wrong with them; which tasks some
+cannot train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal, get_args
+
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph.template import Job
+
+Rule = Literal["rda", "average"]
+LEARNERS_MAX: Final = 64
+INTERVAL_MAX: Final = 10_000
+"""Inner steps: a gate may permit as many at once, and each permit is an item of a Queue."""
+MANY_SWEEPS: Final = 60
+SETTINGS_MANY: Final = (0.4, 0.7)
+SETTINGS_FEW: Final = (1.0, 0.0)
+"""(eta, mu) of programs in lock-step: of those tried on the nano model, no momentum was best at 20 and 41 sweeps."""
+
+
+def check_gradients(job: Job, program: str) -> None:
+    """ConfigError for a task whose gradients nobody can average."""
+    if job.has_gradients:
+        return
+    raise ConfigError(
+        f"Training {job.task} by {program}",
+        "a loss, all of whose parameters are merged, because learners average its gradient at every step",
+        "a step of its own (Task.of_step), or parameters that are local",
+        "Train it by decoupled-diloco, streaming-diloco or diloco, which merge what steps have made.",
+    )
+
+
+def outer_settings(job: Job, interval: int, lr: float | None, momentum: float | None) -> tuple[float, float]:
+    """(eta, mu) as given, or by the number of times that the run passes over all fragments."""
+    sweeps = job.tokens / (job.learners * interval * job.tokens_per_batch)
+    lr_default, momentum_default = SETTINGS_MANY if sweeps >= MANY_SWEEPS else SETTINGS_FEW
+    return (lr_default if lr is None else lr), (momentum_default if momentum is None else momentum)
+
+
+def faults(program: str, settings: Mapping[str, Any]) -> Iterator[Fault]:
+    """Everything that is out of range among `interval`, `merge`, `outer_lr` and `outer_momentum`."""
+    if not 1 <= settings["interval"] <= INTERVAL_MAX:
+        expected = f"1 to {INTERVAL_MAX} inner steps"
+        yield fault(program, settings, "interval", expected, "The published interval is 24.")
+    if settings["merge"] not in get_args(Rule):
+        yield fault(program, settings, "merge", "'rda' or 'average'", "Choose one of them.")
+    if settings["outer_lr"] is not None and not settings["outer_lr"] > 0:
+        yield fault(program, settings, "outer_lr", "a number above 0", "Leave it out for the default.")
+    if settings["outer_momentum"] is not None and not 0 <= settings["outer_momentum"] < 1:
+        yield fault(program, settings, "outer_momentum", "at least 0 and below 1", "Leave it out for the default.")
+
+
+def fault(program: str, settings: Mapping[str, Any], name: str, expected: str, do: str) -> Fault:
+    """One setting that is out of range."""
+    return Fault(f"setting program.{name} of {program}", expected, repr(settings[name]), do)

@@ -1,0 +1,271 @@
+"""What a recorder knows of a run: what each learner has trained in each life, what was merged, evaluated, and is final.
+
+Decides what is news, so that nothing is written twice, and counts what a status shows. Everything here only grows: of
+each life of a learner the most tokens, of each fragment the newest merge in each epoch of its shard, every evaluation
+once. So what a recorder before this one has known and written may be heard in any order, and twice (`recorder_memory`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any, Final, cast
+
+from isthmus.ops.exchange.messages import Merging, Report
+from isthmus.ops.exchange.token_totals import Totals
+from isthmus.ops.island.evaluate import Evaluated
+from isthmus.programs.books.balance import entries, fragment_accounts, merged_share
+from isthmus.programs.books.shards import ShardBooks
+from isthmus.programs.recorder.memory import Memory
+from isthmus.programs.recorder.summary import goodput
+from isthmus.programs.recorder.token_means import mean_of
+
+_MERGE_FIELDS: Final = frozenset(
+    {"shard", "epoch", "fragment", "round", "kind", "version", "origin", "merges", "votes", "merged_tokens"}
+)
+_EVALUATION_FIELDS: Final = frozenset({"tokens", "eval_loss", "kind"})
+_METRIC_FIELDS: Final = frozenset({"learner", "incarnation", "phase", "tokens", "step", "time"})
+_LEARNER_FIELDS: Final = (
+    *("incarnation", "phase", "step", "tokens", "loss", "staleness", "sick", "sick_step", "accounts", "stepping"),
+    *("waited", "bytes_sent", "bytes_received", "device_kind", "slot"),
+)
+_NOTED_FIELDS: Final = ("reported_at", "gone_at", "accounted", "accounted_steps")
+"""What is noted beside a report: when it came and when its life was known to be gone; and the tokens and steps that it
+told of, where lines of metrics.jsonl tell of more."""
+
+
+class Books:
+    """The books of one run. `sizes` of the fragments in values, none where whole trees are exchanged.
+
+    `zero` is the first inner step of any learner, `stepping_until` when one was last heard of that steps, `final_at`
+    when the last of the `final` fragments was written: instants of the recorder's clock. `reports` are the last of each
+    slot, by slot; `former` those of lives that are over. `versions` are the newest that were merged, [epoch, count] by
+    fragment; `publishers` the shards' lives that published a fragment last, [shard, epoch] by fragment.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.totals = Totals()
+        self.reports: dict[int, Report] = {}
+        self.former: list[Report] = []
+        self.evaluations: list[Evaluated] = []
+        self.versions: dict[int, list[int]] = {}
+        self.publishers: dict[int, list[int]] = {}
+        self.final: set[int] = set()
+        self.final_at: int | None = None
+        self.zero: int | None = None
+        self.stepping_until = 0
+        self._live: Set[tuple[int, int]] | None = None
+        self._zero_max: int | None = None
+        self.shards = ShardBooks()
+        self._sizes = tuple(sizes)
+
+    # -- what a recorder before this one has known ---------------------------------------------------------------------
+
+    def recall(self, memory: Memory) -> None:
+        """Take in what was kept."""
+        self.totals.hear(memory.totals)
+        self.reports = {report["slot"]: cast(Report, report) for report in memory.reports}
+        self.former = [cast(Report, report) for report in memory.former]
+        for row in memory.shards:
+            self.shards.recall(row)
+        for report in (*self.former, *self.reports.values()):
+            self.shards.claimed(enumerate(report["versions"]))
+        self.evaluations = [cast(Evaluated, each) for each in memory.evaluations]
+        self.final, self.final_at = set(memory.final), memory.final_at
+        self.zero, self.stepping_until = memory.zero, memory.stepping_until
+        self.versions |= {fragment: [epoch, count] for fragment, epoch, count in memory.versions}
+        self.publishers |= {fragment: [shard, epoch] for fragment, shard, epoch in memory.publishers}
+
+    def recall_line(self, name: str, line: Mapping[str, Any], now: int) -> None:
+        """Take in a line of the file `name`; one that lacks a field is left aside."""
+        if name == "merges" and line.keys() >= _MERGE_FIELDS:
+            self.take_merge(cast(Merging, line))
+        elif name == "evaluations" and line.keys() >= _EVALUATION_FIELDS:
+            loss = math.nan if line["eval_loss"] is None else line["eval_loss"]
+            metrics = [[name, math.nan if value is None else value] for name, value in line.get("metrics", {}).items()]
+            self.take_evaluation(Evaluated(kind=line["kind"], loss=loss, tokens=line["tokens"], metrics=metrics))
+        elif name == "metrics" and line.keys() >= _METRIC_FIELDS:
+            self._recall_metric(line, now)
+
+    def _recall_metric(self, line: Mapping[str, Any], now: int) -> None:
+        """Take in what a life of a learner had trained; and, if the zero of all times is forgotten, by when it was."""
+        slot, incarnation = line["learner"], line["incarnation"]
+        self.totals.hear([[slot, incarnation, line["tokens"]]])
+        for report in (*self.former, *self.reports.values()):
+            if (report["slot"], report["incarnation"]) == (slot, incarnation) and line["tokens"] > report["tokens"]:
+                noted = cast(dict[str, Any], report)
+                noted.setdefault("accounted", report["tokens"])
+                noted.setdefault("accounted_steps", report["step"])
+                report["tokens"], report["step"] = line["tokens"], line["step"]
+        since_zero = round(line["time"] * 1e9)
+        if self.zero is not None and line["phase"] == "stepping":
+            self.stepping_until = max(self.stepping_until, self.zero + since_zero)
+        self._zero_max = min(now - since_zero, self._zero_max or now)
+
+    def memory(self, early: Sequence[tuple[str, dict[str, Any]]]) -> Memory:
+        """All of it, for the next recorder, with the lines that wait for the first step."""
+        return Memory(
+            totals=self.totals.told(),
+            reports=[{**report, "totals": []} for report in self.reports.values()],
+            former=[{**report, "totals": []} for report in self.former],
+            shards=self.shards.memory(),
+            evaluations=[{**evaluated} for evaluated in self.evaluations],
+            final=sorted(self.final),
+            final_at=self.final_at,
+            zero=self.zero,
+            stepping_until=self.stepping_until,
+            versions=self.published(),
+            publishers=[[fragment, *publisher] for fragment, publisher in sorted(self.publishers.items())],
+            early=list(early),
+        )
+
+    # -- what comes ----------------------------------------------------------------------------------------------------
+
+    def take_report(self, report: Report, now: int) -> bool:
+        """Take in a report; whether it is of the newest life of its slot."""
+        self.totals.hear([[report["slot"], report["incarnation"], report["tokens"]]])
+        if self.zero is None and report["step"]:
+            self.zero = min(now - report["stepping"], self._zero_max or now)
+        if report["phase"] == "stepping":
+            self.stepping_until = now
+        known = self.reports.get(report["slot"])
+        if known is not None and known["incarnation"] > report["incarnation"]:
+            return False
+        if known is not None and known["incarnation"] < report["incarnation"]:
+            cast(dict[str, Any], known).setdefault("gone_at", now)
+            self.former.append(known)
+        if known is not None and known["incarnation"] == report["incarnation"] and not report["metrics"]:
+            report = cast(Report, {**report, "metrics": known["metrics"]})
+        self.reports[report["slot"]] = cast(Report, {**report, "reported_at": now})
+        self.shards.claimed(enumerate(report["versions"]))
+        return True
+
+    def see(self, lives: Set[tuple[int, int]], now: int) -> None:
+        """Note which lives of learners, as (slot, incarnation), are live: of the others, since when they are not."""
+        self._live = lives
+        for slot, report in self.reports.items():
+            noted = cast(dict[str, Any], report)
+            if (slot, report["incarnation"]) in lives:
+                noted.pop("gone_at", None)
+            else:
+                noted.setdefault("gone_at", now)
+
+    def take_merge(self, merging: Merging) -> bool:
+        """Take in a merge; whether it is newer than what is known of its fragment in this epoch."""
+        fragment, epoch, version = merging["fragment"], merging["epoch"], merging["version"]
+        self.totals.hear(merging["merged_tokens"])  # Of a life whose reports do not come, or were refused, the least.
+        if not self.shards.take(merging):
+            return False
+        if version is not None and epoch >= self.publishers.get(fragment, [0, 0])[1]:
+            self.publishers[fragment] = [merging["shard"], epoch]
+        if version is not None and version[1]:
+            self.versions[fragment] = max(self.versions.get(fragment, [0, 0]), list(version))
+        return True
+
+    def take_evaluation(self, evaluated: Evaluated) -> Evaluated | None:
+        """Take in a point of the curve; the result is what it is in the curve, None where it is known.
+
+        Of an evaluator that began again only what lies beyond what is known is a point, and none is the first.
+        """
+        kind, tokens = evaluated["kind"], evaluated["tokens"]
+        if kind == "initial" and self.evaluations:
+            if tokens <= self.evaluations[-1]["tokens"]:
+                return None
+            kind = "during"
+        if any((known["tokens"], known["kind"]) == (tokens, kind) for known in self.evaluations):
+            return None
+        self.evaluations.append(cast(Evaluated, {"metrics": [], **evaluated, "kind": kind}))
+        return self.evaluations[-1]
+
+    # -- what it comes to ----------------------------------------------------------------------------------------------
+
+    def published(self) -> list[list[int]]:
+        """The newest version of each fragment that is known to be merged, as [fragment, epoch, count]."""
+        return [[fragment, *version] for fragment, version in sorted(self.versions.items())]
+
+    def is_evaluated(self) -> bool:
+        """Whether the last evaluation is known."""
+        return any(evaluated["kind"] == "final" for evaluated in self.evaluations)
+
+    def figures(self, learners: int) -> dict[str, Any]:
+        """What a status says of all this, and all that the summary is made of; a run of so many `learners`."""
+        former = [_learner(report) for report in self.former]
+        present = {slot: _learner(report) for slot, report in sorted(self.reports.items())}
+        lives = [*former, *present.values()]
+        merges, votes = self._merge_counts()
+        passed = 0.0 if self.zero is None else max(0.0, (self.stepping_until - self.zero) / 1e9)
+        told = {"former": former, "learners": present, "totals": self.totals.told(), **self._by_shards()}
+        if self._live is not None:
+            told["gone"] = self._unheard(self._live)
+        return {
+            **told,
+            "zero": self.zero,
+            "stepping_until": self.stepping_until,
+            "tokens": self.totals.trained,
+            "outer_steps": merges,
+            "contributors_mean": votes / merges if merges else 0.0,
+            "merged_share": merged_share(self.accounts(told), self._sizes),
+            "goodput": goodput(lives, learners * passed),
+            "eval_loss": finite(self.evaluations[-1]["loss"]) if self.evaluations else None,
+            "eval_loss_initial": finite(self.evaluations[0]["loss"]) if self.evaluations else None,
+            "evaluations": len(self.evaluations),
+            "metrics": metrics_of(mean_of(present.values()).items()),
+            "eval_metrics": metrics_of(self.evaluations[-1]["metrics"] if self.evaluations else []),
+            "epochs": self._epochs(),
+        }
+
+    def accounts(self, told: Mapping[str, Any]) -> list[dict[str, int]]:
+        """The account of each fragment, by the figures of a status."""
+        return fragment_accounts(entries(told, len(self._sizes)), len(self._sizes))
+
+    def _unheard(self, live: Set[tuple[int, int]]) -> list[list[int]]:
+        """The lives that are there no more, of those of which there is no report: only others told of them."""
+        reported = {(report["slot"], report["incarnation"]) for report in (*self.former, *self.reports.values())}
+        known = {(slot, incarnation) for slot, incarnation, _ in self.totals.told()}
+        return [[*life] for life in sorted(known - reported - live)]
+
+    def _epochs(self) -> dict[int, int]:
+        """Shard -> the newest epoch in which it has merged."""
+        newest: dict[int, int] = {}
+        for merging in self.shards.mergings():
+            if merging["kind"] in ("merge", "final"):
+                newest[merging["shard"]] = max(merging["epoch"], newest.get(merging["shard"], 0))
+        return newest
+
+    def _merge_counts(self) -> tuple[int, int]:
+        """Merges and votes of all shards: the newest count of each epoch of a shard stands for it."""
+        newest: dict[tuple[int, int], tuple[int, int]] = {}
+        for merging in self.shards.mergings():
+            of = (merging["shard"], merging["epoch"])
+            newest[of] = max(newest.get(of, (0, 0)), (merging["merges"], merging["votes"]))
+        return sum(count for count, _ in newest.values()), sum(votes for _, votes in newest.values())
+
+    def _by_shards(self) -> dict[str, Any]:
+        """What shards say of each fragment: the tokens of each life that are in the model, those that are undone, and
+        whether no merge is missing in that count."""
+        told: dict[str, Any] = {"merged_tokens": {}, "undone_tokens": {}, "merges_whole": {}}
+        for p in range(len(self._sizes)):
+            merged, is_whole = self.shards.in_model(p)
+            undone = self.shards.ever(p)
+            undone.subtract(merged)
+            told["merged_tokens"][p] = [[*life, tokens] for life, tokens in sorted(merged.items())]
+            told["undone_tokens"][p] = [[*life, tokens] for life, tokens in sorted(undone.items()) if tokens]
+            told["merges_whole"][p] = is_whole
+        return told
+
+
+def _learner(report: Report) -> dict[str, Any]:
+    fields: Mapping[str, Any] = {**report}
+    noted = {name: fields[name] for name in _NOTED_FIELDS if name in fields}
+    told = {name: fields[name] for name in _LEARNER_FIELDS}
+    return {**told, "metrics": dict(report["metrics"]), **noted, "step_ms": report["step_time"] / 1e6}
+
+
+def metrics_of(told: Iterable[Sequence[Any]]) -> dict[str, float | None]:
+    """Scalars by name, as files and figures have them."""
+    return {name: finite(value) for name, value in told}
+
+
+def finite(value: float | None) -> float | None:
+    """A loss as files and figures have it: None where it is not finite, which is no number in JSON."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,58 @@
+"""Whether a run that is to end is waited for any longer: the one bound that ends every graph.
+
+Decides that, and nothing else. A run is to end once the token budget is spent or the end was asked for; then its bodies
+come to an end by themselves, in their own way, and say so: learners are final, fragments are final, the model is
+evaluated. Each of these is a sign. Without a new one for a while, nothing is waited for any more, whatever bodies do.
+
+How long that is was learned from the run: some steps of the slowest learner, some sweeps of the slowest merges. Nobody
+is cut off sooner than `MODEL` where a final model is to come, for a daemon that takes over, a machine that is lost and
+a life that begins again after back-offs take that long together, nor than `PLAIN` where none is.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isthmus.runtime.clock import Duration, seconds
+
+PLAIN: Final = seconds(10)
+MODEL: Final = seconds(90)
+EVALUATION: Final = seconds(600)
+"""Where only the last evaluation is missing, and its host is there: it may take this long."""
+TIMES: Final = 4
+"""How many times the slowest step, or sweep of merges, is waited for."""
+
+
+class Ending:
+    """The end of one run; `has_model`: its program gives a final model."""
+
+    def __init__(self, *, has_model: bool) -> None:
+        self._least = MODEL if has_model else PLAIN
+        self._slowest = 0
+        self._merged_at: dict[int, int] = {}
+        self._signs: object = None
+        self._sign_at: int | None = None
+
+    def step_took(self, duration: int) -> None:
+        """A step of some learner took so many nanoseconds."""
+        self._slowest = max(self._slowest, duration)
+
+    def merged(self, fragment: int, now: int) -> None:
+        """A fragment was merged; from one such merge to the next is a sweep."""
+        self._slowest = max(self._slowest, now - self._merged_at.get(fragment, now))
+        self._merged_at[fragment] = now
+
+    def look(self, signs: object, now: int) -> None:
+        """The run is to end, and this is all that has come of its end by now; to be called again and again."""
+        if self._sign_at is None or signs != self._signs:
+            self._signs, self._sign_at = signs, now
+
+    @property
+    def limit(self) -> Duration:
+        """How long it is waited for a sign."""
+        return Duration(max(self._least, TIMES * self._slowest))
+
+    def is_late(self, now: int, *, is_evaluating: bool = False) -> bool:
+        """Whether nothing is waited for any more."""
+        limit = max(self.limit, EVALUATION) if is_evaluating else self.limit
+        return self._sign_at is not None and now - self._sign_at >= limit

@@ -1,0 +1,63 @@
+"""Who holds the model, as far as a recorder is told, and whether the model is lost.
+
+A fragment is held by the hosts that say so (`ops.syncer.hold`), by the learners whose last report has a version of it,
+and by the life of its shard that published it last; each only while that life is live. A model of which a fragment was
+merged, as the books or those who hold it say, and of which nobody holds some fragment any more, is lost: no shard
+begins it anew (`ops.syncer.memory`). In a program in which no host says what it holds nothing is lost. Nor is a
+fragment whose shard is not live: a recorder that comes back before its home has found the other hosts again is alone in
+its roster, and knows nothing of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from isthmus.ops.exchange.messages import Held
+from isthmus.programs.recorder.books import Books
+from isthmus.runtime.roles import LEARNER
+
+SYNCER: Final = "syncer"
+LOST_TIMES: Final = 100
+"""Ten seconds of looking: hosts that come back say what they hold within a second or two, and a recorder that comes
+back hears it then. Looks are counted, and not the time, because a clock may leap."""
+
+
+class ModelHolders:
+    """Looks, ten times a second, whether each of `count` fragments is held."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held: dict[Any, frozenset[int]] = {}
+        self._is_merged = False
+        self._lost_times = 0
+
+    def hear(self, held: Mapping[Any, Held]) -> None:
+        """Take what hosts say that they hold, by (replica, key)."""
+        self._held |= {replica: frozenset(item["fragments"]) for (replica, _), item in held.items()}
+        self._is_merged |= any(item["merged"] for item in held.values())
+
+    def lost(self, books: Books, saved: Iterable[int], members: Iterable[Any]) -> str | None:
+        """The verdict that the model is lost, or None; of fragments that are `saved` as final nothing can be lost."""
+        is_judged = self._held and (books.versions or self._is_merged)
+        missing = self._missing(books, set(saved), members) if is_judged else []
+        self._lost_times = self._lost_times + 1 if missing else 0
+        if self._lost_times < LOST_TIMES:
+            return None
+        return (
+            f"the model is lost: every host that held fragment {missing[0]} ({len(missing)} of {self._count} "
+            "fragments) has ended, after fragments were merged. It is not begun anew; run again."
+        )
+
+    def _missing(self, books: Books, saved: set[int], members: Iterable[Any]) -> list[int]:
+        lives = {(member.replica.role, member.replica.slot): member.incarnation for member in members}
+        held = set(saved)
+        for replica, fragments in self._held.items():
+            held |= fragments if (replica.role, replica.slot) in lives else set()
+        for slot, report in books.reports.items():
+            if lives.get((LEARNER, slot)) == report["incarnation"]:
+                held |= {fragment for fragment, version in enumerate(report["versions"]) if version[0]}
+        for fragment, (shard, epoch) in books.publishers.items():
+            is_back = lives.get((SYNCER, shard), epoch) != epoch  # A later life, which began without the fragment.
+            held |= set() if is_back else {fragment}
+        return [fragment for fragment in range(self._count) if fragment not in held]

@@ -1,0 +1,419 @@
+"""The recorder: keeps what a run leaves behind, and is where somebody who watches looks.
+
+It writes metrics, evaluations, merges and the final model into the run folder as they come, publishes a status twice a
+second, remembers for its next life what it knows (`record_books`, `recorder_memory`), passes on a request to stop, and
+keeps the token budget, and knows when a run is over: everything final has arrived, and is written, or is waited for no
+longer (`ending`). It decides nothing about training, but for one thing: where a model was merged, and every host that
+held it has ended (`model_holders`), the run has failed.
+
+A disk that is full or broken does not stop it: lines wait or are lost, and are counted; the final model is written as
+soon as the disk takes it. Only where that lasts too long, the run has failed: the status has an `error` then. As long
+as the disk does not say what a recorder before this one has known, what comes is kept and nothing is done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from isthmus.ops.exchange.messages import Control, Merging, Report
+from isthmus.ops.exchange.messages import Final as FinalItem
+from isthmus.programs.recorder import memory as recorder_memory
+from isthmus.programs.recorder import verdict
+from isthmus.programs.recorder.books import Books, finite, metrics_of
+from isthmus.programs.recorder.ending import Ending
+from isthmus.programs.recorder.lines import FILES, RecordLines
+from isthmus.programs.recorder.model_holders import ModelHolders
+from isthmus.programs.recorder.reports import Reports
+from isthmus.programs.recorder.schemas import SCHEMAS
+from isthmus.programs.recorder.token_means import TokenMeans
+from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.system.disk import Disk
+from isthmus.runtime.system.files import write_tensors
+
+METRIC_NS: Final = 200_000_000
+"""A learner's lines in metrics.jsonl are at least this far apart: a day of them is some tens of megabytes."""
+STATUS_NS: Final = 500_000_000
+CONTROL_NS: Final = 1_000_000_000
+"""Between two words to pacers: they fire on what they hear, and this lets them notice, too, that time has passed."""
+SETTLE_NS: Final = 2_000_000_000
+"""How long after the last final fragment the learners' last reports are waited for: that of a dead one never comes."""
+MEMORY_NS: Final = 1_000_000_000
+"""Between two writings of what the next recorder has to know; what comes between them is in the lines, and where lines
+wait, it is written at once."""
+EVALUATOR: Final = "evaluator"
+EVALUATOR_NS: Final = 30_000_000_000
+"""How long an evaluator that is not there is waited for at the end: its next life begins within four seconds and some
+for its imports, until it is given up."""
+RETRY_NS: Final = 500_000_000
+SAVE_TRIES_MAX: Final = 1200
+"""How often a disk may refuse the final model: within ten minutes, in which somebody may make room for it. Tries are
+counted, and not the time, because a clock may leap."""
+LINES_NS_MAX: Final = 30_000_000_000
+"""How long, at the end, lines are waited for that the disk does not take."""
+_METRIC_FIELDS: Final = ("incarnation", "phase", "step", "tokens")
+_TRAFFIC_FIELDS: Final = ("staleness", "bytes_sent", "bytes_received", "sick", "sick_step")
+_MERGE_FIELDS: Final = (
+    *("shard", "epoch", "fragment", "round", "kind", "version", "origin", "voters", "weights", "left_out", "refused"),
+    "reason",
+    *("merges", "votes", "merged_tokens", "shortened", "opposed"),
+)
+
+
+class Recorder:
+    """Fires by timer and samples everything. `sizes` of the fragments in values, none where whole trees are exchanged;
+    `has_model`: a final model comes, in `final` fragments; `has_evaluator`: a final evaluation comes. `learners` are
+    those whose tokens count.
+    """
+
+    outputs = ("control",)
+    schemas: Final = SCHEMAS
+
+    def __init__(
+        self, folder: Path, *, tokens: int, learners: int, sizes: Sequence[int], has_model: bool, has_evaluator: bool
+    ) -> None:
+        self._folder = folder
+        self._budget, self._learners, self._sizes = tokens, learners, sizes
+        self._has_model, self._has_evaluator = has_model, has_evaluator
+        self._books, self._holders = Books(sizes), ModelHolders(len(sizes))
+        self._reports, self._ending = Reports(), Ending(has_model=has_model)
+        self._stop_reason: str | None = None
+        self._ended: set[tuple[int, int]] = set()
+        self._arrived: dict[str, dict[Any, Any]] = {}
+        self._has_recalled = False
+        self._reported_at: dict[int, int] = {}
+        self._losses_heard: dict[int, list[float]] = {}
+        self._metrics_heard: dict[int, TokenMeans] = {}
+        self._withheld: dict[int, Report] = {}
+        self._told_last: dict[int, tuple[Any, ...]] = {}
+        self._unsaved: dict[int, FinalItem] = {}
+        self._save_tries = 0
+        self._save_at = 0
+        self._save_error: str | None = None
+        self._remembered: bytes | None = None
+        self._remembered_at = self._early_count = 0
+        self._published_at = -STATUS_NS
+        self._controlled_at = -CONTROL_NS
+        self._complete_at: int | None = None
+        self._evaluator_at = 0
+        self._error: str | None = None
+        self._is_stopping = False
+        self.is_finished = False
+
+    def open(self, context: Any) -> None:
+        """Open the files, and go on from what a recorder before this one has known."""
+        self._context = context
+        self._began_at = context.now()
+        self._disk: Disk = context.disk
+        self._lines = RecordLines(self._folder, self._disk)
+        self._recall()
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._has_recalled:
+            self._write_all_withheld(self._context.now())
+            self._lines.give_up_waiting(self._began_at)
+            self._remember(self._context.now())
+        self._lines.close()
+
+    def __call__(
+        self,
+        progress: Any = None,
+        merged: Any = None,
+        evaluation: Any = None,
+        final: Any = None,
+        held: Any = None,
+        stop: Any = None,
+    ) -> dict[str, Control] | None:
+        """Write down what is new; say stop where somebody asked, or where the budget is this recorder's to keep."""
+        now = self._context.now()
+        came = {"progress": progress, "merged": merged, "evaluation": evaluation, "final": final, "held": held}
+        for port, items in {**came, "stop": stop}.items():
+            self._arrived.setdefault(port, {}).update(items or {})
+        if not self._has_recalled and not self._recall():
+            return None
+        arrived, self._arrived = self._arrived, {}
+        self._take(arrived, now)
+        if self._unsaved and now >= self._save_at:
+            self._save(now)
+        self._judge_model()
+        self._judge_end(now)
+        self._books.see(_lives(self._context.members()), now)
+        if self._error is not None or self._is_complete(now):
+            self._write_all_withheld(now)
+            self.is_finished = self._error is not None or self._is_flushed(now)
+        if self.is_finished and self._error is None:
+            self._error = self._failure()
+        if self.is_finished or now - self._published_at >= STATUS_NS:
+            self._published_at = now
+            self._lines.flush()
+            self._context.publish(self._status(now))
+        if self.is_finished or now - self._remembered_at >= MEMORY_NS or len(self._lines.early) > self._early_count:
+            self._remember(now)
+        return self._control(now)
+
+    # -- from life to life ---------------------------------------------------------------------------------------------
+
+    def _recall(self) -> bool:
+        """Go on from what a recorder before this one has known and written; whether the disk says what that is."""
+        try:
+            memory = recorder_memory.load(self._folder, self._disk)
+            read = {
+                name: [*recorder_memory.lines(self._folder / f"{name}.jsonl", self._disk, is_tail=memory is not None)]
+                for name in FILES
+            }
+            if memory is not None:
+                self._lines.recall(memory.early)
+        except OSError:
+            return False
+        if memory is not None:
+            self._books.recall(memory)
+        for name, lines in read.items():
+            for line in lines:
+                self._books.recall_line(name, line, self._began_at)
+        self._has_recalled = True
+        return True
+
+    def _remember(self, now: int) -> None:
+        """Write down what the next recorder has to know; what the disk does not take now it takes a second later."""
+        self._remembered_at, self._early_count = now, len(self._lines.early)
+        data = recorder_memory.encoded(self._books.memory(self._lines.early))
+        if data == self._remembered:
+            return
+        try:
+            recorder_memory.save(data, self._folder, self._disk)
+        except OSError:
+            return
+        self._remembered = data
+
+    # -- what came -----------------------------------------------------------------------------------------------------
+
+    def _take(self, arrived: Mapping[str, Mapping[Any, Any]], now: int) -> None:
+        """Take in all that has come since the last firing, by port and key."""
+        self._holders.hear(arrived["held"])
+        for report in self._reports.whole(arrived["progress"], self._context.members(), now):
+            self._take_report(report, now)
+        for merging in sorted(arrived["merged"].values(), key=lambda item: (item["published_at"], item["fragment"])):
+            if self._books.take_merge(merging):
+                self._ending.merged(merging["fragment"], now)
+                self._lines.write("merges", merging["published_at"], _merge_line(merging))
+        for each in sorted(arrived["evaluation"].values(), key=lambda item: (item["tokens"], item["kind"] == "final")):
+            evaluated = self._books.take_evaluation(each)
+            if evaluated is not None:
+                loss = finite(evaluated["loss"])
+                line = {"tokens": evaluated["tokens"], "eval_loss": loss, "kind": evaluated["kind"]}
+                line |= _metrics(evaluated["metrics"])
+                self._lines.write("evaluations", now, line)
+        for item in arrived["final"].values():
+            self._unsaved[item["fragment"]] = item
+        for asked in arrived["stop"].values():
+            if not self._is_to_end():
+                self._stop_reason = str(asked["reason"])
+        if self._books.zero is not None and not self._lines.has_begun:
+            self._remember(now)  # The next recorder may have to go on in the middle of what is written now.
+            self._lines.begin(self._books.zero)
+
+    def _take_report(self, report: Report, now: int) -> None:
+        slot, known = report["slot"], self._books.reports.get(report["slot"])
+        if not self._books.take_report(report, now):
+            return
+        self._ending.step_took(report["step_time"])
+        if report["phase"] == "final":
+            self._ended.add((slot, report["incarnation"]))
+        if known is not None and known["incarnation"] < report["incarnation"]:
+            self._write_withheld(slot, now)
+        if _told(report) != self._told_last.get(slot):
+            self._withheld[slot] = report
+        heard = self._losses_heard.setdefault(slot, [])
+        if math.isfinite(report["loss"]):
+            heard.append(report["loss"])
+        is_same_life = known is not None and known["incarnation"] == report["incarnation"]
+        before = known["tokens"] if known is not None and is_same_life else 0
+        self._metrics_heard.setdefault(slot, TokenMeans()).hear(report["metrics"], report["tokens"] - before)
+        is_new_phase = known is None or known["phase"] != report["phase"]
+        if not is_new_phase and now - self._reported_at.get(slot, -METRIC_NS) < METRIC_NS:
+            return
+        self._write_withheld(slot, now)
+
+    def _write_withheld(self, slot: int, now: int) -> None:
+        """Write the newest report of a slot into metrics.jsonl, if it is not there."""
+        report, heard = self._withheld.pop(slot, None), self._losses_heard.setdefault(slot, [])
+        if report is None:
+            return
+        self._reported_at[slot], self._told_last[slot] = now, _told(report)
+        fields: Mapping[str, Any] = {**report}
+        line = {"learner": slot, **{name: fields[name] for name in _METRIC_FIELDS}}
+        line["loss"] = sum(heard) / len(heard) if heard else None
+        heard.clear()
+        metrics = _metrics(self._metrics_heard.setdefault(slot, TokenMeans()).take().items())
+        self._lines.write("metrics", now, {**line, **metrics, **{name: fields[name] for name in _TRAFFIC_FIELDS}})
+
+    def _write_all_withheld(self, now: int) -> None:
+        for slot in sorted(self._withheld):
+            self._write_withheld(slot, now)
+
+    def _save(self, now: int) -> None:
+        """Write the final model, as much of it as is here; what the disk does not take is tried again."""
+        where = self._folder / "snapshots" / "final"
+        try:
+            for fragment in sorted(self._unsaved):
+                write_tensors(
+                    where / f"fragment-{fragment}.safetensors", self._unsaved[fragment]["tensors"], self._disk
+                )
+                del self._unsaved[fragment]
+                self._books.final.add(fragment)
+                self._books.final_at = now
+        except OSError as error:
+            self._save_tries += 1
+            self._save_at = now + RETRY_NS
+            self._save_error = error.strerror or str(error)
+            if self._save_tries >= SAVE_TRIES_MAX:
+                self._error = (
+                    f"the final model could not be written into {where}: {self._save_error}, {self._save_tries} times. "
+                    "Make room, or mend the disk, and run again."
+                )
+        else:
+            self._save_tries, self._save_error = 0, None
+
+    # -- what follows --------------------------------------------------------------------------------------------------
+
+    def _control(self, now: int) -> dict[str, Control] | None:
+        """What bodies with a port `control` are told: the budget, what is trained of it, and whether to end."""
+        stop = self._is_to_end()
+        is_news = stop != self._is_stopping or now - self._controlled_at >= CONTROL_NS
+        if self._sizes and not is_news:  # Where whole trees are exchanged, nobody else tells how much is trained.
+            return None
+        self._is_stopping, self._controlled_at = stop, now
+        totals, published = self._books.totals, self._books.published()
+        return {"control": Control(stop=stop, tokens=self._budget, totals=totals.told(), published=published)}
+
+    def _is_to_end(self) -> bool:
+        """Whether the budget is spent, or the end was asked for."""
+        is_spent = self._books.totals.trained >= self._budget
+        return is_spent or self._stop_reason is not None or self._context.stop_requested()
+
+    def _judge_end(self, now: int) -> None:
+        """See how far the end has come; fail where a model is to come, and does not."""
+        if self._is_to_end():
+            come = self._books.final | self._unsaved.keys()
+            self._ending.look((len(self._ended), len(come), self._books.is_evaluated()), now)
+        if self._is_late(now) and self._has_model and not self._is_saved() and self._books.totals.trained:
+            going = [str(slot) for slot, report in self._books.reports.items() if report["phase"] != "final"]
+            self._error = self._error or (
+                f"the run was to end, and its final model did not come: for {self._ending.limit / 1e9:.0f} s no body "
+                f"came nearer to its end (not final: {', '.join(going) or 'none that reports'}). A body hears of the "
+                "end by `stop` in what comes to its port `control`; what emits `final` is to do so then."
+            )
+
+    def _is_late(self, now: int) -> bool:
+        """Whether what is not there by now is waited for no longer; a disk has its own time."""
+        is_evaluating = self._is_saved() and self._has_evaluator and now - self._evaluator_at < EVALUATOR_NS
+        return not self._unsaved and self._ending.is_late(now, is_evaluating=is_evaluating)
+
+    def _is_saved(self) -> bool:
+        """Whether the final model is written."""
+        fragments = max((len(report["accounts"]) for report in self._books.reports.values()), default=0)
+        return not self._unsaved and len(self._books.final) >= max(fragments, 1)
+
+    def _judge_model(self) -> None:
+        """Fail, loudly, where nobody is left who held a fragment of what was merged."""
+        if self._error is None:
+            saved = self._books.final | self._unsaved.keys()
+            self._error = self._holders.lost(self._books, saved, self._context.members())
+
+    def _failure(self) -> str | None:
+        """Why a run of which everything final is there is not done."""
+        books = self._books
+        figures = books.figures(self._learners)
+        return verdict.failure(
+            figures,
+            books.accounts(figures),
+            self._sizes,
+            budget=self._budget,
+            is_stopped=self._context.stop_requested() or self._stop_reason is not None,
+            loss=books.evaluations[-1]["loss"] if books.evaluations else None,
+        )
+
+    def _is_flushed(self, now: int) -> bool:
+        """Whether no line waits for the disk, or none is waited for any more, once all the rest is there."""
+        self._complete_at = now if self._complete_at is None else self._complete_at
+        self._lines.give_up_waiting(self._began_at)
+        return self._lines.flush() or now - self._complete_at >= LINES_NS_MAX
+
+    def _is_complete(self, now: int) -> bool:
+        """Whether everything final has arrived, and the model is written, or no more of it is waited for."""
+        if any(member.replica.role == EVALUATOR for member in self._context.members()):
+            self._evaluator_at = now
+        return self._is_late(now) or (self._has_come(now) if self._has_model else self._are_final())
+
+    def _has_come(self, now: int) -> bool:
+        """Whether the model is there, and evaluated, and so are the learners' last reports."""
+        reports, final_at = self._books.reports.values(), self._books.final_at
+        if not reports or final_at is None or not self._is_saved():
+            return False
+        if self._has_evaluator and not self._is_evaluated(now, final_at):
+            return False
+        settled = all(
+            report["phase"] == "final" and not any(account[4] for account in report["accounts"]) for report in reports
+        )
+        return settled or now - final_at >= SETTLE_NS
+
+    def _are_final(self) -> bool:
+        """Whether all have come to their end in a program that gives no model."""
+        final = [report["phase"] == "final" for report in self._books.reports.values()]
+        return bool(final) and all(final) and (not self._has_evaluator or self._books.is_evaluated())
+
+    def _is_evaluated(self, now: int, final_at: int) -> bool:
+        """Whether the last evaluation is here, or comes no more because its host was given up."""
+        return self._books.is_evaluated() or now - max(self._evaluator_at, final_at) >= EVALUATOR_NS
+
+    def _status(self, now: int) -> dict[str, Any]:
+        """Everything that somebody who watches wants to know, and all that the summary is made of."""
+        zero = self._books.zero
+        is_stepping = any(report["phase"] == "stepping" for report in self._books.reports.values())
+        phase = "starting" if zero is None and is_stepping else self._phase()
+        return {
+            **self._books.figures(self._learners),
+            "slots": self._learners,
+            "phase": phase,
+            "time": (now - zero) / 1e9 if zero is not None else 0.0,
+            "tokens_budget": self._budget,
+            "error": self._error,
+            "stop_reason": self._stop_reason,
+            "files": self._lines.counts(),
+            "unsaved": {"fragments": len(self._unsaved), "error": self._save_error},
+        }
+
+    def _phase(self) -> str:
+        if self.is_finished:
+            return "done"
+        is_ending = self._books.final_at or self._unsaved or self._is_stopping
+        return "final" if is_ending else "training"
+
+
+def _merge_line(merging: Merging) -> dict[str, Any]:
+    """What is written of a merge."""
+    fields: Mapping[str, Any] = {**merging}
+    line = {name: fields[name] for name in _MERGE_FIELDS}
+    line["quorum_ms"] = (merging["quorum_at"] - merging["opened_at"]) / 1e6
+    line["grace_ms_used"] = (merging["closed_at"] - merging["quorum_at"]) / 1e6
+    return line
+
+
+def _metrics(told: Iterable[Sequence[Any]]) -> dict[str, Any]:
+    """Scalars as a field of a line; no field where a task has none."""
+    metrics = metrics_of(told)
+    return {"metrics": metrics} if metrics else {}
+
+
+def _told(report: Report) -> tuple[Any, ...]:
+    """What tells one line of metrics.jsonl from another."""
+    fields: Mapping[str, Any] = {**report}
+    return tuple(fields[name] for name in _METRIC_FIELDS)
+
+
+def _lives(members: Iterable[Any]) -> frozenset[tuple[int, int]]:
+    """The lives of learners among those who are live."""
+    return frozenset((member.replica.slot, member.incarnation) for member in members if member.replica.role == LEARNER)

@@ -1,0 +1,125 @@
+"""Adds to every graph what a run needs besides training: a recorder, and evaluation where a program has none.
+
+The recorder listens, by Latest edges, to the body that reports `progress` (where it has a port `report` for those who
+only watch, there), to `merged`, `final`, `stop` and to evaluations, and tells every body with a port `control` of the
+end (`run_ports`). It is a host of its own that nobody waits for. Where shards publish a model, recorder and evaluator
+also hold it, for the case that shards and learners die together.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from isthmus.ops.island.evaluate import EvaluateMean
+from isthmus.ops.syncer.hold import HOLDERS, Hold
+from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.recorder.node import Recorder
+from isthmus.programs.recorder.ports import (
+    EVALUATE,
+    EVALUATOR,
+    RECORD,
+    RECORDER,
+    emitting,
+    faults,
+    learning,
+    needs_evaluator,
+    reporting,
+    told_by_recorder,
+)
+from isthmus.programs.recorder.summary import fragment_sizes
+from isthmus.runtime.clock import Duration, milliseconds
+from isthmus.runtime.errors import GraphError
+from isthmus.runtime.graph.template import Every, Graph, Job, Latest, Node, Reference, Role
+from isthmus.runtime.roles import LEARNER
+
+RUN_FOLDER: Final = Reference("isthmus:run-folder")
+"""Resolved by whoever runs the recorder to the path of the run folder; not part of what a program is."""
+PERIOD: Final = milliseconds(100)
+
+
+def with_recorder(graph: Graph, job: Job) -> None:
+    """Add the roles `recorder` and, where nothing evaluates, `evaluator` to a program's graph. GraphError, with all
+    faults, for a graph that a run can do nothing with."""
+    if found := list(faults(graph)):
+        raise GraphError.of(found)
+    authored = list(graph.nodes)
+    if needs_evaluator(authored):
+        _add_evaluator(graph, job, authored)
+    evaluators = emitting(graph.nodes, "evaluation")
+    role = graph.role(RECORDER, replicas=(1, 1))
+    record = role.node(
+        RECORD,
+        Recorder,
+        RUN_FOLDER,
+        tokens=job.tokens,
+        learners=_slots(graph, job),
+        sizes=tuple(fragment_sizes(graph)),
+        has_model=bool(emitting(graph.nodes, "final")),
+        has_evaluator=bool(evaluators),
+        fires=Every(PERIOD),
+    )
+    for node in emitting(authored, "progress"):
+        graph.edge(node["report" if "report" in node.outputs else "progress"], record["progress"], Latest())
+    for node in emitting(authored, "merged"):
+        graph.edge(node["merged"], record["merged"], Latest("fragment"))
+    for node in emitting(authored, "stop"):
+        graph.edge(node["stop"], record["stop"], Latest())
+    for node in evaluators:
+        graph.edge(node["evaluation"], record["evaluation"], Latest("tokens"))
+    for outer in [node for node in authored if node.body is OuterStep]:
+        for holder in [each for each in graph.roles if each.name in HOLDERS]:
+            _add_hold(graph, holder, outer, record)
+    for node in emitting(graph.nodes, "final"):
+        graph.edge(node["final"], record["final"], Latest("fragment"))
+    for node in list(graph.nodes):
+        if told_by_recorder(graph, node):
+            graph.edge(record["control"], node["control"], Latest())
+
+
+def _slots(graph: Graph, job: Job) -> int:
+    """How many replicas a run begins with whose tokens count."""
+    node = reporting(graph)
+    if node is None or node.role == LEARNER:
+        return job.learners
+    least: Any = graph.role_of(node.role).replicas_min
+    return max(1, least) if isinstance(least, int) else 1  # Of any other number `verify` says what is wrong.
+
+
+def least_replicas(graph: Graph) -> dict[str, int]:
+    """With how many replicas of each role a run can go on: the fewest that the graph allows, and none of a role that
+    only evaluates."""
+    least = {role.name: role.replicas_min for role in graph.roles}
+    needed = {node.role for node in emitting(graph.nodes, "final")}
+    spare = {node.role for node in emitting(graph.nodes, "evaluation")} - needed
+    return {**least, **dict.fromkeys(spare, 0)}
+
+
+def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
+    """Have a role hold what an outer step publishes, and give copies to learners when nobody else has it any more."""
+    shards = graph.role_of(outer.role).replicas_max
+    hold = role.node(f"hold-{role.name}", Hold, role=outer.role, shards=shards, fires=Every(Duration(2 * PERIOD)))
+    adopting = [edge.target for edge in graph.edges_out_of(outer) if edge.target.node.role == LEARNER]
+    graph.edge(outer["update"], hold["update"], Latest("fragment"))
+    for port in adopting:
+        graph.edge(hold["copy"], port, Latest("fragment"))
+    for node in graph.nodes:
+        if node.role == outer.role and node.input("held") is not None:
+            graph.edge(hold["held"], node["held"], Latest("holder"))
+    graph.edge(hold["held"], record["held"], Latest("holder"))
+
+
+def _add_evaluator(graph: Graph, job: Job, authored: list[Node]) -> None:
+    """Evaluation of the token-weighted mean of the learners' parameters, for programs without a global model."""
+    trained = learning(authored)
+    role = graph.role(EVALUATOR, replicas=(1, 1))
+    evaluate = role.node(
+        EVALUATE,
+        EvaluateMean,
+        job.task,
+        roles=tuple(sorted({node.role for node in trained})),
+        tokens=job.tokens,
+        fires=Every(Duration(2 * PERIOD)),
+    )
+    for node in trained:
+        graph.edge(node["parameters"], evaluate["parameters"], Latest())
+        graph.edge(node["progress"], evaluate["progress"], Latest())

@@ -1,0 +1,43 @@
+"""What the recorder may be sent, as plain data: by any program, so no more is asked for than it reads."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from isthmus.ops.exchange.schemas import COUNT, HELD, KINDS, LIFE, METRICS, REPORT, TRIPLES, VERSION
+
+MERGED: Final = {
+    "shard": COUNT,
+    "epoch": LIFE,
+    "round": COUNT,
+    "fragment": COUNT,
+    "kind": ("text", *KINDS),
+    "version": ("optional", VERSION),
+    "origin": ("optional", VERSION),
+    "voters": ("list", COUNT),
+    "weights": ("list", "number"),
+    "left_out": ("list", COUNT),
+    "refused": ("list", ("row", COUNT, "text")),
+    "shortened": ("list", ("row", COUNT, "number")),
+    "opposed": ("list", ("row", COUNT, COUNT)),
+    "reason": "text",
+    "opened_at": "integer",
+    "quorum_at": "integer",
+    "closed_at": "integer",
+    "published_at": "integer",
+    "merged_tokens": TRIPLES,
+    "merges": COUNT,
+    "votes": COUNT,
+}
+SCHEMAS: Final[dict[str, Any]] = {
+    "progress": REPORT,
+    "merged": MERGED,
+    "evaluation": {
+        "kind": ("text", "initial", "during", "final"),
+        "loss": "float",
+        "tokens": COUNT,
+        "metrics?": METRICS,
+    },
+    "final": {"fragment": COUNT, "tensors": "any"},
+    "held": HELD,
+}

@@ -1,0 +1,205 @@
+"""The figures of a run, `summary.json`: computed once, at the end, from what the recorder knows and from the trace.
+
+Token accounts. Every trained token is, per fragment, one of merged, overlapped, refused, lost or pending; who counts
+which, and what it means where the counts disagree, `balance` says. `fragment_accounts` holds the integers; the totals
+are their means, weighted by the sizes of the fragments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from isthmus.ops.data.batches import of_slot
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.token_accounts import FATES
+from isthmus.programs.books.balance import Entry, Known, books, entries, fragment_accounts, merged_share
+from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.host.trace import Span
+from isthmus.runtime.ids import Replica
+
+FRAGMENTS_NAMED_MAX = 16
+"""Fragments that are listed where a shard is lost."""
+UPTIME_STEPS = 3
+"""A learner counts as up for so many median steps after the end of its last step."""
+
+
+def fragment_sizes(graph: Graph) -> list[int]:
+    """The sizes of the fragments that a program exchanges, in values; none where it exchanges whole trees."""
+    return [fragment.size for fragment in _fragments(graph)]
+
+
+def fragments_of(graph: Graph, shard: Replica) -> str:
+    """The fragments that a syncer shard serves, for people: 'fragments 1 (head), 3 (norm and 2 more)'; '' if none."""
+    shards = next((role.replicas_max for role in graph.roles if role.name == shard.role == "syncer"), 0)
+    own = [fragment for fragment in _fragments(graph) if shards and fragment.index % shards == shard.slot]
+    named = [f"{fragment.index} ({_first([unit.name for unit in fragment.units], 1)})" for fragment in own]
+    return f"fragment{'s' if len(own) > 1 else ''} {_first(named, FRAGMENTS_NAMED_MAX)}" if own else ""
+
+
+def _first(names: Sequence[str], count: int) -> str:
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more
+
+
+def _fragments(graph: Graph) -> Sequence[Fragment]:
+    for node in graph.nodes:
+        if node.role == "learner" and node.keywords.get("fragments"):
+            found: Sequence[Fragment] = node.keywords["fragments"]
+            return found
+    return ()
+
+
+def roster_counts(graph: Graph, learners: int) -> dict[str, int]:
+    """How many replicas of each role a run starts with: the learners asked for; of every other role the fewest."""
+    counts = {role.name: max(1, role.replicas_min) for role in graph.roles}
+    return {**counts, "learner": learners} if "learner" in counts else counts
+
+
+def summarise(
+    status: Mapping[str, Any],
+    spans: Iterable[Span],
+    *,
+    program: str,
+    outcome: str,
+    learners: int,
+    shards: int,
+    fragment_sizes: Sequence[int],
+    ended: int,
+    cpu_seconds: float,
+    bytes_sent_by_shards: int,
+    merges_recorded: int | None = None,
+    tokens_per_batch: int | Sequence[int] = (),
+) -> dict[str, Any]:
+    """All keys of `summary.json`. `status` is what the recorder published last, `ended` the instant of the end;
+    `merges_recorded` counts the merges in merges.jsonl, `tokens_per_batch` is the task's, empty where it is not known.
+    """
+    reports: Mapping[int, Mapping[str, Any]] = status.get("learners", {})
+    former: Sequence[Mapping[str, Any]] = status.get("former", ())
+    lives = [*former, *reports.values()]
+    zero = status.get("zero")
+    wall = 0.0 if zero is None else max(0.0, (ended - zero) / 1e9)
+    stepped = 0.0 if zero is None else max(0.0, (status["stepping_until"] - zero) / 1e9)
+    known = Known.of(status)
+    tokens = sum(known.trained.values())
+    found = entries(status, len(fragment_sizes))
+    accounts = fragment_accounts(found, len(fragment_sizes))
+    has_batches = bool(fragment_sizes and tokens_per_batch)
+    tokens_of_step = {slot: of_slot(tokens_per_batch, slot) for slot, _ in known.trained} if has_batches else {}
+    means = _means(accounts, fragment_sizes, tokens)
+    bytes_sent = sum(life["bytes_sent"] for life in lives) + bytes_sent_by_shards
+    return {
+        "program": program,
+        "outcome": outcome,
+        "learners": learners,
+        "syncer_shards": shards,
+        "fragments": len(fragment_sizes),
+        "tokens_total": tokens,
+        **{f"tokens_{part}": means[part] for part in FATES},
+        "outer_steps": status.get("outer_steps", 0),
+        "contributors_mean": round(status.get("contributors_mean", 0.0), 6),
+        "merged_share": merged_share(accounts, fragment_sizes),
+        "cpu_seconds_total": round(cpu_seconds, 3),
+        "eval_loss_initial": status.get("eval_loss_initial"),
+        "eval_loss_final": status.get("eval_loss"),
+        "metrics": status.get("metrics", {}),
+        "eval_metrics": status.get("eval_metrics", {}),
+        "start_seconds": round((zero or 0) / 1e9, 6),
+        "wall_seconds": round(wall, 3),
+        "goodput": round(goodput(lives, status.get("slots", learners) * stepped), 6),
+        "uptime": round(_uptime(spans, zero, ended), 6),
+        "bytes_sent_total": bytes_sent,
+        **lines_missing(status.get("files", {})),
+        "fragment_accounts": accounts,
+        "books": books(status, found, merges_recorded, tokens_of_step),
+        "per_learner": [
+            _learner(
+                [life for life in lives if life["slot"] == slot],
+                sum(trained for life, trained in known.trained.items() if life[0] == slot),
+                [entry for entry in found if entry.learner == slot],
+                fragment_sizes,
+            )
+            for slot in sorted(reports)
+        ],
+    }
+
+
+def lines_missing(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How many lines were `lines_lost` because the disk did not take them, how many are torn, and the `disk_error`.
+
+    `files` is what the recorder says of its files of lines; what still waits there is counted as lost.
+    """
+    counts = [files[name] for name in sorted(files)]
+    errors = [str(count["error"]) for count in counts if count["error"]]
+    return {
+        "lines_lost": sum(count["lost"] + count["waiting"] for count in counts),
+        "lines_torn": sum(count["torn"] for count in counts),
+        "disk_error": errors[0] if errors else None,
+    }
+
+
+def _means(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int], tokens: int) -> dict[str, float]:
+    """The parts of all trained tokens, as means over fragments weighted by size; all pending without fragments."""
+    if not accounts:
+        return {part: float(tokens if part == "pending" else 0) for part in FATES}
+    total = sum(sizes)
+    return {
+        part: sum(account[part] * size for account, size in zip(accounts, sizes, strict=True)) / total for part in FATES
+    }
+
+
+def goodput(lives: Sequence[Mapping[str, Any]], allocated: float) -> float:
+    """Inner-step wall time whose tokens were neither lost nor refused, over the `allocated` seconds: those of all slots
+    from the run's first step to the last report of a step.
+    """
+    good = 0.0
+    for life in lives:
+        wasted = sum(account[2] + account[3] for account in life["accounts"]) / max(len(life["accounts"]), 1)
+        share = 1.0 - wasted / life["tokens"] if life["tokens"] else 0.0
+        good += share * max(0, life["stepping"] - life["waited"]) / 1e9
+    return min(1.0, good / allocated) if allocated > 0 else 0.0
+
+
+def _uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float:
+    """The share of the time in which learners step (to the last step of any) at which some learner was up."""
+    if zero is None:
+        return 0.0
+    ends: dict[str, list[int]] = {}
+    for span in spans:
+        if span.name == "inner-step" and not span.peer and span.host.startswith("learner/") and span.ended >= zero:
+            ends.setdefault(span.host, []).append(span.ended)
+    covered: list[tuple[int, int]] = []
+    for instants in ends.values():
+        gaps = [after - before for before, after in pairwise(instants)]
+        reach = round(UPTIME_STEPS * median(gaps)) if gaps else 0
+        covered.extend((instant, instant + reach) for instant in instants)
+    if not covered:
+        return 0.0
+    last = min(ended, max(begin for begin, _ in covered))
+    first = min(begin for begin, _ in covered)
+    up, reached = 0, first
+    for begin, end in sorted(covered):
+        up += max(0, min(end, last) - max(begin, reached))
+        reached = max(reached, min(end, last))
+    return up / (last - first) if last > first else 1.0
+
+
+def _learner(
+    lives: Sequence[Mapping[str, Any]], tokens: int, found: Sequence[Entry], sizes: Sequence[int]
+) -> dict[str, Any]:
+    """One slot over all its lives, the present one last."""
+    tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in found)
+    total = {name: sum(life[name] for life in lives) for name in ("step", "bytes_sent", "bytes_received")}
+    return {
+        "learner": lives[-1]["slot"],
+        "steps": total["step"],
+        "tokens": tokens,
+        "tokens_lost": tokens_lost / sum(sizes) if sizes else 0.0,
+        "stall_seconds": round(sum(life["waited"] for life in lives) / 1e9, 6),
+        "bytes_sent": total["bytes_sent"],
+        "bytes_received": total["bytes_received"],
+        "restarts": lives[-1]["incarnation"] - 1,
+        "device_kind": lives[-1]["device_kind"],
+    }

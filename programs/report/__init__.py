@@ -1,0 +1,1 @@
+"""The page `report.html`: templates, and what they show."""

@@ -1,0 +1,1 @@
+"""Decides whether a request is right, and turns it into a verified job. Nothing is started."""

@@ -1,0 +1,65 @@
+"""The environment of a process that trains: threads of the numeric libraries, and where compiled programs are kept.
+
+It has to be set before jax uses a device. What the user has set stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+_SHARED: Final = {
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""One thread an operation: learners that share the cores keep them busy by being several."""
+
+
+def prepare_environment(learners: int) -> None:
+    """Make this process ready for `learners` learners that share its cores.
+
+    Compiled programs are kept under the user's cache folder, the smallest too, so that a second run starts at once.
+    """
+    if learners > 1:
+        for name, value in _SHARED.items():
+            os.environ.setdefault(name, value)
+    folder = _cache_folder()
+    if _is_writable(folder):
+        _set_jax(
+            jax_compilation_cache_dir=str(folder),
+            jax_persistent_cache_min_compile_time_secs=0.0,
+            jax_persistent_cache_min_entry_size_bytes=-1,
+        )
+
+
+def has_backend() -> bool:
+    """Whether jax has started a backend in this process: it has the devices then, and threads."""
+    bridge: Any = sys.modules.get("jax._src.xla_bridge")
+    return bridge is not None and bool(bridge.backends_are_initialized())
+
+
+def _cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "isthmus" / "xla"
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether the folder, or the one to make it in, can be written to: jax would warn at each compilation."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _set_jax(**options: Any) -> None:
+    """Set jax options where nobody has; the environment is read only once, when jax is imported."""
+    if any(name.upper() in os.environ for name in options):
+        return
+    jax = sys.modules.get("jax")
+    if jax is None:
+        os.environ.update({name.upper(): str(value) for name, value in options.items()})
+    elif jax.config.jax_compilation_cache_dir is None:
+        for name, value in options.items():
+            jax.config.update(name, value)

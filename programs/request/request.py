@@ -1,0 +1,306 @@
+"""How a request becomes a job that is verified: the one way to a run, for the command line, Python and tests.
+
+`prepare` imports what the request names, reads its settings, runs the task on shapes, builds the graph, proves it sound
+and compiles it into plans. Nothing is started or written. What is wrong is found in three steps, and each step shows
+all of its faults together: what can be known of settings, references, data and the run folder; then what the task
+shows when it is run on shapes; then the graph. The first step needs no jax, unless a file of the user's imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, final
+
+from isthmus.programs import language_model
+from isthmus.programs.recorder.roles import with_recorder
+from isthmus.programs.request import new_folder, reference
+from isthmus.programs.request.environment import prepare_environment
+from isthmus.programs.request.fingerprint import fingerprint
+from isthmus.programs.request.program import DEFAULT, Program
+from isthmus.programs.request.settings import Schema, collecting
+from isthmus.programs.task import Task
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph.plans import Plan, lower
+from isthmus.runtime.graph.proof import Proof
+from isthmus.runtime.graph.template import Graph, Job, Reference
+from isthmus.runtime.graph.verify import verify
+
+SHIPPED_TASK: Final = "isthmus.programs.language_model:task"
+NAMELESS_TASK: Final = "a Task object that no module names"
+SLOTS_MAX_DEFAULT: Final = 16
+_SEED_MAX: Final = (1 << 63) - 1
+_OF_REQUEST: Final = ("local_batch", "argv", "evaluate_on")
+"""Keys of section `run.` that are of no job."""
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A run that may start: everything about it is known and verified, and nothing has been done yet.
+
+    `config` has the sections run, program and task of config.toml, defaults filled in; `warnings` is what is odd about
+    the task, and wrong only if it is not meant. Where `is_run_dir_given`, the run's folder is to be `run_dir` and no
+    other.
+    """
+
+    program: Program
+    task_reference: Reference
+    task: Task
+    job: Job
+    graph: Graph
+    proof: Proof
+    plans: Mapping[str, Plan]
+    fingerprint: str
+    run_dir: Path
+    is_run_dir_given: bool
+    config: Mapping[str, Mapping[str, Any]]
+    warnings: tuple[Fault, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The program's short name."""
+        return self.program.name
+
+    def to_train(self) -> Request:
+        """This request, if a run of it can come to an end; ConfigError if nobody would say how far it is."""
+        if not any("progress" in node.outputs for node in self.graph.nodes):
+            do = (
+                "Use InnerStep, or emit {'tokens': trained in all} on it from a body of your own (reference/graphs.md)."
+            )
+            expected = "a node that reports on a port `progress`, by which the token budget ends a run"
+            raise ConfigError(f"Training by {self.program.reference!r}", expected, "none", do)
+        return self
+
+    def with_folder(self) -> Request:
+        """This request, with its run folder made, which has another name where that was taken meanwhile. ConfigError if
+        it cannot be made."""
+        made = new_folder.create(self.run_dir, self.config, is_given=self.is_run_dir_given)
+        return replace(self, run_dir=made)
+
+
+def prepare(
+    program: Program | str = DEFAULT,
+    task: Task | str | None = None,
+    *,
+    run: Mapping[str, Any] = _NOTHING,
+    task_settings: Mapping[str, Any] = _NOTHING,
+    run_dir: str | Path | None = None,
+    found: Iterable[Fault] = (),
+) -> Request:
+    """The request to train `task` (None: the shipped one, with `task_settings`) by `program`.
+
+    `run` has keys of section `run.`: tokens, seed, learners, slots_max, argv, which becomes `sys.argv`, as it was for
+    the script that made the task; `found` are faults that are known already. The environment of this process is made
+    ready for the learners. ConfigError for everything that is wrong with the request, GraphError for a graph that
+    breaks a rule.
+    """
+    program = Program(program) if isinstance(program, str) else program
+    parts = _gather(program, task, run, task_settings, run_dir, list(found))
+    job = _job(program, parts)
+    warnings = () if task is None else _first_step(parts)
+    reference.bind(job.task, parts.subject.task)
+    graph = program.build(job)
+    if "learners" not in run and (fitting := _nearest_learners(graph, job.learners)) != job.learners:
+        parts = parts._replace(run={**parts.run, "learners": fitting})
+        job = _job(program, parts)
+        graph = program.build(job)
+    with_recorder(graph, job)
+    proof = verify(graph)
+    _check_learners(graph, job)
+    section = {"program": program.reference, **parts.run}
+    if not section["argv"]:
+        del section["argv"]
+    if task is not None:
+        section["task"] = job.task.text
+    return Request(
+        program=program,
+        task_reference=job.task,
+        task=parts.subject.task,
+        job=job,
+        graph=graph,
+        proof=proof,
+        plans=lower(graph),
+        fingerprint=fingerprint(graph, job, program.builder()),
+        run_dir=parts.run_dir,
+        is_run_dir_given=run_dir is not None,
+        config={"run": section, "program": parts.settings, "task": parts.subject.settings},
+        warnings=warnings,
+    )
+
+
+class Subject(NamedTuple):
+    """The task of a request, with the settings that it was made with."""
+
+    reference: Reference
+    task: Task
+    settings: Mapping[str, Any]
+
+
+class _Parts(NamedTuple):
+    """What is known once the first step has found no fault."""
+
+    run: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    subject: Subject
+    run_dir: Path
+
+
+def _gather(
+    program: Program,
+    task: Task | str | None,
+    run: Mapping[str, Any],
+    task_settings: Mapping[str, Any],
+    run_dir: str | Path | None,
+    faults: list[Fault],
+) -> _Parts:
+    """The first step: each part for itself, and one ConfigError with what is wrong in any of them."""
+    budget: Mapping[str, Any] = {}
+    with collecting(faults):
+        budget = _run(**Schema.of("run", _run).read(run))
+        if budget["argv"]:  # The user's file may read them as it is imported.
+            sys.argv = list(budget["argv"])
+        prepare_environment(budget["learners"])
+    settings: Mapping[str, Any] = {}
+    with collecting(faults):
+        settings = program.schema().read(program.settings)
+    subject = None
+    with collecting(faults):
+        subject = find_task(task, task_settings)
+    path = None
+    with collecting(faults):
+        path = new_folder.choose(run_dir, _short_name(program), datetime.now())
+    if subject is None or path is None or faults:
+        raise ConfigError.of(faults)
+    return _Parts(budget, settings, subject, path)
+
+
+def _short_name(program: Program) -> str:
+    try:
+        return program.name
+    except ConfigError:  # It has been told already, by the builder that could not be found.
+        return "run"
+
+
+def _run(
+    *,
+    tokens: int = 4_100_000,
+    seed: int = 0,
+    learners: int = 4,
+    slots_max: int = SLOTS_MAX_DEFAULT,
+    local_batch: Literal["same", "paced"] = "same",
+    argv: tuple[str, ...] = (),
+    evaluate_on: Literal["cpu", "island"] = "cpu",
+) -> Mapping[str, Any]:
+    """Section `run.`; ConfigError for values out of range."""
+    rules = (
+        ("tokens", tokens, 1, None, "Say how many tokens to train on in all."),
+        ("seed", seed, 0, _SEED_MAX, "Choose another seed."),
+        ("slots_max", slots_max, 1, None, f"Leave run.slots_max out for {SLOTS_MAX_DEFAULT}."),
+        ("learners", learners, 1, max(slots_max, 1), "Change run.learners; run.slots_max is the most there can be."),
+    )
+    faults = []
+    for name, value, least, most, do in rules:
+        if value < least or (most is not None and value > most):
+            expected = f"at least {least}" if most is None else f"from {least} to {most}"
+            faults.append(Fault(f"Reading run.{name}", expected, str(value), do))
+    if faults:
+        raise ConfigError.of(faults)
+    return {
+        "tokens": tokens,
+        "seed": seed,
+        "learners": learners,
+        "slots_max": slots_max,
+        "local_batch": local_batch,
+        "argv": argv,
+        "evaluate_on": evaluate_on,
+    }
+
+
+def find_task(task: Task | str | None, settings: Mapping[str, Any]) -> Subject:
+    """The task that was given or named, or the shipped one."""
+    if task is None:
+        schema = Schema.of("task", language_model.task)
+        known = schema.read(settings)
+        known["data"] = tuple(os.path.abspath(path) for path in known["data"])
+        return Subject(Reference(reference.called(SHIPPED_TASK, known)), language_model.task(**known), known)
+    if settings:
+        given = ", ".join(f"task.{name}" for name in settings)
+        do = "Leave these out, or leave --task out: they belong to the shipped task."
+        raise ConfigError("Reading section [task]", "no settings beside a task of your own", given, do)
+    if isinstance(task, Task):
+        return Subject(_name_of(task), task, {})
+    text = reference.absolute(task)
+    doing = f"Loading the task {text!r}"
+    found = reference.load(text, doing)
+    if not isinstance(found, Task):
+        do = "Name a Task, made with isthmus.programs.Task(init, loss, batch, ...)."
+        raise ConfigError(doing, "a Task", reference.kind(found), do)
+    return Subject(Reference(text), found, {})
+
+
+def _name_of(task: Task) -> Reference:
+    """How other processes could find a task that is given as an object: the file and the name it is bound to."""
+    text = reference.name_of(task, near=(task.init, task.loss or task.step, task.batch))
+    return Reference(text if text is not None else NAMELESS_TASK)
+
+
+def _job(program: Program, parts: _Parts) -> Job:
+    from isthmus.programs.request.layout import layout
+
+    task = parts.subject.task
+    _check_budget(task, parts.run)
+    tensors = layout(task, parts.run["seed"])
+    return Job(
+        program=program.reference,
+        task=parts.subject.reference,
+        layout=tensors,
+        tokens_per_batch=task.tokens_mean(parts.run["learners"]),
+        settings=MappingProxyType(dict(parts.settings)),
+        tokens_by_slot=task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple) else (),
+        has_gradients=task.loss is not None and len(tensors) == len(task.recipe().leaves()),
+        **{name: value for name, value in parts.run.items() if name not in _OF_REQUEST},
+    )
+
+
+def _check_budget(task: Task, run: Mapping[str, Any]) -> None:
+    """ConfigError for a budget that a first step exceeds."""
+    step = task.tokens_mean(run["learners"])
+    if run["tokens"] < step:
+        do = f"Train on at least {step} tokens: what one batch counts for."
+        raise ConfigError("Reading run.tokens", f"at least one step, which is {step} tokens", str(run["tokens"]), do)
+
+
+def _first_step(parts: _Parts) -> tuple[Fault, ...]:
+    """What is odd about a task of the user's; ConfigError if its loss is none. The shipped one is known."""
+    from isthmus.programs.request import first_step
+
+    task, seed = parts.subject.task, parts.run["seed"]
+    first_step.check_loss(task, seed)
+    return first_step.warnings(task, seed)
+
+
+def _nearest_learners(graph: Graph, count: int) -> int:
+    """The number of learners nearest to `count` that the graph's role of learners can have."""
+    for role in graph.roles:
+        low, high = role.replicas_min, role.replicas_max
+        if role.name == "learner" and isinstance(low, int) and isinstance(high, int):
+            return max(1, low, min(count, high))
+    return count
+
+
+def _check_learners(graph: Graph, job: Job) -> None:
+    """ConfigError if the graph's role of learners cannot have as many replicas as there are learners."""
+    for role in graph.roles:
+        if role.name == "learner" and not role.replicas_min <= job.learners <= role.replicas_max:
+            low, high = role.replicas_min, role.replicas_max
+            number = str(low) if low == high else f"from {low} to {high}"
+            expected = f"{number} learner{'' if high == 1 else 's'}, the replicas of role 'learner'"
+            do = f"Change run.learners, or the role in {job.program!r}."
+            raise ConfigError("Reading run.learners", expected, str(job.learners), do)

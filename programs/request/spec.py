@@ -1,0 +1,168 @@
+"""What a daemon and its hosts are told of a run: the job in full, as JSON in the run folder.
+
+Every host builds the graph itself from it and compares the fingerprint: no code travels, only references to it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from isthmus.programs.recorder.roles import RUN_FOLDER, least_replicas, with_recorder
+from isthmus.programs.recorder.summary import roster_counts
+from isthmus.programs.request.fingerprint import fingerprint
+from isthmus.programs.request.program import Program
+from isthmus.programs.request.request import Request
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.graph.template import Graph, Job, Node, Reference, TensorSpec
+from isthmus.runtime.supervision.home.events import Cast
+from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.processes import boot_id
+
+SPEC: Final = "spec.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What differs from machine to machine: the `address` on which hosts listen, how many `learners` share it, the name
+    of the machine, and the file of its secret key, where it has one; the `boot` of the machine in which `zero_ns`
+    counts, with the time of day then (nanoseconds); and what it was declared to have: `islands` of so many `devices`,
+    of a kind with these names, 0 and none where nobody said."""
+
+    address: str
+    learners: int
+    machine: str = ""
+    secret: str = ""
+    boot: str = ""
+    wall_ns: int = 0
+    islands: int = 0
+    devices: int = 0
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A run as its processes know it. `run` is a name that no other run has, `roles` gives the replicas of each role at
+    the start, `slots_max` the most that there may be, `least` with how many it can go on, `computing` the roles whose
+    hosts import jax and the task, `argv` the arguments of the script or command, which modules of the user's may read
+    as they are imported, `zero_ns` the instant of the machine's monotonic clock that all its times count from,
+    `cpu_seconds` what the command had used by then, `tokens_of_step` the tokens of a batch, by slot
+    (`ops.data.batches.of_slot`), `evaluate_on` where the evaluator computes: "cpu" or "island"."""
+
+    run: str
+    job: Job
+    fingerprint: str
+    roles: Mapping[str, int]
+    slots_max: Mapping[str, int]
+    least: Mapping[str, int]
+    computing: tuple[str, ...]
+    argv: tuple[str, ...]
+    zero_ns: int
+    cpu_seconds: float
+    here: Here
+    tokens_of_step: tuple[int, ...] = ()
+    evaluate_on: str = "cpu"
+
+    @property
+    def cast(self) -> Cast:
+        """Who takes part, as a home's core takes it."""
+        return Cast(roles=dict(self.roles), slots_max=dict(self.slots_max), least=dict(self.least))
+
+    def graph(self) -> Graph:
+        """The graph, built here; ConfigError if it is not the one that was submitted."""
+        program = Program(self.job.program, **self.job.settings)
+        graph = program.build(self.job)
+        with_recorder(graph, self.job)
+        found = fingerprint(graph, self.job, program.builder())
+        if found != self.fingerprint:
+            do = "Use one version of the program and of isthmus everywhere, and do not edit them while a run starts."
+            raise ConfigError(f"Building the graph of {self.job.program!r}", self.fingerprint, found, do)
+        return graph
+
+
+def of(request: Request, *, zero_ns: int, cpu_seconds: float) -> dict[str, Any]:
+    """A request's spec as data, for a run on this machine alone."""
+    job = request.job
+    counts = roster_counts(request.graph, job.learners)
+    most = {role.name: role.replicas_max for role in request.graph.roles}
+    return {
+        "run": f"{request.run_dir.name}-{secrets.token_hex(4)}",
+        "fingerprint": request.fingerprint,
+        "roles": counts,
+        "slots_max": {"learner": min(job.slots_max, most["learner"])} if "learner" in counts else {},
+        "least": {role: count for role, count in least_replicas(request.graph).items() if role in counts},
+        "computing": list(_computing(request.graph)),
+        "argv": list(sys.argv),
+        "zero_ns": zero_ns,
+        "cpu_seconds": cpu_seconds,
+        "tokens_of_step": [batch] if isinstance(batch := request.task.tokens_per_batch, int) else list(batch),
+        "evaluate_on": request.config["run"]["evaluate_on"],
+        "here": asdict(Here("127.0.0.1", counts.get("learner", 0))),
+        "job": {
+            "program": job.program,
+            "task": job.task.text,
+            "layout": [
+                [tensor.name, list(tensor.shape), tensor.dtype, tensor.merge, tensor.is_stacked]
+                for tensor in job.layout
+            ],
+            "tokens_per_batch": job.tokens_per_batch,
+            "tokens": job.tokens,
+            "learners": job.learners,
+            "slots_max": job.slots_max,
+            "seed": job.seed,
+            "settings": dict(job.settings),
+            "tokens_by_slot": list(job.tokens_by_slot),
+            "has_gradients": job.has_gradients,
+        },
+    }
+
+
+def write(folder: Path, told: Mapping[str, Any]) -> None:
+    """Write a spec into a run folder, for this boot of this machine."""
+    age_ns = time.monotonic_ns() - int(told["zero_ns"])
+    now = {"boot": boot_id().decode(), "wall_ns": time.time_ns() - age_ns}
+    write_json(folder / SPEC, {**told, "here": {**told["here"], **now}})
+
+
+def count_on(folder: Path) -> None:
+    """After a reboot, whose clock begins anew, have the times of a run count on from where they were, by the time of
+    day."""
+    told = json.loads((folder / SPEC).read_text())
+    if told["here"]["boot"] != boot_id().decode():
+        write(folder, {**told, "zero_ns": time.monotonic_ns() - (time.time_ns() - int(told["here"]["wall_ns"]))})
+
+
+def load(folder: Path) -> Spec:
+    """The spec in a run folder."""
+    return read(json.loads((folder / SPEC).read_text()))
+
+
+def read(data: Mapping[str, Any]) -> Spec:
+    """The spec that some data stand for; KeyError, TypeError or ValueError if they stand for none."""
+    told = dict(data)
+    work = dict(told.pop("job"))
+    layout = tuple(TensorSpec(name, tuple(shape), *rest) for name, shape, *rest in work.pop("layout"))
+    settings, by_slot = MappingProxyType(work.pop("settings")), tuple(work.pop("tokens_by_slot"))
+    computing, argv = tuple(told.pop("computing")), tuple(told.pop("argv"))
+    here = told.pop("here")
+    here = Here(**{**here, "kinds": tuple(here.get("kinds", ()))})
+    told["tokens_of_step"] = tuple(told["tokens_of_step"])
+    job = Job(layout=layout, task=Reference(work.pop("task")), settings=settings, tokens_by_slot=by_slot, **work)
+    return Spec(job=job, computing=computing, argv=argv, here=here, **told)
+
+
+def _computing(graph: Graph) -> tuple[str, ...]:
+    """The roles of which some node is given something to import: the task."""
+    return tuple(sorted({node.role for node in graph.nodes if _imports(node)}))
+
+
+def _imports(node: Node) -> bool:
+    given = [*node.arguments, *node.keywords.values()]
+    return any(isinstance(value, Reference) and value != RUN_FOLDER for value in given)

@@ -1,0 +1,1 @@
+"""Reads what a run leaves behind, and says it in words."""

@@ -1,0 +1,104 @@
+"""Absences in words: what became of a host, what that means for the others, and what it cost.
+
+What became of it is an incident, whose words are those of `incident_words`. What it means for the others depends on who
+waits for whom in the program (`waiting`); where that is not known, nothing is said of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isthmus.programs.results.absences import Absence
+from isthmus.programs.results.incident_words import predicate
+from isthmus.programs.results.numbers import seconds
+from isthmus.programs.results.who_waits import LEARNER, SYNCER, Others, Waiting
+
+_OTHERS_GONE: Final[dict[Others, str]] = {
+    "go on": "the others go on without it",
+    "wait for rounds": "the others no longer wait for it",
+    "wait": "the others wait for it",
+}
+_OTHERS_SILENT: Final[dict[Others, str]] = {
+    "go on": "",
+    "wait for rounds": "the others may have to wait for it",
+    "wait": "the others wait for it",
+}
+_MEANWHILE: Final = {
+    "evaluator": "training goes on, and nothing is evaluated",
+    "recorder": "training goes on, and nothing is written down",
+}
+_AGAIN: Final = {
+    "learner": "steps again",
+    "syncer": "merges again",
+    "evaluator": "evaluates again",
+    "recorder": "writes again",
+}
+
+
+def named(host: str) -> str:
+    """'learner/2' as people say it."""
+    return host.replace("/", " ")
+
+
+def away(absence: Absence, waiting: Waiting | None, *, is_known: bool = False) -> str:
+    """What happened, and what it means for the others: a sentence without its dot. `is_known`: the error by which the
+    host failed was told before, of this host or another, and is not told again."""
+    if absence.kind == "replaced":
+        return "the daemon died; a new one has taken over its hosts, which went on meanwhile"
+    meanwhile = others_meanwhile(absence, waiting)
+    lives = f", {absence.lives_lost} lives in a row" if absence.lives_lost > 1 else ""
+    if absence.kind == "silent":
+        return f"{named(absence.host)} {cause(absence)}{meanwhile}"
+    why = "failed in the same way" if is_known else cause(absence)
+    return f"{named(absence.host)} {why}{lives}{meanwhile}"
+
+
+def others_meanwhile(absence: Absence, waiting: Waiting | None) -> str:
+    """'; ' and what the others do; '' where that is not known, or goes without saying."""
+    is_silent = absence.kind == "silent"
+    if absence.role == LEARNER:
+        told = "" if waiting is None else (_OTHERS_SILENT if is_silent else _OTHERS_GONE)[waiting.others]
+    elif absence.role == SYNCER and waiting is not None and waiting.is_for_syncer:
+        told = "learners wait for it"
+    elif is_silent or (absence.role == SYNCER and waiting is None):
+        told = ""
+    elif absence.role == SYNCER:
+        told = "learners go on stepping, and its fragments are not merged"
+    else:
+        told = _MEANWHILE.get(absence.role, "")
+    return f"; {told}" if told else ""
+
+
+def back(absence: Absence) -> str:
+    """How it came back: a sentence without its dot; '' if it did not, or was not away."""
+    if absence.seconds is None or absence.kind == "replaced":
+        return ""
+    took = seconds(absence.seconds)
+    if absence.kind == "silent":
+        return f"{named(absence.host)} is heard again, after {took}"
+    told = f"{named(absence.host)} {_AGAIN.get(absence.role, 'is there again')} after {took}"
+    if absence.role == "syncer":
+        return (
+            f"{told}, under epoch {absence.life_after}: it has the newest fragments that learners held; "
+            "its momentum was lost and is zero"
+        )
+    return f"{told}, as life {absence.life_after}"
+
+
+def cause(absence: Absence) -> str:
+    """Why a host was away, in words that follow its name."""
+    return predicate(absence.cause)
+
+
+def cost(absence: Absence) -> str:
+    """What was lost with it, apart from time and tokens."""
+    if absence.kind == "replaced":
+        return "nothing"
+    if absence.kind == "silent":
+        return "nothing but the time"
+    return {
+        "learner": "what it had trained and nobody else has",
+        "syncer": "its momentum, which is zero at the beginning of an epoch; answers that were under way",
+        "evaluator": "evaluations that were due meanwhile",
+        "recorder": "what was not yet written down",
+    }.get(absence.role, "what it held")

@@ -1,0 +1,191 @@
+"""Who was away from a run, from when to when, and why: what a daemon wrote of its hosts, as one story per absence.
+
+A daemon writes single incidents (`events.jsonl`): a process ended, was restarted, was silent, was heard again, was
+adopted. A person asks how long a host was away. An absence begins when a host ends or falls silent, and ends when it
+*works* again: that is no incident of the daemon's, so readers add it (`Works`) from what the host did. A life that ends
+before it worked belongs to the absence that it should have ended; a silence that ends in death is one absence. A host
+that goes with its machine is not away (`remarks`).
+
+Times are seconds, from wherever those who feed the facts count; facts come in the order of their times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from isthmus.runtime.supervision.incidents import (
+    Adopted,
+    BodyFailed,
+    Condemned,
+    Ended,
+    Excused,
+    HeardAgain,
+    Incident,
+    MachineTaken,
+    Raised,
+    Restarted,
+    Suspected,
+    of_line,
+)
+
+DAEMON: Final = "daemon"
+
+Kind: TypeAlias = Literal["gone", "silent", "replaced"]
+"""gone: the process ended; silent: it lives and says nothing; replaced: a daemon, whose hosts went on without it."""
+
+_ADOPTION_SECONDS_MAX: Final = 15.0
+"""Hosts find a new daemon within some seconds: adoptions that are closer together than this are one daemon's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Works:
+    """A life of a host does what it is there for."""
+
+
+class Fact(NamedTuple):
+    """Something that happened to a life of a host: an incident, as the daemon wrote it, or that it works."""
+
+    at: float
+    host: str
+    life: int
+    what: Incident | Works
+
+    @property
+    def role(self) -> str:
+        """The role of the host."""
+        return self.host.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """One absence of a host, and the incident that says most of its cause. `life` is the one that went, `lives_lost`
+    counts it and those that never came to work.
+
+    `restarted` and `ended` are None as long as that has not happened.
+    """
+
+    host: str
+    life: int
+    kind: Kind
+    begun: float
+    cause: Incident
+    restarted: float | None = None
+    ended: float | None = None
+    life_after: int | None = None
+    lives_lost: int = 1
+
+    @property
+    def role(self) -> str:
+        """The role of the host."""
+        return self.host.partition("/")[0]
+
+    @property
+    def error(self) -> Raised | None:
+        """What a body of the host raised, if that is the cause."""
+        return self.cause.error if isinstance(self.cause, BodyFailed | Ended) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took; None if it has not ended."""
+        return None if self.ended is None else max(0.0, self.ended - self.begun)
+
+
+class Absences:
+    """All absences so far, in the order in which they became known."""
+
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        self.all: list[Absence] = []
+        self._open: dict[str, int] = {}
+        self._causes: dict[tuple[str, int], Incident] = {}
+        for fact in facts:
+            self.take(fact)
+
+    def open_of(self, host: str) -> Absence | None:
+        """The absence in which a host is, if it is away."""
+        return self.all[self._open[host]] if host in self._open else None
+
+    def take(self, fact: Fact) -> Absence | None:
+        """Take in the next fact; the absence that began, ended or changed by it."""
+        what = fact.what
+        match what:
+            case Suspected() | Excused():
+                return self._fall_silent(fact, what)
+            case HeardAgain():
+                known = self.open_of(fact.host)
+                return self._change(fact, ended=fact.at) if known is not None and known.kind == "silent" else None
+            case Restarted():
+                return self._change(fact, restarted=fact.at, life_after=fact.life)
+            case Adopted():
+                return self._replaced(fact, what)
+            case BodyFailed() | Condemned():
+                # Why the end comes, which is told later; the first reason is the one that says most.
+                self._causes.setdefault((fact.host, fact.life), what)
+                return None
+            case Ended():
+                return self._end(fact, what)
+            case Works():
+                return self._work(fact)
+            case _:
+                return None
+
+    def _fall_silent(self, fact: Fact, what: Suspected | Excused) -> Absence | None:
+        """A host says nothing; what excuses that is the better cause, even where it does so no more."""
+        if fact.host in self._open:
+            return self._change(fact, cause=what) if isinstance(what, Excused) else None
+        silence = what if isinstance(what, Excused) else what.silence
+        begun = fact.at if silence is None else fact.at - silence.silence_ns / 1e9
+        return self._begin(Absence(fact.host, fact.life, "silent", begun, what))
+
+    def _end(self, fact: Fact, what: Ended) -> Absence | None:
+        if isinstance(what.end, MachineTaken):
+            return None
+        cause = self._causes.pop((fact.host, fact.life), what)
+        known = self.open_of(fact.host)
+        if known is None:
+            return self._begin(Absence(fact.host, fact.life, "gone", fact.at, cause))
+        if known.kind == "silent":
+            return self._change(fact, kind="gone", cause=cause)
+        return self._change(fact, cause=cause, lives_lost=known.lives_lost + 1)
+
+    def _work(self, fact: Fact) -> Absence | None:
+        known = self.open_of(fact.host)
+        if known is None or known.kind == "silent" or fact.life <= known.life:
+            return None
+        return self._change(fact, ended=fact.at, life_after=fact.life)
+
+    def _replaced(self, fact: Fact, what: Adopted) -> Absence | None:
+        """A new daemon has taken a host over; of all that it takes over the first tells it."""
+        last = next((item for item in reversed(self.all) if item.host == DAEMON), None)
+        if last is not None and fact.at - last.begun <= _ADOPTION_SECONDS_MAX:
+            return None
+        life = 1 if last is None else last.life + 1
+        told = Absence(DAEMON, life, "replaced", fact.at, what, fact.at, fact.at, life + 1)
+        self.all.append(told)
+        return told
+
+    def _begin(self, absence: Absence) -> Absence:
+        self._open[absence.host] = len(self.all)
+        self.all.append(absence)
+        return absence
+
+    def _change(self, fact: Fact, **fields: Any) -> Absence | None:
+        index = self._open.get(fact.host)
+        if index is None:
+            return None
+        changed = self.all[index] = replace(self.all[index], **fields)
+        if changed.ended is not None:
+            del self._open[fact.host]
+        return changed
+
+
+def fact_of(line: Mapping[str, Any], zero_ns: int) -> Fact:
+    """A line of events.jsonl as a fact, in seconds since `zero_ns`; ValueError if it is none."""
+    told = of_line(line)
+    return Fact((told.at - zero_ns) / 1e9, str(told.member.replica), told.member.incarnation, told.incident)
+
+
+def daemons(absences: Sequence[Absence]) -> int:
+    """How many daemons there were, as far as hosts were there to be adopted."""
+    return 1 + sum(absence.host == DAEMON for absence in absences)

@@ -1,0 +1,332 @@
+"""Incidents, verdicts, ends, refusals and failures in words: the one place where sentences are made of them.
+
+They travel and are written down as records (`runtime.supervision.incidents`); words are made where people read them,
+and nothing parses words. There are two forms. `reason` stands by itself, and has every figure that a decision rests on;
+`predicate` follows the name of a host, and says what became of it. Both are ASCII as far as the names and errors in
+the records are, because terminals and log files show them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, assert_never
+
+from isthmus.programs.results import numbers
+from isthmus.runtime.membership.messages import LongExcuse, Pace, Refusal, Silence, Stall
+from isthmus.runtime.supervision.home.restarts import HEALTHY
+from isthmus.runtime.supervision.incidents import (
+    Adopted,
+    BodyFailed,
+    Condemned,
+    CutOff,
+    Delayed,
+    End,
+    Ended,
+    Excused,
+    Exited,
+    Failure,
+    GivenUp,
+    HeardAgain,
+    Homeless,
+    Hopeless,
+    Hurried,
+    Incident,
+    ItemRefused,
+    Joined,
+    KeepsUp,
+    LedgerRemoved,
+    MachineLost,
+    MachineTaken,
+    Misbehaved,
+    NotStarted,
+    NumbersLost,
+    Ordered,
+    ProgramFailed,
+    Raised,
+    Reached,
+    RecorderFailed,
+    Refused,
+    Restarted,
+    Slow,
+    Starved,
+    Suspected,
+    Unreached,
+    Unseen,
+    Unserved,
+    Unspoken,
+    Verdict,
+)
+
+_REFUSALS: Final[dict[Refusal, str]] = {
+    "no slot": "its role has no such slot",
+    "gone": "it announced itself as gone",
+    "older incarnation": "a newer life of it is known",
+    "ended incarnation": "this life of it has ended",
+    "unannounced": "it sent a heartbeat before it announced itself",
+}
+DATA: Final = "data"
+"""The node of every shipped program that calls `batch`."""
+_EXCUSED_NO_MORE: Final = "nothing excuses it any more"
+
+
+def reason(incident: Incident) -> str:
+    """An incident in words that stand by themselves, with every figure."""
+    match incident:
+        case Suspected():
+            return f"silent: {_EXCUSED_NO_MORE}" if incident.silence is None else verdict(incident.silence)
+        case Excused():
+            return f"no heartbeat for {_time(incident.silence_ns)}: {_excuse(incident)}"
+        case HeardAgain():
+            return f"heard again after {_time(incident.silence_ns)}"
+        case CutOff():
+            return f"cut off: it speaks to its daemon, but {_reaches_none(incident.peers)}"
+        case Reached():
+            return f"reached again, after it was cut off for {_time(incident.lasted_ns)}"
+        case Slow():
+            return f"slow: {_pace(incident.pace)}"
+        case Starved():
+            return f"data is the bottleneck: {_starved(incident)}"
+        case KeepsUp():
+            return f"keeps up again: {_pace(incident.pace)}"
+        case BodyFailed():
+            return f"failed: {raised(incident.error)}"
+        case Condemned():
+            return f"killed: {verdict(incident.verdict)}"
+        case Ended():
+            why = "" if incident.verdict is None else f"{verdict(incident.verdict)}; "
+            return f"{why}{end(incident.end)}{_error(incident)}"
+        case Restarted():
+            return "restarted"
+        case Adopted():
+            return "adopted by a new daemon"
+        case Joined():
+            return f"joined with its machine {incident.machine}"
+        case GivenUp():
+            return f"given up after {_lives(incident.lives)}; the last time: {reason(incident.last)}"
+        case Delayed():
+            return f"not started yet: {incident.error}"
+        case Refused():
+            return f"refused: {refusal(incident.refusal)}"
+        case LedgerRemoved():
+            return "the daemon's ledger was deleted while it was in use, and was written anew"
+        case ItemRefused():
+            return verdict(incident.refusal)
+        case NumbersLost():
+            return f"the daemon's ledger was lost or torn: lives are numbered from {incident.next_number} on"
+        case _:
+            assert_never(incident)
+
+
+def predicate(incident: Incident) -> str:
+    """An incident in words that follow the name of its host; `NumbersLost` and `LedgerRemoved`, which are about the
+    daemon, that of the daemon."""
+    match incident:
+        case Suspected():
+            silence = incident.silence
+            why = _EXCUSED_NO_MORE if silence is None else f"no heartbeat for {_time(silence.silence_ns)}"
+            return f"is silent (suspect): {why}"
+        case Excused():
+            return f"is {_excuse(incident)}"
+        case Condemned():
+            return _condemnation(incident.verdict)
+        case Ended():
+            if incident.verdict is not None:
+                return _condemnation(incident.verdict)
+            return f"{'was ' if _is_done_to_it(incident.end) else ''}{end(incident.end)}{_error(incident)}"
+        case GivenUp():
+            return f"was given up after {_lives(incident.lives)}"
+        case LedgerRemoved():
+            return "wrote its ledger anew, which was deleted while it was in use: no number is lost"
+        case NumbersLost():
+            return f"lost its ledger, or a part of it: lives are numbered from {incident.next_number} on"
+        case BodyFailed() | KeepsUp() | Joined() | ItemRefused():
+            return reason(incident)
+        case Starved():
+            return f"waits for its data: {_starved(incident)}"
+        case HeardAgain() | Slow() | Delayed() | CutOff() | Reached():
+            return f"is {reason(incident)}"
+        case Restarted() | Adopted() | Refused():
+            return f"was {reason(incident)}"
+        case _:
+            assert_never(incident)
+
+
+def verdict(verdict: Verdict) -> str:
+    """Why a life is killed, with every figure."""
+    match verdict:
+        case Silence():
+            most = ", and no silence may last longer" if verdict.is_longest else ""
+            return f"no heartbeat for {_time(verdict.silence_ns)}: {_usual(verdict)}{most}{_patience(verdict)}"
+        case LongExcuse():
+            told = f"{verdict.excuse} for {_time(verdict.excused_ns)}, which is as long as is allowed"
+            return f"no heartbeat for {_time(verdict.silence_ns)}: {told}"
+        case Stall():
+            told = f"stuck: no step for {_time(verdict.stalled_ns)}, in one firing of node {verdict.node!r}"
+            return f"{told}: {_usual(verdict)}{_patience(verdict)}"
+        case Unspoken():
+            return f"no word from it within {_time(verdict.limit_ns)} of its start"
+        case Hurried():
+            return "silent while the run came to its end"
+        case Unreached():
+            told = f"cut off for {_time(verdict.lasted_ns)}: its heartbeats came, but it {_reaches_none(verdict.peers)}"
+            return f"{told}{_times(verdict.patience_times)}"
+        case Misbehaved():
+            return f"sent {_items(verdict.count)}, refused{_mismatch(verdict)}"
+        case _:
+            assert_never(verdict)
+
+
+def end(end: End) -> str:
+    """How a life ended."""
+    match end:
+        case Exited():
+            if end.signal:
+                return f"killed by signal {end.signal}"
+            if end.status is None:
+                return "ended"
+            return f"exited with status {end.status}" if end.status else "exited"
+        case Unseen():
+            return "ended while no daemon watched"
+        case NotStarted():
+            return f"could not be started: {end.error}"
+        case MachineLost():
+            silence = f"has not been heard of for {_time(end.silence_ns)}" if end.silence_ns else "does not answer"
+            return f"ended with its machine {end.machine}, which {silence}"
+        case MachineTaken():
+            return f"{end.how} with its machine {end.machine}"
+        case _:
+            assert_never(end)
+
+
+def raised(error: Raised) -> str:
+    """What a body raised, and where."""
+    kind = f"{error.exception}: " if error.exception else ""
+    where = f" ({error.file}:{error.line})" if error.file else ""
+    return f"{kind}{error.message}{where}"
+
+
+def refusal(refusal: Refusal) -> str:
+    """Why a host is no member of the run."""
+    return _REFUSALS[refusal]
+
+
+def failure(failure: Failure, log: Path | None = None) -> str:
+    """Why a run failed: a sentence, or the words of the recorder or of a person; `log` is that of the host that failed
+    it."""
+    match failure:
+        case RecorderFailed():
+            return failure.error
+        case Ordered():
+            return failure.reason
+        case Hopeless():
+            told = f"{failure.host} ended again and again before it had served for {HEALTHY / 1e9:.0f} s"
+            look = "" if log is None else f" Look at {log}."
+            return f"{_sentence(f'{told}; the last time: {reason(failure.last)}')}{look}"
+        case ProgramFailed():
+            return _sentence(f"{raised(failure.error)}, in every learner, again after a restart")
+        case Homeless():
+            return _sentence(f"{failure.host} has no machine any more: {reason(failure.last)}")
+        case Unserved():
+            told = f"{failure.host} did not serve the run for {_time(failure.lasted_ns)}"
+            return _sentence(told if failure.why is None else f"{told}: {reason(failure.why)}")
+        case _:
+            assert_never(failure)
+
+
+def _condemnation(verdict: Verdict) -> str:
+    """That a host was killed and why, in words that follow its name."""
+    match verdict:
+        case Silence():
+            return f"was silent for {_time(verdict.silence_ns)}, and was killed by the daemon"
+        case LongExcuse():
+            took = _time(verdict.excused_ns)
+            return f"was {verdict.excuse} for {took}, which is as long as is allowed, and was killed by the daemon"
+        case Stall():
+            took = _time(verdict.stalled_ns)
+            return f"was stuck, without a step for {took} in one firing of its node {verdict.node}, and was killed"
+        case Unspoken():
+            return f"said nothing within {_time(verdict.limit_ns)} of its start, and was killed"
+        case Hurried():
+            return "was silent while the run came to its end, and was killed"
+        case Unreached():
+            took = _time(verdict.lasted_ns)
+            return f"was cut off for {took}, without a data connection to any other host, and was killed"
+        case Misbehaved():
+            return f"sent {_items(verdict.count)} that {verdict.by} refused, and was killed by the daemon"
+        case _:
+            assert_never(verdict)
+
+
+def _is_done_to_it(end: End) -> bool:
+    """Whether the words of an end follow 'was'."""
+    return (isinstance(end, Exited) and bool(end.signal)) or (isinstance(end, MachineTaken) and end.how == "expelled")
+
+
+def _excuse(incident: Excused) -> str:
+    """Why a host is not to blame for its silence, and what to do about it, in words that follow 'it is'."""
+    pid, machine = incident.pid, incident.machine
+    if incident.excuse == "unheard":
+        return f"unheard, because its machine {machine} does not answer"
+    where = f" on {machine}" if machine else ""
+    how = f"`kill -CONT {pid}`{where} lets it go on, `kill -KILL {pid}` has it replaced"
+    return f"stopped by a signal or a debugger; {how}"
+
+
+def _error(incident: Ended) -> str:
+    return "" if incident.error is None else f": {raised(incident.error)}"
+
+
+def _usual(finding: Silence | Stall) -> str:
+    """What is usual, and how suspicious this is."""
+    whose = " in its role" if isinstance(finding, Stall) and finding.is_of_role else ""
+    figures = f"{_time(finding.usual_ns)} +- {_time(finding.deviation_ns)} are usual{whose}"
+    return f"{figures}, phi is {finding.phi:.1f}"
+
+
+def _patience(finding: Silence | Stall) -> str:
+    return _times(finding.patience_times)
+
+
+def _times(times: int) -> str:
+    return f", {times} times the patience" if times > 1 else ""
+
+
+def _reaches_none(peers: int) -> str:
+    """That a host has no data connection, in words that follow 'it'."""
+    which = "the other host" if peers == 1 else f"any of {peers} other hosts"
+    return f"has no data connection to {which}"
+
+
+def _pace(pace: Pace) -> str:
+    others = "the others" if pace.others > 1 else "the other"
+    return f"{_time(pace.own_ns)} a step, {others} {_time(pace.usual_ns)}"
+
+
+def _starved(incident: Starved) -> str:
+    """What takes how long."""
+    what = "batch()" if incident.source == DATA else f"a firing of {incident.source}"
+    return f"{what} takes {_time(incident.made_ns)}, a step {_time(incident.rest_ns)}"
+
+
+def _mismatch(verdict: Misbehaved) -> str:
+    """Where, and what was wrong with the first item."""
+    field = f"field {verdict.field}, " if verdict.field else ""
+    told = f"{field}expected {verdict.expected}, found {verdict.found}"
+    return f" by {verdict.by} on {verdict.edge}: {told}"
+
+
+def _items(count: int) -> str:
+    return f"{count} {'item' if count == 1 else 'items'}"
+
+
+def _lives(count: int) -> str:
+    return f"{count} {'life' if count == 1 else 'lives'}"
+
+
+def _sentence(text: str) -> str:
+    """With one full stop; an error in it may have brought its own."""
+    return f"{text.rstrip('.')}."
+
+
+def _time(duration_ns: float) -> str:
+    return numbers.seconds(duration_ns / 1e9)

@@ -1,0 +1,146 @@
+"""The end of a run in processes: summary, trace and report, from what its daemon knew and the hosts left behind.
+
+`finish` builds the graph again, and so imports the run's program. A private daemon calls it in a thread; a machine's
+daemon, which outlives its runs and loads nobody's code, calls `finish_apart`, which starts
+`python -m isthmus.programs.run.finish RUN` with the ending on standard input.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack  # type: ignore[import-untyped]
+import msgspec
+
+from isthmus.programs.recorder import recorded
+from isthmus.programs.recorder.summary import fragment_sizes, fragments_of, summarise
+from isthmus.programs.request import spec
+from isthmus.programs.results import incident_words
+from isthmus.programs.run.interrupts import unblock
+from isthmus.programs.run.last_files import leave_behind
+from isthmus.programs.run.launch import log_of
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.daemon.home_daemon import Daemon
+from isthmus.runtime.errors import RequestError
+from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.host.trace import Span
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.roles import LEARNER
+
+FINISH_SECONDS_MAX: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended: `record` is what the recorder published last, `cpu_seconds` what daemon and hosts used,
+    `ended_ns` the instant on the machine's monotonic clock, `lost` the replica that could not be had back,
+    `retired` the learners' slots that have gone with their machines."""
+
+    outcome: str
+    error: str | None
+    record: dict[str, Any]
+    cpu_seconds: float
+    bytes_sent_by_shards: int
+    ended_ns: int
+    lost: str | None
+    retired: list[int]
+
+    @classmethod
+    def of(cls, daemon: Daemon, cpu_seconds: float) -> Ending:
+        sent = round(daemon.home.used.get("syncer.bytes_sent", 0))
+        record = daemon.status_last
+        lost = None if daemon.lost is None else str(daemon.lost)
+        retired = [replica.slot for replica in daemon.home.fleet.retired if replica.role == LEARNER]
+        return cls(daemon.outcome, error_of(daemon), record, cpu_seconds, sent, time.monotonic_ns(), lost, retired)
+
+
+def error_of(daemon: Daemon) -> str | None:
+    """Why the run of a daemon failed, in words; None if it did not."""
+    if daemon.failure is None:
+        return None
+    log = None if daemon.lost is None else log_of(daemon.folder, daemon.lost)
+    return incident_words.failure(daemon.failure, log)
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def finish(folder: Path, ending: Ending) -> None:
+    """Write what comes at the end of a run: summary, trace and report.
+
+    RunError if the disk does not take the summary in time; of the others one that cannot be written is missing, which
+    is said on standard error.
+    """
+    told = spec.load(folder)
+    spans = spans_in(folder)
+    graph = _graph(told)
+    sizes = [] if graph is None else fragment_sizes(graph)
+    record = recorded.figures(folder, ending.record, sizes=sizes, learners=told.job.learners)
+    for slot in ending.retired:
+        if slot in record.get("learners", {}):
+            record["learners"][slot]["is_gone"] = True
+    summary = summarise(
+        record,
+        sorted(spans, key=lambda span: span.begun),
+        program=told.job.program if graph is None or ":" not in told.job.program else graph.name,
+        outcome=ending.outcome,
+        learners=told.job.learners,
+        shards=told.roles.get("syncer", 0),
+        fragment_sizes=sizes,
+        ended=ending.ended_ns - told.zero_ns,
+        cpu_seconds=told.cpu_seconds + ending.cpu_seconds,
+        bytes_sent_by_shards=ending.bytes_sent_by_shards,
+        merges_recorded=recorded.merges(folder),
+        tokens_per_batch=told.tokens_of_step,
+    )
+    gone = "" if graph is None or ending.lost is None else fragments_of(graph, Replica.parse(ending.lost))
+    summary["error"] = f"{ending.error} Lost with it: {gone}." if gone else ending.error
+    leave_behind(folder, summary, spans, Instant(record.get("zero") or 0))
+
+
+def spans_in(folder: Path) -> list[Span]:
+    """What the hosts of a run did, some of it told by other machines; a file that cannot be read is left out, which is
+    said."""
+    spans: list[Span] = []
+    for path in sorted((folder / "spans").glob("*.json")):
+        try:
+            spans += msgspec.json.decode(path.read_bytes(), type=list[Span])
+        except (OSError, msgspec.DecodeError) as error:
+            sys.stderr.write(f"isthmus: {path} is left out of the trace: {error}\n")
+    return spans
+
+
+def _graph(told: spec.Spec) -> Graph | None:
+    """The run's graph; None where the program's files have changed, which ends a run, too."""
+    try:
+        return told.graph()
+    except RequestError:
+        return None
+
+
+def finish_apart(folder: Path, ending: Ending) -> None:
+    """The same in a process of its own; what goes wrong there is in the run's log of the daemon."""
+    with (folder / "logs" / "daemon.log").open("ab") as log:
+        subprocess.run(
+            [sys.executable, "-m", "isthmus.programs.run.finish", str(folder)],
+            input=msgpack.packb(asdict(ending)),
+            stdout=log,
+            stderr=log,
+            timeout=FINISH_SECONDS_MAX,
+            check=False,
+            start_new_session=True,  # A Ctrl-C on the daemon's terminal is not for it.
+        )
+
+
+if __name__ == "__main__":
+    unblock()
+    finish(Path(sys.argv[1]), Ending(**msgpack.unpackb(sys.stdin.buffer.read(), strict_map_key=False)))

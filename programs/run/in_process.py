@@ -1,0 +1,186 @@
+"""Carries out a verified request in this process, and leaves behind what a run leaves behind.
+
+The loop has its thread; this one watches, takes Ctrl-C (once: the last fragments are merged; twice: the end, at once),
+and writes the files of the run that are not the recorder's.
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from isthmus.programs.islands.taken import shares
+from isthmus.programs.recorder import recorded
+from isthmus.programs.recorder.roles import RUN_FOLDER
+from isthmus.programs.recorder.summary import fragment_sizes, roster_counts, summarise
+from isthmus.programs.request import new_folder
+from isthmus.programs.request.graph_view import as_json
+from isthmus.programs.request.reference import resolve
+from isthmus.programs.request.request import Request
+from isthmus.programs.request.run_lock import RunLock
+from isthmus.programs.results import incident_words
+from isthmus.programs.run.interrupts import Interrupts, interrupts
+from isthmus.programs.run.last_files import leave_behind
+from isthmus.programs.run.launch import log_of
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.errors import RunError
+from isthmus.runtime.graph.template import Reference
+from isthmus.runtime.host.contract import Island
+from isthmus.runtime.host.one_process import LocalRun
+from isthmus.runtime.host.trace import Trace
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.system.append_only import Growing
+from isthmus.runtime.system.files import write_json
+
+STATUS_SECONDS: Final = 0.25
+RECORD: Final = "recorder/0/record"
+
+
+class Watch(Protocol):
+    """Somebody who watches a run."""
+
+    def update(self, status: dict[str, Any]) -> None:
+        """The newest status; keys may be missing early."""
+
+    def close(self, summary: dict[str, Any]) -> None:
+        """The run is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run: its figures, and the folder that holds the rest."""
+
+    summary: dict[str, Any]
+    folder: Path
+
+
+def run_inproc(request: Request, *, watch: Watch | None, islands: Mapping[Replica, Island] | None = None) -> Outcome:
+    """Train in this process a request whose run folder is made. RunError if a body failed, or if Ctrl-C came twice;
+    what there is by then is written. InUseError if another process has the folder.
+
+    `islands` are the devices of the learners; where nobody says, each has as many as the others.
+    """
+    with RunLock(request.run_dir):
+        return _run_inproc(request, watch, _islands(request) if islands is None else islands)
+
+
+def _islands(request: Request) -> dict[Replica, Island]:
+    """The devices of this process, shared among the learners of a request that compute with jax."""
+    if "jax" not in sys.modules:
+        return {}
+    import jax
+
+    learners = roster_counts(request.graph, request.job.learners).get(LEARNER, 0)
+    return {Replica(LEARNER, slot): each for slot, each in enumerate(shares(jax.local_device_count(), learners))}
+
+
+def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica, Island]) -> Outcome:
+    folder = request.run_dir
+    shape = as_json(request.graph, request.proof, request.fingerprint, _placement(request))
+    with new_folder.prepared(folder):
+        write_json(folder / "graph.json", shape)
+    trace = Trace()
+
+    def resolved(reference: Reference) -> Any:
+        return folder if reference == RUN_FOLDER else resolve(reference)
+
+    def keep_tape(replica: Replica, data: bytes) -> None:
+        if replica not in tapes:
+            tapes[replica] = Growing(folder / "tape" / f"{replica.role}-{replica.slot}-1.tape")
+        tapes[replica].append(data)
+
+    tapes: dict[Replica, Growing] = {}
+    counts = roster_counts(request.graph, request.job.learners)
+    run = LocalRun(
+        request.plans,
+        counts,
+        ends_with="record",
+        seed=request.job.seed,
+        resolve=resolved,
+        keep_tape=keep_tape,
+        trace=trace,
+        islands=islands,
+    )
+    cpu_before = _cpu_seconds()
+    with interrupts() as interrupted:
+        run.start()
+        was_stopped = _watch_until_over(run, watch, interrupted)
+        ended = run.clock.now()
+        is_killed = interrupted.count > 1
+        status = run.status().get(RECORD, {})
+        sent = sum(host.traffic.bytes_sent for replica, host in run.hosts.items() if replica.role == "syncer")
+        run.close(1.0 if is_killed else 10.0)
+    for tape in tapes.values():
+        tape.close()
+    failure = _failure(run, folder) or status.get("error")
+    is_stopped = was_stopped or status.get("stop_reason") is not None
+    outcome = "failed" if failure is not None or is_killed else "stopped" if is_stopped else "done"
+    summary = summarise(
+        status,
+        trace.spans,
+        program=request.name,
+        outcome=outcome,
+        learners=request.job.learners,
+        shards=counts.get("syncer", 0),
+        fragment_sizes=fragment_sizes(request.graph),
+        ended=ended,
+        cpu_seconds=_cpu_seconds() - cpu_before,
+        bytes_sent_by_shards=sent,
+        merges_recorded=recorded.merges(folder),
+        tokens_per_batch=request.task.tokens_per_batch,
+    )
+    summary["error"] = failure
+    leave_behind(folder, summary, list(trace.spans), Instant(status.get("zero") or 0))
+    if watch is not None:
+        watch.close(summary)
+    if failure is not None:
+        raise RunError(failure)
+    if is_killed:
+        raise RunError("ended at once by a second Ctrl-C; what had been merged by then is not written")
+    return Outcome(summary, folder)
+
+
+def _watch_until_over(run: LocalRun, watch: Watch | None, interrupted: Interrupts) -> bool:
+    """Wait for the end, showing how it goes; whether somebody asked for it."""
+    is_stopping = False
+    while not run.wait(STATUS_SECONDS):
+        if interrupted.count and not is_stopping:
+            is_stopping = True
+            run.request_stop()
+        if interrupted.count > 1:
+            break
+        if watch is not None:
+            status = dict(run.status())
+            pacing = {name: values for name, values in status.items() if name.endswith("/pacer")}
+            watch.update({**status.get(RECORD, {}), "pacing": pacing})
+    return is_stopping
+
+
+def _failure(run: LocalRun, folder: Path) -> str | None:
+    """Why a body or the runtime failed, in a line; the whole story is in the log of its host."""
+    if run.error is None or run.failed is None or run.failed.raised is None:
+        return run.error
+    replica = run.failed.member.replica
+    log = log_of(folder, replica)
+    with suppress(OSError):
+        log.parent.mkdir(exist_ok=True)
+        log.write_text(f"{run.error}\n")
+    return f"{replica}: {incident_words.raised(run.failed.raised)}. Look at {log}."
+
+
+def _placement(request: Request) -> dict[str, str]:
+    """Every node on this machine."""
+    return {node.name: platform.node() for node in request.graph.nodes}
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and its children so far."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)

@@ -1,0 +1,102 @@
+"""Ctrl-C, SIGTERM and SIGHUP: counted instead of raised for as long as a run lasts, otherwise the same as one another.
+
+What a process inherits is dealt with so that each of them can always end a run:
+
+- A mask that blocks them, as some tools leave one behind, is undone at the start of every process of ours, and for as
+  long as a run lasts in one that is not.
+- SIGINT that is ignored is taken all the same. A shell without job control ignores it for what it starts with `&`, lest
+  a Ctrl-C that is meant for another process ends it; but `kill -INT` is how a script ends a run in good order, and
+  Python code that is started so would lose it, too. To keep a run apart from a terminal there is --detach.
+- SIGHUP that is ignored stays ignored: that is what nohup is for.
+
+With SIGHUP the terminal may be gone, and every write to it an error. Nobody reads what is written then, so it goes
+nowhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """How many there were."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last = int(signal.SIGINT)
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """The signals' handler."""
+        self.count, self._last = self.count + 1, number
+        _leave_terminal(number)
+
+    def error(self) -> KeyboardInterrupt:
+        """What the last one would have raised."""
+        return KeyboardInterrupt(*_names(self._last))
+
+
+def unblock() -> None:
+    """Undo a mask that keeps them from this process. To be called at its start, before it has threads."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+
+
+def handle(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
+    """Have all of them handled so, and return how they were; ValueError in any thread but the main one."""
+    taken = [int(each) for each in _ENDING if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in taken}
+
+
+def ignore() -> None:
+    """Have none of them do anything."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """A handler that makes a signal what Ctrl-C is: a KeyboardInterrupt, with the name of the signal."""
+    _leave_terminal(number)
+    raise KeyboardInterrupt(*_names(number))
+
+
+def _names(number: int) -> list[str]:
+    """The name of a signal; nothing for that of Ctrl-C, as Python has it."""
+    return [] if number == signal.SIGINT else [signal.Signals(number).name]
+
+
+def _leave_terminal(number: int) -> None:
+    """After SIGHUP, let standard streams whose terminal is gone lead nowhere."""
+    for stream in (0, 1, 2) if number == signal.SIGHUP else ():
+        try:
+            termios.tcgetattr(stream)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:  # Where it was never one, it is ENOTTY.
+                nothing = os.open(os.devnull, os.O_RDWR)
+                os.dup2(nothing, stream)
+                os.close(nothing)
+
+
+@contextmanager
+def interrupts() -> Iterator[Interrupts]:
+    """Count, where this is the main thread, and no mask keeps them from it; elsewhere the caller keeps its own
+    handlers."""
+    counted = Interrupts()
+    before: dict[int, Any] = {}
+    masked: set[int] = set()
+    with suppress(ValueError):  # Only the main thread may set handlers.
+        before = handle(counted.take)
+        masked = {*signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)}.intersection(_ENDING)
+    try:
+        yield counted
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, masked)
+        for number, handler in before.items():
+            signal.signal(number, handler)

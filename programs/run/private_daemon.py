@@ -1,0 +1,234 @@
+"""The daemon of one run, as the command keeps it there: started, replaced when it dies, and in the end let go.
+
+It decides when the next daemon is started, and when there is no point in another; what a daemon does is its own.
+
+A daemon that dies is replaced by the rule for hosts (`restarts`): at once the first time, later where daemons end again
+and again, with all forgiven once one has served for HEALTHY. Only a daemon that ends again and again is given up. Where
+the run folder cannot be written it is not the daemon that is at fault: it is tried further, for as long as the run has
+hosts that train without one, which is a minute (ORPHAN_SECONDS). After that there is nothing left to adopt.
+
+Whoever gives up ends everything: processes of a run are known by where their output goes, so that one which its daemon
+had not yet noted, or could not, is found as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, final
+
+from isthmus.programs.request import new_folder
+from isthmus.programs.run.launch import FORK_SERVER_LOG
+from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.errors import RunError
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.supervision.home.restarts import BACKOFF_SECONDS, Restarts
+from isthmus.runtime.system.files import write_bytes
+
+END_SECONDS_MAX: Final = 90.0
+"""For a daemon to kill its hosts and write what comes at the end, for which a full disk has a minute."""
+GONE_SECONDS_MAX: Final = 10.0
+"""For processes that are killed to be gone."""
+LOG: Final = "daemon.log"
+PAUSE_SECONDS: Final = 0.05
+_DAEMON: Final = Replica("daemon", 0)
+_HOST_LOG: Final = re.compile(r".+-\d+\.log")
+_PROBE_BYTES: Final = 4096
+"""A block of most disks."""
+
+
+@final
+class PrivateDaemon:
+    """Keeps a daemon there for the run in `folder`; `say` is given lines for people."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        """Start the first; RunError if that cannot be."""
+        self._folder, self._say = folder, say
+        self._restarts = Restarts()
+        self._served_at: Instant | None = None
+        self._due = Instant(0)
+        self._is_told = False
+        self.is_unwritten = False
+        """The run is over, and the disk does not even take that it is."""
+        self._process: subprocess.Popen[bytes] | None = start(folder)
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where it listens; None as long as it has not said so, and where there is none."""
+        return None if self._process is None else endpoint_of(self._folder, self._process.pid)
+
+    def answered(self) -> None:
+        """Note that it serves."""
+        if self._served_at is None:
+            self._served_at = _now()
+            self._is_told = False
+
+    def tend(self) -> None:
+        """Start the next daemon, once its time has come; RunError if there is no point in another."""
+        if self._process is not None and self._process.poll() is not None:
+            self._follow(self._process)
+        if self._process is None and _now() >= self._due:
+            try:
+                self._process = start(self._folder)
+            except RunError as error:
+                self._put_off(f"before it began: {error}")
+
+    def kill(self) -> None:
+        """Kill it, and every process of the run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            _let_go(self._process)
+            self._process = None
+        kill_all(self._folder)
+
+    def close(self, patience: Callable[[], float]) -> None:
+        """Let it go, and wait until it has ended; so does the run, if it is not over. What goes on for longer than
+        `patience` seconds, which may change meanwhile, is killed."""
+        if self._process is None:
+            self.kill()
+            return
+        _let_go(self._process)
+        if not wait(self._process, patience):
+            self.kill()
+
+    # -- the next one --------------------------------------------------------------------------------------------------
+
+    def _follow(self, former: subprocess.Popen[bytes]) -> None:
+        """See to the daemon after one that has ended."""
+        _let_go(former)
+        self._process, status = None, former.returncode
+        if status == new_folder.UNWRITTEN:
+            self.is_unwritten = True
+            raise RunError(f"the run is over, but its end could not be written into {self._folder}: make room there")
+        self._put_off(f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}")
+
+    def _put_off(self, how: str) -> None:
+        """Put the next start off for as long as is right after this end; RunError if there is no point in it."""
+        now = _now()
+        delay = self._restarts.delay(_DAEMON, self._served_at, now)
+        has_served, self._served_at = self._served_at is not None, None
+        refusal = "" if has_served else refusal_of(self._folder)
+        if refusal and not self._is_told:
+            self._is_told = True
+            self._say(
+                f"no daemon can be started, because {self._folder} cannot be written: {refusal}. Make room there, or "
+                "mend it. It is tried again; the run goes on without one for a minute."
+            )
+        if delay is None:
+            if not refusal or not has_hosts(self._folder):
+                raise RunError(self._despair(how, refusal))
+            delay = seconds(BACKOFF_SECONDS[-1])
+        self._due = Instant(now + delay)
+
+    def _despair(self, how: str, refusal: str) -> str:
+        """Why there is no point in another daemon."""
+        count = self._restarts.failures(_DAEMON)
+        if refusal:
+            return (
+                f"its daemon could not be started {count} times in a row, because {self._folder} cannot be written: "
+                f"{refusal}; its hosts have ended without one. Make room there, and start the run again."
+            )
+        log = self._folder / "logs" / LOG
+        return f"its daemon ended {count} times in a row, the last time {how}; look at {log}"
+
+
+def start(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a daemon for the run, as a process of its own session, holding a pipe from this one; RunError if that
+    cannot be."""
+    logs = folder / "logs"
+    command = [sys.executable, "-m", "isthmus.programs.run.daemon_process", str(folder), "--pipe"]
+    try:
+        logs.mkdir(exist_ok=True)
+        with (logs / LOG).open("ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
+    except OSError as error:
+        raise RunError(f"its daemon could not be started: {error}") from None
+
+
+def wait(process: subprocess.Popen[bytes], patience: Callable[[], float] = lambda: END_SECONDS_MAX) -> bool:
+    """Whether a daemon ends before `patience` seconds are over."""
+    begun = time.monotonic()
+    while process.poll() is None:
+        if time.monotonic() > begun + patience():
+            return False
+        time.sleep(PAUSE_SECONDS)
+    return True
+
+
+def endpoint_of(folder: Path, pid: int) -> str | None:
+    """Where the daemon of this pid listens; None as long as it has not said so."""
+    try:
+        told = json.loads((folder / "daemon.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return str(told["endpoint"]) if told["pid"] == pid else None
+
+
+def refusal_of(folder: Path) -> str:
+    """Why a disk does not take a small file into a folder now; empty if it does."""
+    path = folder / f".probe.{os.getpid()}"
+    try:
+        write_bytes(path, b"\0" * _PROBE_BYTES)
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+    return ""
+
+
+def processes_of(folder: Path) -> Iterator[tuple[int, str]]:
+    """pid and name of the log of each process whose output goes where that of a process of the run does."""
+    logs = os.path.realpath(folder / "logs")
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and int(path.name) != os.getpid() and (name := _log_of(int(path.name), logs)):
+            yield int(path.name), name
+
+
+def has_hosts(folder: Path) -> bool:
+    """Whether a host of the run is there."""
+    return any(_HOST_LOG.fullmatch(name) for _, name in processes_of(folder))
+
+
+def kill_all(folder: Path) -> None:
+    """Kill every process of the run, and wait until they are gone."""
+    until = time.monotonic() + GONE_SECONDS_MAX
+    logs = os.path.realpath(folder / "logs")
+    while (found := list(processes_of(folder))) and time.monotonic() < until:
+        for pid, _ in found:
+            with suppress(ProcessLookupError):
+                watch = os.pidfd_open(pid)
+                if _log_of(pid, logs):  # The number has not gone to a stranger meanwhile.
+                    signal.pidfd_send_signal(watch, signal.SIGKILL)
+                os.close(watch)
+        time.sleep(PAUSE_SECONDS)
+
+
+def _log_of(pid: int, logs: str) -> str:
+    """The name of the file in the folder `logs` that is a process's output; empty if it has another, or ended."""
+    try:
+        output = os.readlink(f"/proc/{pid}/fd/1").removesuffix(" (deleted)")
+    except OSError:  # Or it is another user's.
+        return ""
+    folder, _, name = output.rpartition(os.sep)
+    is_ours = folder == logs and (name in (LOG, FORK_SERVER_LOG) or _HOST_LOG.fullmatch(name))
+    return name if is_ours else ""
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    """Let go of the pipe to a daemon."""
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def _now() -> Instant:
+    return Instant(time.monotonic_ns())

@@ -1,0 +1,94 @@
+"""What must hold of the run folder in every universe, whatever became of the disk that it is on.
+
+The run is over, and says what it has written. Now the power fails: what is left must be what was said.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from isthmus.runtime.graph.plans import EdgePlan
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.sim import Checker, ViolationError
+from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.machine.disk import SimulatedDisk
+from isthmus.runtime.sim.universe import HOME, Universe
+from isthmus.runtime.system.files import encoded
+
+RECORDER = Replica("recorder", 0)
+
+
+class FilesChecker(Checker):
+    """The final model is there, whole, and as it was sent. In each file of lines everything was written by a recorder;
+    at most one line is torn by each end of one; and what the last one says that it has written is there, and the rest
+    is counted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._models: dict[int, set[int]] = {}
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note the final fragments that reach a recorder."""
+        if edge.target_port == "final" and life.member.replica == RECORDER:
+            self._models.setdefault(item["fragment"], set()).add(zlib.crc32(encoded(item["tensors"])))
+
+    def ended(self, universe: Universe) -> None:
+        """Look at all files, and again after a power failure."""
+        disk, recorder = universe.disks[HOME], universe.last(RECORDER)
+        nothing: dict[str, Any] = {"files": {}, "error": None}
+        status = nothing if recorder is None else recorder.host.published.get("record", nothing)
+        # One that was killed may have written a line that it had not counted; what came after its end took some away.
+        is_as_told = recorder is not None and recorder.failures_at_end == disk.failures
+        counts = {name: told if is_as_told else None for name, told in status["files"].items()}
+        deaths = sum(life.member.replica == RECORDER and life.was_killed for life in universe.lives)
+        for name in sorted(counts):
+            told = counts[name]
+            self._check_lines(disk, name, told, deaths + (told is not None and told["waiting"] > 0))
+        disk.troubles.clear()
+        disk.lose_power()
+        for name in sorted(counts):
+            self._check_lines(disk, name, None, deaths + 1)
+        if universe.outcome != "failed":
+            self._check_model(disk.files())
+
+    def _check_model(self, files: Mapping[Path, bytes]) -> None:
+        for fragment, digests in sorted(self._models.items()):
+            path = self._folder / "snapshots" / "final" / f"fragment-{fragment}.safetensors"
+            if path not in files:
+                raise ViolationError(f"{path.name} was written, and is lost with the power")
+            if zlib.crc32(files[path]) not in digests:
+                raise ViolationError(f"{path.name} is not what was sent: {len(files[path])} bytes")
+
+    def _check_lines(self, disk: SimulatedDisk, name: str, counts: Mapping[str, Any] | None, deaths: int) -> None:
+        """Compare a file with what was written into it; with what the last recorder says, where it has just said it."""
+        path = self._folder / f"{name}.jsonl"
+        written = [[line for line in bytes(each).split(b"\n") if line] for each in disk.written.get(path, [])]
+        known = {line for lines in written for line in lines}
+        found = [line for line in disk.files().get(path, b"").split(b"\n") if line]
+        torn = [line for line in found if not _is_whole(line)]
+        if len(torn) > deaths:
+            raise ViolationError(
+                f"{path.name} has {len(torn)} torn lines after {deaths} ends of its writers: {torn[0]!r}"
+            )
+        for line in found:
+            if line not in known and line not in torn:
+                raise ViolationError(f"{path.name} has a line that nobody has written: {line!r}")
+        # A recorder that had nothing to write did not open the file: its last writer was one before it.
+        if counts is not None and (counts["written"] or counts["waiting"]):
+            last = written[-1] if written else []
+            if len(last) - counts["written"] not in (0, bool(counts["waiting"])):
+                raise ViolationError(f"{path.name}: {counts} is said where {len(last)} lines were written")
+            if found[len(found) - len(last) :] != last:
+                raise ViolationError(f"{path.name} does not end in the {len(last)} lines of its last writer")
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

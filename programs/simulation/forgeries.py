@@ -1,0 +1,43 @@
+"""Learners that send what is wrong, as universes have them: which item is forged, and how.
+
+Decides which forgery, and when; `simulate` decides how often. Forgeries that nobody can tell from an honest answer, as
+values that point the wrong way, are among them: they cost what they cost, and end nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any, Final
+
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.sim import Fault, Forge
+
+LEARNERS_MIN: Final = 3
+"""Of two nobody can say which is wrong, where only more than half are believed."""
+TRIALS: Final[tuple[tuple[str, str, Any, str], ...]] = (
+    ("progress", "epochs", None, "drop"),
+    ("progress", "step_time", "soon", "set"),
+    ("progress", "delay_steps", math.nan, "set"),
+    ("progress", "tokens", 10**9, "set"),
+    ("progress", "incarnation", 99, "set"),
+    ("progress", "phase", "final", "set"),
+    ("progress", "totals", ((0, 1, 10**9), (9, 1, 10**9)), "set"),
+    ("report", "accounts", ((1, 2),), "set"),
+    ("report", "slot", 0, "set"),
+    ("answer", "norms", (1.0,), "set"),
+    ("answer", "norms", math.nan, "scale"),
+    ("answer", "gradient", -1.0, "scale"),
+    ("answer", "base", "newest", "set"),
+)
+
+
+def forgery(rng: random.Random, hosts: Sequence[Replica], moment: dict[str, Any]) -> tuple[Fault, ...]:
+    """One learner forges one thing from a moment on; nothing where there are too few of them."""
+    learners = [host for host in hosts if host.role == LEARNER]
+    if len(learners) < LEARNERS_MIN:
+        return ()
+    port, field, value, how = rng.choice(TRIALS)
+    return (Forge(str(rng.choice(learners)), port, field, value, how, **moment),)  # type: ignore[arg-type]

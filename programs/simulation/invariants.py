@@ -1,0 +1,307 @@
+"""What must hold in every universe that runs Decoupled DiLoCo: one checker for each invariant.
+
+They see only what crosses between hosts, and keep books of their own, so that they share no mistake with the code that
+they check. Shards are told apart by life: a shard that comes back begins with a version that learners hold, and what
+its former life merged beyond that is not in the model any more.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from isthmus.ops.syncer.hold import HOLDERS
+from isthmus.runtime.graph.plans import EdgePlan
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.sim import Checker, ViolationError
+from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.universe import HOME, Universe
+from isthmus.runtime.supervision.home.core import Home
+from isthmus.runtime.supervision.incidents import RecorderFailed
+
+LEFT_OUT_MAX: Final = 8
+"""Merges of a fragment in a row, in calm, without a learner that lives and is connected: four may leave it out, the
+next waits for it up to a learned deadline."""
+CALM_NS: Final = 3_000_000_000
+"""After the last fault: a connection that was lost is made anew within a second, and what was late has come."""
+WEIGHT_TOLERANCE: Final = 1e-9
+NOTED_NS: Final = 4_000_000_000
+"""After so long a recorder has certainly written down what it heard of, on a disk that takes it: it does once a second,
+and the trouble of a disk may have been in between."""
+Version = tuple[int, int]
+
+
+class VersionsChecker(Checker):
+    """Versions only grow: of a fragment as one life of a shard publishes it, and as one life of a learner holds it.
+
+    By edge and receiver: who joins is sent again what was sent last.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[Member, Member, int, int], Version] = {}
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Look at updates, at what learners report that they hold, and at what they answer on."""
+        place = (life.member, target, edge.index)
+        if edge.source_port == "update":
+            self._take((*place, item["fragment"]), item["version"])
+        elif edge.source_port == "answer" and item["base"] is not None:
+            self._take((*place, item["fragment"]), item["base"])
+        elif edge.source_port == "progress":
+            for fragment, epoch in enumerate(item["epochs"]):
+                self._take((*place, fragment), (epoch, 0))
+        elif edge.source_port == "report":
+            for fragment, version in enumerate(item["versions"]):
+                self._take((*place, fragment), version)
+
+    def _take(self, of: tuple[Member, Member, int, int], told: Sequence[int]) -> None:
+        version, before = (told[0], told[1]), self._newest.get(of, (0, 0))
+        if version < before:
+            raise ViolationError(f"{of[0]} tells {of[1]} of version {version} of fragment {of[3]} after {before}")
+        self._newest[of] = version
+
+
+class BytesChecker(Checker):
+    """Equal version means equal bytes."""
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[int, Version], int] = {}
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Look at updates."""
+        if edge.source_port == "update":
+            key = item["fragment"], (item["version"][0], item["version"][1])
+            digest = zlib.crc32(np.asarray(item["values"]).tobytes())
+            if self._digests.setdefault(key, digest) != digest:
+                raise ViolationError(f"{life.member} publishes other bytes as version {key[1]} of fragment {key[0]}")
+
+
+@dataclass(slots=True)
+class _Books:
+    """Of one fragment in one life of a shard: the newest version and its clock, all versions that it sent, the answers
+    that arrived while their learner was live, who voted with which weight for which version, and when which version was
+    given to a shard that had none."""
+
+    newest: Version = (0, 0)
+    clock: dict[int, tuple[int, int]] = field(default_factory=dict)
+    known: set[Version] = field(default_factory=set)
+    answers: dict[tuple[int, int, int], list[Any]] = field(default_factory=dict)
+    voters: dict[Version, dict[int, float]] = field(default_factory=dict)
+    recovered: list[tuple[int, Version]] = field(default_factory=list)
+    closed_at: int = 0
+
+
+class MergesChecker(Checker):
+    """Every merge is of answers that arrived from those who were live, once each, in slot order, on bases that the
+    shard published, of tokens that are not in the model yet, weighted by tokens x tokens / steps; the clock of the new
+    version says just that; and a shard that comes back goes on from the newest version that it was given."""
+
+    def __init__(self) -> None:
+        self._books: dict[tuple[Member, int], _Books] = {}
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note the answers that reach a shard from a learner that is live for it."""
+        if edge.target_port == "answer" and life.meetings.live.get(source.replica) == source:
+            key = item["slot"], item["incarnation"], item["end"]
+            if key[:2] == (source.replica.slot, source.incarnation):
+                books = self._of(life, item["fragment"])
+                books.answers.setdefault(key, []).append(item)
+                if item["kind"] == "recover" and item["base"] is not None:
+                    books.recovered.append((life.clock.now(), (item["base"][0], item["base"][1])))
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Compare each new version with the one before, and with who is said to have voted."""
+        if edge.source_port == "merged" and item["version"] is not None and item["kind"] in ("merge", "final"):
+            voters = list(item["voters"])
+            if voters != sorted(set(voters)):
+                raise ViolationError(f"{life.member}, round {item['round']}: {voters} are not in slot order, once each")
+            weights = dict(zip(voters, item["weights"], strict=True))
+            self._of(life, item["fragment"]).voters[item["version"][0], item["version"][1]] = weights
+        elif edge.source_port == "merged" and item["kind"] == "recover":
+            self._of(life, item["fragment"]).closed_at = item["closed_at"]
+        elif edge.source_port == "update":
+            self._published(life, item)
+
+    def _of(self, life: Life, fragment: int) -> _Books:
+        return self._books.setdefault((life.member, fragment), _Books())
+
+    def _published(self, life: Life, update: Any) -> None:
+        books, version = self._of(life, update["fragment"]), (update["version"][0], update["version"][1])
+        clock = {slot: (incarnation, position) for slot, incarnation, position in update["clock"]}
+        doing = f"{life.member}, fragment {update['fragment']}, version {version}"
+        if version == books.newest and clock != books.clock:
+            raise ViolationError(f"{doing}: clock {clock} where it was {books.clock}")
+        if update["kind"] == "recover" and not books.known:
+            newest = max((each for at, each in books.recovered if at <= books.closed_at), default=version)
+            if version < newest:
+                raise ViolationError(f"{doing}: it goes on from there, and was given {newest}")
+        if books.known and version[1] == books.newest[1] + 1:
+            changed = [slot for slot in sorted(clock) if clock[slot] != books.clock.get(slot)]
+            voters = books.voters.get(version)
+            if voters is not None and not set(voters) <= set(changed):
+                raise ViolationError(f"{doing}: {voters} voted, and the clock changes for {changed}")
+            found = {slot: self._moved(books, slot, clock[slot], doing) for slot in changed}
+            self._check_weights(found, voters or {}, doing)
+        books.newest, books.clock = version, clock
+        books.known.add(version)
+
+    def _check_weights(self, found: Mapping[int, Sequence[Any]], voters: Mapping[int, float], doing: str) -> None:
+        """Compare the weights of a merge with those of its answers, where it is known which these were."""
+        weights = {}
+        for slot, votes in found.items():
+            tokens = {(vote["end"] - vote["begin"], vote["steps"]) for vote in votes}
+            if len(tokens) != 1:
+                return
+            [(count, steps)] = tokens
+            weights[slot] = count * count / steps if steps else 0.0
+        total = sum(weights.values())
+        for slot, weight in voters.items():
+            if abs(weight - weights[slot] / total) > WEIGHT_TOLERANCE:
+                raise ViolationError(f"{doing}: slot {slot} has the weight {weight}, not {weights[slot] / total}")
+
+    def _moved(self, books: _Books, slot: int, to: tuple[int, int], doing: str) -> list[Any]:
+        """Find the answers of which one moved the clock of a slot."""
+        incarnation, position = books.clock.get(slot, (0, 0))
+        found = books.answers.get((slot, *to), [])
+        if to[0] < incarnation:
+            raise ViolationError(f"{doing}: incarnation {to[0]} of slot {slot} is merged after {incarnation}")
+        if not found:
+            raise ViolationError(f"{doing}: slot {slot} is merged up to {to}; no live learner sent such an answer")
+        known = [vote for vote in found if vote["base"] is not None and tuple(vote["base"]) in books.known]
+        if not known:
+            raise ViolationError(f"{doing}: slot {slot} is merged on version {found[0]['base']}, of {books.known}")
+        floor = position if to[0] == incarnation else 0
+        if all(vote["begin"] < floor for vote in known):
+            twice = f"tokens {known[0]['begin']} to {min(floor, to[1])} of slot {slot} are merged twice"
+            raise ViolationError(f"{doing}: {twice}")
+        return [vote for vote in known if vote["begin"] >= floor]
+
+
+class AnswersChecker(Checker):
+    """A pull is answered after the updates that had come from the same life of the shard: never on a base older than
+    the newest of them. (What a former life has sent is dropped with it, if nobody has looked at it yet.)"""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[Member, Member, int], Version] = {}
+        self._pulled: dict[tuple[Member, int, int], Version] = {}
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note what had come before each pull."""
+        if edge.target_port == "update" and "version" in item:
+            key = life.member, source, item["fragment"]
+            self._newest[key] = max(self._newest.get(key, (0, 0)), (item["version"][0], item["version"][1]))
+        elif edge.target_port == "pull":
+            newest = self._newest.get((life.member, source, item["fragment"]), (0, 0))
+            self._pulled.setdefault((life.member, item["fragment"], item["round"]), newest)
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Compare the base of an answer."""
+        if edge.source_port == "answer" and item["base"] is not None:
+            newest = self._pulled.get((life.member, item["fragment"], item["round"]), (0, 0))
+            if (item["base"][0], item["base"][1]) < newest:
+                doing = f"{life.member} answers round {item['round']} of fragment {item['fragment']}"
+                raise ViolationError(f"{doing} on version {item['base']}, though {newest} had come before the pull")
+
+
+class AccountsChecker(Checker):
+    """The account of every fragment adds up to all tokens that the learner trained, in every report.
+
+    A book is only ever added to, so what is wrong in it stays wrong until the next report.
+    """
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Look at reports."""
+        if edge.source_port == "report" and item["phase"] != "ready":
+            for fragment, account in enumerate(item["accounts"]):
+                if sum(account) != item["tokens"] or min(account) < 0:
+                    found = f"{account} (merged, overlapped, refused, lost, pending) of {item['tokens']} trained"
+                    raise ViolationError(f"{life.member}, fragment {fragment}: {found}")
+
+
+class ModelChecker(Checker):
+    """A model that was merged is never begun anew as long as anybody knows of it: an evaluator or recorder that is
+    there and has heard of it, or a recorder that has had the time to write it down. And it is lost only where all have
+    ended at once that hold it: shards, learners, evaluator and recorder."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, dict[Life, int]] = {}
+        self._noted: set[int] = set()
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note what evaluator and recorder hear of."""
+        is_held = edge.source_port == "update" and item["kind"] in ("merge", "final")
+        if is_held and life.member.replica.role in HOLDERS:
+            self._heard.setdefault(item["fragment"], {}).setdefault(life, life.true_now())
+
+    def asked(self, universe: Universe) -> None:
+        """Note what recorders have had the time to write down, while no disk is in trouble."""
+        if universe.disks[HOME].troubles:
+            return
+        for fragment, lives in self._heard.items():
+            for life, at in lives.items():
+                is_there = life.member.replica.role == "recorder" and not life.is_dead and not life.clock.is_paused
+                if is_there and life.true_now() - at > NOTED_NS:
+                    self._noted.add(fragment)
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Look at first versions."""
+        if edge.source_port == "update" and item["kind"] == "initial":
+            fragment = item["fragment"]
+            known = [str(each.member) for each in self._heard.get(fragment, {}) if not each.is_dead]
+            if fragment in self._noted or known:
+                raise ViolationError(
+                    f"{life.member} begins fragment {fragment} anew, which was merged; known to {known}"
+                )
+
+    def finished(self, universe: Universe, home: Home) -> None:
+        """Look at a model that is said to be lost."""
+        failure = home.failure
+        if isinstance(failure, RecorderFailed) and failure.error.startswith("the model is lost"):
+            holders = [Replica(role, 0) for role in HOLDERS]
+            kept = [str(each) for each in holders if sum(life.member.replica == each for life in universe.lives) == 1]
+            if kept or not self._heard:
+                raise ViolationError(f"{failure.error} But {kept} never ended, and {sorted(self._heard)} were merged")
+
+
+class FairnessChecker(Checker):
+    """In calm, a learner that steps is merged again within a bounded number of rounds of each fragment."""
+
+    def __init__(self) -> None:
+        self._universe: Universe | None = None
+        self._left_out: dict[tuple[int, int], int] = {}
+        self._rounds: set[tuple[Member, int]] = set()
+
+    def asked(self, universe: Universe) -> None:
+        """Know the universe."""
+        self._universe = universe
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Count the rounds without each learner."""
+        if edge.source_port != "merged" or item["kind"] != "merge" or (life.member, item["round"]) in self._rounds:
+            return
+        self._rounds.add((life.member, item["round"]))
+        universe, fragment = self._universe, item["fragment"]
+        is_calm = universe is not None and universe.calm_ns > CALM_NS
+        for slot in {*item["voters"], *item["left_out"]}:
+            is_missing = slot not in item["voters"] and is_calm
+            count = self._left_out[fragment, slot] = self._left_out.get((fragment, slot), 0) + 1 if is_missing else 0
+            if count > LEFT_OUT_MAX:
+                raise ViolationError(f"{life.member} left slot {slot} out of {count} merges of fragment {fragment}")
+
+
+def checkers() -> list[Checker]:
+    """A checker for each invariant, new for each universe."""
+    made = (
+        VersionsChecker,
+        BytesChecker,
+        MergesChecker,
+        AnswersChecker,
+        AccountsChecker,
+        FairnessChecker,
+        ModelChecker,
+    )
+    return [each() for each in made]

@@ -1,0 +1,194 @@
+"""The pytest plugin of isthmus: the `world` fixture, which runs whole programs in one thread, in virtual time.
+
+    def test_mine(world):
+        result = world.run("decoupled-diloco", task=task, learners=4, steps=200)
+        assert result.waits == 0 and result.eval_loss < 1.0
+
+Bodies compute for real; how long they take, and how long items travel, is what the test says. The same arguments give
+the same losses and the same tape, byte for byte. With faults the hosts are on machines of their own, over the real wire
+on simulated sockets, and are restarted; without, over a simpler network that is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from isthmus.programs.request.program import Program
+    from isthmus.programs.task import Task
+    from isthmus.runtime.host.trace import Span
+    from isthmus.runtime.ids import Replica
+    from isthmus.runtime.sim import Fault, Universe, World
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What became of one learner."""
+
+    steps: int
+    tokens: int
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a run in a world.
+
+    `waits` is the virtual time, in nanoseconds, that inner-steps were kept waiting by a missing item or credit; `tapes`
+    hold the encoded tape of every host by name (with faults, of every life: 'learner/2#1'); `spans` every firing and
+    transfer; `faults` counts, by kind, those that really happened.
+    """
+
+    summary: dict[str, Any]
+    eval_loss: float | None
+    waits: int
+    slots: dict[int, Slot]
+    tapes: dict[str, bytes]
+    spans: list[Span]
+    folder: Path
+    status: dict[str, Any]
+    faults: dict[str, int]
+
+
+class Worlds:
+    """Runs programs in virtual time; what they leave behind goes under `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+        self._open: list[World | Universe] = []
+
+    def run(
+        self,
+        program: Program | str = "decoupled-diloco",
+        *,
+        task: Task,
+        learners: int = 4,
+        steps: int = 100,
+        seed: int = 0,
+        step_ms: float = 10.0,
+        speeds: Sequence[float] = (),
+        delay_ms: float = 1.0,
+        jitter: float = 0.05,
+        seconds_max: float = 3600.0,
+        faults: Sequence[Fault] = (),
+    ) -> Result:
+        """Train until `steps` inner steps a learner (on average) are done, and the end is merged.
+
+        An inner step takes `step_ms` / `speeds[slot]` (1 where none is given), any other firing a fiftieth of
+        `step_ms`, with `jitter` (a share); items travel `delay_ms` between hosts. `faults` (`isthmus.runtime.sim`)
+        name hosts by replica, and machines: every learner and syncer has its own ('learner-2'), the others are at
+        'home'. RequestError for a request that is wrong, RunError if a body fails or a fault did not happen,
+        TimeoutError if the run is not over after `seconds_max` virtual seconds.
+        """
+        from isthmus.programs.recorder import recorded
+        from isthmus.programs.recorder.roles import RUN_FOLDER
+        from isthmus.programs.recorder.summary import fragment_sizes, roster_counts, summarise
+        from isthmus.programs.request import new_folder
+        from isthmus.programs.request.reference import resolve
+        from isthmus.programs.request.request import prepare
+        from isthmus.runtime.clock import Duration, milliseconds
+        from isthmus.runtime.errors import RunError
+        from isthmus.runtime.graph.template import Reference
+        from isthmus.runtime.host.trace import Trace
+        from isthmus.runtime.ids import Replica
+        from isthmus.runtime.sim import Climate, Universe, World
+        from isthmus.runtime.sim.universe import HOME
+
+        self._count += 1
+        tokens = steps * learners * task.tokens_mean(learners)
+        budget = {"learners": learners, "tokens": tokens, "seed": seed}
+        request = prepare(program, task, run=budget, run_dir=self._folder / f"run-{self._count}")
+        new_folder.create(request.run_dir, request.config, latest=False)
+        trace = Trace()
+
+        def duration(replica: Replica, node: str) -> Duration:
+            if node != "inner-step":
+                return milliseconds(step_ms / 50)
+            return milliseconds(step_ms / (speeds[replica.slot] if replica.slot < len(speeds) else 1.0))
+
+        def found(reference: Reference) -> Any:
+            return request.run_dir if reference == RUN_FOLDER else resolve(reference)
+
+        counts = roster_counts(request.graph, learners)
+        world: World | Universe
+        if faults:
+            world = Universe(
+                request.plans,
+                counts,
+                seed=seed,
+                resolve=found,
+                duration=duration,
+                jitter=jitter,
+                climate=Climate(latency=delay_ms / 1e3, jitter=jitter * delay_ms / 1e3),
+                faults=faults,
+                trace=trace,
+            )
+        else:
+            world = World(
+                request.plans,
+                counts,
+                seed=seed,
+                resolve=found,
+                duration=duration,
+                delay=lambda edge, size_bytes: milliseconds(delay_ms),
+                jitter=jitter,
+                trace=trace,
+            )
+        self._open.append(world)
+        world.run(lambda: ("recorder/0", "record") in world.ended, seconds_max=seconds_max)
+        if isinstance(world, Universe):
+            world.disks[HOME].copy_to(request.run_dir)
+        if isinstance(world, Universe) and world.injector.missed:
+            raise RunError(f"the run was over before these happened: {'; '.join(world.injector.missed)}")
+        hosts = world.hosts
+        status = hosts[Replica("recorder", 0)].published["record"]
+        summary = summarise(
+            status,
+            trace.spans,
+            program=request.program.name,
+            outcome="failed" if status["error"] is not None else "stopped" if status["stop_reason"] else "done",
+            learners=learners,
+            shards=counts.get("syncer", 0),
+            fragment_sizes=fragment_sizes(request.graph),
+            ended=world.clock.now(),
+            cpu_seconds=0.0,
+            bytes_sent_by_shards=sum(h.traffic.bytes_sent for r, h in hosts.items() if r.role == "syncer"),
+            merges_recorded=recorded.merges(request.run_dir),
+            tokens_per_batch=task.tokens_per_batch,
+        )
+        return Result(
+            summary=summary,
+            eval_loss=summary["eval_loss_final"],
+            waits=sum(report["waited"] for report in status["learners"].values()),
+            slots=_slots(status["learners"]),
+            tapes=world.tape(),
+            spans=list(trace.spans),
+            folder=request.run_dir,
+            status=status,
+            faults=dict(world.injector.counts) if isinstance(world, Universe) else {},
+        )
+
+    def close(self) -> None:
+        """Let every world release what it holds."""
+        for world in self._open:
+            world.close()
+
+
+def _slots(learners: Mapping[int, Mapping[str, Any]]) -> dict[int, Slot]:
+    return {
+        slot: Slot(report["step"], report["tokens"], report["incarnation"] - 1) for slot, report in learners.items()
+    }
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Worlds]:
+    """Whole programs in virtual time: `world.run(program, task=task, learners=4, steps=200)`."""
+    worlds = Worlds(tmp_path)
+    yield worlds
+    worlds.close()

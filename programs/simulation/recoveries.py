@@ -1,0 +1,281 @@
+"""What must hold where shards come back, learners hold what was lost, and learners join late: a checker for each.
+
+Like those of `invariants` they see only what crosses between hosts, and keep books of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from isthmus.runtime.graph.plans import EdgePlan
+from isthmus.runtime.ids import Member
+from isthmus.runtime.sim import Checker, ViolationError
+from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.universe import Universe
+
+ASKED_NS: Final = 200_000_000
+"""What a pacer heard so long ago it has taken in: it fires within 8 ms, within 80 ms where its host is slow."""
+RECOVERY_NS: Final = 900_000_000
+"""A second, less what the opening takes from pacer to pull."""
+PENDING: Final = 4
+"""In the account of a fragment, behind what was closed: merged, overlapped, refused, lost."""
+
+
+class _Heard(NamedTuple):
+    """What a shard has heard of a learner: when, by its own clock, and the progress that it was told."""
+
+    at: int
+    told: Any
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A round as the shard pulls it: of which fragment, whom it asks last, and who answered by when. Times are of the
+    shard's clock."""
+
+    fragment: int
+    kind: str
+    opened_at: int
+    members: set[tuple[int, int]] = field(default_factory=set)
+    first_members: set[tuple[int, int]] = field(default_factory=set)
+    answered: set[tuple[int, int]] = field(default_factory=set)
+
+
+class _AskingChecker(Checker):
+    """Knows the rounds that each life of a shard has asked for, and which learners it has heard."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[tuple[Member, int], _Asking] = {}
+        self._first: dict[tuple[Member, Member], _Heard] = {}
+        self._phases: dict[tuple[Member, Member], _Heard] = {}
+        self._judged: set[tuple[Member, int]] = set()
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note what a shard hears of learners: what each said first, and first in its present phase."""
+        if edge.target_port == "progress" and "phase" in item and life.member.replica.role == "syncer":
+            heard, key = _Heard(life.clock.now(), item), (life.member, source)
+            self._first.setdefault(key, heard)
+            if key not in self._phases or self._phases[key].told["phase"] != item["phase"]:
+                self._phases[key] = heard
+        elif edge.target_port == "answer" and (life.member, item["round"]) in self._rounds:
+            self._rounds[life.member, item["round"]].answered.add((source.replica.slot, source.incarnation))
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Note rounds as they are pulled; judge each when its merge is told."""
+        if edge.source_port == "pull":
+            known = self._rounds.get((life.member, item["round"]))
+            members = {(slot, incarnation) for slot, incarnation in item["members"]}
+            if known is None:
+                made = _Asking(item["fragment"], item["kind"], life.clock.now(), members, members)
+                self._rounds[life.member, item["round"]] = made
+            else:
+                known.members = members
+        elif edge.source_port == "merged":
+            found = self._rounds.get((life.member, item["round"]))
+            if found is not None and (life.member, item["round"]) not in self._judged:
+                self._judged.add((life.member, item["round"]))
+                self.judge(life, found, item)
+
+    def live_learners(self, life: Life) -> list[Member]:
+        """The lives of learners that a shard knows to be live."""
+        return [member for member in life.meetings.live.values() if member.replica.role == "learner"]
+
+    def judge(self, life: Life, asked: _Asking, merging: Any) -> None:
+        """Object to a round that was closed."""
+
+
+class NewestChecker(_AskingChecker):
+    """A shard that comes back goes on from the newest version that can be reached: it asks all who had told it that
+    they hold one, and waits for those that live, a second at most. (That it takes the newest of what it was given by
+    then, `MergesChecker` knows.)"""
+
+    def judge(self, life: Life, asked: _Asking, merging: Any) -> None:
+        """Look at whom a shard that came back has asked, and waited for."""
+        if asked.kind != "recover" or merging["version"] is None:
+            return
+        doing = f"{life.member} recovers fragment {asked.fragment}"
+        waited = merging["closed_at"] - asked.opened_at
+        for member in self.live_learners(life):
+            key = member.replica.slot, member.incarnation
+            heard = self._first.get((life.member, member))
+            is_holding = heard is not None and any(heard.told["epochs"][asked.fragment :][:1])
+            is_old = heard is not None and asked.opened_at - heard.at > ASKED_NS
+            if is_holding and is_old and key not in asked.first_members:
+                raise ViolationError(f"{doing} without asking {member}, which had told that it holds it")
+            if key in asked.first_members and key not in asked.answered and waited < RECOVERY_NS:
+                raise ViolationError(f"{doing} after {waited / 1e9:.3f} s, without waiting for {member}, which lives")
+
+
+class FinalChecker(_AskingChecker):
+    """Who joins late is in the final round: a learner that steps, and that a shard has heard of before it closed the
+    last round of a fragment, was asked for its work."""
+
+    def judge(self, life: Life, asked: _Asking, merging: Any) -> None:
+        """Look at whom the last round of a fragment has left out."""
+        if asked.kind != "final" or not asked.members:  # Without members it is overdue, and waits for nobody.
+            return
+        for member in self.live_learners(life):
+            heard = self._phases.get((life.member, member))
+            if heard is None or heard.told["phase"] == "ready" or merging["closed_at"] - heard.at <= ASKED_NS:
+                continue
+            if (member.replica.slot, member.incarnation) not in asked.members:
+                told = f"{life.member} ends fragment {asked.fragment} without {member}"
+                raise ViolationError(f"{told}, of which it knew for {(merging['closed_at'] - heard.at) / 1e9:.3f} s")
+
+
+class KeptWorkChecker(Checker):
+    """Work since a version is kept as long as the learner holds that version: the books of its tokens are closed, and
+    its answers begin anew, only where a newer one is adopted, or where an answer of its own was refused."""
+
+    def __init__(self) -> None:
+        self._refused: set[tuple[Member, int, tuple[int, int]]] = set()
+        self._closed: dict[tuple[Member, int], tuple[tuple[int, int], int]] = {}
+        self._begun: dict[tuple[Member, int], tuple[tuple[int, int], int]] = {}
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note which learners are told to begin again from a version."""
+        if edge.target_port == "update" and [life.member.replica.slot, life.member.incarnation] in item["refused"]:
+            self._refused.add((life.member, item["fragment"], (item["version"][0], item["version"][1])))
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Compare each report with the one before, and each answer; with the final version the books are closed for
+        good, whether it is newer or not."""
+        if edge.source_port == "report" and item["phase"] == "stepping":
+            for fragment, account in enumerate(item["accounts"]):
+                version = (item["versions"][fragment][0], item["versions"][fragment][1])
+                self._compare(self._closed, life, fragment, version, sum(account[:PENDING]), "closes its books")
+        elif edge.source_port == "answer" and item["base"] is not None and item["kind"] in ("merge", "final"):
+            version = (item["base"][0], item["base"][1])
+            self._compare(self._begun, life, item["fragment"], version, item["begin"], "begins anew")
+
+    def _compare(
+        self,
+        known: dict[tuple[Member, int], tuple[tuple[int, int], int]],
+        life: Life,
+        fragment: int,
+        version: tuple[int, int],
+        count: int,
+        does: str,
+    ) -> None:
+        before = known.get((life.member, fragment))
+        is_told = (life.member, fragment, version) in self._refused
+        if before is not None and before[0] == version and before[1] != count and not is_told:
+            told = f"{life.member} {does} at {count} tokens of fragment {fragment}, {before[1]} before"
+            raise ViolationError(f"{told}, and holds version {version} as before: what it had trained is lost")
+        if before is None or before[0] <= version:
+            known[life.member, fragment] = version, count
+
+
+class CountedChecker(Checker):
+    """No answer counts twice: what a shard says that it has merged of a slot grows by the tokens of one answer of that
+    slot, and only where it is among the voters."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[tuple[Member, int, int], set[int]] = {}
+        self._merged: dict[tuple[Member, int], tuple[int, dict[tuple[int, int], int]]] = {}
+        self._rounds: set[tuple[Member, int]] = set()
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note how many tokens the answers of each slot have."""
+        if edge.target_port == "answer":
+            key = life.member, item["fragment"], source.replica.slot
+            self._ranges.setdefault(key, set()).add(item["end"] - item["begin"])
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Compare what was merged with what was before."""
+        if edge.source_port != "merged" or item["version"] is None or (life.member, item["round"]) in self._rounds:
+            return
+        self._rounds.add((life.member, item["round"]))
+        place = life.member, item["fragment"]
+        count, now = item["version"][1], {(slot, life): tokens for slot, life, tokens in item["merged_tokens"]}
+        last, before = self._merged.get(place, (None, {}))
+        self._merged[place] = count, now
+        if last is None or count != last + 1:
+            return  # Of the merges between nobody was told: a recorder was not there.
+        for (slot, incarnation), tokens in now.items():
+            more = tokens - before.get((slot, incarnation), 0)
+            expected = self._ranges.get((*place, slot), set()) if slot in item["voters"] else {0}
+            if more not in expected and more:
+                told = f"{life.member}, round {item['round']}: {more} more tokens of slot {slot} are merged"
+                raise ViolationError(f"{told}; its answers have {sorted(expected)}")
+
+
+class PositionsChecker(Checker):
+    """No batch is trained twice among what is merged: of each slot, what any fragment of the last model holds of a life
+    lies behind what any of them holds of the lives before it. `merged` is the result: for each slot and incarnation,
+    from which batch to which. Positions are what answers and votes say of themselves."""
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[int, int, int, int], _Batches] = {}
+        self._models: dict[tuple[int, tuple[int, int]], dict[tuple[int, int], _Batches]] = {}
+        self._clocks: dict[tuple[int, tuple[int, int]], dict[int, tuple[int, int]]] = {}
+        self._newest: dict[tuple[Member, int], tuple[int, int]] = {}
+        self._votes: dict[int, dict[tuple[int, int], _Batches]] = {}
+        self._summed: list[tuple[tuple[int, int], _Batches]] = []
+        self._calls: set[int] = set()
+        self.merged: dict[tuple[int, int], _Batches] = {}
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note which batches each answer and each vote is made of."""
+        if edge.target_port not in ("answer", "vote") or item.get("kind") in ("initial", "recover"):
+            return
+        lives, end = (item["slot"], item["incarnation"]), dict(item["positions"])[item["slot"]]
+        if edge.target_port == "vote":
+            self._votes.setdefault(item["round"], {})[lives] = _Batches(end - 1, end)
+        else:
+            self._answers[item["fragment"], *lives, item["end"]] = _Batches(end - item["steps"], end)
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Note what is in each version that is published for the first time, and in each mean."""
+        if edge.source_port == "update":
+            self._published(life.member, item)
+        elif edge.source_port == "call" and item["mean"] is not None and item["round"] not in self._calls:
+            self._calls.add(item["round"])
+            votes = self._votes.get(item["round"] - 1, {})
+            self._summed += [((slot, life), votes[slot, life]) for slot, life in item["voters"]]
+
+    def _published(self, shard: Member, update: Any) -> None:
+        p, version = update["fragment"], (update["version"][0], update["version"][1])
+        before = self._newest.get((shard, p))
+        if version[0]:
+            self._newest[shard, p] = version
+        clock = {slot: (incarnation, position) for slot, incarnation, position in update["clock"]}
+        if not version[0] or (p, version) in self._models:
+            return
+        base = (p, before if before is not None else version)
+        model, former = dict(self._models.get(base, {})), self._clocks.get(base, {})
+        for slot, moved in clock.items():
+            found = self._answers.get((p, slot, *moved))
+            if moved != former.get(slot) and found is not None:
+                model[slot, moved[0]] = found.beside(model.get((slot, moved[0])))
+        self._models[p, version], self._clocks[p, version] = model, clock
+
+    def ended(self, universe: Universe) -> None:
+        """Compare the lives of each slot."""
+        last = {p: shard for shard, p in sorted(self._newest, key=lambda of: of[0].incarnation)}
+        found = [each for p, shard in last.items() for each in self._models[p, self._newest[shard, p]].items()]
+        for lives, batches in [*found, *self._summed]:
+            self.merged[lives] = batches.beside(self.merged.get(lives))
+        end: dict[int, int] = {}
+        for (slot, incarnation), batches in sorted(self.merged.items()):
+            if batches.begin < end.get(slot, 0):
+                told = f"learner/{slot}#{incarnation} has trained from batch {batches.begin} on what is merged"
+                raise ViolationError(f"{told}; lives before it up to batch {end[slot]}")
+            end[slot] = batches.end
+
+
+class _Batches(NamedTuple):
+    """From which position to before which."""
+
+    begin: int
+    end: int
+
+    def beside(self, other: _Batches | None) -> _Batches:
+        """What both are in."""
+        return self if other is None else _Batches(min(self.begin, other.begin), max(self.end, other.end))
+
+
+def recovery_checkers() -> list[Checker]:
+    """A checker for each invariant, new for each universe."""
+    return [NewestChecker(), FinalChecker(), KeptWorkChecker(), CountedChecker(), PositionsChecker()]

@@ -1,0 +1,283 @@
+"""Universes by the hundred: each seed is a run of a small task on several machines, with faults of its own.
+
+Decides what a seed means: the shape of the run, the climate, and which faults happen when. Swarm style (Groce et al.,
+Swarm testing, ISSTA 2012): each seed allows a random subset of the kinds, so that some runs know nothing but one of
+them, which finds what a mixture of all hides. How a universe is run and judged, `universes` says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from isthmus.programs.request.program import DEFAULT, Program
+from isthmus.programs.simulation import toy_task
+from isthmus.programs.simulation.forgeries import forgery
+from isthmus.programs.simulation.storms import fork, orphan, wipe
+from isthmus.programs.simulation.trials import Trial, hosts_of, trial_of
+from isthmus.programs.simulation.universe import START_SECONDS, Outcome, Shape, Storm, outcome_of
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.sim import (
+    Blackout,
+    BreakDisk,
+    Climate,
+    Clog,
+    Crash,
+    Cut,
+    End,
+    Fault,
+    FillDisk,
+    Forge,
+    Hang,
+    Join,
+    Kill,
+    KillDaemon,
+    Lose,
+    LoseReports,
+    Mute,
+    Pause,
+    PauseDaemon,
+    RefuseStarts,
+    RepeatReports,
+    Reset,
+    Skew,
+    Slow,
+    SlowStarts,
+    Stick,
+    Stop,
+    Throttle,
+    machine_of,
+)
+from isthmus.runtime.sim.faults import DaemonFault
+from isthmus.runtime.sim.universe import HOME
+
+KINDS: Final = ("kill", "pause", "slow", "skew", "cut", "one-way cut", "clog", "lose", "throttle", "reset")
+DAEMON_KINDS: Final = ("daemon kill", "lost ledger", "daemon pause", "lost report", "repeated report", "no room")
+STANDING_KINDS: Final = ("hang", "stick", "crash loop")
+DISK_KINDS: Final = ("blackout", "full disk", "broken disk")
+STORM_KINDS: Final = ("fork", "orphan", "wipe")
+OTHER_KINDS: Final = ("mute", "slow start")
+END_SHARE: Final = 0.06
+"""Of the runs that somebody has ended at once, at any moment, and once more of all runs, while learners step or at the
+end, so that it happens often enough in each phase."""
+WINDOW_BYTES: Final = 64 << 10
+"""Of some runs: four messages under way are all that a peer may have, so that credit is short."""
+STEP_MS_QUICK: Final = 100.0
+"""With longer steps an answer on a version that is lost is still to come when the shard is back."""
+UNEVEN_SHARE: Final = 0.25
+"""Of the runs whose learners have batches of several sizes."""
+KILLS_MAX: Final = 3
+"""Of one host: in a run of a few dozen steps more would leave nothing else to see."""
+
+
+def shape_of(seed: int, program: str = DEFAULT) -> Shape:
+    """The run of a seed."""
+    rng = random.Random(f"isthmus {seed}")
+    trial = trial_of(program)
+    learners = rng.choice((2, 3, 3, 4))
+    step_ms = rng.choice((20.0, 100.0, 400.0))
+    steps = rng.choice((24, 32, 40))
+    made = Program(program, **trial.settings(rng))
+    climate = Climate(
+        latency=rng.choice((0.0002, 0.005, 0.04)), jitter=rng.choice((0.0, 0.002, 0.03)), gbits=rng.choice((0.001, 1.0))
+    )
+    speeds = tuple(rng.choice((1.0, 1.0, 0.8, 0.5)) for _ in range(learners))
+    hosts = hosts_of(made, learners)
+    faults = _faults(rng, hosts, steps, step_ms)
+    faults += _disk_faults(random.Random(f"isthmus {seed} disks"), hosts, steps, step_ms)
+    storms, others = _storms(random.Random(f"isthmus {seed} storms"), hosts, steps, step_ms)
+    faults += tuple(fault for storm in storms for fault in storm.faults) + others
+    more, others = _later_faults(random.Random(f"isthmus {seed} later"), hosts, steps, step_ms)
+    storms, faults = storms + more, faults + tuple(fault for storm in more for fault in storm.faults) + others
+    faults += _forgeries(random.Random(f"isthmus {seed} forgeries"), hosts, steps, step_ms)
+    faults += _supervision_faults(random.Random(f"isthmus {seed} supervision"), hosts, steps, step_ms)
+    setting = random.Random(f"isthmus {seed} setting")
+    return Shape(
+        seed=seed,
+        learners=learners,
+        steps=steps,
+        step_ms=step_ms,
+        program=made,
+        climate=climate,
+        speeds=speeds,
+        faults=tuple(spared for fault in faults if (spared := _spared(fault, trial)) is not None),
+        storms=tuple(storm for storm in storms if all(_spared(fault, trial) == fault for fault in storm.faults)),
+        window_bytes=setting.choice((None, None, WINDOW_BYTES)),
+        apart=setting.choice((False, False, True)),
+        task=toy_task.UNEVEN if program == DEFAULT and setting.random() < UNEVEN_SHARE else toy_task.TOY,
+    )
+
+
+def _storms(
+    rng: random.Random, hosts: list[Replica], steps: int, step_ms: float
+) -> tuple[tuple[Storm, ...], tuple[Fault, ...]]:
+    """Faults that belong together, and machines that join, each in one run of four; and now and then a stop."""
+    storms, made = list[Storm](), list[Fault]()
+    if rng.random() < 0.25:
+        storms.append(Storm("fork", fork(rng, hosts, steps * step_ms / 1e3)))
+    if rng.random() < 0.2:
+        storms.append(Storm("wipe", wipe(rng, hosts, _moment(rng, steps, step_ms))))
+    if rng.random() < 0.25:
+        slot = sum(host.role == "learner" for host in hosts)
+        made.append(Join(f"learner/{slot}", **_moment(rng, steps, step_ms)))
+    if rng.random() < 0.1:
+        made.append(Stop(**_moment(rng, steps, step_ms)))
+    return tuple(storm for storm in storms if storm.faults), tuple(made)
+
+
+def _later_faults(
+    rng: random.Random, hosts: list[Replica], steps: int, step_ms: float
+) -> tuple[tuple[Storm, ...], tuple[Fault, ...]]:
+    """What was added since, from a stream of its own: lives that are begun while a daemon dies, starts that are told
+    late, machines of which only the daemon is heard."""
+    storms, made = list[Storm](), list[Fault]()
+    if rng.random() < 0.1:
+        storms.append(Storm("orphan", orphan(rng, hosts, _moment(rng, steps, step_ms))))
+    if rng.random() < 0.1:
+        replica, moment = rng.choice(hosts), _moment(rng, steps, step_ms)
+        made += [SlowStarts(machine_of(replica), rng.choice((1.0, 3.0)), **moment), Kill(str(replica), **moment)]
+    if rng.random() < 0.1 and step_ms > STEP_MS_QUICK:
+        storms.append(Storm("fork", fork(rng, hosts, steps * step_ms / 1e3)))
+    if rng.random() < 0.08:
+        machine = machine_of(rng.choice(hosts))
+        made.append(Mute(machine, rng.choice((3.0, 12.0, 40.0)), **_moment(rng, steps, step_ms)))
+    if rng.random() < END_SHARE:
+        made.append(End(**rng.choice(({"at_step": rng.randint(2, steps // 2)}, {"at_phase": "final"}))))
+    return tuple(storm for storm in storms if storm.faults), tuple(made)
+
+
+def _forgeries(rng: random.Random, hosts: list[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
+    """A learner that sends what is wrong, in one run of eight."""
+    return forgery(rng, hosts, _moment(rng, steps, step_ms)) if rng.random() < 0.125 else ()
+
+
+def _spared(fault: Fault, trial: Trial) -> Fault | None:
+    """A fault, made so that the program can survive it; None if it cannot be."""
+    if isinstance(fault, Join):
+        return fault if trial.joins else None
+    if isinstance(fault, Kill) and trial.spares(fault.host):
+        return None
+    if isinstance(fault, Blackout) and trial.spares(fault.machine.replace("-", "/")):
+        return None
+    if isinstance(fault, Crash | Forge) and (trial.spares(fault.host) or not trial.crashes):
+        return None
+    if isinstance(fault, Kill | Crash | Forge | Reset | Skew | Stop | End | RefuseStarts | DaemonFault):
+        return fault
+    return replace(fault, seconds=min(fault.seconds, trial.lasts_max))
+
+
+def _faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
+    """Faults of a random subset of the kinds, in a run of so many steps."""
+    kinds = [kind for kind in KINDS if rng.random() < 0.4] or [rng.choice(KINDS)]
+    kills: Counter[Replica] = Counter()
+    made: list[Fault] = []
+    comes_together = rng.choice((0.0, 0.7))
+    moment = _moment(rng, steps, step_ms)
+    for _ in range(rng.randint(1, 8)):
+        kind, replica = rng.choice(kinds), rng.choice(hosts)
+        moment = _soon(rng, moment) if rng.random() < comes_together else _moment(rng, steps, step_ms)
+        kills[replica] += kind == "kill"
+        if kills[replica] <= KILLS_MAX:
+            made.append(_fault(rng, kind, replica, moment))
+    return tuple(made)
+
+
+def _disk_faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
+    """Faults of disks, in half of the runs, beside the others: they are on the machine that has the run folder."""
+    if rng.random() < 0.5:
+        return ()
+    kinds = [kind for kind in DISK_KINDS if rng.random() < 0.6] or [rng.choice(DISK_KINDS)]
+    made: list[Fault] = []
+    for _ in range(rng.randint(1, 3)):
+        moment, lasts = _moment(rng, steps, step_ms), rng.choice((0.3, 1.0, 3.0, 7.0))
+        match rng.choice(kinds):
+            case "blackout":
+                made.append(Blackout(machine_of(rng.choice(hosts)), lasts, **moment))
+            case "full disk":
+                made.append(
+                    FillDisk(
+                        HOME,
+                        0 if moment.get("at", START_SECONDS) < START_SECONDS else rng.choice((0, 50, 1000)),
+                        lasts,
+                        **moment,
+                    )
+                )
+            case _:
+                made.append(BreakDisk(HOME, rng.choice((0.2, 1.0)), lasts, **moment))
+    return tuple(made)
+
+
+def _supervision_faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
+    """Faults of daemons, of what they say to each other, and of hosts that only a daemon can help: in half of the runs,
+    beside the others; and now and then somebody has the run ended."""
+    made: list[Fault] = [End(**_moment(rng, steps, step_ms))] if rng.random() < END_SHARE else []
+    if rng.random() < 0.5:
+        return tuple(made)
+    kinds = [kind for kind in (*DAEMON_KINDS, *STANDING_KINDS) if rng.random() < 0.4] or [rng.choice(DAEMON_KINDS)]
+    for _ in range(rng.randint(1, 5)):
+        replica, moment = rng.choice(hosts), _moment(rng, steps, step_ms)
+        machine = rng.choice((HOME, HOME, machine_of(replica)))
+        lasts = rng.choice((0.3, 1.0, 3.0, 7.0, 25.0))
+        match rng.choice(kinds):
+            case "daemon kill":
+                made.append(KillDaemon(machine, lasts, rng.choice((0, 0, 1, 3, 10, 40)), **moment))
+            case "lost ledger":
+                made.append(KillDaemon(machine, lasts, rng.choice((0, 3)), loses_ledger=True, **moment))
+            case "daemon pause":
+                made.append(PauseDaemon(machine, lasts, **moment))
+            case "lost report":
+                made.append(LoseReports(machine_of(replica), rng.choice((0.2, 0.9)), lasts, **moment))
+            case "repeated report":
+                made.append(RepeatReports(machine_of(replica), rng.choice((0.2, 0.9)), lasts, **moment))
+            case "no room":
+                made += [RefuseStarts(machine_of(replica), rng.choice((1, 2)), **moment), Kill(str(replica), **moment)]
+            case "hang":
+                made.append(Hang(str(replica), rng.choice((3.0, 30.0)), **moment))
+            case "stick":
+                made.append(Stick(str(rng.choice([host for host in hosts if host.role == "learner"])), **moment))
+            case _:
+                made.append(Crash(str(replica), rng.choice((1, 2, 4)), **moment))
+    return tuple(made)
+
+
+def _soon(rng: random.Random, moment: dict[str, Any]) -> dict[str, Any]:
+    """A moment at another one, or a little later: faults that come together find what no single one does."""
+    name = "at" if "at" in moment else "later"
+    return {**moment, name: round(moment[name] + rng.choice((0.0, 0.01, 0.1, 0.5)), 3)}
+
+
+def _moment(rng: random.Random, steps: int, step_ms: float) -> dict[str, Any]:
+    """When a fault is to happen: mostly while learners step, and often enough at the start and around the end."""
+    match rng.choice(("start", "middle", "middle", "end")):
+        case "start":
+            return {"at": round(rng.uniform(0.0, START_SECONDS), 3)}
+        case "middle":
+            return {"at": round(START_SECONDS + rng.uniform(0.0, steps * step_ms / 1e3), 3)}
+        case _:
+            return {"at_phase": "final", "later": rng.choice((0.0, 0.001, 0.02, 0.1, 0.5))}
+
+
+def _fault(rng: random.Random, kind: str, replica: Replica, moment: dict[str, Any]) -> Fault:
+    host, machine = str(replica), machine_of(replica)
+    lasts = rng.choice((0.3, 1.0, 3.0, 7.0, 25.0))
+    make: dict[str, Callable[[], Fault]] = {
+        "kill": lambda: Kill(host, **moment),
+        "pause": lambda: Pause(host, lasts, **moment),
+        "slow": lambda: Slow(host, rng.choice((2.0, 10.0)), lasts, **moment),
+        "skew": lambda: Skew(host, rng.choice((0.0, 3600.0)), rng.choice((-500, 500, 20_000)), **moment),
+        "cut": lambda: Cut(machine, None, lasts, **moment),
+        "one-way cut": lambda: Cut(machine, None, lasts, True, **moment),
+        "clog": lambda: Clog(machine, rng.choice((0.1, 1.0, 6.0)), lasts, **moment),
+        "lose": lambda: Lose(machine, rng.choice((0.02, 0.3)), lasts, **moment),
+        "throttle": lambda: Throttle(machine, rng.choice((16.0, 200.0)), lasts, **moment),
+        "reset": lambda: Reset(machine, **moment),
+    }
+    return make[kind]()
+
+
+def run(seed: int, program: str = DEFAULT) -> Outcome:
+    """The outcome of one seed. RequestError for a program that there is not."""
+    return outcome_of(shape_of(seed, program))

@@ -1,0 +1,73 @@
+"""What each program is put through by the simulator: its settings, the hosts of its runs, and the faults left out.
+
+A program that comes with the package is spared what it says that it cannot survive, and nothing else. One of the user's
+own is spared nothing: if something makes it stop for good, that is a violation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from isthmus.programs.recorder.summary import roster_counts
+from isthmus.programs.request.program import Program
+from isthmus.programs.simulation import toy_task
+from isthmus.runtime.ids import Replica
+
+Settings: TypeAlias = dict[str, float]
+BRIEF_SECONDS: Final = 3.0
+"""Of a fault, where nobody may be given up for dead: a silent host is after 20 s, and faults follow one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """`settings(rng)` draws those of the program. Hosts of the `spared` roles (or one replica of them: 'learner/0')
+    never end; `lasts_max` is how many seconds a fault may last; `joins` says whether machines may join, `crashes`
+    whether lives may end again and again."""
+
+    settings: Callable[[random.Random], Settings]
+    spared: tuple[str, ...] = ()
+    lasts_max: float = 25.0
+    joins: bool = True
+    crashes: bool = True
+
+    def spares(self, host: str) -> bool:
+        """Whether a host may not end."""
+        return host in self.spared or host.partition("/")[0] in self.spared
+
+
+def _decoupled(rng: random.Random) -> Settings:
+    settings: Settings = {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8))}
+    settings["shards"], settings["quorum"] = rng.choice((1, 1, 2)), rng.choice((1, 1, 1, 2))
+    settings["alpha"] = rng.choice((0.0, 0.0, 0.5))
+    return settings
+
+
+def _streaming(rng: random.Random) -> Settings:
+    return {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8)), "overlap": rng.choice((0, 2))}
+
+
+TRIALS: Final[Mapping[str, Trial]] = {
+    "decoupled-diloco": Trial(_decoupled),
+    "streaming-diloco": Trial(_streaming),
+    "diloco": Trial(lambda rng: {"interval": rng.choice((6, 8))}),
+    # The state is in the learners, and at which step they are is known to the syncer only.
+    "elastic-data-parallel": Trial(lambda rng: {}, spared=("syncer", "learner/0"), lasts_max=BRIEF_SECONDS),
+    # Nobody can go on without any of the learners, whose number is part of the graph.
+    "data-parallel": Trial(lambda rng: {}, spared=("learner",), lasts_max=BRIEF_SECONDS, joins=False),
+}
+
+
+def trial_of(program: str) -> Trial:
+    """That of a program by its name."""
+    return TRIALS.get(program, Trial(lambda rng: {}))
+
+
+def hosts_of(program: Program, learners: int) -> list[Replica]:
+    """The hosts of a run of a program: learners first, evaluator and recorder last. ConfigError if there is none."""
+    graph = toy_task.graph_of(program, learners=learners, steps=1, seed=0)
+    counts = roster_counts(graph, learners)
+    roles = sorted(counts, key=lambda role: (role in ("evaluator", "recorder"), role))
+    return [Replica(role, slot) for role in roles for slot in range(counts[role])]

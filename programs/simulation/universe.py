@@ -1,0 +1,226 @@
+"""One universe: from its shape, which says all that is to happen, to what came of it.
+
+Decides how a run of the toy is set up and judged: first safety, while faults happen and checkers look on; then
+liveness: everything is healed, and the run has to end within `LIVENESS_SECONDS` of virtual time. Does not decide which
+shapes there are; that is `simulate`. Whatever is raised, by a checker itself too, is a violation of this universe, with
+the last lines of its traceback: it never ends the search.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from isthmus.programs.recorder.roles import RUN_FOLDER, least_replicas
+from isthmus.programs.recorder.summary import roster_counts
+from isthmus.programs.request.program import Program
+from isthmus.programs.request.reference import resolve
+from isthmus.programs.simulation import toy_task
+from isthmus.programs.simulation.books_checker import BooksChecker, TapesChecker
+from isthmus.programs.simulation.file_invariants import FilesChecker
+from isthmus.programs.simulation.guards import GuardsWitness, HonestChecker
+from isthmus.programs.simulation.invariants import checkers
+from isthmus.programs.simulation.recoveries import recovery_checkers
+from isthmus.runtime.clock import Duration, milliseconds, seconds
+from isthmus.runtime.errors import InvariantError, RunError
+from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.graph.template import Graph, Reference
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.sim import (
+    Checker,
+    Climate,
+    Fault,
+    Universe,
+    ViolationError,
+    digest,
+    machine_of,
+    runtime_checkers,
+)
+from isthmus.runtime.wire.peers import Limits
+
+LIVENESS_SECONDS: Final = 120.0
+"""From the healing to the end: a new daemon waits 11 s for hosts, a lost machine is given up after 20 s and a silent
+host after 20 s, back-offs take 15 s in all, what was left of the run is at most 40 steps of 0.4 s, and its end takes
+15 s."""
+LEFT_SECONDS: Final = 15.0
+"""After the end of the run, machines that could not be reached hear that nothing is wanted of them any more."""
+PATIENCE_SECONDS: Final = 10.0
+"""How long faults of the final phase are waited for."""
+START_SECONDS: Final = 0.9
+"""About when the first learner steps."""
+FOLDER: Final = Path("/run")
+"""The run folder, on the disk of its home."""
+TRACEBACK_LINES: Final = 6
+"""Of what was raised by mistake: where, and three callers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """Faults that belong together, under one name; it has happened once all of them have."""
+
+    kind: str
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is to happen. `late` says how many virtual seconds after its steps a run with faults is healed;
+    `window_bytes` is what may be under way to a peer (None: as in a real run), `apart` whether the evaluator has a
+    machine of its own; `storms` are faults among them that belong together."""
+
+    seed: int
+    learners: int
+    steps: int
+    step_ms: float
+    program: Program
+    climate: Climate
+    speeds: tuple[float, ...]
+    faults: tuple[Fault, ...]
+    storms: tuple[Storm, ...] = ()
+    late: float = 1.0
+    window_bytes: int | None = None
+    apart: bool = False
+    task: toy_task.Toy = toy_task.TOY
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a universe; `violation` is None where nothing was wrong. `phases` counts (kind, phase of the run);
+    `missed` are the faults that did not happen, `lives` the processes that there were ('learner/2#1'); `status` is what
+    the recorder showed last, `outcome` how the run ended, `guards` how often each guard fired."""
+
+    seed: int
+    violation: str | None
+    faults: Counter[str] = field(default_factory=Counter)
+    phases: Counter[tuple[str, str]] = field(default_factory=Counter)
+    missed: list[str] = field(default_factory=list)
+    story: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    events: int = 0
+    lives: list[str] = field(default_factory=list)
+    tape_digest: str = ""
+    status: dict[str, Any] = field(default_factory=dict)
+    outcome: str | None = None
+    guards: Counter[str] = field(default_factory=Counter)
+
+
+def outcome_of(shape: Shape, *more: Checker) -> Outcome:
+    """The outcome of one universe; `more` checkers may object, too."""
+    try:
+        graph = toy_task.graph_of(
+            shape.program, learners=shape.learners, steps=shape.steps, seed=shape.seed, task=shape.task
+        )
+        guards, tapes = GuardsWitness(), TapesChecker()
+        universe = _universe(shape, graph, (guards, tapes, *more))
+        try:
+            violation, taped = _violation(universe, shape), universe.tape()
+            told = _told(universe, shape, violation, guards, digest(taped))
+            if violation is None:
+                told.violation = tapes.objection(lower(graph), taped, told.status)
+            return told
+        finally:
+            universe.close()
+    except Exception as error:
+        return Outcome(shape.seed, words(error))
+
+
+def words(error: Exception) -> str:
+    """What was raised, in words: objections as they are, anything else with its kind and where it came from."""
+    if isinstance(error, (ViolationError, InvariantError, RunError, TimeoutError)):
+        return str(error)
+    lines = [line for each in traceback.format_tb(error.__traceback__) for line in each.splitlines()]
+    return "\n".join([f"{type(error).__name__}: {error}", *lines[-TRACEBACK_LINES:]])
+
+
+def _told(universe: Universe, shape: Shape, violation: str | None, guards: GuardsWitness, tapes: str) -> Outcome:
+    injector = universe.injector
+    storms = _storms(shape, injector.happened)
+    recorder = universe.last(Replica("recorder", 0))
+    return Outcome(
+        seed=shape.seed,
+        violation=violation,
+        faults=injector.counts + Counter(kind for kind, _ in storms),
+        phases=injector.phases + Counter(storms),
+        missed=injector.missed,
+        story=[f"{at / 1e9:9.3f} s  {what}" for at, what in injector.story],
+        seconds=universe.clock.now() / 1e9,
+        events=universe.events,
+        lives=[str(life.member) for life in universe.lives],
+        tape_digest=tapes,
+        outcome=universe.outcome,
+        guards=guards.fired(universe),
+        status=dict(recorder.host.published.get("record", {})) if recorder is not None else {},
+    )
+
+
+def _storms(shape: Shape, happened: Sequence[tuple[Fault, str]]) -> list[tuple[str, str]]:
+    """(kind, phase of the run) of each storm of which all faults have happened, the first of them in that phase."""
+    phases = dict(happened)
+    whole = [storm for storm in shape.storms if all(fault in phases for fault in storm.faults)]
+    return [(storm.kind, phases[storm.faults[0]]) for storm in whole]
+
+
+def _violation(universe: Universe, shape: Shape) -> str | None:
+    """What was wrong, in words."""
+
+    def is_over() -> bool:
+        return universe.outcome is not None
+
+    until = START_SECONDS + shape.steps * shape.step_ms / 1e3 + shape.late
+
+    def is_enough() -> bool:
+        """Whether all has happened that is to happen, or the faults hold up what is to come before it."""
+        now = universe.clock.now()
+        return now >= seconds(until) and (not universe.injector.missed or now >= seconds(until + PATIENCE_SECONDS))
+
+    try:
+        universe.run(lambda: is_over() or is_enough(), seconds_max=until + PATIENCE_SECONDS + 1.0)
+        universe.heal()
+        universe.run(is_over, seconds_max=universe.clock.now() / 1e9 + LIVENESS_SECONDS)
+        universe.run(lambda: not universe.living(), seconds_max=universe.clock.now() / 1e9 + LEFT_SECONDS)
+        universe.finish()
+    except Exception as error:
+        return words(error)
+    return None
+
+
+def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe:
+    def duration(replica: Replica, node: str) -> Duration:
+        if node != "inner-step":
+            return milliseconds(shape.step_ms / 50)
+        return milliseconds(shape.step_ms / (shape.speeds[replica.slot] if replica.slot < len(shape.speeds) else 1.0))
+
+    def found(reference: Reference) -> Any:
+        return FOLDER if reference == RUN_FOLDER else resolve(reference)
+
+    def place(replica: Replica) -> str:
+        is_apart = shape.apart and replica.role == "evaluator"
+        return str(replica).replace("/", "-") if is_apart else machine_of(replica)
+
+    window = shape.window_bytes
+    return Universe(
+        lower(graph),
+        roster_counts(graph, shape.learners),
+        seed=shape.seed,
+        resolve=found,
+        duration=duration,
+        jitter=0.1,
+        climate=shape.climate,
+        faults=shape.faults,
+        limits=Limits() if window is None else Limits(window_bytes=window, relay_window_bytes=window),
+        place=place,
+        least=least_replicas(graph),
+        checkers=[
+            *runtime_checkers(graph),
+            *checkers(),
+            *recovery_checkers(),
+            BooksChecker(),
+            HonestChecker(),
+            FilesChecker(FOLDER),
+            *more,
+        ],
+    )

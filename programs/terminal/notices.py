@@ -1,0 +1,176 @@
+"""What has happened in a run since somebody began to watch it: absences of hosts, told as they begin and as they end.
+
+It reads `events.jsonl` in the run folder as far as it has grown, and takes from the statuses which hosts work again.
+A run in one process has no such file, and no news.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from isthmus.programs.results.absence_words import away, back
+from isthmus.programs.results.absences import Absence, Absences, Fact, Works, fact_of
+from isthmus.programs.results.remarks import Tone, remark
+from isthmus.programs.results.who_waits import Waiting, waiting_of
+from isthmus.runtime.supervision.incidents import Restarted
+
+WORKING: Final = frozenset({"stepping", "serving", "final"})
+"""The phases of a host that does its work."""
+_READ_BYTES_MAX: Final = 1 << 20
+
+
+class Notice(NamedTuple):
+    """Something to tell: seconds since the first inner step, None before it."""
+
+    at: float | None
+    text: str
+    tone: Tone
+
+
+class News:
+    """Follows one run. `now_ns` is the monotonic clock of the machine, on which the daemon's facts are as well."""
+
+    def __init__(self, folder: Path, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.absences = Absences()
+        self.notices: list[Notice] = []
+        self._folder, self._now_ns = folder, now_ns
+        self._offset = 0
+        self._submitted_ns: int | None = None
+        self._zero: int | None = None
+        self._waiting: Waiting | None = None
+        self._is_data_told = False
+        self._told_errors = set[tuple[str, ...]]()
+        self._sick_steps: dict[int, tuple[int, int]] = {}
+
+    def update(self, status: Mapping[str, Any]) -> list[Notice]:
+        """What is new since the last call."""
+        # A daemon that has just taken over does not know yet when the first step was.
+        self._zero = status.get("zero", self._zero)
+        facts = [*self._written(), *self._works(status)]
+        new = list(self._sick(status))
+        for fact in facts:
+            self._waiting = self._waiting or waiting_of(self._folder)
+            remarked = remark(fact, self._waiting)
+            if remarked is not None and remarked.topic == "data" and self._is_data_told:
+                continue  # They all have the same batch().
+            if remarked is not None:
+                self._is_data_told |= remarked.topic == "data"
+                new.append(Notice(self._since(fact.at), remarked.text, remarked.tone))
+                continue
+            changed = self.absences.take(fact)
+            # Hosts that end with the run are silent, because they are writing down what they have.
+            if changed is None or (changed.kind == "silent" and status.get("phase") == "done"):
+                continue
+            text = self._told(changed, fact)
+            if text:
+                # A silence is known some time after it began.
+                at = changed.begun if changed.kind == "silent" and changed.ended is None else fact.at
+                new.append(Notice(self._since(at), text, _tone(changed)))
+        self.notices += new
+        return new
+
+    def _told(self, changed: Absence, fact: Fact) -> str:
+        """What a change of an absence is worth saying; a restart alone is seen in the state of the host."""
+        if changed.ended is not None and (returned := back(changed)):
+            return returned
+        if isinstance(fact.what, Restarted) and changed.ended is None:
+            return ""
+        return away(changed, self._waiting, is_known=_is_known(changed, self._told_errors))
+
+    def _sick(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """The learners whose loss was not finite since the last call, each life and step once."""
+        for slot, report in status.get("learners", {}).items():
+            step = report.get("sick_step", 0)
+            if step and self._sick_steps.get(int(slot)) != (report["incarnation"], step):
+                self._sick_steps[int(slot)] = (report["incarnation"], step)
+                told = f"learner {slot}: loss not finite at step {step}, goes on from the global model"
+                yield Notice(status.get("time"), told, "bad")
+
+    def _since(self, at: float) -> float | None:
+        """A time of the run as one since the first inner step; None before it."""
+        return None if self._zero is None or at < self._zero / 1e9 else at - self._zero / 1e9
+
+    def _written(self) -> Iterator[Fact]:
+        """The facts that the daemon has written since the last call; times count from the run's submission."""
+        submitted = self._submitted()
+        if submitted is None:
+            return
+        try:
+            with (self._folder / "events.jsonl").open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(_READ_BYTES_MAX)
+        except OSError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            fact = _parsed(line, submitted)
+            if fact is not None:
+                yield fact
+
+    def _works(self, status: Mapping[str, Any]) -> Iterator[Fact]:
+        """The hosts that are seen to work."""
+        submitted = self._submitted()
+        if submitted is None:
+            return
+        now = (self._now_ns() - submitted) / 1e9
+        epochs = {int(shard): epoch for shard, epoch in status.get("epochs", {}).items()}
+        for host in status.get("hosts", ()):
+            if host["phase"] not in WORKING or self.absences.open_of(host["name"]) is None:
+                continue
+            # A syncer serves as soon as it is there, but does its work when it merges under its own epoch.
+            if host["role"] != "syncer" or epochs.get(int(host["name"].rpartition("/")[2]), 0) >= host["incarnation"]:
+                yield Fact(now, host["name"], host["incarnation"], Works())
+
+    def _submitted(self) -> int | None:
+        """The instant of the machine's clock from which the times of the run count."""
+        if self._submitted_ns is None:
+            try:
+                self._submitted_ns = int(json.loads((self._folder / "spec.json").read_bytes())["zero_ns"])
+            except (OSError, ValueError, KeyError):
+                return None
+        return self._submitted_ns
+
+
+def notices_of(absences: Iterable[Absence], waiting: Waiting | None) -> list[Notice]:
+    """The notices of absences whose times count from the first inner step, in order."""
+    found, errors = [], set[tuple[str, ...]]()
+    for absence in absences:
+        gone = replace(absence, ended=None) if absence.kind != "replaced" else absence
+        found.append((absence.begun, away(absence, waiting, is_known=_is_known(absence, errors)), _tone(gone)))
+        if absence.ended is not None and back(absence):
+            found.append((absence.ended, back(absence), _tone(absence)))
+    return [Notice(at if at >= 0 else None, text, tone) for at, text, tone in sorted(found)]
+
+
+def newest(notices: Sequence[Notice], count: int) -> Sequence[Notice]:
+    """The last `count` of them."""
+    return notices[-count:] if count > 0 else []
+
+
+def _parsed(line: bytes, submitted: int) -> Fact | None:
+    try:
+        told = json.loads(line)
+        return fact_of(told, submitted) if isinstance(told, dict) else None
+    except (ValueError, RecursionError, OverflowError):
+        return None
+
+
+def _tone(changed: Absence) -> Tone:
+    if changed.kind == "replaced" or (changed.kind == "silent" and changed.ended is None):
+        return "odd"
+    return "bad" if changed.ended is None else "good"
+
+
+def _is_known(absence: Absence, errors: set[tuple[str, ...]]) -> bool:
+    """Whether the error behind an absence is among these; it is from now on."""
+    if absence.error is None:
+        return False
+    is_known = absence.error.mistake in errors
+    errors.add(absence.error.mistake)
+    return is_known

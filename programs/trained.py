@@ -1,0 +1,170 @@
+"""The trained model of a run, read back: a pytree like the one of its task's `init`, from what the run folder has.
+
+Merged leaves are as trained, in the dtype of the task; local ones, which no folder has, are as `init` makes them.
+
+A tensor that was split over fragments has its rows in the names of its pieces, `embedding[0:128]`; they are joined.
+Nothing of the run but its folder is needed, and its task, which says what the tree looks like.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from isthmus.programs.request.new_folder import CONFIG
+from isthmus.programs.task import Task
+from isthmus.runtime.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+FINAL: Final = Path("snapshots", "final")
+_ROWS: Final = re.compile(r"(?P<name>.*)\[(?P<start>\d+):(?P<stop>\d+)\]")
+_NAMES_MAX: Final = 4
+
+
+def load(run: str | Path, task: Task | str | None = None) -> Any:
+    """The trained model of a run: a pytree like the one of the task's `init`, whose local leaves are as `init` makes
+    them for the run's seed.
+
+    `run` is a run folder, `task` the task that was trained: a Task, 'file.py:name', or None for the one that the run's
+    config.toml names, which is the shipped one with the run's settings if it names none. ConfigError if the folder has
+    no final model, if a file of it cannot be read, and if its tensors are not those of the task.
+    """
+    folder = Path(run).expanduser().resolve()
+    doing = f"Loading the model of {folder}"
+    if not (folder / FINAL).is_dir():
+        found = "no such folder" if not folder.is_dir() else "none: the run goes on, failed early, or is no run"
+        do = "Name the folder of a run that is over: runs/latest, or see isthmus status --all."
+        raise ConfigError(doing, f"a final model in {FINAL}", found, do)
+    known = _task(folder, doing) if task is None else _found(task, {})
+    return read(folder, known, doing)
+
+
+def read(folder: Path, task: Any, doing: str) -> Any:
+    """The same, of a folder that has a model; ConfigError if its tensors are not those of the task."""
+    import jax
+    import jax.numpy as jnp
+
+    from isthmus.ops.island.recipe import LOCAL
+
+    try:
+        recipe = task.recipe()
+        leaves, treedef = recipe.leaves(), jax.tree.structure(recipe.shapes())
+    except Exception as error:
+        raise ConfigError(
+            doing, "a task whose init(key) runs", f"{type(error).__name__}: {error}", "Mend task.init."
+        ) from error
+    merged = {leaf.name: leaf.shape for leaf in leaves if leaf.kind != LOCAL}
+    tensors = _tensors(folder / FINAL, doing)
+    faults = _faults(doing, tensors, {name: tuple(shape.shape) for name, shape in merged.items()})
+    if faults:
+        raise ConfigError.of(faults)
+    trained = {name: jnp.asarray(tensors[name].reshape(shape.shape), shape.dtype) for name, shape in merged.items()}
+    local = _local(folder, recipe, [i for i, leaf in enumerate(leaves) if leaf.kind == LOCAL])
+    return jax.tree.unflatten(
+        treedef, [trained[leaf.name] if leaf.kind != LOCAL else local[i] for i, leaf in enumerate(leaves)]
+    )
+
+
+def _local(folder: Path, recipe: Any, places: list[int]) -> dict[int, Any]:
+    """The local leaves of a first model, by place, for the seed of the run."""
+    import jax
+
+    if not places:
+        return {}
+
+    def chosen(key: Any) -> list[Any]:
+        leaves = jax.tree.leaves(recipe.init(key))
+        return [leaves[i] for i in places]
+
+    return dict(zip(places, jax.jit(chosen)(jax.random.key(_seed(folder))), strict=True))
+
+
+def _seed(folder: Path) -> int:
+    """The seed of a run; 0 of one whose configuration does not say."""
+    try:
+        return int(tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))["run"]["seed"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def _task(folder: Path, doing: str) -> Task:
+    """The task of a run, as its config.toml has it."""
+    try:
+        config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            doing, f"a {CONFIG} that names the task", str(error), "Pass the task: load(run, task)."
+        ) from None
+    return _found(config.get("run", {}).get("task"), config.get("task", {}))
+
+
+def _found(task: Task | str | None, settings: Mapping[str, Any]) -> Task:
+    from isthmus.programs.request.request import find_task
+
+    return find_task(task, settings if task is None else {}).task
+
+
+def _faults(
+    doing: str, tensors: Mapping[str, npt.NDArray[np.float32]], shapes: Mapping[str, tuple[int, ...]]
+) -> list[Fault]:
+    """What of the tensors is not the task's."""
+    do = "Pass the task that was trained: load(run, task), or none for the one in the run's config.toml."
+    faults = []
+    missing, more = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
+    if missing:
+        faults.append(Fault(doing, f"the task's tensors {_listed(missing)}", "a model that has no such tensors", do))
+    if more:
+        faults.append(Fault(doing, "no tensors but the task's", f"{_listed(more)} in the model", do))
+    for name, shape in shapes.items():
+        found = tensors.get(name)
+        if found is not None and found.size != math.prod(shape):
+            faults.append(Fault(doing, f"tensor {name!r} of shape {shape}", f"shape {found.shape}", do))
+    return faults
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+    return ", ".join(map(repr, names[:_NAMES_MAX])) + more
+
+
+def _tensors(folder: Path, doing: str) -> dict[str, npt.NDArray[np.float32]]:
+    """Every tensor in the folder's files; the row ranges of one that is split are put together."""
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    pieces: dict[str, dict[tuple[int, int], npt.NDArray[np.float32]]] = {}
+    whole: dict[str, npt.NDArray[np.float32]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            loaded = load_file(path)
+        except (OSError, SafetensorError) as error:
+            do = "The file is damaged; take the model from another copy of the run."
+            raise ConfigError(doing, f"{path.name}, whole", str(error), do) from None
+        for name, array in loaded.items():
+            rows = _ROWS.fullmatch(name)
+            if rows is None:
+                whole[name] = array
+            else:
+                pieces.setdefault(rows["name"], {})[int(rows["start"]), int(rows["stop"])] = array
+    for name, parts in pieces.items():
+        _check_rows(name, sorted(parts), doing)
+        whole[name] = np.concatenate([parts[rows] for rows in sorted(parts)])
+    return whole
+
+
+def _check_rows(name: str, ranges: list[tuple[int, int]], doing: str) -> None:
+    """ConfigError if rows are missing between the pieces of a tensor, or before them."""
+    until = 0
+    for start, stop in ranges:
+        if start != until:
+            do = "A file of the final model is missing; take the model from another copy of the run."
+            raise ConfigError(doing, f"rows {until} to {start} of tensor {name!r}", "none of them", do)
+        until = stop

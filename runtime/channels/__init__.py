@@ -1,0 +1,1 @@
+"""The contract of channels between hosts, and the channel inside a process."""

@@ -1,0 +1,66 @@
+"""Control messages between daemons, their hosts and commands: small msgpack maps over ZeroMQ.
+
+Decides what such a message may be; what it asks for is the daemon's or the host's business. Each message is one frame,
+a map with a text `type`. It carries no payloads: a message larger than MESSAGE_BYTES_MAX, or one that is no such map,
+is dropped and counted.
+
+Every message names the version of isthmus that it comes from. Nobody acts on one of another version: a daemon counts it
+and answers what it is itself, a host drops it, a command tells its user.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import metadata
+from typing import Any, Final
+
+import msgpack  # type: ignore[import-untyped]
+
+MESSAGE_BYTES_MAX: Final = 4 << 20
+"""A status with the accounts of 64 learners and 64 fragments takes a quarter of this."""
+PROTOCOL: Final = 1
+DETACH: Final = b"detach"
+"""What a command writes into the pipe that it holds to a daemon, before it goes away and the run goes on."""
+
+Message = dict[str, Any]
+_LIMITS: Final = {"max_str_len": 1 << 20, "max_bin_len": 0, "max_array_len": 1 << 16, "max_map_len": 1 << 14}
+
+
+@cache
+def _mark() -> Message:
+    """What every message says of where it comes from."""
+    return {"protocol": PROTOCOL, "version": metadata.version("isthmus")}
+
+
+def encode(message: Message) -> bytes:
+    data: bytes = msgpack.packb({**message, **_mark()}, use_bin_type=True)
+    return data
+
+
+def is_of_this_version(message: Message) -> bool:
+    """Whether the sender speaks this control protocol, and is this version of isthmus."""
+    return {name: message.get(name) for name in _mark()} == _mark()
+
+
+def version_of(message: Message | None = None) -> str:
+    """The version of a message's sender in words, or our own."""
+    told = _mark() if message is None else message
+    return f"isthmus {told.get('version', 'of an unknown version')} with control protocol {told.get('protocol')}"
+
+
+def without_mark(message: Message) -> Message:
+    """What a message says beyond its type and its sender's version."""
+    return {name: value for name, value in message.items() if name not in ("type", *_mark())}
+
+
+def decode(data: bytes) -> Message:
+    """The message in a frame; ValueError if it is none."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"a control message of {len(data)} bytes, {MESSAGE_BYTES_MAX} are allowed")
+    try:
+        message = msgpack.unpackb(data, raw=False, strict_map_key=False, **_LIMITS)
+    except Exception as error:
+        raise ValueError(f"not a control message: {error}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ValueError("not a control message: no map with a type")
+    return message

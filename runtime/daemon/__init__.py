@@ -1,0 +1,1 @@
+"""The shells around `supervision`: processes, sockets and files of a daemon. They perform, and decide nothing."""

@@ -1,0 +1,301 @@
+"""The daemon of a run, on its home machine: performs what the core of the home says, and tells it what happens.
+
+It decides nothing: the core of the home does. The processes of this machine are with its site, those of other machines
+behind links. It never computes, and holds nothing that training needs: when it dies, the hosts go on, find the daemon
+that takes its place through the file `daemon.json` in the run folder, and are adopted by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, assert_never
+
+import msgspec
+
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.control.messages import Message, decode, encode
+from isthmus.runtime.daemon.host_endpoint import Shown
+from isthmus.runtime.daemon.ledger import LedgerError, identity
+from isthmus.runtime.daemon.local_processes import Launch
+from isthmus.runtime.daemon.outpost_messages import bounded, of_orders, over, read_report
+from isthmus.runtime.daemon.site import Site, flush, now, tape
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.driver import Driver
+from isthmus.runtime.supervision.home.core import Home
+from isthmus.runtime.supervision.home.events import (
+    DAEMON,
+    Cast,
+    EndAsked,
+    FinishRun,
+    HomeBeat,
+    HomeBegan,
+    HomeCommand,
+    HomeTimerFired,
+    Journal,
+    MachineJoined,
+    MachineTakenAway,
+    NoteJournal,
+    Places,
+    ReportCame,
+    SendOrders,
+    SetHomeTimer,
+    StopAsked,
+    Taken,
+    WriteIncident,
+)
+from isthmus.runtime.supervision.home.liveness import PATIENCE
+from isthmus.runtime.supervision.incidents import (
+    Failure,
+    Happened,
+    Homeless,
+    Hopeless,
+    LedgerRemoved,
+    Ordered,
+    Unserved,
+    as_line,
+)
+from isthmus.runtime.supervision.messages import Report
+from isthmus.runtime.supervision.station import BEAT_SECONDS
+from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives
+from isthmus.runtime.system.files import Lines
+
+JOURNAL = "journal"
+TRAINING = "training"
+
+
+class Daemon:
+    """The run named `run`, in `folder`. `cast` says who takes part, `places` where; `send` takes a message to another
+    machine, or loses it; `keys` tells whose public keys are admitted. `on_over` is called once, when every process has
+    ended; `patience` is how long a silent host is waited for."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        folder: Path,
+        cast: Cast,
+        *,
+        run: str,
+        name: str,
+        listen: str,
+        launch: Launch,
+        on_over: Callable[[Daemon], None],
+        patience: Duration = PATIENCE,
+        places: Places | None = None,
+        send: Callable[[str, Message], None] = lambda machine, message: None,
+        keys: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self.folder, self.name = folder, name
+        self.status_last: dict[str, Any] = {}
+        self.home = Home(cast, places or Places(home=name), patience=patience)
+        self._loop, self._on_over, self._send, self._keys = loop, on_over, send, keys
+        self._shown: dict[Member, Shown] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._folder_identity = identity(folder)
+        self._events = Lines(folder / "events.jsonl")
+        self._driver = Driver(self.home, self._perform, now)
+        commands = {"status": self._status_asked, "stop": self._stop_asked, "end": self._end_asked}
+        self._site = Site(
+            loop,
+            folder,
+            run=run,
+            name=name,
+            listen=listen,
+            launch=launch,
+            is_at_home=True,
+            report=lambda report, shown: self._hear(name, report, shown),
+            commands=MappingProxyType(commands),
+        )
+        self._launch, self._ledger = launch, self._site.ledger
+        self._tape = tape(folder, "home")
+        self.endpoint = self._site.gate.endpoint
+
+    # -- from outside --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Say where this daemon is, adopt the hosts that live, start the others; or end them, if the run is over."""
+        journal, training = self._ledger.noted(JOURNAL), self._ledger.noted(TRAINING)
+        if training is not None:
+            self.status_last = decode(training)["training"]
+        known = None if journal is None else msgspec.msgpack.decode(journal, type=Journal)
+        self._site.start()
+        self._driver.feed(HomeBegan(self._ledger.numbers(), known, self._ledger.is_lost("home")))
+        self._beat()
+
+    def request_stop(self) -> None:
+        """Ask the hosts to bring the run to its end."""
+        self._driver.feed(StopAsked())
+
+    def end(self, reason: str) -> None:
+        """Kill every host, and be over: the run has failed, for this reason."""
+        self._driver.feed(EndAsked(Ordered(reason)))
+
+    def hear(self, machine: str, message: Message) -> None:
+        """Take what the outpost on another machine says; KeyError, TypeError or ValueError for what none says. What it
+        shows of hosts that are not there, or without bound, is not shown."""
+        report, shown = read_report(message)
+        fleet = self.home.fleet
+        shown = {member: each for member, each in shown.items() if fleet.name(member.replica) == machine}
+        self._hear(machine, report, {member: bounded(each) for member, each in shown.items()})
+
+    def join(self, machine: str, islands: int) -> list[Replica]:
+        """Let a machine take part, with learners in the next slots that are free; those that there was room for."""
+        before = set(self.home.fleet.learners_on(machine))
+        self._driver.feed(MachineJoined(machine, islands))
+        return [replica for replica in self.home.fleet.learners_on(machine) if replica not in before]
+
+    def take_away(self, machine: str, how: Taken) -> None:
+        """Let a machine take part no more: its hosts end, and its learners' slots with them."""
+        self._driver.feed(MachineTakenAway(machine, how))
+
+    def dismiss(self) -> None:
+        """The other machines are needed no more."""
+        for machine in self.home.fleet.machines:
+            self._send(machine, over())
+
+    @property
+    def outcome(self) -> str:
+        """'running', 'done', 'stopped' or 'failed'."""
+        return self.home.outcome
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the run failed, if it did."""
+        return self.home.failure
+
+    @property
+    def lost(self) -> Replica | None:
+        """The replica that could not be had back, if that is why the run failed."""
+        failure = self.home.failure
+        return Replica.parse(failure.host) if isinstance(failure, Hopeless | Homeless | Unserved) else None
+
+    def status(self) -> dict[str, Any]:
+        """What `isthmus status` shows."""
+        hosts = [self._host(replica) for replica in self.home.fleet.replicas]
+        refused = self._site.gate.refused + self._site.station.refused
+        error = None if self.home.failure is None else msgspec.to_builtins(self.home.failure)
+        return {"run": str(self.folder), "outcome": self.outcome, "error": error, "daemon": self.name,
+                "pid": os.getpid(), "hosts": hosts, "training": self.status_last, "refused": dict(refused)}  # fmt: skip
+
+    def close(self) -> None:
+        """Let go of everything; the hosts, if any are left, go on."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        flush(self._driver, self._tape)
+        self._tape.close()
+        self._events.close()
+        self._site.close()
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def _hear(self, machine: str, report: Report, shown: Mapping[Member, Shown]) -> None:
+        for member, each in shown.items():
+            self._shown[member] = each
+            if member.replica.role == "recorder" and "record" in each["published"]:
+                self.status_last = dict(each["published"]["record"])
+        if not self._is_closed:
+            self._driver.feed(ReportCame(machine, report))
+        self._shown = {
+            life.member: self._shown[life.member] for life in self.home.lives.values() if life.member in self._shown
+        }
+
+    def _beat(self) -> None:
+        if self._is_closed:
+            return
+        if self._site.beat():
+            self._events.append(as_line(Happened(now(), DAEMON, LedgerRemoved())))
+        if identity(self.folder) != self._folder_identity and self.outcome == "running":
+            self.end(
+                f"the run folder {self.folder} was deleted while the run went on, and with it what was recorded; "
+                "the run was ended. Start it again."
+            )
+        self._driver.feed(HomeBeat())
+        self._events.flush()
+        flush(self._driver, self._tape)
+        self._loop.call_later(BEAT_SECONDS, self._beat)
+
+    def _fired(self) -> None:
+        if not self._is_closed:
+            self._driver.feed(HomeTimerFired())
+
+    def _status_asked(self, peer: bytes, message: Message) -> None:
+        self._site.gate.send(peer, {"type": "status", **self.status()})
+
+    def _stop_asked(self, peer: bytes, message: Message) -> None:
+        is_first = not self.home.is_stopping
+        self.request_stop()
+        self._site.gate.send(peer, {"type": "stopping", "is_first": is_first})
+
+    def _end_asked(self, peer: bytes, message: Message) -> None:
+        self._site.gate.send(peer, {"type": "ending"})
+        self.end(str(message.get("reason", "ended by a command")))
+
+    # -- what is to be done --------------------------------------------------------------------------------------------
+
+    def _perform(self, command: HomeCommand) -> None:
+        match command:
+            case NoteLives():
+                self._note_lives(command.members)
+            case NoteFound():
+                self._ledger.found("home")
+            case NoteJournal():
+                self._ledger.note(JOURNAL, msgspec.msgpack.encode(command.journal))
+                if command.journal.outcome != "running":
+                    self._ledger.note(TRAINING, encode({"type": TRAINING, "training": self.status_last}))
+            case SendOrders():
+                self._order(command)
+            case WriteIncident():
+                self._events.append(as_line(Happened(now(), command.member, command.incident)))
+            case SetHomeTimer():
+                self._set_timer(command.at)
+            case FinishRun():
+                self._launch.close()
+                self._loop.call_soon(self._on_over, self)
+            case _:
+                assert_never(command)
+
+    def _note_lives(self, members: tuple[Member, ...]) -> None:
+        try:
+            self._ledger.give(members)
+        except LedgerError as error:
+            self._driver.feed(LivesNotNoted(members, str(error)))
+        else:
+            self._driver.feed(LivesNoted(members))
+
+    def _order(self, command: SendOrders) -> None:
+        keys = {name: key for name, key in self._keys().items() if name in command.machines}
+        for machine, orders in command.by_machine():
+            if machine == self.name:
+                self._site.order(orders, keys)
+            else:
+                self._send(machine, of_orders(orders, keys))
+
+    def _set_timer(self, at: Instant) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(0.0, (at - now()) / 1e9), self._fired)
+
+    # -- what is shown -------------------------------------------------------------------------------------------------
+
+    def _host(self, replica: Replica) -> dict[str, Any]:
+        life, reason = self.home.lives.get(replica), self.home.reason(replica)
+        known: dict[str, Any] = {"pid": None, "phase": "gone"}
+        if life is not None:
+            shown = self._shown.get(life.member, {"published": {}, "figures": {}})
+            # What a recorder publishes is the run's and not its own.
+            published = shown["published"] if replica.role != "recorder" else {}
+            known = {"pid": life.seen.pid, "phase": life.seen.said.phase, **shown["figures"], "published": published}
+        return {
+            "name": str(replica),
+            "role": replica.role,
+            "machine": self.home.fleet.name(replica),
+            "incarnation": self.home.incarnation(replica),
+            "state": self.home.state(replica),
+            "reason": None if reason is None else msgspec.to_builtins(reason),
+            **known,
+        }

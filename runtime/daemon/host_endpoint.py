@@ -1,0 +1,150 @@
+"""Where the hosts of a run speak to the daemon of their own machine: on loopback, each for the life that it is.
+
+It decides nothing: what a host says is read into an event, and what it is told goes to the peer that spoke for its life
+last. A host of another run, whose daemon had this port before, is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from isthmus.runtime.clock import Duration
+from isthmus.runtime.control.messages import Message
+from isthmus.runtime.control.server import ControlServer
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.items.refused import Refusal
+from isthmus.runtime.membership.messages import PHASES
+from isthmus.runtime.supervision.incidents import raised_of, starved_of
+from isthmus.runtime.supervision.messages import MISSING_MAX, Missing, Over, Said
+from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
+
+REFUSED_MAX: Final = 256
+"""Different faults of messages that are told apart."""
+HOST_MESSAGES: Final = frozenset({"hello", "heartbeat", "over", "failed"})
+
+Handler = Callable[[bytes, Message], None]
+Shown = Mapping[str, Any]
+"""What a host shows of itself for people: {published, figures}."""
+
+
+class Gate:
+    """The gate of one run on one machine. `commands` are messages that no host sends; `spoke(event, shown)` is called
+    with what hosts say."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listen: str,
+        run: str,
+        spoke: Callable[[HostSpoke, Shown], None],
+        commands: Mapping[str, Handler],
+    ) -> None:
+        """Bind; zmq.ZMQError if the endpoint is taken."""
+        self._run, self._spoke, self._commands = run, spoke, commands
+        self._peers: dict[Member, bytes] = {}
+        self._server = ControlServer(loop, listen, self._hear)
+
+    @property
+    def endpoint(self) -> str:
+        """Where hosts find it."""
+        return self._server.endpoint
+
+    @property
+    def refused(self) -> Counter[str]:
+        """What was sent here that nobody could act on."""
+        return self._server.refused
+
+    def send(self, peer: bytes, message: Message) -> None:
+        """Answer a command."""
+        self._server.send(peer, message)
+
+    def tell(self, told: TellHosts, keys: Mapping[str, str]) -> None:
+        """Tell hosts what all are to know; `keys` are the public keys of the machines that take part."""
+        messages: list[Message] = [{"type": "beat"}]
+        if told.roster is not None:
+            messages = [{"type": "roster", "members": [list(row) for row in told.roster], "keys": dict(keys)}]
+        if told.is_stopping:
+            messages.append({"type": "stop"})
+        if told.is_ending:
+            messages.append({"type": "exit", "reason": "the run is over"})
+        for member in told.members:
+            if member in self._peers:
+                for message in messages:
+                    self._server.send(self._peers[member], message)
+
+    def dismiss(self, member: Member) -> None:
+        """Tell a host to end whose life is not the present one of its replica."""
+        peer = self._peers.pop(member, None)
+        if peer is not None:
+            self._server.send(peer, {"type": "exit", "reason": "another incarnation has taken this place"})
+
+    def forget(self, member: Member) -> None:
+        """A life is over."""
+        self._peers.pop(member, None)
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _hear(self, peer: bytes, message: Message) -> None:
+        kind = message["type"]
+        if kind in self._commands:
+            self._commands[kind](peer, message)
+        elif kind in HOST_MESSAGES:
+            try:
+                event, shown = _read(message, self._run)
+            except (KeyError, TypeError, ValueError) as error:
+                told = f"malformed {kind}: {error}"[:200]
+                self.refused[told if len(self.refused) < REFUSED_MAX or told in self.refused else "others"] += 1
+                return
+            self._peers[event.member] = peer
+            self._spoke(event, shown)
+        else:
+            self.refused["unknown type"] += 1
+
+
+def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
+    """What a host of `run` says; KeyError, TypeError or ValueError for what no host of ours says."""
+    if message["run"] != run:
+        raise ValueError("a host of another run")
+    member = Member(Replica.parse(message["replica"]), int(message["incarnation"]))
+    phase = next((known for known in PHASES if known == message["phase"]), None)
+    if phase is None:
+        raise ValueError(f"no phase: {message['phase']!r}")
+    if member.incarnation < 1:
+        raise ValueError(f"no incarnation: {member.incarnation}")
+    figures, published = dict(message["figures"]), dict(message["published"])
+    said = Said(
+        phase,
+        tuple(map(str, message["endpoints"])),
+        _count(figures, "steps"),
+        Duration(_count(figures, "busy_ns")),
+        Duration(_count(figures, "firing_ns")),
+        str(figures.get("firing_node", "")),
+        max(0.0, float(figures.get("cpu_seconds", 0.0))),
+        _count(figures, "bytes_sent"),
+        starved_of(figures.get("starved")),
+        _count(figures, "peers"),
+        _count(figures, "unreached"),
+        tuple(_missing(each) for each in list(figures.get("missing", []))[:MISSING_MAX]),
+        msgspec.convert(figures.get("refusals", []), tuple[Refusal, ...]),
+    )
+    over = None
+    if message["type"] == "over":
+        over = Over.of(dict(published.get("record", {})))
+    failed = raised_of(message["error"]) if message["type"] == "failed" else None
+    event = HostSpoke(member, int(message["pid"]), said, failed, over)
+    return event, {"published": published, "figures": figures}
+
+
+def _missing(told: Any) -> Missing:
+    replica, incarnation, silence = told
+    return Missing(Member(Replica.parse(replica), int(incarnation)), Duration(max(0, int(silence))))
+
+
+def _count(figures: Mapping[str, Any], name: str) -> int:
+    return max(0, int(figures.get(name, 0)))

@@ -1,0 +1,236 @@
+"""A daemon's memory on disk: the numbers that a home gave, which life was begun here as which process, and notes.
+
+A number is noted before anything is done with it, in a transaction that outlives a power failure: as long as the disk
+does not take it, there is no number. Everything else is written as soon as the disk takes it. A process is known by its
+pid and the time of its start, as the kernel tells it, so that a pid that was given to somebody else is not mistaken.
+
+A ledger that is missing where there was one, or that cannot be read, is *lost*: the file is put aside, and the caller
+is told, because numbers must not be counted from the beginning again. The new one notes that it is lost, for its home
+and for its station, until each has made up for it. After a reboot no process is there that was.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.system.processes import boot_id, started_at
+
+FILE: Final = "daemon.sqlite"
+Whose: TypeAlias = Literal["home", "station"]
+_LOST_OF: Final[dict[Whose, str]] = {"home": "lost home", "station": "lost station"}
+_BOOT: Final = "boot"
+_LOST: Final = "".join(f"insert into notes values ('{name}', x''); " for name in _LOST_OF.values())
+LOST: Final = "daemon.sqlite.lost"
+"""Where a file goes that cannot be read."""
+_SCHEMA: Final = """
+create table if not exists notes (name text primary key, value blob not null);
+create table if not exists numbers (
+    role text not null, slot integer not null, incarnation integer not null, primary key (role, slot)
+);
+create table if not exists lives (
+    role text not null, slot integer not null, incarnation integer not null, pid integer, started integer,
+    primary key (role, slot, incarnation)
+);
+"""
+
+
+class LedgerError(OSError):
+    """The ledger could not be written, so that nothing was noted; it may be tried again."""
+
+
+class Row(NamedTuple):
+    """The newest life of a replica that was begun here; `pid` is None where its process is not known."""
+
+    member: Member
+    pid: int | None
+    is_alive: bool
+
+
+class Ledger:
+    """Of one run on one machine, in its `folder`."""
+
+    def __init__(self, folder: Path, *, was_there: bool = False) -> None:
+        """Open or make the file, which `was_there` if a daemon has been here before; sqlite3.Error or OSError if that
+        cannot be."""
+        self._path = folder / FILE
+        self._owed: dict[tuple[str, str], tuple[str, tuple[Any, ...]]] = {}
+        try:
+            self._database = self._opened(was_there)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:  # It is torn, or no database.
+            for suffix in ("", "-wal", "-shm"):
+                with suppress(FileNotFoundError):
+                    (folder / f"{FILE}{suffix}").replace(folder / f"{LOST}{suffix}")
+            self._database = self._opened(was_there=True)
+        self._identity = identity(self._path)
+        self._has_rebooted = self.noted(_BOOT) not in (None, boot_id())
+        if self._has_rebooted:  # Whatever has such a pid now is somebody else, for every daemon after this one, too.
+            self._owe(("lives", ""), "update lives set pid = null, started = null", ())
+        self.note(_BOOT, boot_id())
+
+    def restore(self) -> bool:
+        """Write the file anew, with all that is in it, if somebody has taken it away under this daemon; whether that
+        was so. What the disk does not take now is tried again at the next call."""
+        if identity(self._path) == self._identity:
+            return False
+        kept = sqlite3.connect(":memory:", isolation_level=None)
+        try:
+            self._database.backup(kept)  # The file has no name any more, and is there as long as it is open.
+            for suffix in ("", "-wal", "-shm"):
+                self._path.with_name(f"{FILE}{suffix}").unlink(missing_ok=True)
+            database = self._opened(was_there=False)
+            kept.backup(database)
+        except (sqlite3.Error, OSError):
+            return False
+        finally:
+            kept.close()
+        self._database.close()
+        self._database, self._identity = database, identity(self._path)
+        return True
+
+    def is_lost(self, whose: Whose) -> bool:
+        """Whether there was a ledger before this one which cannot be read, and the home or the station on this machine
+        has not made up for it."""
+        return self.noted(_LOST_OF[whose]) is not None
+
+    def found(self, whose: Whose) -> None:
+        key = _LOST_OF[whose]
+        self._owe(("note", key), "delete from notes where name = ?", (key,))
+
+    def _opened(self, was_there: bool) -> sqlite3.Connection:
+        """The database; one that is made where there was one before is lost from its first transaction on."""
+        database = sqlite3.connect(self._path, isolation_level=None)
+        try:
+            database.execute("pragma journal_mode = wal")
+            # With `normal` the newest transactions are lost with the power, and their numbers would be given again.
+            database.execute("pragma synchronous = full")
+            has_tables = database.execute("select 1 from sqlite_master where name = 'notes'").fetchone() is not None
+            lost = "" if has_tables or not was_there else _LOST
+            database.executescript(f"begin; {_SCHEMA} {lost} commit;")
+            if database.execute("pragma quick_check").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError("it is damaged")
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    # -- numbers of a home ---------------------------------------------------------------------------------------------
+
+    def give(self, members: Iterable[Member]) -> None:
+        """Note the numbers of lives that are to be; LedgerError if the disk does not take them."""
+        self._write_all(
+            "insert into numbers values (?, ?, ?) on conflict (role, slot) "
+            "do update set incarnation = max(incarnation, excluded.incarnation)",
+            members,
+        )
+
+    def numbers(self) -> tuple[Member, ...]:
+        """The newest number of every replica that was given one."""
+        rows = self._database.execute("select role, slot, incarnation from numbers order by role, slot").fetchall()
+        return tuple(Member(Replica(role, slot), incarnation) for role, slot, incarnation in rows)
+
+    # -- lives on this machine -----------------------------------------------------------------------------------------
+
+    def begin(self, members: Iterable[Member]) -> None:
+        """Note lives that are about to begin here; LedgerError if the disk does not take them."""
+        self._write_all("insert or ignore into lives (role, slot, incarnation) values (?, ?, ?)", members)
+
+    def started(self, member: Member, pid: int) -> None:
+        """Note the process of a life."""
+        replica = member.replica
+        self._owe(
+            ("life", str(member)),
+            "insert into lives values (?, ?, ?, ?, ?) on conflict (role, slot, incarnation) "
+            "do update set pid = excluded.pid, started = excluded.started",
+            (replica.role, replica.slot, member.incarnation, pid, started_at(pid)),
+        )
+
+    def newest(self) -> list[Row]:
+        """The newest life of every replica of which one was begun here, and whether its process is there."""
+        rows = self._database.execute(
+            "select role, slot, max(incarnation), pid, started from lives group by role, slot order by role, slot"
+        ).fetchall()
+        return [
+            Row(Member(Replica(role, slot), incarnation), pid, pid is not None and self._is_there(pid, started))
+            for role, slot, incarnation, pid, started in rows
+        ]
+
+    def _is_there(self, pid: int, started: int | None) -> bool:
+        return not self._has_rebooted and started is not None and started_at(pid) == started
+
+    # -- notes ---------------------------------------------------------------------------------------------------------
+
+    def note(self, name: str, value: bytes) -> None:
+        """Keep something for the next daemon, in place of what was kept under this name."""
+        self._owe(("note", name), "insert or replace into notes (name, value) values (?, ?)", (name, value))
+
+    def noted(self, name: str) -> bytes | None:
+        """What was kept under a name."""
+        row = self._database.execute("select value from notes where name = ?", (name,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def settle(self) -> bool:
+        """Write what the disk did not take; whether nothing is left."""
+        try:
+            for key, (statement, values) in list(self._owed.items()):
+                self._database.execute(statement, values)
+                del self._owed[key]
+        except sqlite3.Error:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.settle()
+        self._database.close()
+
+    def _owe(self, key: tuple[str, str], statement: str, values: tuple[Any, ...]) -> None:
+        """Write something now, or as soon as it can be, in place of what was owed under the same key."""
+        self._owed[key] = statement, values
+        self.settle()
+
+    def _write_all(self, statement: str, members: Iterable[Member]) -> None:
+        """Write something of each member, in one transaction."""
+        named = list(members)
+        rows = [(member.replica.role, member.replica.slot, member.incarnation) for member in named]
+        try:
+            self._database.execute("begin immediate")
+            try:
+                self._database.executemany(statement, rows)
+                self._database.execute("commit")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._database.execute("rollback")
+                raise
+        except sqlite3.Error as error:
+            raise LedgerError(
+                f"noting {', '.join(map(str, named))}: {self._path} cannot be written: {error}. "
+                "Make room on its disk, or mend it; it is tried again."
+            ) from None
+
+
+def living(folder: Path) -> list[int]:
+    """The pids of all lives in the ledger of a folder whose process is there; none where it cannot be read."""
+    try:
+        with closing(sqlite3.connect(f"file:{folder / FILE}?mode=ro", uri=True)) as database:
+            rows = database.execute("select pid, started from lives where pid is not null").fetchall()
+            boot = database.execute("select value from notes where name = ?", (_BOOT,)).fetchone()
+    except sqlite3.Error:
+        return []
+    if boot is not None and bytes(boot[0]) != boot_id():
+        return []
+    return [pid for pid, started in rows if started is not None and started_at(pid) == started]
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Which file or folder has a name now; None if none has."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,92 @@
+"""The host processes of a run on this machine: started, watched, seen to end, and killed.
+
+It decides nothing. It knows processes by their pidfds, so it sees at once when one ends, and never signals a stranger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.system.processes import is_stopped
+
+
+class Launch(Protocol):
+    """Starts host processes, as children of this one."""
+
+    def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
+        """Prepares launches of `wanted`; returns the order that loses least time."""
+
+    def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
+        """Start a host, which finds its daemon at `endpoint`, and call `started` with its pid, now or later; OSError
+        if there is no room for it."""
+
+    def close(self) -> None:
+        """No more hosts are asked for. Those that were started go on."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A process, by its pidfd."""
+
+    pid: int
+    watch: int
+
+
+class LocalProcesses:
+    """Processes of this machine, by the life that each is. `ended(member, exited, cpu_seconds)` is called once for
+    each; the seconds are None where it was not a child of this process."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[Member, Exited, float | None], None]) -> None:
+        self._loop, self._ended = loop, ended
+        self._watched: dict[Member, _Watched] = {}
+
+    def watch(self, member: Member, pid: int) -> None:
+        """See when a process ends; one that is there no more has ended."""
+        try:
+            watch = os.pidfd_open(pid)
+        except OSError:
+            self._loop.call_soon(self._ended, member, Exited(), None)
+            return
+        self._watched[member] = _Watched(pid, watch)
+        self._loop.add_reader(watch, self._end, member)
+
+    def kill(self, member: Member) -> None:
+        """Kill a process, which ends it soon; nothing where it is not watched."""
+        known = self._watched.get(member)
+        if known is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(known.watch, signal.SIGKILL)
+
+    def stopped(self) -> tuple[Member, ...]:
+        """Those that are stopped, by a signal or a debugger."""
+        return tuple(member for member, known in self._watched.items() if is_stopped(known.pid))
+
+    def close(self) -> None:
+        """Let go of everything; the processes go on."""
+        for known in self._watched.values():
+            self._loop.remove_reader(known.watch)
+            os.close(known.watch)
+        self._watched.clear()
+
+    def _end(self, member: Member) -> None:
+        known = self._watched.pop(member)
+        self._loop.remove_reader(known.watch)
+        os.close(known.watch)
+        try:
+            pid, status, used = os.wait4(known.pid, os.WNOHANG)
+        except ChildProcessError:  # A daemon before this one was its parent.
+            pid = 0
+        if not pid:  # Or somebody traces it, and is told first.
+            self._ended(member, Exited(), None)
+            return
+        code = os.waitstatus_to_exitcode(status)
+        exited = Exited(signal=signal.Signals(-code).name) if code < 0 else Exited(code)
+        self._ended(member, exited, used.ru_utime + used.ru_stime)

@@ -1,0 +1,57 @@
+"""Orders and reports as control messages between a home and its outposts. It decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from isthmus.runtime.control.messages import Message, encode
+from isthmus.runtime.daemon.host_endpoint import Shown
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.messages import Orders, Report, orders_of, report_of
+
+SHOWN_BYTES_MAX: Final = 64 << 10
+"""Of one host: four times what a learner has of 64 fragments, and a sixty-fourth of a message."""
+REPORT: Final = "report"
+ORDERS: Final = "orders"
+
+
+def of_orders(orders: Orders, keys: Mapping[str, str]) -> Message:
+    """A message with orders, and the public keys of the machines that take part."""
+    return {"type": ORDERS, "orders": msgspec.to_builtins(orders), "keys": dict(keys)}
+
+
+def read_orders(message: Mapping[str, Any]) -> tuple[Orders, dict[str, str]]:
+    """What such a message says; KeyError, TypeError or ValueError for what no home of ours says."""
+    return orders_of(message["orders"]), {str(name): str(key) for name, key in dict(message["keys"]).items()}
+
+
+def of_report(report: Report, shown: Mapping[Member, Shown]) -> Message:
+    """A message with a report, and what hosts show for people."""
+    rows = [[str(member.replica), member.incarnation, dict(each)] for member, each in shown.items()]
+    return {"type": REPORT, "report": msgspec.to_builtins(report), "shown": rows}
+
+
+def read_report(message: Mapping[str, Any]) -> tuple[Report, dict[Member, Shown]]:
+    """What such a message says; KeyError, TypeError or ValueError for what no outpost of ours says."""
+    shown: dict[Member, Shown] = {
+        Member(Replica.parse(str(name)), int(incarnation)): {
+            "published": dict(each["published"]),
+            "figures": dict(each["figures"]),
+        }
+        for name, incarnation, each in message["shown"]
+    }
+    return report_of(message["report"]), shown
+
+
+def bounded(shown: Shown) -> Shown:
+    """What a host of another machine shows, or nothing where that is so much that it would crowd a status."""
+    size = len(encode({"type": "shown", **shown}))
+    return shown if size <= SHOWN_BYTES_MAX else {"published": {}, "figures": {}}
+
+
+def over() -> Message:
+    """Orders of a home that needs a machine no more."""
+    return of_orders(Orders(is_over=True), {})

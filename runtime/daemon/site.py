@@ -1,0 +1,203 @@
+"""The part of a run on this machine: performs what the core of its station says, and tells it what happens.
+
+It decides nothing. A home has one beside its own core, an outpost has one alone. What hosts show for people goes
+along beside reports, by life, and no core sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, assert_never
+
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.daemon.host_endpoint import Gate, Handler, Shown
+from isthmus.runtime.daemon.ledger import Ledger, LedgerError
+from isthmus.runtime.daemon.local_processes import Launch, LocalProcesses
+from isthmus.runtime.ids import Member
+from isthmus.runtime.supervision.driver import Driver
+from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.supervision.messages import Orders, Report
+from isthmus.runtime.supervision.station import Station
+from isthmus.runtime.supervision.station_events import (
+    CloseStation,
+    DismissHost,
+    HostSpoke,
+    KillProcess,
+    LivesNoted,
+    LivesNotNoted,
+    NoteFound,
+    NoteLives,
+    NoteProcess,
+    OrdersCame,
+    ProcessEnded,
+    ProcessNotStarted,
+    ProcessStarted,
+    Remembered,
+    SendReport,
+    StartProcess,
+    StationBeat,
+    StationBegan,
+    StationCommand,
+    StationLeft,
+    TellHosts,
+    WatchProcess,
+)
+from isthmus.runtime.system.append_only import Growing
+from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.processes import started_at
+
+TAPE_BYTES_MAX: Final = 16 << 20
+"""Of each tape of a daemon, which is rotated once; a heartbeat takes some 150 bytes of it."""
+HERE: Final = "daemon.json"
+"""Where hosts find the daemon of their machine."""
+
+
+class Site:
+    """The hosts of run `run` on this machine, in `folder`. `report` is given what the station says, with what hosts
+    show; `on_over` is called once, when every process has ended for good; `commands` are messages that no host sends.
+    `ledger` may be shared with a home in the same daemon."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        folder: Path,
+        *,
+        run: str,
+        name: str,
+        listen: str,
+        launch: Launch,
+        is_at_home: bool,
+        report: Callable[[Report, Mapping[Member, Shown]], None],
+        on_over: Callable[[], None] = lambda: None,
+        commands: Mapping[str, Handler] | None = None,
+    ) -> None:
+        """Bind; zmq.ZMQError, OSError or sqlite3.Error if that cannot be."""
+        self.folder, self.shown = folder, dict[Member, Shown]()
+        self.ledger = Ledger(folder, was_there=(folder / HERE).exists())
+        self.station = Station(is_at_home=is_at_home)
+        self.keys: Mapping[str, str] = {}
+        self._loop, self._name, self._launch = loop, name, launch
+        self._report, self._on_over = report, on_over
+        self._is_closed = False
+        self._driver = Driver(self.station, self._perform, now)
+        self._tape = tape(folder, "station")
+        self._processes = LocalProcesses(loop, self._ended)
+        self.gate = Gate(loop, listen, run, self._spoke, commands or {})
+
+    def start(self) -> None:
+        """Say where this daemon is, and adopt the hosts that live here."""
+        here = {"endpoint": self.gate.endpoint, "pid": os.getpid(), "started": started_at(os.getpid())}
+        write_json(self.folder / HERE, {**here, "name": self._name})
+        known = tuple(Remembered(*row) for row in self.ledger.newest())
+        self._driver.feed(StationBegan(known, self.ledger.is_lost("station")))
+
+    def order(self, orders: Orders, keys: Mapping[str, str]) -> None:
+        """Do what the home says."""
+        self.keys = keys
+        self._driver.feed(OrdersCame(orders))
+
+    def beat(self) -> bool:
+        """Note that time has passed, to be called every BEAT_SECONDS; whether the ledger had been taken away."""
+        was_removed = self.ledger.restore()
+        self.ledger.settle()
+        self._driver.feed(StationBeat(self._processes.stopped()))
+        flush(self._driver, self._tape)
+        return was_removed
+
+    def leave(self) -> None:
+        """Take part no more: end every host."""
+        self._driver.feed(StationLeft())
+
+    def close(self) -> None:
+        """Let go of everything; the hosts, if any are left, go on."""
+        self._is_closed = True
+        self._launch.close()
+        self._processes.close()
+        self.gate.close()
+        flush(self._driver, self._tape)
+        self._tape.close()
+        self.ledger.close()
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def _spoke(self, event: HostSpoke, shown: Shown) -> None:
+        self.shown[event.member] = shown
+        self._driver.feed(event)
+        if event.member.replica not in self.station.lives:
+            self.shown.pop(event.member, None)
+
+    def _started(self, member: Member, pid: int) -> None:
+        if not self._is_closed:
+            self._driver.feed(ProcessStarted(member, pid))
+
+    def _ended(self, member: Member, end: Exited, cpu_seconds: float | None) -> None:
+        if self._is_closed:
+            return
+        self.gate.forget(member)
+        self._driver.feed(ProcessEnded(member, end, cpu_seconds))
+        self.shown.pop(member, None)
+
+    # -- what is to be done --------------------------------------------------------------------------------------------
+
+    def _perform(self, command: StationCommand) -> None:
+        match command:
+            case NoteLives():
+                self._note_lives(command.members)
+            case NoteFound():
+                self.ledger.found("station")
+            case StartProcess():
+                self._start_process(command.member)
+            case NoteProcess():
+                self.ledger.started(command.member, command.pid)
+            case WatchProcess():
+                self._processes.watch(command.member, command.pid)
+            case KillProcess():
+                self._processes.kill(command.member)
+            case TellHosts():
+                self.gate.tell(command, self.keys)
+            case DismissHost():
+                self.gate.dismiss(command.member)
+            case SendReport():
+                named = [seen.member for seen in command.report.lives]
+                self._report(command.report, {member: self.shown[member] for member in named if member in self.shown})
+            case CloseStation():
+                self._launch.close()
+                self._loop.call_soon(self._on_over)
+            case _:
+                assert_never(command)
+
+    def _note_lives(self, members: tuple[Member, ...]) -> None:
+        try:
+            self.ledger.begin(members)
+        except LedgerError as error:
+            self._driver.feed(LivesNotNoted(members, str(error)))
+            return
+        lives = {member.replica: member for member in members}
+        self._driver.feed(LivesNoted(tuple(lives[replica] for replica in self._launch.prepare(list(lives)))))
+
+    def _start_process(self, member: Member) -> None:
+        try:
+            self._launch(member, self.gate.endpoint, lambda pid: self._started(member, pid))
+        except OSError as error:
+            self._driver.feed(ProcessNotStarted(member, str(error)))
+
+
+def now() -> Instant:
+    """The monotonic clock of this machine."""
+    return Instant(time.monotonic_ns())
+
+
+def tape(folder: Path, core: str) -> Growing:
+    """The tape of a core in this process."""
+    return Growing(folder / "tape" / f"{core}-{os.getpid()}.tape", bytes_max=TAPE_BYTES_MAX)
+
+
+def flush(driver: Driver, file: Growing) -> None:
+    """Hand a tape on."""
+    data = driver.tape.take()
+    if data or file.waiting:
+        file.append(data)

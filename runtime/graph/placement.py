@@ -1,0 +1,224 @@
+"""Which machine each replica of a graph runs on: a pure function of the template, the roster and the topology.
+
+Nodes of one role go together, so that data and whatever sends its results are beside the step that they serve.
+
+- Learners take an island each: the fastest first, by published figures; among equals one of each machine before the
+  second of any, so that a machine that fails takes few.
+- All others go where they can be dialled. Those of a role are spread over failure domains; before that come machines
+  without accelerators and without learners, and among those left the one with the fewest hosts and then the widest
+  link, so that what merges is where the bandwidth is and what evaluates is elsewhere.
+- The recorder is at home: the first machine of the cluster that takes other roles than learners, because whoever wrote
+  the cluster file says so by its order.
+
+Ties go to the first name, so nothing but home depends on the order of anything. Either every replica has a machine, or
+all that is in the way is told at once. Whether the machines are there, and what they do, is not known here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, final
+
+from isthmus.runtime.errors import Fault, PlacementError, nearest
+from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.graph.topology import Machine, Topology
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.roles import LEARNER, RECORDER, ROLES
+
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The machine of each replica, by name, and the run's home."""
+
+    machines: Mapping[Replica, str]
+    home: str
+
+    def of_role(self, role: str) -> tuple[str, ...]:
+        """The machines of a role's replicas, in the order of their numbers."""
+        return tuple(self.machines[replica] for replica in sorted(self.machines) if replica.role == role)
+
+    def on(self, machine: str) -> tuple[Replica, ...]:
+        """The replicas on a machine, by role and number."""
+        return tuple(replica for replica in sorted(self.machines) if self.machines[replica] == machine)
+
+
+def place(
+    graph: Graph,
+    roster: Mapping[str, int],
+    topology: Topology,
+    *,
+    memory_bytes: Mapping[str, int] = _NOTHING,
+    kept: Mapping[Replica, str] = _NOTHING,
+) -> Placement:
+    """The placement of `roster` (replicas of each role of the graph; 0 where nothing is said) on the machines.
+
+    `memory_bytes` is what a learner needs at least on its island, by role. `kept` are replicas that have a machine
+    already: they stay, as long as it is still there and takes their role. PlacementError with everything that is in
+    the way.
+    """
+    builder = _Builder(topology, kept)
+    faults = list(_unknown_roles(graph, topology))
+    for role in graph.roles:
+        count = roster.get(role.name, 0)
+        replicas = [Replica(role.name, number) for number in range(count)]
+        if role.name == LEARNER:
+            faults += builder.add_learners(replicas, memory_bytes.get(LEARNER, 0))
+        elif role.name != RECORDER:
+            faults += builder.add(replicas)
+    home = home_of(topology)
+    if home is None:
+        expected = "a machine with an address, which all hosts can dial"
+        found = ", ".join(machine.name for machine in topology.machines) or "no machine"
+        do = 'Give the machine that is to be the home of runs an address = "tcp://HOST:PORT".'
+        faults.append(Fault("Placing the recorder", expected, f"{found}, without one", do))
+    if faults or home is None:
+        raise PlacementError.of(faults)
+    builder.put([Replica(RECORDER, number) for number in range(roster.get(RECORDER, 0))], home)
+    return Placement(MappingProxyType(dict(sorted(builder.machines.items()))), home.name)
+
+
+def home_of(topology: Topology) -> Machine | None:
+    """The first machine that can be dialled and takes other roles than learners, or else the first that can be."""
+    reachable = [machine for machine in topology.machines if machine.address is not None]
+    others = [machine for machine in reachable if not machine.roles or set(machine.roles) - {LEARNER}]
+    return next(iter(others or reachable), None)
+
+
+def _unknown_roles(graph: Graph, topology: Topology) -> Iterator[Fault]:
+    """Roles that machines take, and that neither this graph has nor any shipped one."""
+    known = [role.name for role in graph.roles if role.name != RECORDER]
+    known += [name for name in ROLES if name not in known]
+    for machine in topology.machines:
+        for role in machine.roles:
+            if role not in known:
+                doing = f"Reading the roles of {machine.name!r}"
+                yield Fault(doing, f"of {', '.join(known)}", repr(role), nearest(role, known))
+
+
+@final
+class _Builder:
+    """A placement under construction."""
+
+    def __init__(self, topology: Topology, kept: Mapping[Replica, str]) -> None:
+        """With the replicas that stay where they are."""
+        self._topology = topology
+        self.machines: dict[Replica, str] = {}
+        self._hosts: Counter[str] = Counter()
+        self._of_role: Counter[tuple[str, str]] = Counter()
+        by_name = topology.by_name()
+        for replica in sorted(kept):
+            machine = by_name.get(kept[replica])
+            if machine is not None and (machine.offers(replica.role) or replica.role == RECORDER):
+                self.put([replica], machine)
+
+    def put(self, replicas: list[Replica], machine: Machine) -> None:
+        """Put replicas on a machine, those that have one already excepted."""
+        for replica in replicas:
+            if replica not in self.machines:
+                self.machines[replica] = machine.name
+                self._hosts[machine.name] += 1
+                self._of_role[replica.role, machine.failure_domain] += 1
+
+    def add(self, replicas: list[Replica]) -> Iterator[Fault]:
+        """Put replicas of a role that others dial where it is best; yields why that cannot be."""
+        if not replicas:
+            return
+        role = replicas[0].role
+        offers = [machine for machine in self._topology.machines if machine.offers(role)]
+        reachable = [machine for machine in offers if machine.address is not None]
+        doing = f"Placing role {role!r}"
+        if not offers:
+            yield self._nobody(role, doing)
+        elif not reachable:
+            expected = "a machine with an address: other hosts dial this role"
+            do = f'Give one an address = "tcp://HOST:PORT", or add {role!r} to the roles of one that has it.'
+            yield Fault(doing, expected, f"{', '.join(sorted(machine.name for machine in offers))} without one", do)
+        else:
+            learners = {name for replica, name in self.machines.items() if replica.role == LEARNER}
+            for replica in replicas:
+                if replica not in self.machines:
+                    self.put([replica], min(reachable, key=lambda machine: self._rank(machine, role, learners)))
+
+    def _rank(self, machine: Machine, role: str, learners: set[str]) -> tuple[bool, bool, int, int, int, str]:
+        """How far down a machine is for the next replica of a role; the smallest is taken."""
+        together = self._of_role[role, machine.failure_domain]
+        busy = self._hosts[machine.name]
+        return (
+            machine.has_accelerators,
+            machine.name in learners,
+            together,
+            busy,
+            -(machine.bandwidth_bits or 0),
+            machine.name,
+        )
+
+    def add_learners(self, replicas: list[Replica], memory_bytes: int) -> Iterator[Fault]:
+        """Put learners on islands that hold `memory_bytes`; yields why that cannot be."""
+        if not replicas:
+            return
+        offers = [machine for machine in self._topology.machines if machine.offers(LEARNER)]
+        if not offers:
+            yield self._nobody(LEARNER, f"Placing {_learners(len(replicas))}")
+            return
+        small = [machine for machine in offers if not _holds(machine, memory_bytes)]
+        waiting = [replica for replica in replicas if replica not in self.machines]
+        free = self._free(offers, small, len(waiting))
+        if len(free) < len(waiting):
+            yield from _too_few(len(replicas), offers, small, memory_bytes)
+            return
+        for replica, machine in zip(waiting, free, strict=False):
+            self.put([replica], machine)
+
+    def _free(self, offers: list[Machine], small: list[Machine], count_max: int) -> list[Machine]:
+        """The machine of each free island, the best first, with up to `count_max` of each machine."""
+        taken = Counter(name for replica, name in self.machines.items() if replica.role == LEARNER)
+        ranked = []
+        for machine in offers:
+            if machine not in small:
+                used = taken[machine.name]
+                end = used + count_max if machine.islands is None else min(machine.islands, used + count_max)
+                speed = -(machine.island_flops or 0.0)
+                ranked += [(speed, index, machine.name, machine) for index in range(used, end)]
+        return [machine for *_, machine in sorted(ranked, key=lambda island: island[:3])]
+
+    def _nobody(self, role: str, doing: str) -> Fault:
+        """The fault that no machine takes a role."""
+        said = "; ".join(f"{machine.name}: {', '.join(machine.roles)}" for machine in self._topology.machines)
+        do = f"Add {role!r} to the roles of a machine, or leave `roles` out there: then it takes every role."
+        return Fault(doing, f"a machine that takes {role!r}", said or "no machine", do)
+
+
+def _holds(machine: Machine, memory_bytes: int) -> bool:
+    """Whether an island there is not known to be too small."""
+    return machine.island_memory_bytes is None or machine.island_memory_bytes >= memory_bytes
+
+
+def _too_few(count: int, offers: list[Machine], small: list[Machine], memory_bytes: int) -> Iterator[Fault]:
+    """Why so many learners have no island each: how many islands there are, and which of them are too small."""
+    islands = sum(machine.islands or 0 for machine in offers if machine not in small)
+    parts = [f"{machine.name} {machine.islands}" for machine in offers if machine not in small]
+    found = f"{islands} ({', '.join(parts)})" if parts else "none that is large enough"
+    yield Fault(f"Placing {_learners(count)}", "an island for each", found, "Lower run.learners, or raise `islands`.")
+    for machine in small:
+        device = machine.device
+        kind = "" if device is None else f" ({machine.devices} x {device.kind})"
+        yield Fault(
+            f"Placing a learner on {machine.name!r}",
+            f"{_size(memory_bytes)} on an island, for parameters, gradient and optimizer state alone",
+            f"{_size(machine.island_memory_bytes or 0)}{kind}",
+            "Give its islands more `devices`, make the model smaller, or leave learners to other machines.",
+        )
+
+
+def _learners(count: int) -> str:
+    return "1 learner" if count == 1 else f"{count} learners"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.4g} GB" if count >= 1e9 else f"{count / 1e6:.4g} MB"

@@ -1,0 +1,213 @@
+"""Compiles a verified graph into one Plan per kind of host: what one replica of a role will run.
+
+A plan is the graph seen from one role: its nodes, every edge that touches it, and for each output port the *fields*
+that cores need to see of an item (mailbox keys, routing keys, what opens a round). Payloads themselves never reach a
+core. Plans are the same for every replica of a role; who is alive is told to the scheduler by events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from isthmus.runtime.graph.template import (
+    AllOf,
+    AnyOf,
+    Edge,
+    Every,
+    Firing,
+    Graph,
+    Latest,
+    Node,
+    Queue,
+    Quorum,
+    takes_one,
+)
+from isthmus.runtime.items.schemas import schemas_of
+
+OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadline", "chain")
+"""What an item that opens a round may carry beside the key of the round."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgePlan:
+    """An edge as a host sees it; `source` and `target` are node indices in the graph, `kind` is the policy. `schema` is
+    what an item on it must be, as the body at its end declares (`schemas`)."""
+
+    index: int
+    name: str
+    kind: Literal["queue", "latest"]
+    capacity: int
+    initial: tuple[Any, ...]
+    key: str | None
+    route: Literal["local", "all", "next", "at"]
+    route_key: str | None
+    source_role: str
+    source: int
+    source_port: str
+    target_role: str
+    target: int
+    target_port: str
+    schema: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class InputPlan:
+    """An input port: its edges, and whether a firing gets the bare item or a dict (replica, key) -> item."""
+
+    name: str
+    is_required: bool
+    is_bare: bool
+    kind: Literal["queue", "latest", "none"]
+    edges: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """An output port: its edges, the fields that every item must have and those that it may have.
+
+    Fields are integers or texts; those of `fields_integer`, by which items are routed or rounds named, are integers.
+    """
+
+    name: str
+    edges: tuple[int, ...]
+    fields: tuple[str, ...]
+    fields_integer: tuple[str, ...]
+    fields_optional: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """A node of this host; `index` is its index in the graph.
+
+    `ports_idle` are those that its body may leave without a default, because only an idle firing finds nothing there;
+    `has_decision`: it is told how the round that it fires for was decided.
+    """
+
+    index: int
+    name: str
+    body: Any
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    fires: AllOf | AnyOf | Every | Quorum
+    inputs: tuple[InputPlan, ...]
+    outputs: tuple[OutputPlan, ...]
+    may_block: bool = False
+    is_free_running: bool = False
+    ports_idle: tuple[str, ...] = ()
+    has_decision: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every replica of `role` runs; `edges` by their index in the graph; `replicas` the range of each role."""
+
+    graph: str
+    role: str
+    nodes: tuple[NodePlan, ...]
+    edges: Mapping[int, EdgePlan]
+    replicas: Mapping[str, tuple[int, int]]
+
+    def node_named(self, name: str) -> NodePlan:
+        """The node `name`; KeyError if this role has none of that name."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)
+
+
+def lower(graph: Graph) -> dict[str, Plan]:
+    """One plan per role of a graph that `verify` has accepted."""
+    indices = {id(node): index for index, node in enumerate(graph.nodes)}
+    schemas = [schemas_of(node.body, node.arguments, node.keywords) for node in graph.nodes]
+    edges = {index: _edge(index, edge, indices, schemas) for index, edge in enumerate(graph.edges)}
+    replicas = {role.name: (role.replicas_min, role.replicas_max) for role in graph.roles}
+    plans = {}
+    for role in graph.roles:
+        nodes = tuple(_node(graph, node, indices, edges) for node in graph.nodes if node.role == role.name)
+        touching = {i: edge for i, edge in edges.items() if role.name in (edge.source_role, edge.target_role)}
+        plans[role.name] = Plan(graph.name, role.name, nodes, touching, replicas)
+    return plans
+
+
+def _edge(index: int, edge: Edge, indices: Mapping[int, int], schemas: Sequence[Mapping[str, Any]]) -> EdgePlan:
+    policy = edge.policy
+    return EdgePlan(
+        index=index,
+        name=str(edge),
+        kind="queue" if isinstance(policy, Queue) else "latest",
+        capacity=policy.capacity if isinstance(policy, Queue) else 0,
+        initial=policy.initial if isinstance(policy, Queue) else (),
+        key=policy.key if isinstance(policy, Latest) else None,
+        route=edge.route.kind if edge.route else "local",
+        route_key=edge.route.key if edge.route else None,
+        source_role=edge.source.node.role,
+        source=indices[id(edge.source.node)],
+        source_port=edge.source.name,
+        target_role=edge.target.node.role,
+        target=indices[id(edge.target.node)],
+        target_port=edge.target.name,
+        schema=schemas[indices[id(edge.target.node)]].get(edge.target.name),
+    )
+
+
+def _node(graph: Graph, node: Node, indices: Mapping[int, int], edges: Mapping[int, EdgePlan]) -> NodePlan:
+    index = indices[id(node)]
+    inputs = []
+    for port in node.inputs:
+        entering = tuple(i for i, edge in edges.items() if edge.target == index and edge.target_port == port.name)
+        kind = edges[entering[0]].kind if entering else "none"
+        bare = takes_one(graph, node, port.name) and not (
+            isinstance(node.fires, Quorum) and port.name == node.fires.port
+        )
+        inputs.append(InputPlan(port.name, port.name in node.required, bare, kind, entering))
+    outputs = []
+    for name in node.outputs:
+        leaving = [edge for edge in edges.values() if edge.source == index and edge.source_port == name]
+        noted = getattr(node.body, "noted", {}).get(name, ())
+        outputs.append(OutputPlan(name, tuple(edge.index for edge in leaving), *_fields(graph, leaving, noted)))
+    return NodePlan(
+        index,
+        node.name,
+        node.body,
+        node.arguments,
+        node.keywords,
+        node.fires,
+        tuple(inputs),
+        tuple(outputs),
+        node.may_block,
+        node.free_running,
+        _ports_idle(node.fires),
+        isinstance(node.fires, Quorum) and any(port.name == "decision" for port in inputs),
+    )
+
+
+def _ports_idle(fires: Firing) -> tuple[str, ...]:
+    if isinstance(fires, Quorum):
+        return (fires.opened_by, fires.port)
+    if isinstance(fires, AllOf) or (isinstance(fires, AnyOf) and len(fires.ports) == 1):
+        return fires.ports
+    return ()
+
+
+def _fields(
+    graph: Graph, leaving: list[EdgePlan], noted: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The fields of an item that cores need to see on any of the edges that leave one port: all, integers, optional.
+
+    Those that its body has `noted` on the tape are optional, too."""
+    fields: dict[str, None] = {}
+    integers: dict[str, None] = {}
+    optional: dict[str, None] = dict.fromkeys(noted)
+    for edge in leaving:
+        if edge.key is not None:
+            fields[edge.key] = None
+        if edge.route_key is not None:
+            fields[edge.route_key] = integers[edge.route_key] = None
+        fires = graph.nodes[edge.target].fires
+        if isinstance(fires, Quorum) and edge.target_port in (fires.port, fires.opened_by):
+            fields[fires.key] = integers[fires.key] = None
+            if edge.target_port == fires.opened_by:
+                optional.update(dict.fromkeys(OPENING_FIELDS))
+    return tuple(fields), tuple(integers), tuple(name for name in optional if name not in fields)

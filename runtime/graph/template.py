@@ -1,0 +1,375 @@
+"""Graph templates: what a program's author writes.
+
+A graph is frozen data: roles with replica ranges, nodes that name a body and its arguments, and edges with a policy.
+Nothing is instantiated here. A mistake that is plain on one line (a port that does not exist, arguments that a body
+does not take) raises `GraphError` on that line; everything that needs the whole graph is found by `verify`.
+
+A function is a body: its parameters are input ports (*required* without a default, *sampled* with one), its result
+leaves by port `result`. A class is a body whose instances are called: the parameters of `__call__` are its inputs and
+the class attribute `outputs` names its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+from isthmus.runtime.clock import Duration
+from isthmus.runtime.errors import GraphError, nearest
+from isthmus.runtime.graph.signatures import Input, check_arguments, ports_of
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of the model: name ('layers/0/feedforward/up'), global shape, dtype name, and how it is merged: "rda",
+    "average" (embedding-like tensors) or "mean" (statistics); `is_stacked` where each of its rows is merged for itself,
+    as one layer of a stack."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    merge: Literal["rda", "average", "mean"] = "rda"
+    is_stacked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Something that is imported only where it runs: 'package.module:name' or 'file.py:name'.
+
+    A host resolves every Reference among a body's arguments when it opens the body.
+    """
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be run, in full: every host builds the same graph from it. `settings` are the builder's keywords;
+    `tokens_per_batch` is the mean over learners where `tokens_by_slot` says that their batches differ; `has_gradients`
+    whether the task is a loss of which all parameters are merged, so that gradients can be averaged."""
+
+    program: str
+    task: Reference
+    layout: tuple[TensorSpec, ...]
+    tokens_per_batch: int
+    tokens: int
+    learners: int = 4
+    slots_max: int = 16
+    seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    tokens_by_slot: tuple[int, ...] = ()
+    has_gradients: bool = True
+
+    @property
+    def step_tokens(self) -> int | tuple[int, ...]:
+        """The tokens of one step: of every slot, or, of a tuple, of each slot, the last of all beyond."""
+        return self.tokens_by_slot or self.tokens_per_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Lossless and ordered within one pair of incarnations; out of credit, the producer's firing waits.
+
+    `capacity` counts the items that may be under way or waiting, per pair of replicas; `initial` are the values that
+    every new pair starts with (delays, as in synchronous dataflow).
+    """
+
+    capacity: int
+    initial: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """A mailbox with the newest item per (producer replica, key); `key` names a field of the item, or None."""
+
+    key: str | None = None
+
+
+Policy: TypeAlias = Queue | Latest
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the items of an edge go: to `all` live replicas of the target role, to the `next` live slot (cyclic), or
+    `at` the replica whose number is the item's field `key` modulo the number of replicas."""
+
+    role: str
+    kind: Literal["all", "next", "at"]
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """Fires when every named port has an item of each of its live Queue producers, or a mailbox with something new."""
+
+    ports: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class AnyOf:
+    """Fires when any of the named ports has something new."""
+
+    ports: tuple[str, ...]
+
+    def __init__(self, *ports: str) -> None:
+        object.__setattr__(self, "ports", ports)
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Fires once a `period`, if the firing before has ended; all its ports are sampled."""
+
+    period: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """Fires when a round that an item on `opened_by` opened has enough votes on `port`; one state per open `key`.
+
+    `key` is the field that names the round, in the opening item and in the votes. The opening item may carry
+    `members` ([slot, incarnation] pairs; every live replica of the voters' role if absent), `attempt`, `count_min`,
+    `grace` (nanoseconds to wait for the others once there are enough votes, None for no limit), `required` (slots whose
+    vote is waited for until `deadline` nanoseconds after the opening). `count_min` and `grace` here are the defaults.
+    """
+
+    port: str
+    key: str
+    opened_by: str
+    count_min: int = 1
+    grace: Duration | None = None
+
+
+Firing: TypeAlias = AllOf | AnyOf | Every | Quorum
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """A vertex of the graph. `fires` names the required ports; all others are sampled."""
+
+    graph: Graph
+    role: str
+    name: str
+    body: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    fires: Firing
+    free_running: bool = False
+    may_block: bool = False
+
+    def __getitem__(self, port: str) -> Port:
+        names = {item.name for item in self.inputs} | set(self.outputs)
+        if port not in names:
+            raise GraphError(
+                f"port {port!r} of node {self.name!r} (body {self.body_name})",
+                f"one of its ports: {self._ports()}",
+                repr(port),
+                nearest(port, names),
+            )
+        return Port(self, port)
+
+    def _ports(self) -> str:
+        inputs = ", ".join(item.name for item in self.inputs) or "none"
+        return f"inputs {inputs}; outputs {', '.join(self.outputs) or 'none'}"
+
+    @property
+    def body_name(self) -> str:
+        """'module:name' of the body."""
+        return f"{self.body.__module__}:{self.body.__qualname__}"
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The ports that the firing rule names."""
+        if isinstance(self.fires, AllOf | AnyOf):
+            return self.fires.ports
+        if isinstance(self.fires, Quorum):
+            return (self.fires.opened_by, self.fires.port)
+        return ()
+
+    def input(self, name: str) -> Input | None:
+        """The input port `name`, or None."""
+        return next((item for item in self.inputs if item.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port of a node, as `node["name"]` gives it."""
+
+    node: Node
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edge:
+    """A channel from an output port to an input port. `route` is None inside one replica of a role.
+
+    Edges are equal only to themselves: initial values may be arrays, which have no equality of their own.
+    """
+
+    source: Port
+    target: Port
+    policy: Policy
+    route: Route | None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether both ends are in the same replica, always."""
+        return self.route is None
+
+    def __str__(self) -> str:
+        return f"{self.source.node.name}.{self.source.name} -> {self.target.node.name}.{self.target.name}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Role:
+    """A co-located group of nodes with a range of replicas."""
+
+    graph: Graph
+    name: str
+    replicas_min: int
+    replicas_max: int
+
+    @property
+    def next(self) -> Route:
+        """The next live slot, cyclic."""
+        return Route(self.name, "next")
+
+    def at(self, key: str) -> Route:
+        """The replica whose number is the item's field `key` modulo the number of replicas."""
+        return Route(self.name, "at", key)
+
+    def node(
+        self,
+        name: str,
+        body: Callable[..., Any],
+        *arguments: Any,
+        fires: Firing | None = None,
+        free_running: bool = False,
+        may_block: bool = False,
+        **keywords: Any,
+    ) -> Node:
+        """Add a node to this role. A function takes no arguments here; a class is given them when a host opens it.
+
+        Raises GraphError if the name is taken, if the body has `*args` or no ports, or does not take the arguments.
+        """
+        where = f"node {name!r} of role {self.name!r}"
+        if any(node.name == name for node in self.graph.nodes):
+            raise GraphError(where, "a name that no other node has", repr(name), "Choose another name.")
+        inputs, outputs = ports_of(where, body)
+        check_arguments(where, body, arguments, keywords)
+        required = AllOf(tuple(item.name for item in inputs if not item.has_default))
+        node = Node(
+            self.graph,
+            self.name,
+            name,
+            body,
+            arguments,
+            MappingProxyType(dict(keywords)),
+            inputs,
+            outputs,
+            fires or required,
+            free_running,
+            may_block,
+        )
+        self.graph.nodes.append(node)
+        return node
+
+
+class Graph:
+    """A template under construction: `role`, then `role.node`, then `edge`. `verify` says whether it is sound."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.roles: list[Role] = []
+        self.nodes: list[Node] = []
+        self.edges: list[Edge] = []
+
+    def role(self, name: str, *, replicas: tuple[int, int]) -> Role:
+        """Add a role with between replicas[0] and replicas[1] replicas; GraphError if the name is taken."""
+        where = f"role {name!r}"
+        if any(role.name == name for role in self.roles):
+            raise GraphError(where, "a name that no other role has", repr(name), "Choose another name.")
+        if not isinstance(replicas, tuple) or len(replicas) != 2:
+            raise GraphError(where, "a pair (smallest, largest)", f"replicas={replicas!r}", "Write replicas=(1, 64).")
+        role = Role(self, name, *replicas)
+        self.roles.append(role)
+        return role
+
+    def edge(self, source: Port, target: Port, policy: Policy, *, to: Route | None = None) -> Edge:
+        """Connect an output port to an input port.
+
+        Without `to`, items stay in the replica where both nodes are in one role, and go to every live replica of the
+        target's role where they are not. Raises GraphError for a port of the wrong direction or another graph.
+        """
+        for port in (source, target):
+            if not isinstance(port, Port):
+                raise GraphError(
+                    f"an edge of graph {self.name!r}",
+                    "ports at both ends",
+                    f"a {type(port).__name__}",
+                    "Name them, as in graph.edge(data['batch'], step['batch'], Queue(capacity=2)).",
+                )
+        where = f"edge {source.node.name}.{source.name} -> {target.node.name}.{target.name}"
+        for port in (source, target):
+            if port.node.graph is not self:
+                raise GraphError(
+                    where,
+                    f"nodes of graph {self.name!r}",
+                    f"node {port.node.name!r} of another graph",
+                    "Connect nodes of one graph.",
+                )
+        if source.name not in source.node.outputs:
+            raise GraphError(
+                where,
+                f"an output port of {source.node.name!r}",
+                f"the input port {source.name!r}",
+                nearest(source.name, source.node.outputs),
+            )
+        inputs = [item.name for item in target.node.inputs]
+        if target.name not in inputs:
+            raise GraphError(
+                where,
+                f"an input port of {target.node.name!r}",
+                f"the output port {target.name!r}",
+                nearest(target.name, inputs),
+            )
+        if not isinstance(policy, Queue | Latest):
+            raise GraphError(
+                where, "a policy, Queue(capacity) or Latest()", repr(policy), "Choose one: it has no default."
+            )
+        route = to
+        if route is None and source.node.role != target.node.role:
+            route = Route(target.node.role, "all")
+        edge = Edge(source, target, policy, route)
+        self.edges.append(edge)
+        return edge
+
+    def role_of(self, name: str) -> Role:
+        """The role `name`; KeyError if there is none."""
+        for role in self.roles:
+            if role.name == name:
+                return role
+        raise KeyError(name)
+
+    def edges_into(self, node: Node, port: str) -> list[Edge]:
+        """The edges that end at an input port, in the order in which they were added."""
+        return [edge for edge in self.edges if edge.target.node is node and edge.target.name == port]
+
+    def edges_out_of(self, node: Node) -> list[Edge]:
+        """The edges that begin at a node, in the order in which they were added."""
+        return [edge for edge in self.edges if edge.source.node is node]
+
+
+def takes_one(graph: Graph, node: Node, port: str) -> bool:
+    """Whether a firing gets the bare item at `port`, not a dict (replica, key) -> item: from one node, without a key,
+    over an edge within the replica or to the next one. How many replicas a role has changes no body."""
+    edges = graph.edges_into(node, port)
+    if len(edges) != 1 or (isinstance(edges[0].policy, Latest) and edges[0].policy.key is not None):
+        return False
+    return edges[0].route is None or edges[0].route.kind == "next"

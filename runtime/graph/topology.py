@@ -1,0 +1,94 @@
+"""The machines that there are: what may be placed on each, with which islands, where, and how well connected.
+
+Frozen data, with the few facts that follow from it. Who is put where is decided by `placement`; whether a machine is
+there at all, by whoever calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from isthmus.runtime.graph.devices import Device
+from isthmus.runtime.roles import LEARNER
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A computer with a daemon.
+
+    - `address`: where its daemon listens (tcp://HOST:PORT), or None for one that only dials out, as behind NAT. Hosts
+      that others dial can be placed only where there is an address: all but learners.
+    - `public_key`: the key by which others know it; None where there are no keys.
+    - `roles` that may be placed on it; empty is any. `islands`: how many learners it takes; None is any number.
+    - `device` and `devices`: kind and number of the devices of each island; a kind of None is not known.
+    - `domain`: what fails together ('building-a'); without it, a machine fails alone. `bandwidth_bits`: of its network
+      link in each direction, a second; None is not known.
+    """
+
+    name: str
+    address: str | None = None
+    public_key: str | None = None
+    roles: tuple[str, ...] = ()
+    islands: int | None = None
+    device: Device | None = None
+    devices: int = 1
+    domain: str | None = None
+    bandwidth_bits: int | None = None
+
+    def offers(self, role: str) -> bool:
+        """Whether replicas of `role` may be placed here, by what the machine says of roles."""
+        return not self.roles or role in self.roles
+
+    @property
+    def endpoint(self) -> str:
+        """The address; ValueError for a machine that only dials out."""
+        if self.address is None:
+            raise ValueError(f"{self.name!r} has no address")
+        return self.address
+
+    @property
+    def failure_domain(self) -> str:
+        """What fails together with this machine; by itself where nothing is said."""
+        return f"domain {self.domain}" if self.domain is not None else f"machine {self.name}"
+
+    @property
+    def has_accelerators(self) -> bool:
+        """Whether its islands are known to be of something else than CPU cores."""
+        return self.device is not None and not self.device.is_cpu
+
+    @property
+    def island_flops(self) -> float | None:
+        """Published bfloat16 FLOP/s of one island; None if that is not known."""
+        return None if self.device is None or self.device.flops is None else self.device.flops * self.devices
+
+    @property
+    def island_memory_bytes(self) -> int | None:
+        """Memory of one island's devices; None if that is not known."""
+        memory = None if self.device is None else self.device.memory_bytes
+        return None if memory is None else memory * self.devices
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """All machines, in the order in which they were named; ValueError if two have one name."""
+
+    machines: tuple[Machine, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.by_name()) != len(self.machines):
+            raise ValueError(f"machines have names of their own: {[machine.name for machine in self.machines]}")
+
+    def by_name(self) -> Mapping[str, Machine]:
+        """The machines by their names."""
+        return {machine.name: machine for machine in self.machines}
+
+    @property
+    def learners_max(self) -> int | None:
+        """How many islands there are in all; None where a machine that may have learners does not say."""
+        counts = [machine.islands for machine in self.machines if machine.offers(LEARNER)]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None

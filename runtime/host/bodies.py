@@ -1,0 +1,202 @@
+"""The bodies of one host: opened and fired in their nodes' threads; what they emit is frozen and encoded here.
+
+Knows nothing of the core: a firing begins with its inputs and ends with its emissions. What a firing emits before its
+end is handed to `emitted` at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
+from types import GeneratorType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from isthmus.runtime.clock import Clock, Instant
+from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.graph.plans import NodePlan, OutputPlan, Plan
+from isthmus.runtime.graph.template import Reference
+from isthmus.runtime.host.contract import Context, Island, Traffic, pairs
+from isthmus.runtime.host.payloads import Payload
+from isthmus.runtime.ids import Member
+from isthmus.runtime.items import freezing
+from isthmus.runtime.items.encoding import encode
+from isthmus.runtime.items.schemas import attested
+from isthmus.runtime.scheduler.events import Fields
+from isthmus.runtime.system.disk import Disk
+
+
+class Emission(msgspec.Struct, frozen=True):
+    """An item that a body emitted on output port number `port`, with what cores may see of it; its digest and size are
+    taken where it leaves the host."""
+
+    port: int
+    payload: Payload
+    fields: Fields
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What a firing hands back."""
+
+    begun: Instant
+    ended: Instant
+    emissions: list[Emission]
+    is_idle: bool
+    is_finished: bool
+
+
+class _Exit(NamedTuple):
+    """An output port by its number: whether what is emitted there leaves the host, what cores may see of it, and which
+    of its fields the count of firings bears out."""
+
+    port: int
+    crosses: bool
+    fields: tuple[str, ...]
+    attested: tuple[str, ...]
+
+
+def _exit(plan: Plan, port: int, output: OutputPlan) -> _Exit:
+    crosses = any(plan.edges[edge].route != "local" for edge in output.edges)
+    fields = {name for edge in output.edges for name in attested(plan.edges[edge].schema)}
+    return _Exit(port, crosses, (*output.fields, *output.fields_optional), tuple(sorted(fields)))
+
+
+class Bodies:
+    """Those of the host that runs `plan` for `member`, by number of their node.
+
+    `published` is what each has said of itself; `stop_requested` is set by the host, for bodies to see.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        member: Member,
+        *,
+        clock: Clock,
+        seed: int,
+        resolve: Callable[[Reference], Any],
+        disk: Disk,
+        traffic: Traffic,
+        members: Callable[[], frozenset[Member]],
+        emitted: Callable[[NodePlan, list[Emission]], None],
+        island: Island | None = None,
+    ) -> None:
+        self.published: dict[str, dict[str, Any]] = {}
+        self.stop_requested = False
+        self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
+        self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
+        self._members, self._island = members, island
+        self._exits = {
+            node.index: {output.name: _exit(plan, port, output) for port, output in enumerate(node.outputs)}
+            for node in plan.nodes
+        }
+        self._bodies: dict[int, Callable[..., Any]] = {}
+        self._firings = dict.fromkeys((node.index for node in plan.nodes), 0)
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def __getitem__(self, node: int) -> Callable[..., Any]:
+        return self._bodies[node]
+
+    def open(self, node: NodePlan) -> bool:
+        """Make the body of a node; whether it begins idle."""
+        body = node.body
+        if isinstance(body, type):
+            arguments = [self._resolved(value) for value in node.arguments]
+            body = body(*arguments, **{name: self._resolved(value) for name, value in node.keywords.items()})
+        if hasattr(body, "open"):
+            body.open(
+                Context(
+                    member=self._member,
+                    node=node.name,
+                    seed=self._seed,
+                    connected=frozenset(
+                        [port.name for port in node.inputs if port.edges]
+                        + [port.name for port in node.outputs if port.edges]
+                    ),
+                    now=self._clock.now,
+                    members=self._members,
+                    stop_requested=lambda: self.stop_requested,
+                    publish=partial(self._publish, node.name),
+                    traffic=self._traffic,
+                    disk=self._disk,
+                    island=self._island,
+                )
+            )
+        self._bodies[node.index] = body
+        return bool(getattr(body, "is_idle", False))
+
+    def fire(self, node: NodePlan, inputs: dict[str, Any]) -> Ended:
+        """Call the body of a node; `inputs` is emptied, so that nobody holds what the body has let go of."""
+        body = self._bodies[node.index]
+        begun = self._clock.now()
+        self._firings[node.index] += 1
+        result = body(**inputs)
+        inputs.clear()
+        if type(result) is GeneratorType:
+            result = self._go_on(node, body, result)
+        emissions = self._emissions(node, body, result)
+        is_idle, is_finished = getattr(body, "is_idle", False), getattr(body, "is_finished", False)
+        return Ended(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
+
+    def close(self) -> None:
+        """Let bodies that have a `close` release what they hold.
+
+        Raises ExceptionGroup, after all have been called, of what they raise.
+        """
+        errors: list[Exception] = []
+        for body in self._bodies.values():
+            try:
+                getattr(body, "close", bool)()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup(f"closing the bodies of {self._member}", errors)
+
+    def _resolved(self, value: Any) -> Any:
+        return self._resolve(value) if isinstance(value, Reference) else value
+
+    def _publish(self, node: str, values: Mapping[str, Any]) -> None:
+        self.published[node] = dict(values)
+
+    def _go_on(self, node: NodePlan, body: Callable[..., Any], firing: Generator[Any, None, Any]) -> Any:
+        """Emit what a firing yields; the result is what it returns."""
+        while True:
+            try:
+                result = next(firing)
+            except StopIteration as end:
+                return end.value
+            if emissions := self._emissions(node, body, result):
+                self._emitted(node, emissions)
+
+    def _emissions(self, node: NodePlan, body: Callable[..., Any], result: Any) -> list[Emission]:
+        """What a body returned or yielded, by number of output port; only here are items frozen, and encoded."""
+        emissions: list[Emission] = []
+        exits = self._exits[node.index]
+        for name, item in pairs(body, result):
+            way_out = exits.get(name)
+            if way_out is None:
+                known = ", ".join(exits) or "none"
+                raise LocalProtocolError(f"node {node.name!r} emitted on port {name!r}; its outputs are: {known}")
+            for field in way_out.attested:
+                self._attest(node, name, field, item)
+            if way_out.crosses:
+                encoded = encode(item)
+                payload = Payload(item, encoded.digest, encoded.size_bytes, encoded)
+            else:
+                freezing.freeze(item)
+                payload = Payload(item)
+            fields = freezing.fields(item, way_out.fields) if way_out.fields else None
+            emissions.append(Emission(way_out.port, payload, fields))
+        return emissions
+
+    def _attest(self, node: NodePlan, port: str, field: str, item: Any) -> None:
+        """Raise LocalProtocolError for an item that says more than one a firing of its node."""
+        told, most = item.get(field) if isinstance(item, Mapping) else None, self._firings[node.index]
+        if type(told) is int and told > most:
+            raise LocalProtocolError(
+                f"node {node.name!r} emitted {field} = {told} on port {port!r}: expected at most {most}, the count of "
+                "its firings. Count one a firing."
+            )

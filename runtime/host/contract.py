@@ -1,0 +1,139 @@
+"""The contract between a host and what it runs: bodies, the context they are opened with, and executors.
+
+A body is a function, or an instance that is called with its inputs by name. It returns None (nothing is emitted); a
+function otherwise returns the item for port `result`, an instance a dict port -> item, or a list of (port, item) pairs
+where one port emits several items. A call that is a generator yields such lists: what it yields leaves at once, while
+the firing goes on, and what it returns leaves at its end.
+
+A class may have `prepare()`, called before `open`, perhaps in another process, from which the hosts are then forked:
+for what all hosts would do alike (imports, tracing), without a thread, a device, or an effect on the object itself.
+
+After each call the host reads two attributes, where the body has them: `is_idle` (call it again when something new is
+sampled, with None for its required inputs) and `is_finished` (never again).
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.ids import Member
+from isthmus.runtime.system.disk import Disk
+
+STORY_SIZE_MAX: Final = 1 << 16
+"""Characters of a body's error; one that is longer shows an array, and would not fit on the tape."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What a host has moved so far: `waited` is the time that a node was kept from firing by a missing item or credit,
+    in waits longer than 1 ms, by node name, `spent` the time that its firings took, in which it `emitted` so many
+    items; bytes are those of items that cross between hosts."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    waited: dict[str, Duration] = field(default_factory=dict)
+    spent: dict[str, Duration] = field(default_factory=dict)
+    emitted: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Island:
+    """The devices that a host may use: `kinds` are the names that they may have, none for any; `devices` is how many
+    there are, None for all that its process sees, and `begin` the number of the first among those; `refusal` says why
+    it cannot have them, where that is so."""
+
+    kinds: tuple[str, ...] = ()
+    devices: int | None = None
+    begin: int = 0
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a body that has an `open(context)` method is told when its host opens it, in its own thread.
+
+    `connected` names the ports that have an edge; `now` may be called at any time; `members` says who is live, of any
+    role, as far as this host knows; `stop_requested` whether somebody asked the run to stop; `publish` gives the host a
+    small dict to show in its status; `disk` is the machine's, for whoever keeps files; `island` is None for a host that
+    may use every device of its process.
+    """
+
+    member: Member
+    node: str
+    seed: int
+    connected: frozenset[str]
+    now: Callable[[], Instant]
+    members: Callable[[], frozenset[Member]]
+    stop_requested: Callable[[], bool]
+    publish: Callable[[dict[str, Any]], None]
+    traffic: Traffic
+    disk: Disk
+    island: Island | None = None
+
+
+class Body(Protocol):
+    """An opened body."""
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Fire once."""
+
+
+class Executor(Protocol):
+    """Runs the firings of one host: never two of one node at a time, which the scheduler sees to.
+
+    `has_threads`: work is done, and `done` is called, in other threads than the host's loop.
+    """
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether `work` and `done` are called in threads of their own, or on the loop."""
+
+    @property
+    def turn(self) -> AbstractContextManager[None]:
+        """What whoever calls the host from one of those threads has to have meanwhile, not twice."""
+
+    def hear(self) -> None:
+        """Let come now what has come to this host; in a turn."""
+
+    def listen(self, is_listening: bool) -> None:
+        """Whether what comes to this host is let in as it comes, or only by `hear`; in a turn."""
+
+    def submit(self, node: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Run `work` for a node; call `done(result, error)` afterwards, in the thread that did it."""
+
+    def close(self) -> None:
+        """Take no more work. Work that has begun ends by itself; its `done` is not called."""
+
+
+def pairs(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
+    """(port, item) pairs of what a body returned or yielded; LocalProtocolError if it is nothing that a body may."""
+    if result is None:
+        return ()
+    if not hasattr(type(body), "outputs"):
+        return (("result", result),)
+    if isinstance(result, list):
+        for pair in result:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                break
+        else:
+            return result
+    elif isinstance(result, Mapping):
+        return [(name, item) for name, item in result.items() if item is not None]
+    kind, found = type(body).__qualname__, type(result).__name__
+    raise LocalProtocolError(
+        f"{kind} returned a {found}: expected a dict port -> item, a list of (port, item) pairs, or None"
+    )
+
+
+def story(error: BaseException | None) -> str:
+    """What went wrong in a body: the error, and where; of a long one, both ends."""
+    told = "".join(traceback.format_exception(error)).strip() if error is not None else "unknown"
+    told = told.encode(errors="backslashreplace").decode()
+    half = STORY_SIZE_MAX // 2
+    return told if len(told) <= STORY_SIZE_MAX else f"{told[:half]} ... {told[-half:]}"

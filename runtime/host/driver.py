@@ -1,0 +1,387 @@
+"""The host: the only driver. It feeds events to the core and performs the commands, nothing else.
+
+Clock, channel and executor are given; the same host runs in a test under the virtual clock and in a process of its own.
+Payloads stay here, behind handles (`payloads`): the core says what each handle is used for.
+Every event goes to the core in a turn of the loop, and onto the tape with what the core decided.
+
+Whoever ends a firing tells the core: the node's own thread, where the executor has threads, which has a turn for it. So
+the next firing of a learner begins, what it has made leaves, and what has come is taken, without a detour through the
+loop, on caches that are warm. What follows outside of the core (the channel, timers, callbacks) is an *errand*, run in
+order at the end of the event. While nobody could use what comes, nothing is let in (`attention`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from isthmus.runtime.channels.contract import Channel, Parcel
+from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds
+from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
+from isthmus.runtime.graph.template import Every, Quorum, Reference
+from isthmus.runtime.host.bodies import Bodies, Emission, Ended
+from isthmus.runtime.host.busy_time import Busy
+from isthmus.runtime.host.contract import Executor, Island, Traffic, story
+from isthmus.runtime.host.listening import Attention
+from isthmus.runtime.host.payloads import Payload, Payloads
+from isthmus.runtime.host.raised import raised
+from isthmus.runtime.host.trace import Span, Trace
+from isthmus.runtime.ids import Member
+from isthmus.runtime.items import freezing
+from isthmus.runtime.items.refused import Refusal
+from isthmus.runtime.items.schemas import Mismatch, compiled
+from isthmus.runtime.scheduler.core import Scheduler
+from isthmus.runtime.scheduler.events import (
+    BodyFailed,
+    CancelTimer,
+    Command,
+    CreditGranted,
+    DropItem,
+    EndNode,
+    Event,
+    FailHost,
+    FiringEnded,
+    GrantCredit,
+    ItemArrived,
+    ItemsEmitted,
+    NodeOpened,
+    Output,
+    ReplicaJoined,
+    ResendItem,
+    RunBody,
+    SendItem,
+    SetTimer,
+    ShareItem,
+    StopRequested,
+    TimerFired,
+)
+from isthmus.runtime.scheduler.tape import Tape
+from isthmus.runtime.supervision.incidents import Raised
+from isthmus.runtime.system.disk import DISK, Disk
+
+WAIT_MIN: Final = milliseconds(1)
+"""Shorter waits are hops of the loop, not stalls."""
+REFUSED_MAX: Final = 256
+"""Different faults of peers that are told apart; a peer that is broken can make up any number."""
+
+
+class Host:
+    """One runtime host: a plan, run for one member."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        member: Member,
+        *,
+        clock: Clock,
+        channel: Channel,
+        executor: Executor,
+        seed: int,
+        resolve: Callable[[Reference], Any],
+        disk: Disk = DISK,
+        tape: Tape | None = None,
+        trace: Trace | None = None,
+        island: Island | None = None,
+        on_ended: Callable[[Host, str], None] = lambda host, node: None,
+        on_failed: Callable[[Host, str, str], None] = lambda host, node, error: None,
+    ) -> None:
+        self.plan = plan
+        self.member = member
+        self._name = str(member.replica)
+        self.scheduler = Scheduler(plan, member)
+        self.traffic = Traffic()
+        self.busy = Busy()
+        self.refused: Counter[str] = Counter()
+        self.raised: Raised | None = None
+        """What a body raised, the first that did."""
+        self.refusals: dict[tuple[Member, int], Refusal] = {}
+        self.bodies = Bodies(
+            plan,
+            member,
+            clock=clock,
+            seed=seed,
+            resolve=resolve,
+            disk=disk,
+            traffic=self.traffic,
+            members=lambda: self.scheduler.members,
+            emitted=self._emitted_meanwhile,
+            island=island,
+        )
+        self._clock, self._channel, self._executor = clock, channel, executor
+        self._tape, self._trace = tape, trace
+        self._on_ended, self._on_failed = on_ended, on_failed
+        self._nodes: dict[int, NodePlan] = {node.index: node for node in plan.nodes}
+        self._payloads = Payloads(plan)
+        self._checks = {edge: compiled(each.schema) for edge, each in plan.edges.items() if each.schema is not None}
+        self._timers: dict[int, Callable[[], None]] = {}
+        self._waiting: dict[int, Instant] = {}
+        self._now = Instant(0)
+        self._attention = Attention(plan)
+        self._is_closed = False
+        self._errands: deque[Callable[[], None]] = deque()
+        self._perform: dict[type, Callable[[Any], None]] = {
+            RunBody: self._run_body,
+            SendItem: self._send_item,
+            ResendItem: self._resend_item,
+            GrantCredit: self._grant_credit,
+            ShareItem: self._share_item,
+            DropItem: self._drop_item,
+            SetTimer: self._set_timer,
+            CancelTimer: self._cancel_timer,
+            EndNode: self._end_node,
+            FailHost: self._fail_host,
+        }
+        for edge in plan.edges.values():
+            freezing.freeze(edge.initial)
+
+    # -- from outside --------------------------------------------------------------------------------------------------
+
+    def start(self, roster: Iterable[Member]) -> None:
+        """Open every body, and tell the core who is live (this member must be among them)."""
+        for member in roster:
+            self.handle(ReplicaJoined(member))
+        self._channel.open(self)
+        for node in self.plan.nodes:
+            self._executor.submit(node.index, partial(self.bodies.open, node), partial(self._opened, node.index))
+
+    def handle(self, event: Event, at: Instant | None = None) -> None:
+        """Feed one event to the core, as of `at` or now, and perform what it says; only in a turn, as all that is said
+        to a host."""
+        for command in self._decide(event, self._clock.now() if at is None else at):
+            self._perform[type(command)](command)
+        while self._errands:
+            self._errands.popleft()()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every body is there."""
+        return len(self.bodies) == len(self.plan.nodes)
+
+    @property
+    def published(self) -> dict[str, dict[str, Any]]:
+        """What each body has said of itself, by the name of its node."""
+        return self.bodies.published
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether somebody asked the run to stop."""
+        return self.bodies.stop_requested
+
+    @property
+    def payloads_count(self) -> int:
+        """How many items this host holds."""
+        return len(self._payloads)
+
+    def request_stop(self) -> None:
+        """Let the bodies know that somebody asked the run to stop."""
+        self.bodies.stop_requested = True
+        self.handle(StopRequested())
+
+    def close(self) -> None:
+        """Stop at once: no firing begins, nothing is sent or taken any more."""
+        self._is_closed = True
+        self._executor.close()
+        self._channel.close()
+        for cancel in self._timers.values():
+            cancel()
+        self._timers.clear()
+
+    def item_arrived(self, source: Member, parcel: Parcel) -> None:
+        """An item came over the channel; one that is not what the body at its end declares goes no further."""
+        mismatch = self.mismatch(source, parcel)
+        if mismatch is not None:
+            self._refuse(source, parcel.edge, mismatch)
+            return
+        handle = self._payloads.keep(Payload(parcel.item, parcel.digest, parcel.size_bytes))
+        self.traffic.bytes_received += parcel.size_bytes
+        self.handle(ItemArrived(parcel.edge, source, handle, parcel.fields, parcel.digest))
+
+    def mismatch(self, source: Member, parcel: Parcel) -> Mismatch | None:
+        """What is wrong with an item that came from `source`."""
+        check = self._checks.get(parcel.edge)
+        return None if check is None else check(parcel.item, {}, source)
+
+    def credit_granted(self, target: Member, edge: int, count: int) -> None:
+        """Credit came over the channel."""
+        self.handle(CreditGranted(edge, target, count))
+
+    def _refuse(self, source: Member, index: int, mismatch: Mismatch) -> None:
+        """Count an item that is refused, in the name of its sender; whoever may send again does."""
+        edge = self.plan.edges[index]
+        known = self.refusals.get((source, index))
+        if known is not None:
+            self.refusals[source, index] = msgspec.structs.replace(known, count=known.count + 1)
+        elif len(self.refusals) < REFUSED_MAX:
+            fires = self._nodes[edge.target].fires
+            is_vote = isinstance(fires, Quorum) and edge.target_port == fires.port
+            self.refusals[source, index] = Refusal(source, edge.name, *mismatch, is_vote=is_vote)
+        if edge.kind == "queue":
+            self._channel.grant(source, index, 1)
+
+    # -- the core ------------------------------------------------------------------------------------------------------
+
+    def _decide(self, event: Event, now: Instant) -> Sequence[Command]:
+        """Let the core take an event; what it says, which goes onto the tape."""
+        if self._is_closed:
+            self._forget(event)
+            return ()
+        self._now = now
+        try:
+            commands = self.scheduler.handle(event, now)
+        except RemoteProtocolError as error:
+            told = str(error)
+            self.refused[told if len(self.refused) < REFUSED_MAX or told in self.refused else "others"] += 1
+            self._forget(event)
+            return ()
+        except (LocalProtocolError, InvariantError) as error:
+            self._forget(event)
+            self._errands.append(partial(self._on_failed, self, "", str(error)))
+            return ()
+        if self._tape is not None:
+            self._tape.append(now, event, commands)
+        return commands
+
+    # -- bodies --------------------------------------------------------------------------------------------------------
+
+    def _opened(self, node: int, is_idle: bool, error: BaseException | None) -> None:
+        with self._executor.turn:
+            opened = error is None
+            self.handle(NodeOpened(node, is_idle) if opened else self._body_failed(self._nodes[node], error))
+
+    def _body_failed(self, node: NodePlan, error: BaseException | None) -> BodyFailed:
+        """What the core is told of an exception, whose record is kept here."""
+        self.raised = self.raised or raised(node.name, error)
+        return BodyFailed(node.index, story(error))
+
+    def _run_body(self, command: RunBody) -> None:
+        node = self._nodes[command.node]
+        since = self._waiting.pop(command.node, None)
+        if since is not None and (waited := self._now - since) > WAIT_MIN:
+            self.traffic.waited[node.name] = Duration(self.traffic.waited.get(node.name, 0) + waited)
+        inputs = self._inputs(node, command)
+        work = partial(self.bodies.fire, node, inputs)
+        if not node.may_block:
+            self.busy.began(node.name, self._now)
+        self._attention.began(node.index)
+        self._executor.submit(node.index, work, partial(self._fired, node))
+
+    def _inputs(self, node: NodePlan, command: RunBody) -> dict[str, Any]:
+        """The keywords of a firing: items by port, None for required ports of an idle node."""
+        inputs: dict[str, Any] = dict.fromkeys(node.ports_idle)
+        for port, entries in command.inputs:
+            plan = node.inputs[port]
+            if plan.is_bare:
+                inputs[plan.name] = self._payloads.take(entries[0][2]).item
+            else:
+                inputs[plan.name] = {
+                    (replica, key): self._payloads.take(handle).item for replica, key, handle in entries
+                }
+        if node.has_decision:
+            inputs["decision"] = command.decision
+        return inputs
+
+    def _emitted_meanwhile(self, node: NodePlan, emissions: list[Emission]) -> None:
+        """A firing has emitted something before its end."""
+        if self._executor.has_threads:
+            self._emitted(node, emissions)
+        else:  # This firing has not begun yet for the core, which is in the middle of an event.
+            self._clock.post(partial(self._emitted, node, emissions))
+
+    def _emitted(self, node: NodePlan, emissions: list[Emission]) -> None:
+        with self._executor.turn:
+            self.handle(ItemsEmitted(node.index, self._outputs(emissions)))
+
+    def _outputs(self, emissions: list[Emission]) -> tuple[Output, ...]:
+        """Emissions as the core sees them; their payloads are kept."""
+        keep = self._payloads.keep
+        return tuple([Output(each.port, keep(each.payload), each.fields, each.payload.digest) for each in emissions])
+
+    def _fired(self, node: NodePlan, ended: Ended | None, error: BaseException | None) -> None:
+        with self._executor.turn:
+            if self._is_closed:
+                return
+            if not self._attention.is_needed:
+                self._executor.hear()
+            now = self._clock.now()
+            self.busy.ended(node.name, now)
+            self._attention.ended(node.index, Duration(0 if ended is None else now - ended.begun))
+            self.handle(self._ending(node, ended, error, now), now)
+            self._executor.listen(self._attention.is_needed)
+
+    def _ending(self, node: NodePlan, ended: Ended | None, error: BaseException | None, now: Instant) -> Event:
+        """What the core is told of the end of a firing."""
+        if ended is None or error is not None:
+            return self._body_failed(node, error)
+        traffic, took = self.traffic, ended.ended - ended.begun
+        traffic.spent[node.name] = Duration(traffic.spent.get(node.name, 0) + took)
+        traffic.emitted[node.name] = traffic.emitted.get(node.name, 0) + len(ended.emissions)
+        if self._trace is not None:
+            until = ended.ended if ended.ended > ended.begun else now
+            self._trace.add(Span(self._name, node.name, ended.begun, until))
+        if not ended.is_idle and not ended.is_finished and not isinstance(node.fires, Every):
+            self._waiting[node.index] = now
+        outputs = self._outputs(ended.emissions) if ended.emissions else ()
+        return FiringEnded(node.index, outputs, ended.is_idle, ended.is_finished)
+
+    def _forget(self, event: Event) -> None:
+        """Let go of the payloads of an event that the core did not take."""
+        if isinstance(event, ItemArrived):
+            self._payloads.forget(event.handle)
+        elif isinstance(event, ItemsEmitted | FiringEnded):
+            for output in event.outputs:
+                self._payloads.forget(output.handle)
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    def _send_item(self, command: SendItem) -> None:
+        self._send(command, self._payloads.take(command.handle))
+
+    def _resend_item(self, command: ResendItem) -> None:
+        self._send(command, self._payloads.look(command.handle))
+
+    def _send(self, command: SendItem | ResendItem, payload: Payload) -> None:
+        edge: EdgePlan = self.plan.edges[command.edge]
+        self.traffic.bytes_sent += payload.size_bytes
+        made = payload.digest, payload.size_bytes, payload.encoded
+        parcel = Parcel(command.edge, command.key, payload.item, command.fields, *made)
+        self._errands.append(partial(self._channel.send, command.target, parcel, replaces=edge.kind == "latest"))
+
+    def _grant_credit(self, command: GrantCredit) -> None:
+        self._errands.append(partial(self._channel.grant, command.source, command.edge, command.count))
+
+    def _share_item(self, command: ShareItem) -> None:
+        self._payloads.share(command.handle, command.uses)
+
+    def _drop_item(self, command: DropItem) -> None:
+        self._payloads.take(command.handle)
+
+    def _set_timer(self, command: SetTimer) -> None:
+        self._errands.append(partial(self._wind, command.timer, command.at))
+
+    def _wind(self, timer: int, at: Instant) -> None:
+        self._unwind(timer)
+        if not self._is_closed:
+            self._timers[timer] = self._clock.call_at(at, partial(self._timer_came_due, timer))
+
+    def _timer_came_due(self, timer: int) -> None:
+        self._timers.pop(timer, None)
+        self.handle(TimerFired(timer))
+
+    def _cancel_timer(self, command: CancelTimer) -> None:
+        self._errands.append(partial(self._unwind, command.timer))
+
+    def _unwind(self, timer: int) -> None:
+        cancel = self._timers.pop(timer, None)
+        if cancel is not None:
+            cancel()
+
+    def _end_node(self, command: EndNode) -> None:
+        self._errands.append(partial(self._on_ended, self, self._nodes[command.node].name))
+
+    def _fail_host(self, command: FailHost) -> None:
+        self._errands.append(partial(self._on_failed, self, self._nodes[command.node].name, command.error))

@@ -1,0 +1,190 @@
+"""A whole run in this process, in real time: one event loop, every host on it, a thread for each node's body.
+
+The loop has a thread of its own, so that the thread that called may show progress and take signals. A run is over when
+every node named `ends_with` has finished, or when a body failed: failures are not survived here, because
+all hosts share one process.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import uvloop
+
+from isthmus.runtime.channels.in_process import Network
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.graph.plans import Plan
+from isthmus.runtime.graph.template import Reference
+from isthmus.runtime.host.contract import Island
+from isthmus.runtime.host.driver import Host
+from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
+from isthmus.runtime.host.trace import Span, Trace
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.scheduler.tape import Tape
+from isthmus.runtime.system.shared_loop import SharedLoop
+
+FLUSH_SECONDS: Final = 0.5
+"""How often tapes are handed on; a crash of the whole process loses at most this much of them."""
+_ALL_DEVICES: Final[Mapping[Replica, Island]] = MappingProxyType({})
+
+
+class LocalRun:
+    """A run: `start`, then `wait` until it is over, then `close`. `counts` gives the number of replicas of each role.
+
+    `islands` are the devices of this process that a replica may use, all of them where it is not among these.
+    `keep_tape` is called with a replica and the next encoded piece of its tape, from a thread that may block.
+    """
+
+    def __init__(
+        self,
+        plans: Mapping[str, Plan],
+        counts: Mapping[str, int],
+        *,
+        ends_with: str,
+        seed: int,
+        resolve: Callable[[Reference], Any],
+        keep_tape: Callable[[Replica, bytes], None] | None = None,
+        trace: Trace | None = None,
+        islands: Mapping[Replica, Island] = _ALL_DEVICES,
+    ) -> None:
+        self.error: str | None = None
+        """The whole story of what went wrong."""
+        self.failed: Host | None = None
+        """The host whose body raised, if that is what it is."""
+        loop = uvloop.new_event_loop()
+        loop.set_exception_handler(lambda loop, context: self._broken(context))
+        self.loop = SharedLoop(loop)
+        self.clock = LoopClock(self.loop)
+        self.trace = trace
+        self._edges = {index: edge for plan in plans.values() for index, edge in plan.edges.items()}
+        network = Network(self.clock, watch=self._watch if trace is not None else None)
+        members = [Member(Replica(role, slot), 1) for role in plans for slot in range(counts[role])]
+        self._executors: list[ThreadExecutor] = []
+        self.hosts: dict[Replica, Host] = {}
+        self._tapes: dict[Replica, Tape] = {}
+        self._keep_tape = keep_tape
+        self._open_ends = {
+            (m.replica, n.index) for m in members for n in plans[m.replica.role].nodes if n.name == ends_with
+        }
+        self._over = threading.Event()
+        for member in members:
+            executor = ThreadExecutor(self.loop, str(member.replica))
+            self._executors.append(executor)
+            tape = Tape() if keep_tape is not None else None
+            if tape is not None:
+                self._tapes[member.replica] = tape
+            self.hosts[member.replica] = Host(
+                plans[member.replica.role],
+                member,
+                clock=self.clock,
+                channel=network.join(member),
+                executor=executor,
+                seed=seed,
+                resolve=resolve,
+                tape=tape,
+                trace=trace,
+                island=islands.get(member.replica),
+                on_ended=self._ended,
+                on_failed=self._failed,
+            )
+        self._members = members
+        self._thread = threading.Thread(target=self._serve, name="loop", daemon=True)
+        self._flusher = threading.Thread(target=self._flush_for_ever, name="tapes", daemon=True)
+        self._is_closing = threading.Event()
+
+    def start(self) -> None:
+        """Start the loop, and open every body."""
+        self._thread.start()
+        self.clock.post(self._start_hosts)
+        if self._keep_tape is not None:
+            self._flusher.start()
+
+    def wait(self, seconds_max: float) -> bool:
+        """Wait until the run is over, at most `seconds_max`; whether it is. RunError is for the caller to raise."""
+        return self._over.wait(seconds_max)
+
+    def request_stop(self) -> None:
+        """Ask every host to stop; from any thread."""
+        for host in self.hosts.values():
+            self.clock.post(host.request_stop)
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """What bodies have published, by replica and node."""
+        return {
+            f"{replica}/{node}": dict(values)
+            for replica, host in self.hosts.items()
+            for node, values in host.published.items()
+        }
+
+    def close(self, seconds_max: float = 10.0) -> bool:
+        """End at once, and let bodies release what they hold; whether every thread ended in time."""
+        self._is_closing.set()
+        stopped = threading.Event()
+
+        def stop() -> None:
+            for host in self.hosts.values():
+                host.close()
+            self.loop.stop()
+            stopped.set()
+
+        self.clock.post(stop)
+        stopped.wait(seconds_max)
+        self._thread.join(seconds_max)
+        ended = not [executor for executor in self._executors if not executor.join(seconds_max)]
+        if self._keep_tape is not None:
+            self._flusher.join(seconds_max)
+            self._flush()
+        if ended:
+            for host in self.hosts.values():
+                host.bodies.close()
+        if self._thread.is_alive():
+            return False
+        self.loop.close()
+        return ended
+
+    def _serve(self) -> None:
+        self.loop.run_forever()
+
+    def _start_hosts(self) -> None:
+        for host in self.hosts.values():
+            host.start(self._members)
+
+    def _ended(self, host: Host, node: str) -> None:
+        self._open_ends.discard((host.member.replica, host.plan.node_named(node).index))
+        if not self._open_ends:
+            self._over.set()
+
+    def _failed(self, host: Host, node: str, error: str) -> None:
+        if self.error is None:
+            self.error, self.failed = error, host
+        self._over.set()
+
+    def _broken(self, context: dict[str, Any]) -> None:
+        """A callback of the loop raised: a bug of ours, and the end of the run."""
+        error = context.get("exception")
+        story = "".join(traceback.format_exception(error)).strip() if error is not None else str(context.get("message"))
+        if self.error is None:
+            self.error = f"the runtime itself failed: {story}"
+        self._over.set()
+
+    def _watch(
+        self, edge: int, source: Member, target: Member, size_bytes: int, begun: Instant, arrived: Instant
+    ) -> None:
+        assert self.trace is not None
+        name = self._edges[edge].name
+        self.trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size_bytes))
+
+    def _flush_for_ever(self) -> None:
+        while not self._is_closing.wait(FLUSH_SECONDS):
+            self._flush()
+
+    def _flush(self) -> None:
+        assert self._keep_tape is not None
+        for replica, tape in self._tapes.items():
+            data = tape.take()
+            if data:
+                self._keep_tape(replica, data)

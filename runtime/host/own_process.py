@@ -1,0 +1,267 @@
+"""One host in a process of its own: the loop, the channel, the link to its daemon, and what it writes.
+
+The main thread is the loop; bodies have threads of their own. The daemon says who is live and where; this host dials
+those that it is to dial, expects those that dial it, and feeds who joined and who left to its core. It reports four
+times a second. Without a word from a daemon it looks for the one that has taken over, and ends after a minute without
+any; a daemon that is silent but lives (it was stopped, say) is no reason to end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import uvloop
+
+from isthmus.runtime.channels.contract import DiallingChannel
+from isthmus.runtime.clock import Clock, Instant
+from isthmus.runtime.control.client import ControlClient
+from isthmus.runtime.control.messages import Message
+from isthmus.runtime.graph.plans import Plan
+from isthmus.runtime.graph.template import Reference
+from isthmus.runtime.host.contract import Island
+from isthmus.runtime.host.driver import Host
+from isthmus.runtime.host.raised import untold
+from isthmus.runtime.host.roster import Meeting, Meetings, phase, steps
+from isthmus.runtime.host.supply import Supply
+from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
+from isthmus.runtime.host.trace import Span, Trace
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.scheduler.tape import Tape
+from isthmus.runtime.security.keys import Keyring
+from isthmus.runtime.supervision.lost_daemon import ORPHAN_SECONDS, Silence, is_orphan, is_searching
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX
+from isthmus.runtime.system.append_only import Growing
+from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.processes import started_at
+from isthmus.runtime.system.shared_loop import SharedLoop
+
+FLUSH_SECONDS: Final = 0.5
+CLOSE_SECONDS: Final = 3.0
+"""How long bodies may take to come to the end of a firing when the host ends."""
+
+OpenChannel = Callable[[Clock, Any, Callable[[int, Member, Member, int, Instant, Instant], None]], DiallingChannel]
+"""(clock, loop, watch) -> the channel of this host."""
+
+
+class HostProcess:
+    """Runs one plan as one member of the run named `run`, until the daemon says that it is over. `listens` is the
+    address where others may dial it, None if nobody does; `machines` and `keys` are kept up to date by what the daemon
+    says: where each member is, and whose keys are admitted. `island` are the devices that this host may use."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        member: Member,
+        *,
+        folder: Path,
+        run: str,
+        daemon: str,
+        zero_ns: int,
+        seed: int,
+        listens: str | None,
+        machines: dict[Replica, str],
+        keys: Keyring | None,
+        meets: Callable[[Replica], Meeting],
+        resolve: Callable[[Reference], Any],
+        open_channel: OpenChannel,
+        island: Island | None = None,
+    ) -> None:
+        self._member, self._plan, self._folder = member, plan, folder
+        self._listens, self._run = listens, run
+        self._machines, self._keys = machines, keys
+        loop = uvloop.new_event_loop()
+        loop.set_exception_handler(lambda loop, context: self._broken(context))
+        self._loop = SharedLoop(loop)
+        self._clock = LoopClock(self._loop, zero_ns)
+        self._trace, self._tape = Trace(), Tape()
+        name = f"{member.replica.role}-{member.replica.slot}-{member.incarnation}"
+        self._tape_file = Growing(folder / "tape" / f"{name}.tape")
+        self._executor = ThreadExecutor(self._loop, str(member.replica))
+        self._channel = open_channel(self._clock, self._loop, self._watch)
+        self._host = Host(
+            plan,
+            member,
+            clock=self._clock,
+            channel=self._channel,
+            executor=self._executor,
+            seed=seed,
+            resolve=resolve,
+            tape=self._tape,
+            trace=self._trace,
+            island=island,
+            on_ended=self._node_ended,
+            on_failed=self._failed,
+        )
+        self._meetings = Meetings(plan, member, channel=self._channel, meets=meets, tell=self._host.handle)
+        self._endpoints: list[str] = []
+        self._supply = Supply(plan)
+        self._silence = Silence(time.monotonic(), HEARTBEAT_SECONDS)
+        self._error: str | None = None
+        self._is_over = False
+        self._daemon = ControlClient(self._loop, daemon, self._hear)
+
+    def run(self) -> int:
+        """Serve; the exit status, 0 if the daemon ended this host, 1 if it failed."""
+        if self._listens is not None:
+            self._endpoints = list(self._channel.bind(f"tcp://{self._listens}:0")[:2])
+        self._loop.call_soon(self._begin)
+        self._loop.run_forever()
+        self._close()
+        return 0 if self._error is None else 1
+
+    def _begin(self) -> None:
+        self._host.start([self._member])
+        self._say("hello")
+        self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
+        self._loop.call_later(FLUSH_SECONDS, self._flush)
+
+    # -- the daemon ----------------------------------------------------------------------------------------------------
+
+    def _hear(self, message: Message) -> None:
+        self._silence.heard(time.monotonic())
+        match message["type"]:
+            case "roster":
+                self._take_roster(message["members"], message["keys"])
+            case "stop":
+                if not self._host.stop_requested:
+                    self._host.request_stop()
+            case "exit":
+                self._loop.stop()
+
+    def _take_roster(self, rows: list[list[Any]], keys: Mapping[str, str]) -> None:
+        """Let everybody in who is new, and everybody go who is gone. `keys` gives the public keys of machines."""
+        self._machines.update((Replica.parse(name), machine) for name, _, _, machine in rows)
+        if self._keys is not None:
+            self._keys.replace({key: machine for machine, key in keys.items()})
+        self._meetings.take(rows, keys)
+
+    def _say(self, kind: str, **more: Any) -> None:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        traffic, published = self._host.traffic, self._host.published
+        firings, standing = self._host.busy.firings(self._clock.now()), self._channel.standing()
+        starved = self._supply.look(traffic, self._clock.now())
+        figures = {
+            "cpu_seconds": used.ru_utime + used.ru_stime,
+            "memory_bytes": used.ru_maxrss * 1024,
+            "bytes_sent": traffic.bytes_sent,
+            "bytes_received": traffic.bytes_received,
+            "refused": sum(self._host.refused.values()) + sum(each.count for each in self._host.refusals.values()),
+            "steps": steps(published),
+            "busy_ns": firings.busy,
+            "firing_ns": firings.oldest,
+            "firing_node": firings.node,
+            "starved": None if starved is None else msgspec.to_builtins(starved),
+            "peers": standing.peers,
+            "unreached": len(standing.missing),
+            "missing": [
+                [str(member.replica), member.incarnation, silence] for member, silence in standing.missing[:MISSING_MAX]
+            ],
+            "refusals": [msgspec.to_builtins(each) for each in self._host.refusals.values()],
+        }
+        self._daemon.send(
+            {
+                "type": kind,
+                "run": self._run,
+                "replica": str(self._member.replica),
+                "incarnation": self._member.incarnation,
+                "pid": os.getpid(),
+                "endpoints": self._endpoints,
+                "phase": phase(self._member.replica, published, is_open=self._host.is_open),
+                "published": published,
+                "figures": figures,
+                **more,
+            }
+        )
+
+    def _beat(self) -> None:
+        self._loop.hear()  # While nobody listens, a firing may be longer than those before it were.
+        silence = self._silence.beat(time.monotonic())
+        if is_searching(silence) and is_orphan(silence, has_daemon=self._find_daemon()):
+            self._error = f"no daemon for {ORPHAN_SECONDS:.0f} s"
+            self._loop.stop()
+            return
+        # Said again and again: the daemon that heard it first may be dead, and a run that is over has to end.
+        self._say("over" if self._is_over else "heartbeat")
+        self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
+
+    def _find_daemon(self) -> bool:
+        """Go to the daemon that the run folder names; whether its process lives."""
+        try:
+            told = json.loads((self._folder / "daemon.json").read_text())
+            endpoint, is_living = str(told["endpoint"]), started_at(told["pid"]) == int(told["started"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        if endpoint != self._daemon.endpoint:
+            self._daemon.dial(endpoint)
+            self._say("hello")
+        return is_living
+
+    # -- the host ------------------------------------------------------------------------------------------------------
+
+    def _node_ended(self, host: Host, node: str) -> None:
+        if self._member.replica.role == "recorder":
+            self._is_over = True
+            self._say("over")
+
+    def _failed(self, host: Host, node: str, error: str) -> None:
+        sys.stderr.write(f"{self._member}, node {node!r}: {error}\n")
+        self._error = error
+        self._say("failed", error=msgspec.to_builtins(host.raised or untold(node, error)))
+        self._loop.call_later(0.1, self._loop.stop)
+
+    def _broken(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        story = "".join(traceback.format_exception(error)) if error is not None else str(context.get("message"))
+        with self._loop.turn:  # A loop tells of an exception after the callback's own turn.
+            self._failed(self._host, "", story)
+
+    def _watch(
+        self, edge: int, source: Member, target: Member, size_bytes: int, begun: Instant, arrived: Instant
+    ) -> None:
+        name = self._plan.edges[edge].name if edge in self._plan.edges else str(edge)
+        self._trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size_bytes))
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Hand the tape on; appending half a second of it takes some tens of microseconds."""
+        data = self._tape.take()
+        if data or self._tape_file.waiting:
+            self._tape_file.append(data)
+        self._loop.call_later(FLUSH_SECONDS, self._flush)
+
+    def _close(self) -> None:
+        """End the bodies, and leave the spans where whoever draws the timeline finds them."""
+        with self._loop.turn:
+            self._host.close()
+        if self._executor.join(CLOSE_SECONDS):
+            self._host.bodies.close()
+        self._flush()
+        name = f"{self._member.replica.role}-{self._member.replica.slot}-{self._member.incarnation}.json"
+        spans = msgspec.json.encode(list(self._trace.spans))
+        with suppress(OSError):  # The timeline lacks this host then; the run is as good without it.
+            write_bytes(self._folder / "spans" / name, spans)
+        self._tape_file.close()
+        self._daemon.close()
+        self._loop.close()
+
+
+def environment(*, computes: bool) -> dict[str, str]:
+    """The environment of a host process: those that compute share the cores of a machine, so each has one.
+
+    NPROC=1 sizes XLA's pool of threads; the flag keeps its operations from splitting (`NPROC` alone does not).
+    """
+    single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    if computes:
+        single |= {"NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    return {**single, **os.environ}

@@ -1,0 +1,109 @@
+"""Whom a host knows: who is live and how each of them is met, as the rosters say that its daemon sends.
+
+Decides whom to dial, to wait for, to reach through another, and to forget, and tells the core who joined and who left.
+Does not decide who is live, nor how a roster gets here.
+
+A roster says everything each time. Who is missing in it is gone; who is in it with another incarnation has been
+replaced. Members to whom and from whom no edge leads are left aside, and whoever cannot be met yet is met with a later
+roster. When the one that relays has a new life, those behind it are reached through that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+from isthmus.runtime.channels.contract import DiallingChannel, Endpoints
+from isthmus.runtime.graph.plans import Plan
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.scheduler.events import Event, ReplicaJoined, ReplicaLeft
+
+RELAY: Final = "recorder"
+"""The role through which hosts talk that both only dial."""
+
+Meeting: TypeAlias = Literal["dial", "wait", "relay"]
+"""How a peer is met: it is dialled, it dials, or both dial a third."""
+Row: TypeAlias = Sequence[Any]
+"""Of a roster: [replica, incarnation, endpoints, machine]."""
+
+
+class Meetings:
+    """Those of one host, which runs `plan` as `member`. `live` holds whom it has met, itself among them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        member: Member,
+        *,
+        channel: DiallingChannel,
+        meets: Callable[[Replica], Meeting],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.live: dict[Replica, Member] = {member.replica: member}
+        self._member, self._channel, self._meets, self._tell = member, channel, meets, tell
+        crossing = [edge for edge in plan.edges.values() if edge.route != "local"]
+        mine = member.replica.role
+        self._roles = {edge.target_role for edge in crossing if edge.source_role == mine}
+        self._roles |= {edge.source_role for edge in crossing if edge.target_role == mine}
+        self._relay: Member | None = None
+
+    def take(self, rows: Sequence[Row], keys: Mapping[str, str]) -> None:
+        """Let everybody in who is new, and everybody go who is gone. `keys` gives the public keys of machines."""
+        present = {Replica.parse(row[0]): (Member(Replica.parse(row[0]), row[1]), *row[2:]) for row in rows}
+        if present.get(self._member.replica, (None,))[0] != self._member:
+            return  # The daemon does not know this host yet.
+        relay = next((row[0] for replica, row in present.items() if replica.role == RELAY), None)
+        for replica, member in list(self.live.items()):
+            if replica not in present or present[replica][0] != member:
+                del self.live[replica]
+                self._channel.forget(member)
+                self._tell(ReplicaLeft(member))
+        if relay != self._relay and relay is not None:
+            self._relay = relay
+            for replica in sorted(self.live):
+                if replica != self._member.replica and self._meets(replica) == "relay":
+                    self._channel.relay(self.live[replica], relay)
+        for replica, (member, endpoints, machine) in sorted(present.items()):
+            if replica not in self.live and replica.role in self._roles:
+                dialled = Endpoints(endpoints[0], endpoints[1], keys.get(machine, "")) if endpoints else None
+                if self._meet(member, dialled, relay):
+                    self.live[replica] = member
+                    self._tell(ReplicaJoined(member))
+
+    def _meet(self, member: Member, endpoints: Endpoints | None, relay: Member | None) -> bool:
+        """Go to where a peer is met; False if that cannot be yet."""
+        meeting = self._meets(member.replica)
+        if meeting == "wait":
+            self._channel.expect(member)
+        elif meeting == "dial" and endpoints is not None:
+            self._channel.connect(member, endpoints)
+        elif meeting == "relay" and relay is not None:
+            self._channel.relay(member, relay)
+        else:
+            return False
+        return True
+
+
+def meets(mine: Replica, other: Replica) -> Meeting:
+    """How two hosts meet: learners dial all others and are never dialled, so that they may sit behind NAT, and reach
+    each other through a relay; of two others the one that comes first by name dials."""
+    if mine.role == other.role == "learner":
+        return "relay"
+    if "learner" in (mine.role, other.role):
+        return "dial" if mine.role == "learner" else "wait"
+    return "dial" if mine < other else "wait"
+
+
+def phase(replica: Replica, published: Mapping[str, Mapping[str, Any]], *, is_open: bool) -> str:
+    """The phase of a host that shows `published`: of a learner, that of its inner-step."""
+    if not is_open:
+        return "compiling" if replica.role == "learner" else "starting"
+    for each in published.values():
+        if "phase" in each and replica.role == "learner":
+            return "recovering" if each["phase"] == "ready" else str(each["phase"])
+    return "serving"
+
+
+def steps(published: Mapping[str, Mapping[str, Any]]) -> int:
+    """The steps of this life that the node has come to which shows the phase."""
+    return next((int(each["step"]) for each in list(published.values()) if "phase" in each and "step" in each), 0)

@@ -1,0 +1,147 @@
+"""Threads on the real clock: how hosts run in real time.
+
+One event loop thread (uvloop where there is one) runs every host of the process and never computes; each node's body
+has a thread of its own, started with its first work, which has a turn of the loop when a firing ends. A body may leave
+work to an accelerator and return: its thread is then free for the next firing while the device computes. Nothing here
+is deterministic, and nothing claims to be.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.system.shared_loop import Handle, Loop, SharedLoop
+
+Done = Callable[[Any, BaseException | None], None]
+Work = tuple[Callable[[], Any], Done]
+
+
+class LoopClock:
+    """The monotonic clock and the loop of this process.
+
+    Zero is `zero_ns` of the monotonic clock, which the processes of a machine share, or when this clock was made.
+    """
+
+    def __init__(self, loop: Loop, zero_ns: int | None = None) -> None:
+        self._loop = loop
+        self._zero = time.monotonic_ns() if zero_ns is None else zero_ns
+
+    def now(self) -> Instant:
+        """Nanoseconds since zero; from any thread."""
+        return Instant(time.monotonic_ns() - self._zero)
+
+    def call_at(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` once at `at` or up to 2 ms later; the result cancels the call."""
+        call = _Call(self, self._loop, at, callback)
+        call.arm()
+        return call.cancel
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Like `call_soon`, from any thread; nothing happens once the loop is closed."""
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+
+class _Call:
+    """A call at an instant. Loops round to their own ticks (uvloop to milliseconds) and may be early: then it is armed
+    again, because a timer that comes before its time is one that a core sets again, and again."""
+
+    __slots__ = ("_at", "_callback", "_clock", "_handle", "_loop")
+
+    def __init__(self, clock: LoopClock, loop: Loop, at: Instant, callback: Callable[[], None]) -> None:
+        self._clock, self._loop, self._at, self._callback = clock, loop, at, callback
+        self._handle: Handle | None = None
+
+    def arm(self) -> None:
+        """Come back when it is due, in whole milliseconds."""
+        delay_ms = math.ceil((self._at - self._clock.now()) / 1e6)
+        if delay_ms > 0:
+            self._handle = self._loop.call_later(delay_ms / 1e3, self._due)
+        else:
+            self._handle = self._loop.call_soon(self._callback)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _due(self) -> None:
+        if self._clock.now() < self._at:
+            self.arm()
+        else:
+            self._callback()
+
+
+class ThreadExecutor:
+    """A thread per node. Threads are daemonic: a body that never returns cannot keep the process alive.
+
+    `done` is called in the node's thread, without the turn, which is for the callee to take. What it raises is raised
+    again on the loop. `turn`, `hear` and `listen` are those of the loop.
+    """
+
+    has_threads: Final = True
+
+    def __init__(self, loop: SharedLoop, name: str) -> None:
+        self.turn, self.hear, self.listen = loop.turn, loop.hear, loop.listen
+        self._loop = loop
+        self._name = name
+        self._works: dict[int, queue.SimpleQueue[Work | None]] = {}
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+
+    def submit(self, node: int, work: Callable[[], Any], done: Done) -> None:
+        """Run `work` and then `done` in the node's thread; nothing once the executor is closed."""
+        if self._is_closed:
+            return
+        works = self._works.get(node)
+        if works is None:
+            works = self._works[node] = queue.SimpleQueue()
+            thread = threading.Thread(target=self._serve, args=(works,), name=f"{self._name}:{node}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        works.put((work, done))
+
+    def close(self) -> None:
+        """Let every thread end after what it is doing."""
+        self._is_closed = True
+        for works in self._works.values():
+            works.put(None)
+
+    def join(self, seconds_max: float) -> bool:
+        """Wait for the threads to end, at most `seconds_max` in all; whether they did."""
+        until = time.monotonic() + seconds_max
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _serve(self, works: queue.SimpleQueue[Work | None]) -> None:
+        while (entry := works.get()) is not None and not self._is_closed:
+            work, done = entry
+            result, error = None, None
+            try:
+                result = work()
+            except BaseException as caught:  # SystemExit too: it would end this thread, and the node would hang.
+                error = caught
+            try:
+                if not self._is_closed:
+                    done(result, error)
+            except Exception as caught:
+                with suppress(RuntimeError):  # The loop is closed: nobody is left to hear of it.
+                    self._loop.call_soon_threadsafe(_raise, caught)
+            del entry, work, done, result, error
+
+
+def _raise(error: Exception) -> None:
+    raise error

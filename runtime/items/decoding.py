@@ -1,0 +1,221 @@
+"""The way in: items made of specs and pieces.
+
+Decides what is accepted of a spec, and whose memory an array that has come lies in.
+
+Theory of operation. An array of at most one chunk lies in one frame, and its receiver reads it there without a copy; a
+larger one is copied together while its pieces come, each while it is still in cache. The arrays of a large item are
+copied, too: its frames would keep more memory from libzmq than malloc leaves mapped, and each item would come in on
+pages that the kernel must clear first.
+
+What comes in is hostile until shown otherwise. The C code that reads a spec takes memory for what is there, not for
+what is announced: a list of a million that does not follow costs nothing. Depth, leaves, key types, dtypes and shapes
+are checked next, sizes before memory is taken for them. There is no pickle, and no code is named. Every fault is a
+`RefusalError` with a named reason.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from isthmus.runtime.items.layout import (
+    AXES_MAX,
+    BLOB,
+    CHUNK_BYTES,
+    DTYPES,
+    INLINE,
+    ITEM_BYTES_MAX,
+    LARGE,
+    LARGE_MAX,
+    LEAVES_MAX,
+    PLAIN,
+    SCALAR,
+    SHAPE,
+    TUPLE,
+    Bytes,
+    Odd,
+    survey,
+)
+from isthmus.runtime.items.recycled_memory import empty
+from isthmus.runtime.items.refusal import RefusalError
+
+VIEWED_BYTES_MAX: Final = 8 << 20
+"""Of a larger item no frame is kept. Measured: receiving 16 to 64 MiB in frames that are kept takes 0.5-0.6 CPU seconds
+a GB (now and then 0.3), copying them 0.35, whatever the size; up to 8 MiB keeping them takes 0.26."""
+LENT_BYTES_MIN: Final = 1 << 20
+"""Smaller frames are kept in any case; their memory is not given back to the kernel."""
+
+Read = TypeVar("Read")
+
+_HEAD_BYTES: Final = SHAPE.size
+
+
+class _Large(msgspec.Struct, frozen=True, gc=False):
+    """A leaf whose bytes come in frames of their own."""
+
+    dtype: np.dtype[Any]
+    form: int
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+class _Mark:
+    """The first element of a list that is a tuple."""
+
+
+_MARK: Final = _Mark()
+
+
+def reader(form: type[Read]) -> Callable[[Bytes], Read]:
+    """What reads one msgpack value as `form` declares it, with marks and large leaves as they came.
+
+    It raises RefusalError: 'encoding' for what is not msgpack as agreed, 'message' for what is not declared so. Lists
+    and dicts of what is declared as `Any` are checked by `Assembly`, or by whoever knows what has to be there.
+    """
+    read = msgspec.msgpack.Decoder(form, ext_hook=_extension).decode
+
+    def checked(data: Bytes) -> Read:
+        try:
+            return read(data)
+        except msgspec.ValidationError as error:
+            raise RefusalError("message", str(error)) from error
+        except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
+            raise RefusalError("encoding", f"not msgpack as agreed ({type(error).__name__}: {error})") from error
+
+    return checked
+
+
+def _extension(kind: int, lent: memoryview) -> Any:
+    data = bytes(lent)  # Of a frame that need not be kept.
+    if kind == TUPLE and not data:
+        return _MARK
+    if kind not in (INLINE, LARGE) or len(data) < _HEAD_BYTES:
+        raise RefusalError("encoding", f"extension {kind} with {len(data)} bytes")
+    code, form, axes = SHAPE.unpack_from(data)
+    follow_bytes = len(data) - _HEAD_BYTES - 8 * axes
+    if code >= len(DTYPES) or form > BLOB or axes > AXES_MAX or follow_bytes < 0:
+        raise RefusalError("dtype", f"dtype {code}, form {form}, {axes} axes in {len(data)} bytes")
+    dtype = DTYPES[code]
+    shape: tuple[int, ...] = struct.unpack_from(f"<{axes}Q", data, _HEAD_BYTES)
+    size_bytes = longest = dtype.itemsize
+    for length in shape:
+        size_bytes *= length
+        longest = length if length > longest else longest
+    if longest > ITEM_BYTES_MAX or size_bytes > ITEM_BYTES_MAX or (form == SCALAR and axes):
+        raise RefusalError("shape", f"form {form}, shape {shape} of {dtype}")
+    if form == BLOB and (dtype != np.uint8 or axes != 1):
+        raise RefusalError("shape", f"bytes as shape {shape} of {dtype}")
+    if kind == LARGE:
+        if not size_bytes or follow_bytes:
+            raise RefusalError("shape", f"a large array of shape {shape} in {len(data)} bytes")
+        return _Large(dtype, form, shape, size_bytes)
+    if follow_bytes != size_bytes:
+        raise RefusalError("shape", f"shape {shape} of {dtype} in {len(data)} bytes")
+    return _leaf(memoryview(data)[_HEAD_BYTES + 8 * axes :], dtype, form, shape)
+
+
+def _leaf(flat: Bytes, dtype: np.dtype[Any], form: int, shape: tuple[int, ...]) -> Any:
+    """A leaf over bytes that are there; read-only, and aligned (small frames may begin anywhere)."""
+    if form == BLOB:
+        return flat.tobytes()
+    array = np.frombuffer(flat, dtype) if flat.nbytes else np.empty(shape, dtype)
+    if len(shape) != 1:
+        array = array.reshape(shape)
+    if not array.flags.aligned:
+        array = array.copy()
+    array.setflags(write=False)
+    return array[()] if form == SCALAR else array
+
+
+class Assembly:
+    """An item whose frames are still coming: `wanted` is the size of the next one, 0 once all are there and `item` is
+    complete; `size_bytes` of all of them. RefusalError for a tree that is not well formed."""
+
+    __slots__ = ("_buffer", "_filled", "_holders", "_is_marked", "_next", "item", "size_bytes", "wanted")
+
+    def __init__(self, tree: Any) -> None:
+        self.item = tree
+        self.size_bytes = self.wanted = 0
+        odd: list[Odd] = []
+        if type(tree) is dict or type(tree) is list:
+            survey(tree, 1, LEAVES_MAX, odd)
+        elif type(tree) not in PLAIN:
+            odd.append((None, None, tree))
+        if odd:
+            self._await(odd)
+
+    def _await(self, odd: list[Odd]) -> None:
+        """Find the places of what comes in frames, and the lists that are tuples."""
+        self._holders: list[tuple[Any, Any, _Large]] = []
+        self._is_marked = False
+        for container, key, leaf in odd:
+            if type(leaf) is _Large:
+                self._holders.append((container, key, leaf))
+                self.size_bytes += leaf.size_bytes
+            elif leaf is _MARK and type(container) is list and key == 0:
+                self._is_marked = True
+            else:
+                raise RefusalError("encoding", f"a leaf of type {type(leaf).__name__}")
+        if len(self._holders) > LARGE_MAX or self.size_bytes > ITEM_BYTES_MAX:
+            raise RefusalError("size", f"{len(self._holders)} large arrays of {self.size_bytes} bytes")
+        self._buffer: NDArray[np.uint8] | None = None
+        self._filled = self._next = 0
+        self._go_on()
+
+    def add(self, frame: Bytes, digest: int) -> None:
+        """The next frame. RefusalError, with nothing changed, if it is not the one that is wanted."""
+        size = len(frame)
+        if size != self.wanted:
+            raise RefusalError("size", f"a frame of {size} bytes, {self.wanted} are due")
+        if xxhash.xxh3_64_intdigest(frame) != digest:
+            raise RefusalError("digest", f"a frame of {size} bytes is damaged")
+        container, key, large = self._holders[self._next]
+        flat = frame
+        is_kept = self.size_bytes <= VIEWED_BYTES_MAX or large.size_bytes < LENT_BYTES_MIN
+        if large.size_bytes > CHUNK_BYTES or not is_kept:
+            if self._buffer is None:
+                self._buffer = _memory(large.size_bytes)
+            self._buffer[self._filled : self._filled + size] = frame
+            flat = self._buffer.data
+        self._filled += size
+        if self._filled == large.size_bytes:
+            leaf = _leaf(flat, large.dtype, large.form, large.shape)
+            if container is None:
+                self.item = leaf
+            else:
+                container[key] = leaf
+            self._next, self._filled, self._buffer = self._next + 1, 0, None
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Want the next frame, if one is missing."""
+        if self._next < len(self._holders):
+            self.wanted = min(CHUNK_BYTES, self._holders[self._next][2].size_bytes - self._filled)
+        else:
+            self.wanted = 0
+            if self._is_marked:
+                self.item = _with_tuples(self.item)
+
+
+def _memory(size_bytes: int) -> NDArray[np.uint8]:
+    try:
+        return empty(size_bytes)
+    except MemoryError as error:
+        raise RefusalError("memory", f"an array of {size_bytes} bytes does not fit") from error
+
+
+def _with_tuples(node: Any) -> Any:
+    """The tree with marked lists as the tuples that they were."""
+    if type(node) is dict:
+        return {key: _with_tuples(value) for key, value in node.items()}
+    if type(node) is list:
+        if node and node[0] is _MARK:
+            return tuple(map(_with_tuples, node[1:]))
+        return list(map(_with_tuples, node))
+    return node

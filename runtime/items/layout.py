@@ -1,0 +1,100 @@
+"""Items as frames: a msgpack *spec* with the small things in it, and raw frames for the large arrays.
+
+Decides how an item looks on a wire, and how large it may be. The way out is in `encoding`, the way in in `assembly`.
+Does not decide when frames are sent, in what order, or under what credit.
+
+Theory of operation. The spec is the item's tree in msgpack, with three extensions: a small array whole, the shape and
+dtype of a large one, and a mark that makes a list a tuple. Each large array follows as pieces of `CHUNK_BYTES` (the
+last may be shorter), in the order of the tree, each with an xxh3 digest.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from isthmus.runtime.items.freezing import DEPTH_MAX
+from isthmus.runtime.items.refusal import RefusalError
+
+Bytes: TypeAlias = memoryview
+"""A frame, or what is to be one: one flat run of bytes that somebody else keeps."""
+
+CHUNK_BYTES: Final = 4 << 20
+"""The largest raw frame. Above 32 MiB libzmq takes fresh pages for each frame and is 3 times slower; below 1 MiB the
+cost per frame shows."""
+SPEC_BYTES_MAX: Final = 1 << 20
+"""Of an item without its large arrays: LEAVES_MAX numbers and their places fit."""
+LEAVES_MAX: Final = 1 << 16
+LARGE_MAX: Final = 1 << 12
+"""Arrays of one item that travel in frames of their own: more than the tensors of any model that is sent whole."""
+ITEM_BYTES_MAX: Final = 4 << 30
+TEXT_BYTES_MAX: Final = 1 << 16
+INLINE_BYTES_MAX: Final = 16 << 10
+"""Larger arrays get frames of their own: copying 16 KiB twice costs about as much as one more frame, 2 us."""
+AXES_MAX: Final = 32
+
+_NAMES: Final = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_EXTENDED: Final = (
+    *(ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.int4, ml_dtypes.uint4),
+)
+DTYPES: Final = (*map(np.dtype, _NAMES), *map(np.dtype, _EXTENDED))
+"""What arrays may hold; the place in this table is the code on the wire, so it only ever grows at the end."""
+
+INLINE, LARGE, TUPLE = 1, 2, 3
+"""The extensions."""
+ARRAY, SCALAR, BLOB = 0, 1, 2
+"""The forms of what an extension holds."""
+SHAPE: Final = struct.Struct("<BBB5x")
+"""Code of the dtype, form, number of axes; padded so that what follows lies on 8 bytes."""
+
+PLAIN: Final[frozenset[type]] = frozenset(
+    {type(None), bool, int, float, str, bytes, np.ndarray, *(dtype.type for dtype in DTYPES)}
+)
+"""Types of leaves that have nothing in them that would have to be looked at."""
+CONTAINERS: Final = (dict, list, tuple, Mapping)
+_KEYS: Final[frozenset[type]] = frozenset({str, int})
+
+Odd: TypeAlias = tuple[Any, Any, Any]
+"""(container, key, value) of something in a tree that is neither a plain leaf, nor a list, nor a dict."""
+
+
+def survey(node: Any, depth: int, left: int, odd: list[Odd]) -> int:
+    """How many more leaves may follow a container that lies so deep; RefusalError for one too deep, too large or ill
+    keyed. `odd` gets what is neither a plain leaf nor a list or dict, in the order of the tree.
+
+    Items have few and short lists beside their arrays: looking at each leaf here costs less than asking C code about
+    each list, and lists of plain leaves cost no call.
+    """
+    left -= len(node)
+    if left < 0 or depth > DEPTH_MAX:
+        raise RefusalError("depth", f"more than {LEAVES_MAX} leaves or {DEPTH_MAX} levels")
+    kind = type(node)
+    is_mapping = kind is dict or (kind is not list and kind is not tuple and isinstance(node, Mapping))
+    for key, value in node.items() if is_mapping else enumerate(node):
+        if is_mapping and type(key) not in _KEYS:
+            raise RefusalError("keys", f"keys that are neither str nor int: {list(node)[:4]!r:.80}")
+        kind = type(value)
+        if kind in PLAIN:
+            continue
+        if kind is list and depth < DEPTH_MAX:
+            for leaf in value:
+                if type(leaf) not in PLAIN:
+                    break
+            else:
+                left -= len(value)
+                continue
+        if kind is not list and kind is not dict:
+            odd.append((node, key, value))
+            if not isinstance(value, CONTAINERS):
+                continue
+        left = survey(value, depth + 1, left, odd)
+    if left < 0:
+        raise RefusalError("depth", f"more than {LEAVES_MAX} leaves")
+    return left

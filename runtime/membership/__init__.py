@@ -1,0 +1,1 @@
+"""Decides which members of a run are alive, silent, stuck, slow or gone. Pure."""

@@ -1,0 +1,361 @@
+"""The membership core: who is alive, in which incarnation and phase, who is slow, and who is gone and why.
+
+It decides who is admitted, suspected, called slow, and removed. It does not open connections, choose slots or
+incarnations, restart or kill anybody, or decide what a removal means for a round or an edge.
+
+Theory of operation. A replica is absent, or has one member. An announcement of a new incarnation admits it, after
+removing the one before. An incarnation that ended, or that is older than the newest heard of, is refused for ever.
+Three things can be wrong with a member, and each has an answer of its own:
+
+- *dead*. A supervisor knows that the process is gone: it is removed at once. Or it is silent: every heartbeat renews it
+  and teaches the core its rhythm (`suspicion`), silence makes it suspect, which only informs, and then removes it. A
+  silence that somebody else explains (the process is stopped, its machine cannot be reached) is excused: such a member
+  is neither suspect nor removed before `excused_max`.
+- *stuck*. It speaks, says that it is stepping, and has been in one firing for longer than its own steps make likely; or
+  it steps on, and one firing of another node lasts `firing_max` and many steps: it is removed. Who never made a step is
+  judged by the steps of others in its role, and by nothing where there are none.
+- *slow*. It gets on, and a step takes it much longer than the median of its role: that is said, and nothing else.
+
+Whoever is removed for silence or for being stuck is given twice the time in its next life, because a deadline that
+was too short would never be learned otherwise: a removal ends the interval that it should have been learned from.
+
+One timer serves all members. It may be early (heartbeats move deadlines, not the timer) and is then set again. What it
+is late by, this host slept itself: its peers may have spoken meanwhile, so that time is not counted as their silence.
+Being stuck needs no timer: it is judged when the host speaks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, assert_never
+
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.membership.member import Attendance
+from isthmus.runtime.membership.messages import (
+    PHASES,
+    SILENT,
+    AdmitMember,
+    Cause,
+    ClearSlow,
+    ClearSuspicion,
+    ExcuseEnded,
+    ExcuseMember,
+    HeartbeatArrived,
+    HostAnnounced,
+    HostEnded,
+    LongExcuse,
+    MembershipCommand,
+    MembershipEvent,
+    MembershipTimerFired,
+    NoteSlow,
+    Pace,
+    Phase,
+    Refusal,
+    RefuseMember,
+    RemoveMember,
+    SetMembershipTimer,
+    Silence,
+    SilenceExcused,
+    Stall,
+    State,
+    SuspectMember,
+)
+from isthmus.runtime.membership.options import MembershipOptions
+from isthmus.runtime.membership.phi_accrual import Rhythm, phi
+from isthmus.runtime.membership.progress import Progress
+
+DOUBLINGS_MAX: Final = 6
+"""Sixty-four times the patience is a quarter of an hour at least, for a step that takes milliseconds as a rule."""
+
+
+class MembershipCore:
+    """The members of one run as one host sees them, at most `slots_max` of each role."""
+
+    def __init__(self, options: MembershipOptions) -> None:
+        self._options = options
+        self._now = Instant(0)
+        self._hosts: dict[Replica, Attendance] = {}
+        self._newest: dict[Replica, int] = {}  # The highest incarnation heard of, live or not.
+        self._removals: Counter[tuple[Replica, Cause]] = Counter()
+        self._usual: dict[str, float] = {}  # Role -> the mean interval of steps of whoever made the last one.
+        self._timer_at: Instant | None = None
+        names = ["members admitted", "members removed", "members refused", "suspicions", "suspicions cleared"]
+        names += ["silences excused", "slow", "slow no more", "stuck"]
+        self._counts = dict.fromkeys([*names, "heartbeats", "announcements repeated", "ends ignored", "timers"], 0)
+
+    def handle(self, event: MembershipEvent, now: Instant) -> list[MembershipCommand]:
+        """What `event` at `now` leads to, in order.
+
+        Raises, with the state as it was, LocalProtocolError for time that runs backwards, and RemoteProtocolError for
+        a phase that there is not, an incarnation below 1, or figures below 0.
+        """
+        if now < self._now:
+            raise _illegal("handling an event", f"an instant from {self._now} ns on", f"{now} ns", "Fix the clock.")
+        match event:
+            case HeartbeatArrived():
+                commands = self._beat(event, now)
+            case HostAnnounced():
+                commands = self._announce(event, now)
+            case HostEnded():
+                commands = self._end(event)
+            case SilenceExcused():
+                commands = self._excuse(event, now)
+            case ExcuseEnded():
+                commands = self._end_excuse(event.member, now)
+            case MembershipTimerFired():
+                commands = self._fire(now)
+            case _:
+                assert_never(event)
+        self._now = now
+        return commands
+
+    def roster(self) -> tuple[tuple[Member, Phase, State], ...]:
+        """Every member with its phase and state, sorted."""
+        return tuple((host.member, host.phase, host.shown) for _, host in sorted(self._hosts.items()))
+
+    def members(self, role: str) -> tuple[Member, ...]:
+        """The members of a role, suspects among them, by slot."""
+        return tuple(member for member, _, _ in self.roster() if member.replica.role == role)
+
+    def state(self, replica: Replica) -> State | None:
+        """The state of the member of a replica; None if it has none."""
+        host = self._hosts.get(replica)
+        return None if host is None else host.shown
+
+    def late(self, now: Instant) -> tuple[Member, ...]:
+        """The members who will be suspected or removed if the timer fires at `now`, unless their silence is excused."""
+        hosts = [host for _, host in sorted(self._hosts.items())]
+        return tuple(
+            host.member for host in hosts if not host.is_excused and now >= host.deadline(host.state, self._options)
+        )
+
+    def suspicion(self, replica: Replica, now: Instant) -> float:
+        """phi of a member's silence at `now`; KeyError if the replica is absent."""
+        host = self._hosts[replica]
+        return phi(now - host.heard_at, host.rhythm.mean, host.rhythm.deviation(self._options.deviation_min))
+
+    def statistics(self) -> dict[str, int]:
+        """Counts since the start, and the present numbers of members and suspects."""
+        suspects = sum(host.state == "suspect" for host in self._hosts.values())
+        return self._counts | {"members": len(self._hosts), "suspects": suspects}
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _announce(self, event: HostAnnounced, now: Instant) -> list[MembershipCommand]:
+        member, options = event.member, self._options
+        _check_peer(event)
+        if not self._has_slot(member.replica):
+            return self._refuse(member, "no slot")
+        if event.phase == "gone":
+            return self._refuse(member, "gone")
+        host = self._hosts.get(member.replica)
+        if host is not None and host.member == member:
+            self._counts["announcements repeated"] += 1
+            return self._hear(host, event.phase, now)
+        if member.incarnation <= self._newest.get(member.replica, 0):
+            return self._refuse(member, self._history(member))
+        commands = self._remove(host, "ended") if host is not None else []
+        self._newest[member.replica] = member.incarnation
+        host = self._hosts[member.replica] = Attendance(
+            member,
+            event.phase,
+            now,
+            Rhythm(float(options.interval_first), float(options.deviation_first) ** 2),
+            Progress(now),
+            silent_times=self._times(member.replica, "silent"),
+            stuck_times=self._times(member.replica, "stuck"),
+        )
+        self._counts["members admitted"] += 1
+        return [*commands, AdmitMember(member), *self._arm(host.deadline(host.state, self._options))]
+
+    def _beat(self, event: HeartbeatArrived, now: Instant) -> list[MembershipCommand]:
+        member = event.member
+        _check_peer(event)
+        host = self._hosts.get(member.replica)
+        if host is None or host.member != member:
+            return self._refuse(member, self._history(member))
+        self._counts["heartbeats"] += 1
+        if event.phase == "gone":
+            return self._remove(host, "ended")
+        # Of an excused silence nothing is learned.
+        if not host.is_excused:
+            host.rhythm.learn(float(min(now - host.heard_at, self._options.silence_max)))
+        was_stepping = host.is_stepping
+        commands = self._hear(host, event.phase, now)
+        if was_stepping and event.phase == "stepping":
+            return commands + self._get_on(host, event, now)
+        host.progress.begin(event.steps, event.busy, now)
+        return commands
+
+    def _get_on(self, host: Attendance, event: HeartbeatArrived, now: Instant) -> list[MembershipCommand]:
+        """Judge the steps of a host that speaks."""
+        progress, role = host.progress, host.member.replica.role
+        first = float(self._options.progress_deviation_first)
+        if progress.take(event.steps, event.busy, event.firing, now, first):
+            assert progress.rhythm is not None
+            hang = host.hung(event.node, now, self._options)
+            if hang is not None:
+                self._counts["stuck"] += 1
+                return self._remove(host, "stuck", hang)
+            self._usual[role] = progress.rhythm.mean
+            return self._compare(host, now)
+        stall = host.stuck(event.firing, event.node, self._usual.get(role), now, self._options)
+        if stall is None:
+            return []
+        self._counts["stuck"] += 1
+        return self._remove(host, "stuck", stall)
+
+    def _compare(self, host: Attendance, now: Instant) -> list[MembershipCommand]:
+        """Say whether a host that steps has become slow, or keeps up again."""
+        others = [
+            other.progress.pace
+            for other in self._hosts.values()
+            if other is not host and other.member.replica.role == host.member.replica.role
+            if other.is_stepping and other.progress.pace is not None
+        ]
+        usual = host.progress.compare(others, now)
+        if usual is None:
+            return []
+        assert host.progress.pace is not None
+        pace = Pace(host.progress.pace, usual, len(others))
+        if host.progress.is_slow:
+            self._counts["slow"] += 1
+            return [NoteSlow(host.member, pace)]
+        self._counts["slow no more"] += 1
+        return [ClearSlow(host.member, pace)]
+
+    def _end(self, event: HostEnded) -> list[MembershipCommand]:
+        member = event.member
+        if self._has_slot(member.replica):
+            self._newest[member.replica] = max(member.incarnation, self._newest.get(member.replica, 0))
+        host = self._hosts.get(member.replica)
+        if host is None or member.incarnation < host.member.incarnation:
+            self._counts["ends ignored"] += 1
+            return []
+        return self._remove(host, "ended")
+
+    def _excuse(self, event: SilenceExcused, now: Instant) -> list[MembershipCommand]:
+        host = self._hosts.get(event.member.replica)
+        if host is None or host.member != event.member or host.state == event.excuse:
+            return []
+        if not host.is_excused:
+            host.excused_at = now
+        host.state = event.excuse
+        self._counts["silences excused"] += 1
+        silence = Duration(now - host.heard_at)
+        return [ExcuseMember(host.member, event.excuse, silence), *self._arm(host.deadline(host.state, self._options))]
+
+    def _end_excuse(self, member: Member, now: Instant) -> list[MembershipCommand]:
+        host = self._hosts.get(member.replica)
+        if host is None or host.member != member or not host.is_excused:
+            return []
+        host.state, host.heard_at = "suspect", now
+        self._counts["suspicions"] += 1
+        return [SuspectMember(member, None), *self._arm(host.deadline(host.state, self._options))]
+
+    def _fire(self, now: Instant) -> list[MembershipCommand]:
+        """Judge everybody's silence, less the time by which the timer is late."""
+        self._counts["timers"] += 1
+        late = 0 if self._timer_at is None else max(0, now - self._timer_at)
+        self._timer_at = None
+        commands: list[MembershipCommand] = []
+        for _, host in sorted(self._hosts.items()):
+            host.heard_at = Instant(min(now, host.heard_at + late))
+            host.excused_at = Instant(min(now, host.excused_at + late))
+            last = host.state if host.state in SILENT else "suspect"
+            if now >= host.deadline(last, self._options):
+                commands += self._remove(host, "silent", host.end_of_patience(now, self._options))
+            elif host.state == "alive" and now >= host.deadline("alive", self._options):
+                host.state = "suspect"
+                self._counts["suspicions"] += 1
+                commands.append(SuspectMember(host.member, host.silence(now, self._options)))
+        deadlines = [host.deadline(host.state, self._options) for host in self._hosts.values()]
+        return commands + (self._arm(min(deadlines)) if deadlines else [])
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    def _has_slot(self, replica: Replica) -> bool:
+        return 0 <= replica.slot < self._options.slots_max.get(replica.role, 0)
+
+    def _history(self, member: Member) -> Refusal:
+        """Why `member`, which is not live, may not be it."""
+        newest = self._newest.get(member.replica, 0)
+        if member.incarnation < newest:
+            return "older incarnation"
+        return "ended incarnation" if member.incarnation == newest else "unannounced"
+
+    def _refuse(self, member: Member, refusal: Refusal) -> list[MembershipCommand]:
+        self._counts["members refused"] += 1
+        return [RefuseMember(member, refusal)]
+
+    def _remove(
+        self, host: Attendance, cause: Cause, finding: Silence | LongExcuse | Stall | None = None
+    ) -> list[MembershipCommand]:
+        del self._hosts[host.member.replica]
+        self._counts["members removed"] += 1
+        self._removals[host.member.replica, cause] += 1
+        return [RemoveMember(host.member, cause, finding)]
+
+    def _times(self, replica: Replica, cause: Cause) -> int:
+        """How many times the usual patience the next life of a replica is given."""
+        return 1 << min(self._removals[replica, cause], DOUBLINGS_MAX)
+
+    def _hear(self, host: Attendance, phase: Phase, now: Instant) -> list[MembershipCommand]:
+        """A sign of life: the silence begins anew."""
+        commands: list[MembershipCommand] = []
+        if host.state in SILENT:
+            host.state = "alive"
+            self._counts["suspicions cleared"] += 1
+            commands.append(ClearSuspicion(host.member, Duration(now - host.heard_at)))
+        host.phase, host.heard_at = phase, now
+        return commands + self._arm(host.deadline(host.state, self._options))
+
+    def _arm(self, at: Instant) -> list[MembershipCommand]:
+        """See to it that the timer fires at `at` or before."""
+        if self._timer_at is not None and self._timer_at <= at:
+            return []
+        self._timer_at = at
+        return [SetMembershipTimer(at)]
+
+    # -- invariants ----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise InvariantError unless every member has a slot, a deadline and the newest incarnation of its replica."""
+        for replica in self._newest:
+            _demand(self._has_slot(replica), f"{replica} is known and has no slot")
+        for replica, host in self._hosts.items():
+            newest, rhythm = self._newest.get(replica), host.rhythm
+            _demand(host.member.replica == replica, f"{host.member} is kept as {replica}")
+            _demand(host.member.incarnation == newest, f"{host.member} is live, the newest incarnation is {newest}")
+            _demand(host.phase != "gone", f"{host.member} is live in phase gone")
+            _demand(host.heard_at <= self._now, f"{host.member} was heard at {host.heard_at} ns, after {self._now} ns")
+            told = f"{host.member} has {rhythm.mean} ns, {rhythm.variance} ns^2"
+            _demand(rhythm.mean >= 0 and rhythm.variance >= 0, told)
+            deadline = host.deadline(host.state, self._options)
+            is_armed = self._timer_at is not None and self._timer_at <= deadline
+            _demand(is_armed, f"{host.member} is due at {deadline} ns, the timer is at {self._timer_at} ns")
+        live = len(self._hosts) + self._counts["members removed"]
+        _demand(live == self._counts["members admitted"], f"{live} members live or removed, not as many as admitted")
+
+
+def _check_peer(event: HostAnnounced | HeartbeatArrived) -> None:
+    """Raise RemoteProtocolError for what no host of ours sends."""
+    member, doing = event.member, f"hearing {event.member}"
+    if event.phase not in PHASES:
+        expected = f"expected a phase, one of {', '.join(PHASES)}"
+        raise RemoteProtocolError(f"{doing}: {expected}, found {event.phase!r}. Use one version everywhere.")
+    if member.incarnation < 1:
+        raise RemoteProtocolError(f"{doing}: expected an incarnation from 1 on. Use one version everywhere.")
+    if isinstance(event, HeartbeatArrived) and min(event.steps, event.busy, event.firing) < 0:
+        raise RemoteProtocolError(f"{doing}: expected figures from 0 on. Use one version everywhere.")
+
+
+def _illegal(doing: str, expected: str, found: str, do: str) -> LocalProtocolError:
+    return LocalProtocolError(f"{doing}: expected {expected}, found {found}. {do}")
+
+
+def _demand(holds: bool, broken: str) -> None:
+    if not holds:
+        raise InvariantError(f"membership: {broken}")

@@ -1,0 +1,209 @@
+"""What goes from one host to one other: what waits, what is under way, and what has arrived, over all connections.
+
+Decides the order of items and of their pieces, what a newer item supersedes, how many bytes may be under way, and what
+is sent again on a new connection. Does not know bytes, sockets or time.
+
+Theory of operation. A *line* holds what waits, in the order in which places were taken; a newer item of a Latest edge
+takes the place of the older one of its key, so no key starves. A *shipment* is an item on its way: it waits in the
+line, begins (only then does it get a sequence number), is sent piece by piece without a break, and is kept until the
+other side acknowledges it. On a new connection the other side says what it had, per edge; what it had is done, the rest
+goes back to the front of the line, except what has been superseded meanwhile. Sequence numbers of a Queue edge have no
+gaps; those of a Latest edge only grow.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from isthmus.runtime.channels.contract import Parcel
+from isthmus.runtime.channels.line import Line
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.items.refusal import RefusalError
+from isthmus.runtime.protocol.credit import CHARGE_MIN, EDGES_MAX, Window, claim
+
+HEAD_BYTES_MAX: Final = 64 << 10
+"""Records of one message, beyond the first: copied by libzmq while the loop waits."""
+OVERHEAD_BYTES: Final = 64
+"""Of a message beside its records, pieces, and digests; an upper bound."""
+PIECE_OVERHEAD_BYTES: Final = 9
+WAITING_MAX: Final = 1 << 18
+"""Items for one peer that wait or are kept: four times the largest capacity of a Queue."""
+
+_NEVER: Final = Instant(0)
+
+
+class Shipment:
+    """An item on its way to one peer: `head_bytes` of its record (or what it claims, if that is more), `sizes` of its
+    pieces, what it claims beside them, its `place` (with the others of its mailbox, or None: behind everything), and
+    `cargo` for whoever packs it.
+
+    `sent` counts the pieces sent on the present connection; `begun` is when the first of them was.
+    """
+
+    __slots__ = ("begun", "cargo", "claim", "head_bytes", "parcel", "place", "replaces", "sent", "sequence", "sizes")
+
+    def __init__(self, parcel: Parcel, replaces: bool, head_bytes: int, sizes: Sequence[int], cargo: Any) -> None:
+        self.parcel, self.replaces = parcel, replaces
+        self.place = (parcel.edge, parcel.key) if replaces else None
+        self.claim = claim(parcel.size_bytes, sum(sizes))
+        self.head_bytes = head_bytes if head_bytes > self.claim else self.claim
+        self.sizes, self.cargo = sizes, cargo
+        self.sequence = self.sent = 0
+        self.begun = _NEVER
+
+
+class Load(msgspec.Struct, frozen=True, gc=False):
+    """What the next message holds. `transfer` and `piece` number the first item and its first piece in it."""
+
+    transfer: int
+    piece: int
+    begun: list[Shipment]
+    pieces: list[tuple[Shipment, int]]
+
+
+class Outbound:
+    """Everything from here to one peer. `acknowledged` counts the items of this connection that the peer was given."""
+
+    def __init__(self) -> None:
+        self.line: Line[Shipment] = Line()
+        self.kept: deque[Shipment] = deque()
+        self.window: Window | None = None
+        self.items_begun = self.bytes_begun = 0
+        self.acknowledged = 0
+        self._sequences: dict[int, int] = {}
+        self._begun = 0
+        self._current: Shipment | None = None
+
+    def put(self, shipment: Shipment) -> Shipment | None:
+        """Let a shipment wait; the one that it supersedes. LocalProtocolError if far too many wait."""
+        if len(self.line.entries) + len(self.kept) >= WAITING_MAX:
+            raise LocalProtocolError(
+                f"{WAITING_MAX} items wait for one peer (edge {shipment.parcel.edge}, key {shipment.parcel.key!r}):"
+                f" more than Queue capacities and mailbox keys allow"
+            )
+        return self.line.put(shipment, shipment.place)
+
+    def open(self, window: Window, delivered: Mapping[int, int]) -> tuple[list[Shipment], list[Shipment]]:
+        """A new connection, on which the other side had `delivered`: (what is done, what was superseded)."""
+        done, superseded = [], []
+        for shipment in reversed(self.kept):
+            if shipment.sequence <= delivered.get(shipment.parcel.edge, 0):
+                done.append(shipment)
+                continue
+            shipment.sent = 0
+            if shipment.replaces:
+                shipment.sequence = 0
+            if not self.line.put_back(shipment, shipment.place):
+                superseded.append(shipment)
+        self.kept.clear()
+        self.window = window
+        self._begun = self.acknowledged = 0
+        self._current = None
+        return done[::-1], superseded
+
+    def has_more(self) -> bool:
+        """Whether anything waits, or is sent in part."""
+        return self._current is not None or bool(self.line.entries)
+
+    def load(self, raw_bytes_max: int, pieces_max: int, records_max: int) -> Load | None:
+        """What to send now, at most so much: at least one piece or item; None if nothing waits or credit is short.
+
+        What it returns is under way from now on.
+        """
+        window, current = self.window, self._current
+        if window is None or (current is None and not self.line.entries):
+            return None
+        room = window.size_bytes - window.under_way
+        begun: list[Shipment] = []
+        pieces: list[tuple[Shipment, int]] = []
+        load = Load(self._begun - (current is not None), current.sent if current else 0, begun, pieces)
+        head_bytes, raw_bytes = OVERHEAD_BYTES, 0
+
+        def fits(head: int, raw: int) -> bool:
+            """Whether a record with its first piece, or another piece, may go, too."""
+            count = len(pieces) + (raw > 0)
+            if begun or pieces:
+                if head_bytes + head > HEAD_BYTES_MAX or (head and len(begun) == records_max):
+                    return False
+                if raw_bytes + raw > raw_bytes_max or count > pieces_max:
+                    return False
+            elif not window.under_way:
+                return True
+            cost = head_bytes + head + raw_bytes + raw + count * PIECE_OVERHEAD_BYTES
+            return cost <= room and room >= CHARGE_MIN
+
+        while (shipment := self._current or self.line.first()) is not None:
+            sizes, count = shipment.sizes, len(shipment.sizes)
+            is_new = shipment is not self._current
+            if is_new and not fits(shipment.head_bytes, sizes[0] if count else 0):
+                break
+            if is_new:
+                self._begin(self.line.take())
+                begun.append(shipment)
+                head_bytes += shipment.head_bytes
+            # Whether there is room for the first piece was asked with its record.
+            while shipment.sent < count and (is_new or fits(0, sizes[shipment.sent])):
+                is_new = False
+                pieces.append((shipment, shipment.sent))
+                raw_bytes += sizes[shipment.sent]
+                shipment.sent += 1
+            if shipment.sent < count:
+                break
+            self._current = None
+        return load if begun or pieces else None
+
+    def acknowledge(self, total: int) -> list[Shipment]:
+        """The other side has `total` items of this connection; those that it had not yet. RefusalError if it cannot."""
+        complete = self._begun - (self._current is not None)
+        if not self.acknowledged <= total <= complete:
+            raise RefusalError(
+                "credit", f"{total} items acknowledged, {self.acknowledged} before, {complete} were sent"
+            )
+        done = [self.kept.popleft() for _ in range(total - self.acknowledged)]
+        self.acknowledged = total
+        return done
+
+    def close(self) -> int:
+        """The peer has left: forget everything; how many items that were."""
+        count = len(self.line) + len(self.kept)
+        self.line.clear()
+        self.kept.clear()
+        self._current = self.window = None
+        return count
+
+    def _begin(self, shipment: Shipment) -> None:
+        edge = shipment.parcel.edge
+        if not shipment.sequence:
+            shipment.sequence = self._sequences[edge] = self._sequences.get(edge, 0) + 1
+        self._current = shipment
+        self._begun += 1
+        self.items_begun += 1
+        self.bytes_begun += shipment.parcel.size_bytes
+        self.kept.append(shipment)
+
+
+class Inbound:
+    """What has arrived from one peer: the last sequence number of each edge."""
+
+    def __init__(self) -> None:
+        self.delivered: dict[int, int] = {}
+
+    def arrive(self, places: Iterable[tuple[int, int, bool]]) -> None:
+        """Count (edge, sequence, replaces) of items that came together; RefusalError, and none counts, if one is out of
+        order."""
+        last: dict[int, int] = {}
+        is_known = True
+        for edge, sequence, replaces in places:
+            before = last[edge] if edge in last else self.delivered.get(edge, 0)
+            if sequence <= before or (not replaces and sequence != before + 1):
+                raise RefusalError("sequence", f"item {sequence} of edge {edge} came after item {before}")
+            last[edge] = sequence
+            is_known = is_known and before > 0
+        if not is_known and len(self.delivered.keys() | last.keys()) > EDGES_MAX:
+            raise RefusalError("crowd", f"items of more than {EDGES_MAX} edges")
+        self.delivered.update(last)

@@ -1,0 +1,1 @@
+"""Decides when a round of votes closes, with which votes, and why. Pure."""

@@ -1,0 +1,155 @@
+"""The words of the quorum core: what it is told, what it says, and why a round closed.
+
+It decides nothing; `quorum` does. A key is a round's integer, a handle stands for an item that the host holds.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.ids import Handle, Member, Replica
+from isthmus.runtime.records import Record
+
+Refusal: TypeAlias = Literal["duplicate", "late", "not a member", "not live", "unknown round"]
+REFUSALS: Final[tuple[Refusal, ...]] = ("duplicate", "late", "not a member", "not live", "unknown round")
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Why a round closed when it did: a sentence, its instants, who voted, which live members had not (both sorted)."""
+
+    key: int
+    reason: str
+    opened_at: Instant
+    quorum_at: Instant
+    closed_at: Instant
+    voters: tuple[Replica, ...]
+    left_out: tuple[Replica, ...]
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+class RoundOpened(Record, frozen=True):
+    """A round, or with a higher attempt its renewal. Only `members` that are live count, from when they are. The live
+    ones of `required` are waited for until `deadline` after the opening; `grace` and `deadline` None have no end.
+
+    Rounds of one `chain` follow one another: a vote that comes too late for one counts in the next that closes, unless
+    its voter has cast one for that, too. None: late votes are refused."""
+
+    key: int
+    attempt: int
+    members: tuple[Member, ...]
+    count_min: int
+    grace: Duration | None
+    required: tuple[Replica, ...]
+    deadline: Duration | None
+    handle: Handle
+    chain: int | None = None
+
+
+class VoteArrived(Record, frozen=True):
+    """A vote of one life of a replica."""
+
+    key: int
+    voter: Replica
+    incarnation: int
+    handle: Handle
+
+
+class MemberJoined(Record, frozen=True):
+    """A possible voter is live."""
+
+    member: Member
+
+
+class MemberLeft(Record, frozen=True):
+    """A possible voter is gone for good."""
+
+    member: Member
+
+
+class QuorumTimerFired(Record, frozen=True):
+    """A timer came due. One that was cancelled meanwhile is ignored; an early one is set again."""
+
+    key: int
+    timer: int
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+class CloseRound(Record, frozen=True):
+    """Fire with these votes, sorted by replica: the order of arrival is not in them."""
+
+    key: int
+    opening: Handle
+    votes: tuple[tuple[Replica, Handle], ...]
+    decision: Decision
+
+
+class WithdrawRound(Record, frozen=True):
+    """Nobody can vote any more, and nobody has: let go of the opening."""
+
+    key: int
+    opening: Handle
+    reason: str
+
+
+class RefuseVote(Record, frozen=True):
+    """Let go of a vote that does not count."""
+
+    handle: Handle
+    voter: Replica
+    reason: Refusal
+    key: int
+
+
+class ReplaceOpening(Record, frozen=True):
+    """A renewal was taken: let go of `dropped`, the opening of the attempt before; `opening` is held from now on."""
+
+    key: int
+    dropped: Handle
+    opening: Handle
+
+
+class RefuseOpening(Record, frozen=True):
+    """Let go of an opening that came after its round had closed (a renewal that was under way)."""
+
+    key: int
+    opening: Handle
+    reason: str
+
+
+class SetQuorumTimer(Record, frozen=True):
+    """Send QuorumTimerFired at `at`. A round has at most one timer; numbers are never used again."""
+
+    key: int
+    timer: int
+    at: Instant
+
+
+class CancelQuorumTimer(Record, frozen=True):
+    """Forget a timer."""
+
+    key: int
+    timer: int
+
+
+QuorumEvent: TypeAlias = RoundOpened | VoteArrived | MemberJoined | MemberLeft | QuorumTimerFired
+QuorumCommand: TypeAlias = (
+    CloseRound | WithdrawRound | RefuseVote | ReplaceOpening | RefuseOpening | SetQuorumTimer | CancelQuorumTimer
+)
+
+
+def released_count(command: QuorumCommand) -> int:
+    """How many handles leave the core with a command."""
+    match command:
+        case CloseRound():
+            return 1 + len(command.votes)
+        case WithdrawRound() | RefuseVote() | RefuseOpening() | ReplaceOpening():
+            return 1
+        case _:
+            return 0

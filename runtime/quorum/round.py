@@ -1,0 +1,72 @@
+"""One open round of votes: its quorum, when it ends, and why it closes.
+
+A function of the round's members, its votes and who is live; it changes nothing and knows no other round. `quorum`
+opens, fills, settles and ends it, and says by what rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.ids import Handle, Replica
+from isthmus.runtime.quorum.messages import RoundOpened
+
+NAMES_MAX: Final = 8
+"""Replicas that a sentence names before it only counts them."""
+
+
+@dataclass(slots=True)
+class OpenRound:
+    """An open round; `opened` is its newest attempt, `members` slot -> incarnation of that, sorted."""
+
+    opened: RoundOpened
+    members: dict[Replica, int]
+    opened_at: Instant
+    votes: dict[Replica, Handle] = field(default_factory=dict)
+    quorum_at: Instant | None = None
+    timer: int = 0
+    timer_at: Instant | None = None
+
+    def census(self, live: Mapping[Replica, int]) -> tuple[tuple[Replica, ...], tuple[Replica, ...]]:
+        """The members that are live, and those of them that have not voted; both sorted."""
+        present = tuple(slot for slot, incarnation in self.members.items() if live.get(slot) == incarnation)
+        return present, tuple(slot for slot in present if slot not in self.votes)
+
+    def has_quorum(self, live_count: int) -> bool:
+        """Whether there are as many votes as the effective quorum."""
+        return len(self.votes) >= max(1, min(self.opened.count_min, live_count))
+
+    def end(self, missing: tuple[Replica, ...]) -> Instant | None:
+        """When the round closes if nothing else happens; None if time alone does not close it."""
+        end = self.end_of_grace() if missing else self.quorum_at
+        if end is None or not self._awaits(missing):
+            return end
+        return None if self.opened.deadline is None else max(end, Instant(self.opened_at + self.opened.deadline))
+
+    def end_of_grace(self) -> Instant | None:
+        """When the grace ends; None before the quorum, and where it has no limit."""
+        grace = self.opened.grace
+        return None if self.quorum_at is None or grace is None else Instant(self.quorum_at + grace)
+
+    def reason(self, live_count: int, missing: tuple[Replica, ...]) -> str:
+        """Why the round closes, where it does."""
+        opened, votes, members = self.opened, len(self.votes), len(self.members)
+        if live_count == 0:
+            return f"no member is live any more; votes cast before: {votes}"
+        if not missing and live_count == members == votes:
+            return f"all {members} members voted" if members > 1 else "the only member voted"
+        if not missing:
+            return f"all live members voted, {live_count} of {members}; votes in all: {votes}"
+        what = f"grace of {(opened.grace or 0) / 1e6:.1f} ms"
+        if self._awaits(missing) and self.end(missing) != self.end_of_grace():
+            what = f"deadline of {(opened.deadline or 0) / 1e6:.1f} ms for required voters"
+        more = f" and {len(missing) - NAMES_MAX} more" if len(missing) > NAMES_MAX else ""
+        names = ", ".join(map(str, missing[:NAMES_MAX])) + more
+        settled = "; no required voter is awaited" if opened.required and not self._awaits(missing) else ""
+        return f"{what} ended with {votes} of {votes + len(missing)}; {names} left out{settled}"
+
+    def _awaits(self, missing: tuple[Replica, ...]) -> bool:
+        return any(slot in self.opened.required for slot in missing)

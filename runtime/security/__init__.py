@@ -1,0 +1,1 @@
+"""Decides whose key it is, and who may connect."""

@@ -1,0 +1,288 @@
+"""How each kind of fault acts on a universe: on hosts, daemons, the ways between machines, and disks.
+
+It decides nothing about when; the `injector` does, is told when what lay in wait struck, and has the end of each act
+performed. An act returns whether it happened, or lies in wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Protocol, TypeAlias
+
+from isthmus.runtime.clock import seconds
+from isthmus.runtime.host.virtual_time import VirtualClock
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.sim import faults
+from isthmus.runtime.sim.daemons import SimulatedDaemon
+from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.machine.disk import SimulatedDisk, Trouble
+from isthmus.runtime.sim.machines import Process, SimulatedMachine, StartLag, StartTrouble
+from isthmus.runtime.sim.network.conditions import Weather
+from isthmus.runtime.sim.network.daemon_links import ControlLinks
+from isthmus.runtime.sim.network.sockets import Ether
+
+Way: TypeAlias = tuple[str, str]
+"""From one address to another."""
+CRASH_SECONDS_MAX: Final = 30.0
+"""For so long at most a crash loop lasts: six back-offs take 15.5 s."""
+
+
+class Disturbed(Protocol):
+    """What an injector needs of a universe: its parts, some of them by machine, and what may be done to it."""
+
+    clock: VirtualClock
+    weather: Weather
+    ether: Ether
+    links: ControlLinks
+    addresses: dict[str, str]
+    disks: dict[str, SimulatedDisk]
+    machines: dict[str, SimulatedMachine]
+
+    @property
+    def phase(self) -> str:
+        """How far the run is: starting, stepping or final."""
+
+    def living(self) -> list[Life]:
+        """The hosts that are there."""
+
+    def life(self, replica: Replica) -> Life | None:
+        """The host of a replica, if one is there."""
+
+    def join(self, replica: Replica) -> bool:
+        """A machine with an island joins; whether there is a home that hears it."""
+
+    def request_stop(self) -> bool:
+        """Somebody asks for the end; whether a home heard it."""
+
+    def forget_stop(self, machine: SimulatedMachine) -> None:
+        """What was asked of a daemon may be lost with its ledger."""
+
+    def end(self) -> bool:
+        """Somebody has the run ended at once; whether a home heard it."""
+
+    def kill(self, life: Life) -> None:
+        """End a process at once."""
+
+    def kill_daemon(self, machine: SimulatedMachine) -> None:
+        """End a daemon at once."""
+
+    def start_daemon(self, machine: SimulatedMachine) -> None:
+        """Begin another one in its place."""
+
+    def darken(self, machine: SimulatedMachine) -> None:
+        """The power fails."""
+
+    def lighten(self, machine: SimulatedMachine) -> None:
+        """The power is back."""
+
+
+class Acts:
+    """Of one universe. `last` is given how long a fault lasts and what ends it, `struck` the number of one that lay in
+    wait. `touched` are the replicas whose hosts a fault was about, `forgeries` what becomes of the items that they
+    send."""
+
+    def __init__(
+        self,
+        universe: Disturbed,
+        last: Callable[[float, Callable[[], object]], None],
+        struck: Callable[[int], None],
+    ) -> None:
+        self.touched: set[Replica] = set()
+        self.forgeries: dict[Replica, list[faults.Forge]] = {}
+        self._universe, self._last, self._struck = universe, last, struck
+        self._number = 0
+
+    def begin(self, fault: faults.PromptFault) -> bool:
+        """Let a fault happen that does not lie in wait; whether it does."""
+        if isinstance(fault, faults.HostFault):
+            return self._on_host(fault)
+        if isinstance(fault, faults.WayFault):
+            return self._on_ways(fault, self._ways(fault))
+        match fault:
+            case faults.Blackout():
+                return self._black_out(fault)
+            case faults.Join():
+                return self._universe.join(Replica.parse(fault.host))
+            case faults.Stop():
+                return self._universe.request_stop()
+            case faults.End():
+                return self._universe.end()
+            case _:
+                return self._on_daemon(fault)
+
+    def lurk(self, fault: faults.LurkingFault) -> int:
+        """Let a fault lie in wait from now on: a disk that will be in trouble, a machine without room for processes,
+        or one that tells late of them. Its number."""
+        number = self._next()
+        struck = partial(self._struck, number)
+        match fault:
+            case faults.RefuseStarts():
+                made: Any = StartTrouble(fault.count, struck)
+            case faults.SlowStarts():
+                made = StartLag(fault.lag, struck)
+            case faults.FillDisk():
+                made = Trouble(struck, room=fault.room)
+            case faults.BreakDisk():
+                made = Trouble(struck, share=fault.share)
+        self._troubles(fault)[number] = made
+        return number
+
+    def clear(self, fault: faults.LurkingFault, number: int) -> None:
+        """Let a fault lie in wait, or last, no more."""
+        del self._troubles(fault)[number]
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _troubles(self, fault: faults.LurkingFault) -> dict[int, Any]:
+        """Where a fault lies in wait."""
+        if isinstance(fault, faults.RefuseStarts):
+            return self._universe.machines[fault.machine].start_troubles
+        if isinstance(fault, faults.SlowStarts):
+            return self._universe.machines[fault.machine].start_lags
+        return self._universe.disks[fault.machine].troubles
+
+    # -- hosts ---------------------------------------------------------------------------------------------------------
+
+    def _on_host(self, fault: faults.HostFault) -> bool:
+        life = self._universe.life(Replica.parse(fault.host))
+        if life is None:
+            return False
+        self.touched.add(life.member.replica)
+        match fault:
+            case faults.Kill():
+                self._universe.kill(life)
+            case faults.Crash():
+                machine = self._universe.machines[life.machine]
+                crashes = machine.crashes
+                crashes[life.member.replica] = crashes.get(life.member.replica, 0) + fault.lives
+                self._universe.kill(life)
+                # Until the last of them has ended, which begins after a back-off.
+                self._last(CRASH_SECONDS_MAX, partial(crashes.pop, life.member.replica, None))
+            case faults.Pause() | faults.Hang():
+                if life.clock.is_paused:
+                    return False
+                life.clock.is_paused = True
+                process = self._universe.machines[life.machine].processes[life.pid]
+                process.is_stopped = isinstance(fault, faults.Pause)
+                self._last(fault.seconds, partial(self._resume, life, process))
+            case faults.Stick():
+                if fault.node in life.stuck:
+                    return False
+                life.stuck[fault.node] = fault.seconds
+                self._last(fault.seconds, partial(life.stuck.pop, fault.node, None))
+            case faults.Slow():
+                if life.factor != 1.0:
+                    return False
+                life.factor = fault.factor
+                self._last(fault.seconds, partial(setattr, life, "factor", 1.0))
+            case faults.Skew():
+                life.clock.skew(seconds(fault.leap), fault.drift)
+            case faults.Forge():
+                self.forgeries.setdefault(life.member.replica, []).append(fault)
+        return True
+
+    def _resume(self, life: Life, process: Process) -> None:
+        process.is_stopped = False
+        if not life.is_dead:
+            life.clock.resume()
+
+    # -- daemons -------------------------------------------------------------------------------------------------------
+
+    def _on_daemon(self, fault: faults.TalkFault) -> bool:
+        machine, links = self._universe.machines[fault.machine], self._universe.links
+        daemon = machine.daemon
+        number = self._next()
+        match fault:
+            case faults.KillDaemon():
+                if not isinstance(daemon, SimulatedDaemon) or daemon.commands_left is not None:
+                    return False
+                daemon.commands_left = fault.commands
+                self._last(fault.seconds, partial(self._replace, machine, daemon, fault))
+            case faults.PauseDaemon():
+                if not isinstance(daemon, SimulatedDaemon) or daemon.clock.is_paused:
+                    return False
+                daemon.clock.is_paused = True
+                self._last(fault.seconds, daemon.clock.resume)
+            case faults.LoseReports():
+                links.losses.setdefault(machine.name, {})[number] = fault.share
+                self._last(fault.seconds, partial(links.losses[machine.name].pop, number, None))
+            case faults.RepeatReports():
+                links.repeats.setdefault(machine.name, {})[number] = fault.share
+                self._last(fault.seconds, partial(links.repeats[machine.name].pop, number, None))
+        return True
+
+    def _replace(self, machine: SimulatedMachine, daemon: SimulatedDaemon, fault: faults.KillDaemon) -> None:
+        """Another daemon takes the place of one that has died, or dies now."""
+        if machine.daemon is daemon:
+            self._universe.kill_daemon(machine)
+        if fault.loses_ledger and machine.daemon is None:
+            machine.book.lose()
+            self._universe.forget_stop(machine)
+        self._universe.start_daemon(machine)
+
+    # -- ways ----------------------------------------------------------------------------------------------------------
+
+    def _ways(self, fault: faults.WayFault | faults.Blackout) -> list[tuple[str, str]]:
+        """The ordered pairs of addresses that a fault of a machine is about."""
+        addresses = self._universe.addresses
+        here = addresses[fault.machine]
+        target = fault.target if isinstance(fault, faults.Cut) else None
+        others = [addresses[target]] if target is not None else [each for each in addresses.values() if each != here]
+        there = [(here, other) for other in others]
+        return there if isinstance(fault, faults.Cut) and fault.is_one_way else there + [(b, a) for a, b in there]
+
+    def _on_ways(self, fault: faults.WayFault, ways: list[tuple[str, str]]) -> bool:
+        weather, ether = self._universe.weather, self._universe.ether
+        address = self._universe.addresses[fault.machine]
+        number = self._next()
+        match fault:
+            case faults.Reset():
+                broken = [each for each in ether.connections if each.machines in ways]
+                for connection in broken:
+                    connection.reset()
+                return bool(broken)
+            case faults.Cut():
+                for way in ways:
+                    weather.cuts.setdefault(way, set()).add(number)
+                self._last(fault.seconds, partial(self._join, weather.cuts, ways, number))
+            case faults.Mute():
+                for way in ways:
+                    weather.mutes.setdefault(way, set()).add(number)
+                self._last(fault.seconds, partial(self._join, weather.mutes, ways, number))
+            case faults.Clog():
+                weather.clogs.setdefault(address, {})[number] = seconds(fault.latency)
+                self._last(fault.seconds, partial(weather.clogs[address].pop, number, None))
+            case faults.Throttle():
+                weather.paces.setdefault(address, {})[number] = fault.kbits / 1e6
+                self._last(fault.seconds, partial(weather.paces[address].pop, number, None))
+            case faults.Lose():
+                weather.losses.setdefault(address, {})[number] = fault.share
+                self._last(fault.seconds, partial(weather.losses[address].pop, number, None))
+        return True
+
+    def _join(self, broken: dict[Way, set[int]], ways: list[Way], number: int) -> None:
+        for way in ways:
+            broken[way].discard(number)
+        self._universe.ether.changed()
+
+    def _black_out(self, fault: faults.Blackout) -> bool:
+        """Take a machine's power; False where it has no process."""
+        machine, ways = self._universe.machines[fault.machine], self._ways(fault)
+        if machine.is_dark:
+            return False
+        number = self._next()
+        for way in ways:
+            self._universe.weather.cuts.setdefault(way, set()).add(number)
+        self.touched.update(process.member.replica for process in machine.processes.values())
+        self._universe.darken(machine)
+        self._universe.disks[fault.machine].lose_power()
+
+        def lighten() -> None:
+            self._join(self._universe.weather.cuts, ways, number)
+            self._universe.lighten(machine)
+
+        self._last(fault.seconds, lighten)
+        return True

@@ -1,0 +1,347 @@
+"""One host process in a universe: the real host over the real wire, on a clock, sockets and a machine of its own.
+
+Decides nothing about the run. It says what it is to the daemon of its machine, looks for the next one when that is
+silent, takes the rosters that it is sent, ends when it is told to, and shows its channel's traffic to the checkers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from isthmus.runtime.channels.contract import Parcel, Receiver
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.graph.plans import EdgePlan, Plan
+from isthmus.runtime.graph.template import Reference
+from isthmus.runtime.host.driver import Host
+from isthmus.runtime.host.roster import Meeting, Meetings, Row, phase, steps
+from isthmus.runtime.host.trace import Span, Trace
+from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.items.encoding import encode
+from isthmus.runtime.items.freezing import fields as fields_of
+from isthmus.runtime.membership.messages import PHASES, Phase
+from isthmus.runtime.scheduler.tape import Tape
+from isthmus.runtime.sim.faults import Forge
+from isthmus.runtime.sim.machine.disk import Mount
+from isthmus.runtime.sim.machine.host_clock import HostClock
+from isthmus.runtime.sim.network.sockets import Ether, EtherSockets
+from isthmus.runtime.sim.world import DurationOf, durations
+from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.supervision.lost_daemon import Silence, is_orphan, is_searching
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Missing, Over, Said
+from isthmus.runtime.supervision.station_events import HostSpoke
+from isthmus.runtime.wire.channel import WireChannel
+from isthmus.runtime.wire.peers import Limits
+
+EXIT_SECONDS: Final = 0.05
+"""How long a host takes to end that is told to."""
+
+
+class Witness(Protocol):
+    """Sees what a host sends, hears and takes; raises where that must not be."""
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """A host sends an item."""
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """An item is about to be given to a host."""
+
+    def told(self, life: Life, rows: Sequence[Row]) -> None:
+        """A host is about to hear a roster."""
+
+    def connected(self, life: Life, peer: Member) -> None:
+        """A connection of a host with a peer is up, or was lost."""
+
+    def granted(self, life: Life, source: Member, edge: int, count: int) -> None:
+        """A host took so many items of a Queue edge, and tells who sent them."""
+
+    def credited(self, life: Life, target: Member, edge: int, count: int) -> None:
+        """A host is about to hear that so many items of a Queue edge were taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all hosts of a universe share. `spoke` takes what a host says to the daemon that it has dialled, `found`
+    gives the one that is there now; `left` is told of a host that ends by itself; `forgeries` are
+    those of the items that a life sends."""
+
+    clock: VirtualClock
+    ether: Ether
+    plans: Mapping[str, Plan]
+    seed: int
+    resolve: Callable[[Reference], Any]
+    duration: DurationOf
+    jitter: float
+    meets: Callable[[Replica, Replica], Meeting]
+    checkers: Sequence[Witness]
+    trace: Trace | None
+    limits: Limits
+    ended: Callable[[Life, str], None]
+    failed: Callable[[Life, str, str], None]
+    spoke: Callable[[Life, HostSpoke], None]
+    found: Callable[[Life], object | None]
+    left: Callable[[Life, Exited], None]
+    forgeries: Callable[[Life], Sequence[Forge]]
+
+
+class Life:
+    """A host that runs as `member` on the machine at `address`, whose disk it has as `mount`. `factor` is how much
+    longer its firings take, `stuck` has the seconds by which the next firing of a node is longer."""
+
+    def __init__(
+        self, setting: Setting, member: Member, pid: int, machine: str, address: str, mount: Mount, daemon: object
+    ) -> None:
+        self.member, self.pid, self.machine, self.address = member, pid, machine, address
+        self.daemon: object | None = daemon
+        self.was_killed = False
+        self.forgeries = Counter[str]()
+        self.failures_at_end: int | None = None
+        self.plan = setting.plans[member.replica.role]
+        self.mount = mount
+        self.factor = 1.0
+        self.stuck: dict[str, float] = {}
+        self._names = {node.index: node.name for node in self.plan.nodes}
+        self.endpoints: list[str] = []
+        self.clock = HostClock(setting.clock)
+        self._setting = setting
+        self._is_leaving = False
+        self._over: Over | None = None
+        self.tape = Tape()
+        self.checkers, self._trace = setting.checkers, setting.trace
+        rng = random.Random(f"{setting.seed} {member}")
+        self.channel = WireChannel(
+            member,
+            clock=self.clock,
+            sockets=EtherSockets(setting.ether, address, self.clock.run, rng),
+            run="run",
+            fingerprint="fingerprint",
+            limits=setting.limits,
+            watch=self._watch,
+            on_peer_up=self._connected,
+            on_peer_lost=lambda peer, reason: self._connected(peer),
+            holds_strangers=True,
+        )
+        took = durations(self.plan, member.replica, setting.duration, setting.jitter, setting.seed)
+        self.host = Host(
+            self.plan,
+            member,
+            clock=self.clock,
+            channel=_Shown(self),
+            executor=InlineExecutor(self.clock, lambda node: self._duration(node, took(node))),
+            seed=setting.seed,
+            resolve=setting.resolve,
+            disk=mount,
+            tape=self.tape,
+            trace=self._trace,
+            on_ended=lambda host, node: self._node_ended(node),
+            on_failed=lambda host, node, error: setting.failed(self, node, error),
+        )
+        self.meetings = Meetings(
+            self.plan,
+            member,
+            channel=self.channel,
+            meets=lambda other: setting.meets(member.replica, other),
+            tell=self.host.handle,
+        )
+
+    def start(self, *, listens: bool) -> None:
+        """Begin, as a new process does."""
+        if listens:
+            self.endpoints = list(self.channel.bind(f"tcp://{self.address}:0")[:2])
+        self.host.start([self.member])
+        self._silence = Silence(self.clock.now() / 1e9, HEARTBEAT_SECONDS)
+        self.say()
+        self.clock.call_at(Instant(self.clock.now() + round(HEARTBEAT_SECONDS * 1e9)), self._beat)
+
+    def true_now(self) -> Instant:
+        """The time of the universe, whatever this life's clock shows."""
+        return self._setting.clock.now()
+
+    @property
+    def phase(self) -> Phase:
+        """What it says of itself."""
+        told = phase(self.member.replica, self.host.published, is_open=self.host.is_open)
+        return next(known for known in PHASES if known == told)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process is gone."""
+        return self.clock.is_dead
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """What its nodes publish, but for a recorder, which tells of the run."""
+        return [] if self.member.replica.role == "recorder" else list(self.host.published.values())
+
+    @property
+    def step(self) -> int:
+        """The last inner step that it has reported; 0 where it reports none."""
+        return max((int(shown.get("step", 0)) for shown in self.shown), default=0)
+
+    def hear(self, daemon: object, rows: Sequence[Row] | None, *, stop: bool, end: bool) -> None:
+        """A daemon says who is live, if it knows, whether the run is to stop, and whether this host is to end."""
+        if daemon is self.daemon:
+            self.clock.run(lambda: self._hear(rows, stop=stop, end=end))
+
+    def say(self) -> None:
+        """Say to the daemon what this host is."""
+        firings, published = self.host.busy.firings(self.clock.now()), self.host.published
+        standing = self.channel.standing()
+        said = Said(
+            phase=self.phase,
+            endpoints=tuple(self.endpoints),
+            steps=steps(published),
+            busy=firings.busy,
+            firing=firings.oldest,
+            node=firings.node,
+            bytes_sent=self.host.traffic.bytes_sent,
+            peers=standing.peers,
+            unreached=len(standing.missing),
+            missing=tuple(Missing(*each) for each in standing.missing[:MISSING_MAX]),
+            refusals=tuple(self.host.refusals.values()),
+        )
+        self._setting.spoke(self, HostSpoke(self.member, self.pid, said, over=self._over))
+
+    def kill(self) -> None:
+        """Be gone, at once; its sockets close, as the kernel sees to."""
+        if self.is_dead:
+            return
+        self.was_killed = True
+        self.clock.is_dead = True
+        self.mount.is_gone = True
+        self.host.close()
+        self.host.bodies.close()
+
+    def forged(self, parcel: Parcel) -> Parcel:
+        """An item as it is sent: another one, where a fault says so."""
+        item, port = parcel.item, self.edge(parcel).source_port
+        for fault in self._setting.forgeries(self):
+            if fault.port == port and isinstance(item, dict):
+                item = _forged(item, fault)
+                self.forgeries[f"{port}.{fault.field}"] += 1
+        if item is parcel.item:
+            return parcel
+        encoded = encode(item)
+        fields = None if parcel.fields is None else {**parcel.fields, **fields_of(item, parcel.fields)}
+        return Parcel(parcel.edge, parcel.key, item, fields, encoded.digest, encoded.size_bytes, encoded)
+
+    def sent(self, target: Member, parcel: Parcel) -> None:
+        """An item goes out."""
+        for checker in self.checkers:
+            checker.sent(self, target, self.edge(parcel), parcel.item)
+
+    def arrived(self, source: Member, parcel: Parcel) -> None:
+        """An item is delivered."""
+        for checker in self.checkers:
+            checker.arrived(self, source, self.edge(parcel), parcel.item)
+
+    def edge(self, parcel: Parcel) -> EdgePlan:
+        """The edge of an item."""
+        return self.plan.edges[parcel.edge]
+
+    def _hear(self, rows: Sequence[Row] | None, *, stop: bool, end: bool) -> None:
+        self._silence.heard(self.clock.now() / 1e9)
+        if rows is not None:
+            for checker in self.checkers:
+                checker.told(self, rows)
+            self.meetings.take(rows, {})
+        if stop and not self.host.stop_requested:
+            self.host.request_stop()
+        if end and not self._is_leaving:
+            self._is_leaving = True
+            self.clock.call_at(Instant(self.clock.now() + round(EXIT_SECONDS * 1e9)), lambda: self._leave(Exited(0)))
+
+    def _leave(self, how: Exited) -> None:
+        """End, as a process does that comes to its end."""
+        self.host.close()
+        self.host.bodies.close()
+        self.failures_at_end = self.mount.disk().failures
+        self.clock.is_dead = self.mount.is_gone = True
+        self._setting.left(self, how)
+
+    def _node_ended(self, node: str) -> None:
+        self._setting.ended(self, node)
+        if self.member.replica.role == "recorder":
+            self._over = Over.of(self.host.published.get("record", {}))
+            self.say()
+
+    def _duration(self, node: int, took: Duration) -> Duration:
+        stuck = self.stuck.pop(self._names[node], 0.0)
+        return Duration(round(took * self.factor + stuck * 1e9))
+
+    def _connected(self, peer: Member) -> None:
+        for checker in self.checkers:
+            checker.connected(self, peer)
+
+    def _beat(self) -> None:
+        silence = self._silence.beat(self.clock.now() / 1e9)
+        if is_searching(silence):
+            found = self._setting.found(self)
+            if is_orphan(silence, has_daemon=found is not None):
+                self._leave(Exited(1))
+                return
+            self.daemon = found or self.daemon
+        self.say()
+        self.clock.call_at(Instant(self.clock.now() + round(HEARTBEAT_SECONDS * 1e9)), self._beat)
+
+    def _watch(self, edge: int, source: Member, target: Member, size: int, begun: Instant, arrived: Instant) -> None:
+        if self._trace is not None:
+            name = self.plan.edges[edge].name
+            self._trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size))
+
+
+class _Shown:
+    """A channel whose traffic the checkers see."""
+
+    def __init__(self, life: Life) -> None:
+        self._life, self._channel = life, life.channel
+        self._receiver: Receiver | None = None
+        self.pause, self.resume = self._channel.pause, self._channel.resume
+        self.close, self.statistics = self._channel.close, self._channel.statistics
+
+    def open(self, receiver: Receiver) -> None:
+        """Deliver to `receiver`, by way of this."""
+        self._receiver = receiver
+        self._channel.open(self)
+
+    def send(self, target: Member, parcel: Parcel, *, replaces: bool) -> None:
+        """Hand an item over."""
+        self._life.sent(target, parcel)
+        self._channel.send(target, self._life.forged(parcel), replaces=replaces)
+
+    def grant(self, source: Member, edge: int, count: int) -> None:
+        """Give credit back."""
+        for checker in self._life.checkers:
+            checker.granted(self._life, source, edge, count)
+        self._channel.grant(source, edge, count)
+
+    def credit_granted(self, target: Member, edge: int, count: int) -> None:
+        """Credit came back."""
+        assert self._receiver is not None
+        for checker in self._life.checkers:
+            checker.credited(self._life, target, edge, count)
+        self._receiver.credit_granted(target, edge, count)
+
+    def item_arrived(self, source: Member, parcel: Parcel) -> None:
+        assert self._receiver is not None
+        if self._life.host.mismatch(source, parcel) is None:
+            self._life.arrived(source, parcel)
+        self._receiver.item_arrived(source, parcel)
+
+
+def _forged(item: dict[str, Any], fault: Forge) -> dict[str, Any]:
+    """The item that is sent instead of one."""
+    rest = {name: value for name, value in item.items() if name != fault.field}
+    if fault.how == "drop":
+        return rest
+    value = _listed(fault.value) if fault.how == "set" else item[fault.field] * fault.value
+    return {**rest, fault.field: value}
+
+
+def _listed(value: Any) -> Any:
+    """A value as items have it: with lists for tuples."""
+    return list(map(_listed, value)) if isinstance(value, tuple) else value

@@ -1,0 +1,211 @@
+"""The disk of one machine, in memory: it knows what would outlive a power failure, and may be full or broken.
+
+Decides, from its seed, what a power failure leaves: of each file all that was synced, and of the rest a beginning that
+ends at any byte, whatever became of other files; of the names of each folder those that were synced, and of the changes
+since then the first few, in their order (a renaming is one change). Folders stay. Troubles refuse operations, and say
+so to whoever made them when they do it for the first time.
+
+A process has a `Mount`. Once the process is gone, what it still does with the mount has no effect.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+Change = tuple[tuple[Path, "Content | None"], ...]
+"""Names that change at once, each with what it names from then on."""
+
+
+@dataclass(slots=True)
+class Content:
+    """What a file holds, and how much of that is synced."""
+
+    data: bytearray = field(default_factory=bytearray)
+    synced: int = 0
+
+
+@dataclass(slots=True)
+class Trouble:
+    """What is wrong with a disk. One that is broken refuses a `share` of all that is done to it; one that is full has
+    `room` for so many bytes more (None: for all). `struck` is called each time it refuses something."""
+
+    struck: Callable[[], None]
+    share: float = 0.0
+    room: int | None = None
+
+
+@final
+class SimulatedDisk:
+    """The files of one machine. `troubles` are by a number that says which fault made each; `written` has, by path,
+    what every process has written into it, from when it opened the file; `failures` counts power failures."""
+
+    def __init__(self, seed: str) -> None:
+        self.troubles: dict[int, Trouble] = {}
+        self.written: dict[Path, list[bytearray]] = {}
+        self.failures = 0
+        self._rng = random.Random(seed)
+        self._names: dict[Path, Content] = {}
+        self._kept: dict[Path, Content] = {}
+        self._changes: dict[Path, list[Change]] = {}
+
+    def files(self) -> dict[Path, bytes]:
+        """All that is there now, by path, in order."""
+        return {path: bytes(content.data) for path, content in sorted(self._names.items())}
+
+    def copy_to(self, folder: Path) -> None:
+        """Write what is there now and in `folder` into the real folder of that name."""
+        for path, data in self.files().items():
+            if path.is_relative_to(folder):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+
+    def lose_power(self) -> None:
+        """Keep what was synced, and of the rest what the seed says."""
+        self.failures += 1
+        for folder in sorted(self._changes):
+            changes = self._changes[folder]
+            for change in changes[: self._rng.randint(0, len(changes))]:
+                self._apply(self._kept, change)
+        self._changes.clear()
+        for _, content in sorted(self._kept.items()):
+            size = len(content.data)
+            content.synced = self._rng.choice((content.synced, size, self._rng.randint(content.synced, size)))
+            del content.data[content.synced :]
+        self._names = dict(self._kept)
+
+    # -- what a mount does ---------------------------------------------------------------------------------------------
+
+    def content(self, path: Path) -> Content | None:
+        """What a name stands for."""
+        return self._names.get(path)
+
+    def change(self, *names: tuple[Path, Content | None]) -> None:
+        """Change names, at once, but not for good."""
+        self._changes.setdefault(names[0][0].parent, []).append(names)
+        self._apply(self._names, names)
+
+    def keep_names(self, folder: Path) -> None:
+        """Change for good what has changed in a folder."""
+        for change in self._changes.pop(folder, []):
+            self._apply(self._kept, change)
+
+    def ask(self, *, size: int = 0, makes: bool = False) -> int:
+        """How many of `size` bytes there is room for now; OSError for an operation that is refused, as one that `makes`
+        something is on a full disk."""
+        for trouble in self.troubles.values():
+            if trouble.share and self._rng.random() < trouble.share:
+                trouble.struck()
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        for trouble in self.troubles.values():
+            if trouble.room is not None and (size > trouble.room or (makes and not trouble.room)):
+                size, trouble.room = trouble.room, 0
+                trouble.struck()
+                if not size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            elif trouble.room is not None:
+                trouble.room -= size
+        return size
+
+    @staticmethod
+    def _apply(names: dict[Path, Content], change: Change) -> None:
+        for path, content in change:
+            if content is None:
+                names.pop(path, None)
+            else:
+                names[path] = content
+
+
+@final
+class SimulatedFile:
+    """A file that one process has opened."""
+
+    def __init__(self, mount: Mount, content: Content, written: bytearray) -> None:
+        self._mount, self._content, self._written = mount, content, written
+
+    @property
+    def size(self) -> int:
+        """Bytes in it now."""
+        return len(self._content.data)
+
+    def last(self) -> bytes:
+        return bytes(self._content.data[-1:])
+
+    def write(self, data: bytes) -> int:
+        count = self._mount.disk().ask(size=len(data))
+        self._content.data += data[:count]
+        self._written += data[:count]
+        return count
+
+    def sync(self) -> None:
+        self._mount.disk().ask()
+        self._content.synced = len(self._content.data)
+
+    def close(self) -> None:
+        """Nothing: a file costs nothing."""
+
+
+@final
+class Mount:
+    """A disk as one process sees it, until `is_gone`."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self.is_gone = False
+        self._disk = disk
+
+    def disk(self) -> SimulatedDisk:
+        """The disk; OSError once the process is gone."""
+        if self.is_gone:
+            raise OSError(errno.ESHUTDOWN, "the process is gone")
+        return self._disk
+
+    def append(self, path: Path) -> SimulatedFile:
+        content = self.disk().content(path)
+        self._disk.ask(makes=content is None)
+        if content is None:
+            content = Content()
+            self._disk.change((path, content))
+        return self._open(path, content)
+
+    def create(self, path: Path) -> SimulatedFile:
+        content = self.disk().content(path)
+        self._disk.ask(makes=content is None)
+        if content is None:
+            content = Content()
+            self._disk.change((path, content))
+        content.data.clear()
+        content.synced = 0
+        return self._open(path, content)
+
+    def rename(self, path: Path, target: Path) -> None:
+        self.disk().ask()
+        content = self._disk.content(path)
+        if content is None or path.parent != target.parent:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        self._disk.change((path, None), (target, content))
+
+    def remove(self, path: Path) -> None:
+        self.disk().ask()
+        if self._disk.content(path) is not None:
+            self._disk.change((path, None))
+
+    def read(self, path: Path) -> bytes:
+        self.disk().ask()
+        content = self._disk.content(path)
+        if content is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return bytes(content.data)
+
+    def sync_folder(self, path: Path) -> None:
+        self.disk().ask()
+        self._disk.keep_names(path)
+
+    def _open(self, path: Path, content: Content) -> SimulatedFile:
+        written = bytearray()
+        self._disk.written.setdefault(path, []).append(written)
+        return SimulatedFile(self, content, written)

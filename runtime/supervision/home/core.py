@@ -1,0 +1,288 @@
+"""The core of a home: takes what happens to a run, lets its parts decide, and says all that follows, in order.
+
+Theory of operation. A life is numbered, noted, tracked on its machine, seen there by a report, heard, and gone. Its end
+is followed by the next life, after a back-off (`restarts`), on the machine where its replica was placed or, once that
+is lost or taken away, on one that offers its role. A learner belongs to the islands of its machine, and waits for it.
+A member that is silent or stuck is condemned: its station kills it, and its end is then followed like any other.
+
+What was confirmed to anybody is in the journal before it is done: that the run is to stop, how it ended, where replicas
+were moved to, who was retired. A daemon that takes over reads it (`takeover`).
+
+What becomes of processes is for the stations of the machines (`station`), of which home has one like any other.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.membership.messages import Stall
+from isthmus.runtime.supervision import incidents
+from isthmus.runtime.supervision.home import births, deaths, endings, takeover, watch
+from isthmus.runtime.supervision.home.events import (
+    Cast,
+    EndAsked,
+    HomeBeat,
+    HomeBegan,
+    HomeCommand,
+    HomeEvent,
+    HomeTimerFired,
+    MachineJoined,
+    MachineTakenAway,
+    NoteJournal,
+    Outcome,
+    Places,
+    ReportCame,
+    SendOrders,
+    SetHomeTimer,
+    StopAsked,
+    Taken,
+)
+from isthmus.runtime.supervision.home.fleet import Fleet, demand
+from isthmus.runtime.supervision.home.liveness import PATIENCE, Roll
+from isthmus.runtime.supervision.home.machine import Machine
+from isthmus.runtime.supervision.home.state import Life, RunState
+from isthmus.runtime.supervision.messages import Report, Row, Stamp
+from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted
+
+
+class Home:
+    """The core of one run. `patience` is how long a silent host is waited for, at most."""
+
+    def __init__(self, cast: Cast, places: Places, *, patience: Duration = PATIENCE) -> None:
+        fleet = Fleet(cast, places)
+        roll = Roll(
+            fleet.slots_max,
+            patience,
+            lambda member: watch.excuse(self._run, member),
+            lambda member: watch.described(self._run, member),
+        )
+        self._run = RunState(fleet, roll, Instant(0), Stamp(1))
+        self._timer_at: Instant | None = None
+
+    def handle(self, event: HomeEvent, now: Instant) -> list[HomeCommand]:
+        """What `event` at `now` leads to, in order."""
+        run = self._run
+        run.now = Instant(max(now, run.now))
+        run.commands = []
+        self._take(event)
+        endings.finish_if_alone(run)
+        if run.has_changed:  # Before anything else, so that what is done is known to the next daemon.
+            run.commands.insert(0, NoteJournal(takeover.noted(run)))
+            run.has_changed = False
+        if run.has_news:
+            self._order()
+        self._arm()
+        return run.commands
+
+    def _take(self, event: HomeEvent) -> None:
+        run = self._run
+        match event:
+            case HomeBegan():
+                takeover.begin(run, event)
+            case ReportCame():
+                self._hear(event.machine, event.report)
+            case HomeBeat():
+                self._beat()
+            case HomeTimerFired():
+                self._fire()
+            case StopAsked():
+                endings.stop(run)
+            case EndAsked():
+                endings.end_run(run, "failed", event.failure)
+            case MachineJoined():
+                self._join(event.machine, event.islands)
+            case MachineTakenAway():
+                self._take_away(event.machine, event.how)
+            case LivesNoted():
+                births.noted(run, event.members)
+            case LivesNotNoted():
+                births.not_noted(run, event.members, event.error)
+            case _:
+                assert_never(event)
+
+    # -- what is asked of it -------------------------------------------------------------------------------------------
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the run has ended, or 'running'."""
+        return self._run.outcome
+
+    @property
+    def failure(self) -> incidents.Failure | None:
+        """Why the run failed, if it did."""
+        return self._run.failure
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the hosts were asked to bring the run to its end."""
+        return self._run.is_stopping
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the outcome is settled."""
+        return self._run.is_ending
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every process has ended, or is waited for no more."""
+        return self._run.is_finished
+
+    @property
+    def fleet(self) -> Fleet:
+        """Where the replicas are."""
+        return self._run.fleet
+
+    @property
+    def lives(self) -> dict[Replica, Life]:
+        """The lives that stations have seen."""
+        return self._run.lives
+
+    @property
+    def used(self) -> dict[str, float]:
+        """What ended lives have used, as in the journal."""
+        return self._run.used
+
+    def state(self, replica: Replica) -> str:
+        """'starting', 'alive', 'slow', 'suspect', 'stopped', 'unheard', 'cut off', 'stuck' or 'gone', or how it was
+        retired."""
+        known = self.fleet.retired.get(replica) or self._run.roll.state(replica)
+        life = self.lives.get(replica)
+        if known in ("alive", "slow") and life is not None and self._run.reach.is_cut_off(life.member):
+            return "cut off"
+        if known is not None:
+            return known
+        why = self.reason(replica)
+        if not isinstance(why, incidents.Condemned | incidents.Ended):
+            return "starting"
+        return "stuck" if isinstance(why.verdict, Stall) else "gone"
+
+    def reason(self, replica: Replica) -> incidents.Incident | None:
+        """The incident that explains its state, if one does."""
+        return self._run.reasons.get(replica)
+
+    def incarnation(self, replica: Replica) -> int:
+        """The number of its newest life; 0 if it has had none."""
+        return self._run.newest.get(replica, 0)
+
+    # -- machines ------------------------------------------------------------------------------------------------------
+
+    def _hear(self, name: str, report: Report) -> None:
+        """Take what a station says."""
+        run = self._run
+        machine = run.fleet.machines.get(name)
+        if machine is None:  # It took part, and what was noted of that is lost; or it takes part no more.
+            machine = run.fleet.machines[name] = Machine(name, is_away=not run.is_unsure)
+            run.has_news = True
+        if machine.is_away:
+            return
+        machine.heard()
+        if report.obeyed > run.stamp:  # What an earlier daemon has noted was lost.
+            run.stamp = Stamp(report.obeyed.epoch + 1)
+            run.has_changed = run.has_news = True
+        if run.is_unsure:
+            takeover.learn(run, machine, report)
+        for seen in report.lives:
+            if machine.has(seen.member):
+                watch.see(run, machine, seen)
+        for gone in report.ended:
+            if machine.has(gone.member):
+                deaths.bury(run, machine, gone)
+
+    def _join(self, name: str, islands: int) -> None:
+        """Let a machine take part, with learners in the next slots that are free."""
+        run = self._run
+        if run.is_stopping or run.is_ending:
+            return
+        slots = run.fleet.join(name, islands)
+        run.has_changed = run.has_news = True
+        for replica in slots:
+            run.write(Member(replica, 1), incidents.Joined(name))
+        births.start(run, slots)
+
+    def _take_away(self, name: str, how: Taken) -> None:
+        """Let a machine take part no more: its hosts end, and its learners' slots with them."""
+        run = self._run
+        machine = run.fleet.machines.get(name)
+        if machine is None or machine.is_away:
+            return
+        run.fleet.take_away(name, how)
+        for replica in run.fleet.retired:
+            run.due.pop(replica, None)
+        run.has_changed = run.has_news = True
+        deaths.lose(run, machine, incidents.MachineTaken(name, how))
+        births.start(run, [replica for replica in run.fleet.replicas if run.fleet.name(replica) == name])
+        if not run.fleet.has_learners and not run.is_ending:
+            endings.stop(run)  # With none left to train, the model is what was merged last.
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Judge machines that are not heard of and hosts that do not speak, and say everything again."""
+        for machine in self._run.fleet.beat():
+            deaths.lose(self._run, machine, incidents.MachineLost(machine.name, machine.silent_beats * watch.BEAT))
+        watch.beat(self._run)
+        self._run.has_news = True
+
+    def _fire(self) -> None:
+        """Do what is due."""
+        run, self._timer_at = self._run, None
+        if run.adopt_until is not None and run.now >= run.adopt_until:
+            takeover.adopted_all(run)
+        if run.roll.timer_at is not None and run.now >= run.roll.timer_at:
+            watch.find(run, run.roll.fire(run.now))
+        births.start(run, [replica for replica, at in sorted(run.due.items()) if run.now >= at])
+        if run.exit_at is not None and run.now >= run.exit_at:
+            endings.kill_all(run)
+        if run.abandon_at is not None and run.now >= run.abandon_at:
+            run.abandon_at = None
+            for name in run.fleet.others:
+                deaths.lose(run, run.fleet.machines[name], incidents.MachineLost(name, 0))
+
+    def _arm(self) -> None:
+        """See to it that the timer fires when the next thing is due."""
+        run = self._run
+        times = [run.adopt_until, run.roll.timer_at, run.exit_at, run.abandon_at, *run.due.values()]
+        at = min((time for time in times if time is not None), default=None)
+        if at is not None and not run.is_finished and (self._timer_at is None or at < self._timer_at):
+            self._timer_at = at
+            run.commands.append(SetHomeTimer(at))
+
+    # -- what is said --------------------------------------------------------------------------------------------------
+
+    def _roster(self) -> tuple[Row, ...]:
+        rows = []
+        for member in self._run.roll.members():
+            life = self.lives.get(member.replica)
+            endpoints = () if life is None else life.seen.said.endpoints
+            rows.append((str(member.replica), member.incarnation, endpoints, self.fleet.name(member.replica)))
+        return tuple(rows)
+
+    def _order(self) -> None:
+        """Say everything to every machine. Where nobody knows yet which lives there are, nothing is said."""
+        run, fleet = self._run, self.fleet
+        run.has_news = False
+        if run.is_unsure:
+            return
+        roster = None if run.adopting else self._roster()
+        machines = (fleet.home, *fleet.others)
+        run.stamp = Stamp(run.stamp.epoch, run.stamp.number + 1)
+        told = SendOrders(fleet.wanted(), roster, machines, run.is_stopping, run.is_ending, run.stamp, fleet.away)
+        run.commands.append(told)
+
+    # -- invariants ----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise InvariantError unless every replica has one life at most, of the newest number, where it is to be."""
+        self.fleet.check()
+        for machine in self.fleet.machines.values():
+            for member in machine.members():
+                newest = self._run.newest.get(member.replica)
+                demand(member.incarnation == newest, f"{member} is tracked, and {newest} is its newest number")
+        for replica, life in self.lives.items():
+            demand(life.member.replica == replica, f"{life.member} is kept as {replica}")
+            demand(self.fleet.machines[life.machine].has(life.member), f"{life.member} is known, and not tracked")
+        for replica in self._run.due:
+            demand(not self.fleet.is_tracked(replica), f"{replica} lives, and its next life is due")
+        self._run.roll.check()

@@ -1,0 +1,89 @@
+"""What follows the end of a life: the next one, at once or after a back-off, a replica given up, or a run that failed.
+
+A life ends because its station says so, because its machine is lost or taken away, or because another one has a higher
+number. Whose fault it was decides how soon the next one begins.
+"""
+
+from __future__ import annotations
+
+from isthmus.runtime.ids import Member
+from isthmus.runtime.membership.messages import HostEnded
+from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.supervision import incidents
+from isthmus.runtime.supervision.home import births, endings, watch
+from isthmus.runtime.supervision.home.machine import Machine
+from isthmus.runtime.supervision.home.state import Life, RunState
+from isthmus.runtime.supervision.messages import Gone, Seen
+
+
+def bury(run: RunState, machine: Machine, gone: Gone) -> None:
+    """A life is over; the next one takes its place, unless the run is ending."""
+    member, replica = gone.member, gone.member.replica
+    machine.forget(member)
+    life = run.lives.pop(replica, None)
+    for name, value in (("cpu_seconds", gone.cpu_seconds), ("bytes_sent", float(gone.bytes_sent))):
+        key = f"{replica.role}.{name}"
+        run.used[key] = run.used.get(key, 0.0) + value
+    run.adopting.discard(replica)
+    run.has_changed = run.has_news = True
+    ended = incidents.Ended(gone.end, None if life is None else life.verdict, gone.error)
+    run.reasons[replica] = ended
+    if not run.is_ending:
+        run.write(member, ended)
+    watch.find(run, run.roll.take(HostEnded(member), run.now))
+    if replica.role == LEARNER:
+        run.repeats.ended(replica, gone.error, None if life is None else life.served_at, run.now)
+    if not run.is_ending and (repeated := run.repeats.common(run.fleet.learners)) is not None:
+        endings.end_run(run, "failed", incidents.ProgramFailed(repeated.error, repeated.lives))
+    if not run.is_ending and not (run.is_stopping and replica.role == LEARNER and _has_learner(run)):
+        _follow(run, member, life, ended)
+
+
+def lose(run: RunState, machine: Machine, end: incidents.End) -> None:
+    """Count every life on a machine as ended, whatever becomes of it there."""
+    for member in machine.members():
+        life = run.lives.get(member.replica)
+        seen = life.seen if life is not None and life.member == member else Seen(member, 0)
+        bury(run, machine, Gone(member, end, seen.error, seen.said.cpu_seconds, seen.said.bytes_sent))
+
+
+def _has_learner(run: RunState) -> bool:
+    """Whether a learner is there that can give the last answers, so that a restart would only delay the end."""
+    return any(life.seen.said.phase in watch.SERVING for life in run.learners)
+
+
+def _follow(run: RunState, former: Member, life: Life | None, ended: incidents.Ended) -> None:
+    """Begin the next life of a replica in time, unless lives of it end again and again."""
+    replica = former.replica
+    if replica in run.fleet.retired:
+        return
+    is_unreached = isinstance(ended.verdict, incidents.Unreached)
+    if is_unreached:
+        run.reach.ended(replica)
+    if is_unreached or isinstance(ended.end, incidents.MachineLost | incidents.MachineTaken):
+        births.start(run, [replica])  # It is not the program that is at fault.
+        return
+    if isinstance(ended.end, incidents.NotStarted):  # Nor here: there may be room later.
+        births.start_later(run, replica)
+        return
+    served_at = None if life is None else life.served_at
+    if isinstance(ended.verdict, incidents.Misbehaved):  # However long it took, it came to nothing.
+        served_at = None
+    delay = run.restarts.delay(replica, served_at, run.now)
+    if delay is None:
+        _give_up(run, former, ended)
+    elif delay:
+        run.due[replica] = run.after(delay)
+    else:
+        births.start(run, [replica])
+
+
+def _give_up(run: RunState, former: Member, ended: incidents.Ended) -> None:
+    """Try no further life of a replica: the others go on, where they can."""
+    replica, lives = former.replica, run.restarts.failures(former.replica)
+    if not run.fleet.is_spare(replica):
+        endings.end_run(run, "failed", incidents.Hopeless(str(replica), lives, ended))
+        return
+    run.fleet.retired[replica] = "given up"
+    run.write(former, incidents.GivenUp(lives, ended))
+    run.has_changed = True

@@ -1,0 +1,64 @@
+"""How a run ends: hosts are told to, after EXIT they are killed, and after ABANDON more, no machine is waited for.
+
+A run that is asked to stop comes to its end by itself. One whose outcome is *settled* is over, whatever happens to this
+daemon; it is finished when no life is left.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isthmus.runtime.clock import seconds
+from isthmus.runtime.supervision.home.events import FinishRun, Outcome
+from isthmus.runtime.supervision.home.state import RunState
+from isthmus.runtime.supervision.incidents import Failure
+
+EXIT: Final = seconds(10)
+"""How long hosts may take to end when they are told to; then they are killed."""
+ABANDON: Final = seconds(5)
+"""How long other machines may take to tell that their hosts are gone, once all are to be killed."""
+
+
+def stop(run: RunState) -> None:
+    """Ask the hosts to bring the run to its end."""
+    if not run.is_stopping:
+        run.is_stopping = run.has_changed = True
+    run.has_news = True
+
+
+def settle(run: RunState, outcome: Outcome, failure: Failure | None) -> None:
+    """The run is over, in this way, whatever happens to this daemon; hosts may end by themselves."""
+    if not run.is_ending:
+        run.is_ending = True
+        run.due.clear()
+        if run.outcome == "running":
+            run.outcome, run.failure = outcome, failure
+            run.has_changed = True
+        run.exit_at = run.after(EXIT)
+    run.has_news = True
+
+
+def end_run(run: RunState, outcome: Outcome, failure: Failure | None) -> None:
+    """The run is over, and every process is killed."""
+    settle(run, outcome, failure)
+    kill_all(run)
+
+
+def kill_all(run: RunState) -> None:
+    """Have every process killed; while nobody knows which lives there are, when that is known."""
+    run.exit_at = run.adopt_until if run.is_unsure else None
+    if run.is_unsure:
+        return
+    for machine in run.fleet.machines.values():
+        machine.condemned.update(machine.tracked)
+    if run.abandon_at is None:
+        run.abandon_at = run.after(ABANDON)
+    run.has_news = True
+
+
+def finish_if_alone(run: RunState) -> None:
+    """Be finished once the outcome is settled and no life is left."""
+    is_alone = run.fleet.is_idle and not run.noting and not run.is_unsure
+    if run.is_ending and is_alone and not run.is_finished:
+        run.is_finished = True
+        run.commands.append(FinishRun())

@@ -1,0 +1,185 @@
+"""Where the replicas of a run are: its machines, those that come and go, and who was retired.
+
+It decides on which machine the next life of a replica is begun: where the replica was placed, and, once that machine is
+lost or was taken away, for a role that others offer on the one of those that has least. A learner belongs to the
+islands of its machine, and waits for it. Who is to have a next life, and when, is for the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from isthmus.runtime.errors import InvariantError
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.supervision.home.events import Cast, Places, Taken
+from isthmus.runtime.supervision.home.machine import Machine
+from isthmus.runtime.supervision.messages import Wanted
+
+
+class Fleet:
+    """The machines of one run, and its `replicas`; `retired` says how each of those went that are to have no next
+    life."""
+
+    def __init__(self, cast: Cast, places: Places) -> None:
+        self.home = places.home
+        self.slots_max = {**cast.roles, **cast.slots_max}
+        self.replicas = [Replica(role, slot) for role in cast.roles for slot in range(cast.roles[role])]
+        self.machines: dict[str, Machine] = {}
+        self.retired: dict[Replica, str] = {}
+        self._least = {**cast.roles, **cast.least}
+        self._offers, self._home_offers = places.offers, places.home_offers
+        self._where = dict(places.machines)
+        for name in [places.home, *places.offers, *places.machines.values()]:
+            self.machines.setdefault(name, Machine(name))
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    def name(self, replica: Replica) -> str:
+        """The machine of a replica."""
+        return self._where.get(replica, self.home)
+
+    def of(self, replica: Replica) -> Machine:
+        """The same."""
+        return self.machines[self.name(replica)]
+
+    @property
+    def others(self) -> list[str]:
+        """The other machines that take part."""
+        return [name for name, machine in self.machines.items() if name != self.home and not machine.is_away]
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """The machines that take part no more."""
+        return tuple(name for name, machine in self.machines.items() if machine.is_away)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no life is tracked."""
+        return not any(machine.tracked for machine in self.machines.values())
+
+    def is_tracked(self, replica: Replica) -> bool:
+        return any(replica in machine.tracked for machine in self.machines.values())
+
+    def is_expected(self, replica: Replica) -> bool:
+        return replica not in self.retired and not self.of(replica).is_away
+
+    def is_spare(self, replica: Replica) -> bool:
+        """Whether the run can go on without a replica."""
+        left = [each for each in self.replicas if each.role == replica.role and each not in self.retired]
+        return len(left) - 1 >= self._least.get(replica.role, 1)
+
+    def needed(self) -> list[Replica]:
+        """Those that the run cannot go on without, on machines that are heard; learners apart, who wait for theirs."""
+        return [
+            replica
+            for replica in self.replicas
+            if replica.role != LEARNER
+            and self.is_expected(replica)
+            and not self.is_spare(replica)
+            and (self.name(replica) == self.home or not self.of(replica).is_silent)
+        ]
+
+    @property
+    def has_learners(self) -> bool:
+        """Whether any learner is not retired, or none is needed."""
+        learners = [each for each in self.replicas if each.role == LEARNER]
+        return not learners or any(each not in self.retired for each in learners)
+
+    @property
+    def learners(self) -> list[Replica]:
+        return [each for each in self.replicas if each.role == LEARNER and self.is_expected(each)]
+
+    def learners_on(self, name: str) -> list[Replica]:
+        return [each for each in self.replicas if each.role == LEARNER and self.name(each) == name]
+
+    def wanted(self) -> dict[str, tuple[Wanted, ...]]:
+        """What each machine is to have."""
+        return {name: machine.wanted() for name, machine in self.machines.items()}
+
+    # -- what changes --------------------------------------------------------------------------------------------------
+
+    def know(self, replicas: Iterable[Replica]) -> None:
+        """Learn of replicas of which a daemon before this one has known."""
+        self.replicas += sorted({*self._where, *replicas} - set(self.replicas))
+
+    def place(self, replica: Replica, name: str) -> None:
+        """A replica is on this machine."""
+        self.machines.setdefault(name, Machine(name))
+        self._where[replica] = name
+
+    def join(self, name: str, islands: int) -> list[Replica]:
+        """Have a machine take part, which may have been here before, with learners in the next free slots."""
+        first = 1 + max((replica.slot for replica in self.replicas if replica.role == LEARNER), default=-1)
+        last = min(first + islands, self.slots_max.get(LEARNER, 0))
+        slots = [Replica(LEARNER, slot) for slot in range(first, last)]
+        machine = self.machines.setdefault(name, Machine(name))
+        machine.is_away = False
+        machine.heard()
+        for replica in slots:
+            self.place(replica, name)
+        self.replicas += slots
+        return slots
+
+    def take_away(self, name: str, how: Taken) -> None:
+        """Have a machine take part no more; its learners' slots go with it."""
+        self.machines[name].is_away = True
+        for replica in self.learners_on(name):
+            self.retired.setdefault(replica, how)
+
+    def relocate(self, replica: Replica) -> bool:
+        """Move a replica whose machine is lost or taken away to one that offers its role; whether it has a place."""
+        where = self.of(replica)
+        if where.is_reached:
+            return True
+        if replica.role == LEARNER:
+            return replica not in self.retired
+        names = [name for name in self.others if replica.role in self._offers.get(name, ())]
+        able = [name for name in names if self.machines[name].is_reached]
+        if replica.role in self._home_offers:
+            able.append(self.home)
+        if able:
+            load = {name: sum(self.name(other) == name for other in self.replicas) for name in able}
+            self._where[replica] = min(able, key=lambda name: load[name])
+        return bool(able) or not where.is_away
+
+    def beat(self) -> list[Machine]:
+        """Note that time has passed; the machines that are lost from now on."""
+        return [
+            machine
+            for machine in self.machines.values()
+            if machine.name != self.home and not machine.is_away and machine.beat()
+        ]
+
+    # -- the journal ---------------------------------------------------------------------------------------------------
+
+    def recall(
+        self, places: Iterable[tuple[str, str]], away: Iterable[str], retired: Iterable[tuple[str, str]]
+    ) -> None:
+        """Take in what a daemon before this one has noted."""
+        for text, name in places:
+            self.place(Replica.parse(text), name)
+        for name in away:
+            self.machines.setdefault(name, Machine(name)).is_away = True
+        self.retired = {Replica.parse(text): how for text, how in retired}
+
+    def placed(self) -> tuple[tuple[str, str], ...]:
+        """(replica, machine) of those that are not at home, or were moved there."""
+        return tuple((str(replica), name) for replica, name in sorted(self._where.items()))
+
+    def check(self) -> None:
+        """Raise InvariantError unless every replica has one life at most, and only where machines take part."""
+        found: dict[Replica, str] = {}
+        for name, machine in self.machines.items():
+            demand(machine.condemned <= set(machine.tracked), f"{name}: condemned, and not tracked")
+            demand(machine.fresh <= set(machine.tracked), f"{name}: fresh, and not tracked")
+            demand(not machine.is_away or not machine.tracked, f"{name} takes no part, and has lives")
+            for replica in machine.tracked:
+                demand(replica not in found, f"{replica} is on {name} and on {found.get(replica)}")
+                found[replica] = name
+
+
+def demand(holds: bool, broken: str) -> None:
+    """Raise InvariantError unless something holds."""
+    if not holds:
+        raise InvariantError(f"supervision: {broken}")

@@ -1,0 +1,81 @@
+"""One machine of a run, as the home knows it: the lives that are tracked there, and when it was heard of.
+
+It decides nothing about lives. A life is *tracked* from when it is wanted until its end is known; one that is to be
+killed is tracked, and *condemned*. A machine that says nothing for LOST_BEATS beats is *lost*: its lives count as
+ended, whatever they do there, and if it comes back they are not wanted any more. Beats are those of the home's own
+daemon, so that one which was stopped itself blames nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.messages import Wanted
+
+LOST_BEATS: Final = 40
+"""Twenty seconds. Until then its silence excuses that of its hosts."""
+SILENT_BEATS: Final = 2
+"""So many beats without a word, and it is silent."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """Lives by replica: those `tracked`, of those the `condemned`, and the `fresh` ones, which have their numbers from
+    this daemon. `is_away`: it takes part no more."""
+
+    name: str
+    tracked: dict[Replica, int] = field(default_factory=dict)
+    condemned: set[Replica] = field(default_factory=set)
+    fresh: set[Replica] = field(default_factory=set)
+    silent_beats: int = 0
+    is_lost: bool = False
+    is_away: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether so many beats have gone by without a word that its silence explains that of its hosts."""
+        return self.silent_beats >= SILENT_BEATS
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether lives may be begun here."""
+        return not self.is_lost and not self.is_away
+
+    def has(self, member: Member) -> bool:
+        """Whether a life is tracked here."""
+        return self.tracked.get(member.replica) == member.incarnation
+
+    def track(self, member: Member, *, is_new: bool = False) -> None:
+        """Want a life from now on."""
+        self.tracked[member.replica] = member.incarnation
+        if is_new:
+            self.fresh.add(member.replica)
+
+    def forget(self, member: Member) -> None:
+        """The end of a life is known."""
+        del self.tracked[member.replica]
+        self.condemned.discard(member.replica)
+        self.fresh.discard(member.replica)
+
+    def members(self) -> list[Member]:
+        """All that are tracked, sorted."""
+        return [Member(replica, incarnation) for replica, incarnation in sorted(self.tracked.items())]
+
+    def wanted(self) -> tuple[Wanted, ...]:
+        """What it is told to have."""
+        return tuple(
+            Wanted(member, member.replica in self.condemned, member.replica in self.fresh) for member in self.members()
+        )
+
+    def heard(self) -> None:
+        self.silent_beats, self.is_lost = 0, False
+
+    def beat(self) -> bool:
+        """Note that time has passed; whether it is lost from now on."""
+        self.silent_beats += 1
+        if self.silent_beats == LOST_BEATS:
+            self.is_lost = True
+            return True
+        return False

@@ -1,0 +1,89 @@
+"""What a home knows of its run, and what it is about to say; the parts of the core decide, this only remembers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.supervision import incidents
+from isthmus.runtime.supervision.home.events import HomeCommand, Outcome, WriteIncident
+from isthmus.runtime.supervision.home.fleet import Fleet
+from isthmus.runtime.supervision.home.liveness import Roll
+from isthmus.runtime.supervision.home.reach import Reach
+from isthmus.runtime.supervision.home.restarts import Repeats, Restarts
+from isthmus.runtime.supervision.home.service import Service
+from isthmus.runtime.supervision.messages import Seen, Stamp
+
+
+@dataclass(slots=True)
+class Life:
+    """A tracked life that a station has seen, on `machine`; that it `is_starved` is written down once."""
+
+    member: Member
+    machine: str
+    seen: Seen
+    served_at: Instant | None = None
+    unspoken_beats: int = 0
+    is_starved: bool = False
+    verdict: incidents.Verdict | None = None
+    refusals: dict[tuple[Replica, str], int] = field(default_factory=dict)
+    """Of its items, by who refused them and the edge."""
+
+
+@dataclass(slots=True)
+class RunState:
+    """Of one run. Numbers of lives: the `newest` of each replica, those that are `noting` now, and the `floor` above
+    which they are taken. `is_unsure`: the ledger was lost, and nobody knows yet which lives there are. A daemon that
+    took over waits until `adopt_until` for the replicas that it is `adopting`. `due` is when the next life of a replica
+    begins. `has_news`: machines are to be told, `has_changed`: the journal is to be written."""
+
+    fleet: Fleet
+    roll: Roll
+    now: Instant
+    stamp: Stamp
+    lives: dict[Replica, Life] = field(default_factory=dict)
+    restarts: Restarts = field(default_factory=Restarts)
+    repeats: Repeats = field(default_factory=Repeats)
+    reach: Reach = field(default_factory=Reach)
+    service: Service = field(default_factory=Service)
+    newest: dict[Replica, int] = field(default_factory=dict)
+    noting: set[Replica] = field(default_factory=set)
+    floor: int = 0
+    is_unsure: bool = False
+    adopting: set[Replica] = field(default_factory=set)
+    adopt_until: Instant | None = None
+    due: dict[Replica, Instant] = field(default_factory=dict)
+    reasons: dict[Replica, incidents.Incident] = field(default_factory=dict)
+    used: dict[str, float] = field(default_factory=dict)
+    outcome: Outcome = "running"
+    failure: incidents.Failure | None = None
+    is_stopping: bool = False
+    is_ending: bool = False
+    is_finished: bool = False
+    exit_at: Instant | None = None
+    abandon_at: Instant | None = None
+    commands: list[HomeCommand] = field(default_factory=list)
+    has_news: bool = False
+    has_changed: bool = False
+
+    def write(self, member: Member, incident: incidents.Incident) -> None:
+        """Have an incident written down; it explains the state of its host from now on."""
+        self.reasons[member.replica] = incident
+        self.commands.append(WriteIncident(member, incident))
+
+    def after(self, duration: Duration) -> Instant:
+        """The instant so much later than now."""
+        return Instant(self.now + duration)
+
+    @property
+    def learners(self) -> list[Life]:
+        """The lives of learners that stations have seen."""
+        return [life for life in self.lives.values() if life.member.replica.role == LEARNER]
+
+    @property
+    def is_coming_to_its_end(self) -> bool:
+        """Whether the last rounds are on: a single learner that says so may be wrong."""
+        final = [life.member.replica.role for life in self.lives.values() if life.seen.said.phase == "final"]
+        return self.is_stopping or len(set(final) - {LEARNER}) > 0 or 2 * final.count(LEARNER) > len(self.learners)

@@ -1,0 +1,114 @@
+"""How a daemon begins: with what one before it has noted, with the lives that stations tell of, or with nothing.
+
+A daemon that takes over tracks the newest life of each replica as if nothing had happened, and learns from the stations
+which of them are there; of these none is begun, for nobody knows whether and where it was. It tells no roster until all
+have spoken that may be there (ADOPT), for whoever is missing in a roster is gone. Where the ledger was lost, stations
+and hosts say which lives there were, and numbers go on far beyond them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isthmus.runtime.clock import seconds
+from isthmus.runtime.ids import Member
+from isthmus.runtime.membership.messages import HostAnnounced
+from isthmus.runtime.supervision import incidents
+from isthmus.runtime.supervision.home import births, deaths, endings, watch
+from isthmus.runtime.supervision.home.events import DAEMON, HomeBegan, Journal
+from isthmus.runtime.supervision.home.machine import Machine
+from isthmus.runtime.supervision.home.state import RunState
+from isthmus.runtime.supervision.messages import Gone, Report, Stamp
+from isthmus.runtime.supervision.station_events import NoteFound, NoteLives
+
+ADOPT: Final = seconds(11)
+"""How long a new daemon waits for hosts that may be there to find it, which they do within a few seconds; a second more
+than a station whose ledger was lost."""
+NUMBERS_SKIPPED: Final = 1000
+"""Beyond the highest number that anybody knows, after a ledger was lost: a replica whose lives end again and again is
+given up long before."""
+
+
+def begin(run: RunState, event: HomeBegan) -> None:
+    """Take over what a daemon before this one has left, and start the rest."""
+    fleet = run.fleet
+    run.newest = {member.replica: member.incarnation for member in event.newest}
+    if event.journal is not None:
+        recall(run, event.journal)
+    fleet.know(run.newest)
+    run.has_changed = True
+    run.is_unsure = event.is_lost
+    expected = [replica for replica in fleet.replicas if fleet.is_expected(replica)]
+    known = [] if run.is_unsure else [replica for replica in expected if replica in run.newest]
+    for replica in known:
+        fleet.of(replica).track(Member(replica, run.newest[replica]))
+    run.adopting = set(expected) if run.is_unsure else set(known)
+    if run.adopting or run.is_unsure:
+        run.adopt_until = run.after(ADOPT)
+    if run.outcome != "running":
+        endings.end_run(run, run.outcome, run.failure)
+    births.start(run, [replica for replica in fleet.replicas if replica not in known])
+    run.has_news = True
+
+
+def recall(run: RunState, journal: Journal) -> None:
+    """Take in what a daemon before this one has noted."""
+    run.is_stopping, run.outcome, run.failure = journal.is_stopping, journal.outcome, journal.failure
+    run.used.update(journal.used)
+    run.floor, run.stamp = journal.number_least, Stamp(journal.epoch + 1)
+    run.fleet.recall(journal.machines, journal.away, journal.retired)
+
+
+def noted(run: RunState) -> Journal:
+    """What the next daemon has to know."""
+    fleet = run.fleet
+    return Journal(
+        is_stopping=run.is_stopping,
+        outcome=run.outcome,
+        failure=run.failure,
+        machines=fleet.placed(),
+        away=fleet.away,
+        retired=tuple((str(replica), how) for replica, how in sorted(fleet.retired.items())),
+        used=dict(run.used),
+        number_least=run.floor,
+        epoch=run.stamp.epoch,
+    )
+
+
+def learn(run: RunState, machine: Machine, report: Report) -> None:
+    """Believe what a station says of lives, where nobody else knows any more which there are."""
+    for known in (*report.newest, *(seen.member for seen in report.lives)):
+        replica = known.replica
+        if known.incarnation > run.newest.get(replica, 0):
+            run.newest[replica] = known.incarnation
+            for former in [each for each in run.fleet.machines.values() if replica in each.tracked]:
+                deaths.bury(run, former, Gone(Member(replica, former.tracked[replica]), incidents.Unseen()))
+    for seen in report.lives:
+        replica = seen.member.replica
+        if seen.member.incarnation == run.newest[replica] and not run.fleet.is_tracked(replica):
+            run.fleet.know([replica])
+            if machine.name != run.fleet.name(replica):
+                run.fleet.place(replica, machine.name)
+                run.has_changed = True
+            machine.track(seen.member)
+            run.commands.append(NoteLives((seen.member,)))
+
+
+def adopted_all(run: RunState) -> None:
+    """Hosts that have not spoken by now are waited for no longer than any other, and are members until they are
+    found to be gone: a roster that lacks them would say so to all others, for good."""
+    adopting = sorted(run.adopting)
+    run.adopting.clear()
+    for replica in adopting:
+        if run.fleet.is_tracked(replica):
+            member = Member(replica, run.newest[replica])
+            watch.find(run, run.roll.take(HostAnnounced(member, "starting"), run.now))
+    run.adopt_until = None
+    if run.is_unsure:
+        run.is_unsure = False
+        run.floor = NUMBERS_SKIPPED + max(run.newest.values(), default=0)
+        run.has_changed = True
+        run.write(DAEMON, incidents.NumbersLost(run.floor + 1))
+        run.commands.append(NoteFound())
+        births.start(run, run.fleet.replicas)
+    run.has_news = True

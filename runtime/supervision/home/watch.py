@@ -1,0 +1,146 @@
+"""What is heard of the lives of a run: who is there, who speaks, whose items are refused, and who is condemned.
+
+A life is *seen* by a report of its station, and *heard* once it speaks, when it is let in. One that is silent, stuck or
+cut off, whose items others refuse, or that never speaks, is condemned: its station kills it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isthmus.runtime.clock import seconds
+from isthmus.runtime.ids import Member
+from isthmus.runtime.items.refused import Refusal
+from isthmus.runtime.membership.messages import Excuse, HeartbeatArrived, HostAnnounced, Phase
+from isthmus.runtime.supervision import incidents
+from isthmus.runtime.supervision.home import endings
+from isthmus.runtime.supervision.home.liveness import Findings
+from isthmus.runtime.supervision.home.machine import Machine
+from isthmus.runtime.supervision.home.state import Life, RunState
+from isthmus.runtime.supervision.messages import Seen
+
+SERVING: Final[frozenset[Phase]] = frozenset({"stepping", "serving", "final"})
+"""The phases of a host that does what it is there for."""
+BEAT: Final = seconds(0.5)
+HELLO_BEATS: Final = 120
+"""A minute for a process to say hello, which is two seconds of imports where nobody is in the way."""
+REFUSALS_MAX: Final = 3
+"""Items of one life that another host refuses on one edge: after so many the life is at fault, and not a bit."""
+
+
+def see(run: RunState, machine: Machine, seen: Seen) -> None:
+    """A life is there."""
+    member, replica = seen.member, seen.member.replica
+    life = run.lives.get(replica)
+    machine.fresh.discard(replica)  # It was begun: a station that knows nothing of it is not to begin it again.
+    if life is None or life.member != member:
+        life = run.lives[replica] = Life(member, machine.name, Seen(member, seen.pid))
+        if replica in run.adopting or run.roll.has(member):
+            run.write(member, incidents.Adopted())
+        elif member.incarnation > 1:
+            run.write(member, incidents.Restarted())
+    if not seen.beats and life.seen.beats:  # Its station is new, and has not heard it yet.
+        known = life.seen
+        seen = Seen(member, seen.pid, 0, seen.is_stopped, known.error, known.said, known.over)
+    before, life.seen = life.seen, seen
+    if seen.error and not before.error and not run.is_ending:
+        run.write(member, incidents.BodyFailed(seen.error))
+    if seen.said.starved is not None and not life.is_starved and not run.is_ending:
+        life.is_starved = True
+        run.write(member, seen.said.starved)
+    if seen.said.phase in SERVING and life.served_at is None:
+        life.served_at = run.now
+    if seen.beats and seen.beats != before.beats and replica not in machine.condemned:
+        _hear(run, seen)
+    for refusal in seen.said.refusals:
+        _judge(run, member, refusal)
+    if seen.over is not None and not run.is_ending:
+        failure = None if seen.over.error is None else incidents.RecorderFailed(seen.over.error)
+        is_stopped = run.is_stopping or seen.over.is_stopped
+        endings.settle(run, "failed" if failure else "stopped" if is_stopped else "done", failure)
+
+
+def beat(run: RunState) -> None:
+    """Judge hosts that do not speak, or that no other host hears."""
+    for life in list(run.lives.values()):
+        is_heard = not run.fleet.machines[life.machine].is_silent or life.machine == run.fleet.home
+        if not life.seen.beats and not life.seen.is_stopped and is_heard:
+            life.unspoken_beats += 1
+            if life.unspoken_beats == HELLO_BEATS:
+                condemn(run, life.member, incidents.Unspoken(HELLO_BEATS * BEAT))
+    is_hurried = run.is_coming_to_its_end and not run.is_ending
+    find(run, run.roll.review(run.now, is_hurried=is_hurried))
+    if not run.is_ending:
+        heard = {life.member: life.seen.said for life in run.lives.values() if run.roll.is_heard(life.member)}
+        find(run, run.reach.beat(heard, is_hurried=is_hurried))
+        if unserved := run.service.beat(run.fleet.needed(), heard, is_hurried=is_hurried):
+            replica, lasted = unserved
+            endings.end_run(run, "failed", incidents.Unserved(str(replica), lasted, run.reasons.get(replica)))
+
+
+def find(run: RunState, found: Findings) -> None:
+    """Do what the roll has found."""
+    run.has_news |= found.has_changed
+    for member, incident in found.written:
+        run.write(member, incident)
+    for member, verdict in found.condemned:
+        if not run.is_ending:  # One that ends with the run is silent while it writes what it has.
+            condemn(run, member, verdict)
+
+
+def condemn(run: RunState, member: Member, verdict: incidents.Verdict | None) -> None:
+    """Have a life killed, so that the next can take its place."""
+    life, machine = run.lives.get(member.replica), run.fleet.of(member.replica)
+    if not machine.has(member) or member.replica in machine.condemned:
+        return
+    machine.condemned.add(member.replica)
+    run.has_news = True
+    if life is not None and verdict is not None:
+        life.verdict = verdict
+        run.write(member, incidents.Condemned(verdict))
+
+
+def excuse(run: RunState, member: Member) -> Excuse | None:
+    """What excuses the silence of a member; when the run comes to its end, nothing does."""
+    life, machine = run.lives.get(member.replica), run.fleet.of(member.replica)
+    if run.is_coming_to_its_end:
+        return None
+    if machine.name != run.fleet.home and machine.is_silent:
+        return "unheard"
+    return "stopped" if life is not None and life.seen.is_stopped else None
+
+
+def described(run: RunState, member: Member) -> tuple[int, str]:
+    """The process of a member, 0 where none was seen, and its machine, '' at home."""
+    life, name = run.lives.get(member.replica), run.fleet.name(member.replica)
+    return 0 if life is None else life.seen.pid, "" if name == run.fleet.home else name
+
+
+def _hear(run: RunState, seen: Seen) -> None:
+    """A host spoke: the first time it is let in, and all are told."""
+    member, said = seen.member, seen.said
+    run.adopting.discard(member.replica)
+    if run.roll.has(member):
+        spoken = HeartbeatArrived(member, said.phase, said.steps, said.busy, said.firing, said.node)
+        find(run, run.roll.take(spoken, run.now))
+    elif not run.is_ending:
+        run.reasons.pop(member.replica, None)
+        find(run, run.roll.take(HostAnnounced(member, said.phase), run.now))
+
+
+def _judge(run: RunState, by: Member, refusal: Refusal) -> None:
+    """A host has refused items of another one: that one is named, and, where it goes on, condemned."""
+    accused, place = refusal.member, (by.replica, refusal.edge)
+    life = run.lives.get(accused.replica)
+    if run.is_ending or life is None or life.member != accused:
+        return
+    known = life.refusals.get(place, 0)
+    if refusal.count <= known:
+        return
+    life.refusals[place] = refusal.count
+    what = refusal.field, refusal.expected, refusal.found
+    told = incidents.Misbehaved(str(by.replica), refusal.edge, *what, refusal.count)
+    if not known:
+        run.write(accused, incidents.ItemRefused(told))
+    if refusal.count >= (1 if refusal.is_vote else REFUSALS_MAX):  # Who waits for a vote is not to wait for good.
+        condemn(run, accused, told)

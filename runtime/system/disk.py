@@ -1,0 +1,119 @@
+"""What a host asks of the disk of its machine, to write files and read them, and how the kernel carries them out.
+
+Decides nothing: what may be relied upon after a failure is built on top of it, in `store`. A host is handed its disk as
+it is handed its clock, so that a simulation can hand it one that fills up, fails, or loses power.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, Protocol, final
+
+
+class File(Protocol):
+    """A file that is open for writing at its end."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in it now."""
+
+    def last(self) -> bytes:
+        """The last byte; none of an empty file."""
+
+    def write(self, data: bytes) -> int:
+        """Add bytes; how many there was room for. OSError if not one was added."""
+
+    def sync(self) -> None:
+        """Return when all that was written would outlive a power failure; OSError if that cannot be said."""
+
+    def close(self) -> None:
+        """Write no more."""
+
+
+class Disk(Protocol):
+    """The disk of one machine; OSError for what it refuses to do."""
+
+    def append(self, path: Path) -> File:
+        """Open a file to add to its end; it is made if it is missing, and so is its folder."""
+
+    def create(self, path: Path) -> File:
+        """Open a new file, or an old one that is emptied; its folder is made if it is missing."""
+
+    def rename(self, path: Path, target: Path) -> None:
+        """Give a file another name in the same folder, all at once, in place of whatever had it."""
+
+    def remove(self, path: Path) -> None:
+        """Take a file away, if it is there."""
+
+    def read(self, path: Path) -> bytes:
+        """All that is in a file."""
+
+    def sync_folder(self, path: Path) -> None:
+        """Return when the names in a folder would outlive a power failure."""
+
+
+@final
+class KernelFile:
+    """A file of this machine, by its descriptor."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    @property
+    def size(self) -> int:
+        """Bytes in it now."""
+        return os.fstat(self._descriptor).st_size
+
+    def last(self) -> bytes:
+        size = self.size
+        return os.pread(self._descriptor, 1, size - 1) if size else b""
+
+    def write(self, data: bytes) -> int:
+        return os.write(self._descriptor, data)
+
+    def sync(self) -> None:
+        """Return when the disk says that it has all of it."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+@final
+class KernelDisk:
+    """The files of this machine."""
+
+    def append(self, path: Path) -> File:
+        self._make_folder(path.parent)
+        return KernelFile(path, os.O_RDWR | os.O_APPEND)
+
+    def create(self, path: Path) -> File:
+        self._make_folder(path.parent)
+        return KernelFile(path, os.O_RDWR | os.O_TRUNC)
+
+    def rename(self, path: Path, target: Path) -> None:
+        path.replace(target)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def sync_folder(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _make_folder(self, path: Path) -> None:
+        """Make a folder and those around it, so that they stay."""
+        if not path.is_dir():
+            self._make_folder(path.parent)
+            path.mkdir(exist_ok=True)
+            self.sync_folder(path.parent)
+
+
+DISK: Final = KernelDisk()

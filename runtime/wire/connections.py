@@ -1,0 +1,328 @@
+"""Connections with the peers of one host: made, kept, given up, and made again.
+
+Decides whom to dial and when, who is welcome, which session a message belongs to, and when a silent peer is lost. Does
+not decide what is sent, nor what follows from what was heard; that a member has gone for good is decided by others.
+
+Theory of operation. A peer has a *route*: where it listens, the peer that relays, or none, if it dials us. There is at
+most one session with a peer. One that dials us is known from then on, if it was not before. When a session ends, the
+side that dialled begins another after a pause that doubles until one succeeds. Of two members that dial each other, the
+connection of the lower one stays; of two that are relayed, the lower one dials. A member that has gone is refused for
+ever, as are its earlier incarnations. Every heartbeat says where we are, and ends the sessions of peers that were
+silent for too long.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeAlias
+
+from isthmus.runtime.channels.contract import Endpoints, Standing
+from isthmus.runtime.clock import Clock, Duration, Instant
+from isthmus.runtime.errors import ConfigError, LocalProtocolError
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.items.layout import Bytes
+from isthmus.runtime.items.refusal import RefusalError
+from isthmus.runtime.protocol.messages import Hello
+from isthmus.runtime.protocol.session import Identity, Session
+from isthmus.runtime.protocol.session_events import Event
+from isthmus.runtime.security.keys import check_server
+from isthmus.runtime.wire.links import AcceptedLink, DialledLink, Link, RelayedLink
+from isthmus.runtime.wire.listener import MachineOf, Reception
+from isthmus.runtime.wire.peers import Limits, Peer, Route
+from isthmus.runtime.wire.sockets import Sockets
+
+Receive: TypeAlias = Callable[[Sequence[Bytes]], list[Event]]
+
+
+class Owner(Protocol):
+    """What connections need of their channel."""
+
+    def act_on(self, peer: Peer, session: Session, events: list[Event]) -> None:
+        """These were heard."""
+
+    def wake(self, peer: Peer) -> None:
+        """There may be something to say."""
+
+    def lost(self, member: Member, reason: str) -> None:
+        """A connection ended, or could not be made."""
+
+
+class Connections:
+    """Of one host. `counts` gets the reasons of refusals."""
+
+    def __init__(
+        self,
+        own: Identity,
+        owner: Owner,
+        *,
+        clock: Clock,
+        sockets: Sockets,
+        limits: Limits,
+        counts: Counter[str],
+        machine_of: MachineOf,
+    ) -> None:
+        self.own = own
+        self.peers: dict[Member, Peer] = {}
+        self._owner, self._clock, self._sockets, self._limits, self._counts = owner, clock, sockets, limits, counts
+        self._machine_of = machine_of
+        self._gone: dict[Replica, int] = {}
+        self._reception: Reception | None = None
+        self._is_closed = False
+        self._cancel_beat = self._beat_later()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._cancel_beat()
+        for peer in list(self.peers.values()):
+            self.discard(peer)
+        if self._reception is not None:
+            self._reception.close()
+        self._sockets.close()
+
+    # -- peers ---------------------------------------------------------------------------------------------------------
+
+    def expect(self, member: Member, route: Route = None) -> None:
+        """Know a member from now on, and reach it in this way. ConfigError for endpoints that are none.
+
+        LocalProtocolError for this host itself, for one that has gone, and for one too many.
+        """
+        peer = self.peers.get(member)
+        if self._is_closed or self._has_gone(member) or member == self.own.member:
+            raise LocalProtocolError(f"{self.own.member} cannot know {member}: it has gone, or is itself")
+        if peer is None:
+            if len(self.peers) >= self._limits.peers_max:
+                raise LocalProtocolError(f"{self.own.member} cannot know {member}: {len(self.peers)} peers are known")
+            peer = self.peers[member] = Peer(member)
+        peer.is_expected = True
+        if isinstance(route, Endpoints):
+            for endpoint in route[:2]:
+                check_server(endpoint, self._sockets.keys, route.key, f"dialling {member}")
+        if route is not None and peer.route != route:
+            peer.route = route
+            self._dial(peer)
+
+    def _has_gone(self, member: Member) -> bool:
+        """Whether a member was forgotten, or a later incarnation of it."""
+        return member.incarnation <= self._gone.get(member.replica, 0)
+
+    def forget(self, member: Member) -> None:
+        """A member has gone for good, as have its earlier incarnations."""
+        self._gone[member.replica] = max(self._gone.get(member.replica, 0), member.incarnation)
+        peer = self.peers.get(member)
+        if peer is not None:
+            self.discard(peer)
+
+    def discard(self, peer: Peer) -> None:
+        """Drop everything from and to a peer."""
+        self.peers.pop(peer.member, None)
+        peer.route = None
+        peer.is_expected = False
+        self._cancel_retry(peer)
+        outbound = peer.pair.outbound
+        self._counts["items_sent"] += outbound.items_begun
+        self._counts["bytes_sent"] += outbound.bytes_begun
+        self._counts["dropped"] += outbound.close() + sum(len(held.parcels) for held in peer.held)
+        peer.held.clear()
+        self._close_session(peer)
+
+    def standing(self) -> Standing:
+        now, named = self._clock.now(), [peer for peer in self.peers.values() if peer.is_expected]
+        down = [peer for peer in named if not peer.is_up]
+        return Standing(
+            len(named), [(peer.member, Duration(0 if peer.word_at is None else now - peer.word_at)) for peer in down]
+        )
+
+    # -- to dial -------------------------------------------------------------------------------------------------------
+
+    def dial_through(self, through: Peer) -> None:
+        """Dial those that a peer relays; it is up."""
+        for peer in [peer for peer in self.peers.values() if peer.route == through.member]:
+            self._dial(peer)
+
+    def way_through(self, through: Peer, peer: Peer) -> Link:
+        """A link through another peer, which is up."""
+        assert through.session is not None
+        return RelayedLink(through.session, self.own.member, peer.member, partial(self._owner.wake, through))
+
+    def _dial(self, peer: Peer) -> None:
+        """Begin a connection, unless there is one, the other side begins, or there is no way at present."""
+        self._cancel_retry(peer)
+        if peer.session is not None:
+            return
+        through = self.peers.get(peer.route) if isinstance(peer.route, Member) else None
+        if isinstance(peer.route, Member) and (through is None or not through.is_up or peer.member < self.own.member):
+            return
+        peer.dialled += 1
+        token, intake = self._sockets.token(), peer.intake(self._limits)
+        session = Session.dial(self.own, peer.member, peer.pair, peer.dialled, token, intake)
+        self._start(peer, session, self._way_to(peer, session) if through is None else self.way_through(through, peer))
+
+    def _way_to(self, peer: Peer, session: Session) -> Link:
+        """New sockets to a peer that listens."""
+        assert isinstance(peer.route, Endpoints)
+        gone, dealer = Ears(self, peer, session).gone, self._sockets.dealer
+        hear_control = partial(self.hear, peer, session, session.receive_control)
+        hear_data = partial(self.hear, peer, session, session.receive_data)
+        control = dealer("control", lambda address, frames, machine: hear_control(frames), gone)
+        data = dealer("data", lambda address, frames, machine: hear_data(frames), gone)
+        try:
+            control.connect(peer.route.control, peer.route.key)
+            data.connect(peer.route.data, peer.route.key)
+        except OSError as error:
+            control.close()
+            data.close()
+            expected, found = "two endpoints such as tcp://127.0.0.1:4001", f"{tuple(peer.route)}: {error}"
+            raise ConfigError(f"dialling {peer.member}", expected, found, "Correct them.") from error
+        return DialledLink(control, data)
+
+    # -- to be dialled -------------------------------------------------------------------------------------------------
+
+    def bind(self, endpoint: str) -> Endpoints:
+        """Listen. ConfigError where that is not possible."""
+        if self._reception is None:
+            self._reception = Reception(self._sockets, self.own, self, self._counts, self._machine_of)
+        return self._reception.bind(endpoint)
+
+    def accept(self, link: AcceptedLink, connection: int, hello: Hello) -> Ears:
+        """Welcome a peer that has dialled one of our bound sockets, or raise RefusalError."""
+        peer = self.peers.get(hello.source)
+        if self._has_gone(hello.source):
+            raise RefusalError("stranger", f"{hello.source} has left; only a later incarnation may come")
+        if peer is None and len(self.peers) >= self._limits.peers_max:
+            raise RefusalError("crowd", f"{self._limits.peers_max} peers are known already")
+        return self.welcome(peer or Peer(hello.source), link, connection, hello)
+
+    def welcome(self, peer: Peer, link: Link, connection: int, hello: Hello) -> Ears:
+        """Begin the session that a peer asks for, or raise RefusalError."""
+        if connection <= peer.accepted:
+            raise RefusalError("connection", f"connection {connection} of {peer.member} comes after {peer.accepted}")
+        if isinstance(peer.route, Endpoints) and peer.session is not None and self.own.member < peer.member:
+            raise RefusalError("crossed", f"{self.own.member} has dialled {peer.member}, too, and comes first")
+        peer.accepted = connection
+        if peer.session is not None:
+            self.end(peer, "replaced by a newer connection")
+        session, events = Session.accept(self.own, hello, connection, peer.pair, peer.intake(self._limits))
+        self._start(peer, session, link)
+        self._owner.act_on(peer, session, events)
+        return Ears(self, peer, session)
+
+    # -- sessions ------------------------------------------------------------------------------------------------------
+
+    def hear(self, peer: Peer, session: Session, receive: Receive, frames: Sequence[Bytes]) -> None:
+        """A message came for a session, whose `receive` understands it: act on what it means, or end the session."""
+        if peer.session is not session:
+            self._counts["stale"] += 1
+            return
+        peer.heard_at = peer.word_at = self._clock.now()
+        try:
+            events = receive(frames)
+        except RefusalError as refusal:
+            self.refuse(peer, refusal)
+        else:
+            self._owner.act_on(peer, session, events)
+            self._owner.wake(peer)
+
+    def refuse(self, peer: Peer, refusal: RefusalError) -> None:
+        """End a session because of what the peer has sent, and tell it why."""
+        self._counts[f"refused_{refusal.reason}"] += 1
+        if peer.session is not None and peer.link is not None:
+            peer.link.send_control(peer.session.refusal(refusal.reason, str(refusal)))
+        self.end(peer, f"refused ({refusal})")
+
+    def end(self, peer: Peer, reason: str) -> None:
+        """A connection is no more, if there was one; the side that dialled begins another one, later."""
+        if peer.session is None:
+            return
+        was_up = peer.is_up
+        if peer.route is not None:
+            at = Instant(self._clock.now() + peer.delay(self._limits))
+            self._cancel_retry(peer)
+            peer.cancel_retry = self._clock.call_at(at, partial(self._dial, peer))
+        self._close_session(peer)
+        if peer.is_idle():
+            self.peers.pop(peer.member, None)
+        if was_up or reason != peer.reason:
+            peer.reason = reason
+            self._owner.lost(peer.member, reason)
+
+    def _start(self, peer: Peer, session: Session, link: Link) -> None:
+        self._cancel_retry(peer)
+        self.peers[peer.member] = peer
+        peer.session, peer.link = session, link
+        peer.began_at = peer.heard_at = self._clock.now()
+        self._owner.wake(peer)
+
+    def _close_session(self, peer: Peer) -> None:
+        """Close the session of a peer, if there is one, and of all that it relays."""
+        was_up, peer.is_up = peer.is_up, False
+        if peer.session is not None and peer.link is not None:
+            peer.session.close()
+            peer.link.close()
+        peer.session = peer.link = None
+        if was_up:
+            for other in [other for other in self.peers.values() if other.route == peer.member]:
+                self.end(other, f"{peer.member}, which relays, was lost")
+
+    def _cancel_retry(self, peer: Peer) -> None:
+        if peer.cancel_retry is not None:
+            peer.cancel_retry()
+            peer.cancel_retry = None
+
+    # -- heartbeats ----------------------------------------------------------------------------------------------------
+
+    def _beat_later(self) -> Callable[[], None]:
+        self._beat_at = Instant(self._clock.now() + self._limits.heartbeat)
+        return self._clock.call_at(self._beat_at, self._beat)
+
+    def _beat(self) -> None:
+        """Say to every peer that we are here, and give up those that have been silent for too long.
+
+        A beat that is late judges nobody: this process was stopped, and what its peers said meanwhile is still unread.
+        """
+        now = self._clock.now()
+        is_late = now - self._beat_at > self._limits.heartbeat
+        self._cancel_beat = self._beat_later()
+        for peer in list(self.peers.values()):
+            session, link = peer.session, peer.link
+            if session is None or link is None:
+                continue
+            if self._is_expelled(link):
+                self.refuse(peer, RefusalError("expelled", f"the machine of {peer.member} is not admitted any more"))
+                continue
+            message = session.next_control(now, is_beat=True)
+            # One that says that it lives, and gets no further with its handshake, has lost a part of it.
+            since = peer.heard_at if peer.is_up else peer.began_at
+            silent_max = self._limits.silence_max if peer.is_up else self._limits.handshake_max
+            if message is not None and not link.send_control(message):
+                self.end(peer, "disconnected")
+            elif now - since > silent_max and not is_late:
+                told = f"{'silent' if peer.is_up else 'no connection'} for {silent_max / 1e9:g} s"
+                # One that was only stopped reads this first, and dials at once.
+                link.send_control(session.refusal("silence", told))
+                self.end(peer, told)
+
+    def _is_expelled(self, link: Link) -> bool:
+        """Whether a machine that has dialled us is admitted no longer; what it says is not heard in any case."""
+        machine = link.machine if isinstance(link, AcceptedLink) else None
+        keys = self._sockets.keys
+        return machine is not None and keys is not None and not keys.admits(machine)
+
+
+class Ears:
+    """Listens to one peer for one session."""
+
+    def __init__(self, connections: Connections, peer: Peer, session: Session) -> None:
+        self._connections, self._peer, self._session = connections, peer, session
+
+    def hear_control(self, frames: list[Bytes]) -> None:
+        self._connections.hear(self._peer, self._session, self._session.receive_control, frames)
+
+    def hear_data(self, frames: list[Bytes]) -> None:
+        self._connections.hear(self._peer, self._session, self._session.receive_data, frames)
+
+    def gone(self, reason: str) -> None:
+        """A socket has lost its connection."""
+        if self._peer.session is self._session:
+            self._connections.end(self._peer, reason)

@@ -1,0 +1,321 @@
+"""ZeroMQ sockets on an event loop, without `zmq.asyncio`.
+
+Decides socket options and how a socket is read; knows nothing of what its messages mean.
+
+Theory of operation. A ZeroMQ socket has one file descriptor, readable when libzmq wants to be asked. The loop watches
+it; we then take messages until libzmq says that there are none, and ask again after every send, because sending takes
+the descriptor's signal away, too. A turn takes a bounded number of messages and bytes and leaves the rest to the next
+one, so that no peer keeps the loop.
+
+We reconnect, not libzmq: a dialled socket has one connection in its life. When it ends, libzmq says that nothing can be
+sent any more, and the socket is replaced. A bound socket outlives its peers; sending to one that has gone fails. The
+high-water marks lie above what credit allows. Reaching one means that our counting is wrong.
+
+With keys every socket is CURVE. A bound one asks of each message whose key its connection has shown, and drops those of
+a key that is not, or no longer, admitted, before anybody looks at them; a dialled one talks to one key only.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import zmq
+
+from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.items.layout import CHUNK_BYTES, Bytes
+from isthmus.runtime.protocol.credit import CHARGE_MIN
+from isthmus.runtime.protocol.messages import FRAMES_MAX, TOKEN_BYTES
+from isthmus.runtime.protocol.session import AHEAD_MAX, WINDOW_BYTES_MAX
+from isthmus.runtime.security import handshakes
+from isthmus.runtime.security.handshakes import Handshakes
+from isthmus.runtime.security.keys import Keyring
+from isthmus.runtime.security.zap import Zap
+from isthmus.runtime.system.shared_loop import Loop
+from isthmus.runtime.wire.peers import PEERS_MAX
+from isthmus.runtime.wire.sockets import Gone, Hear, Purpose, Socket
+
+FRAME_BYTES_MAX: Final = CHUNK_BYTES + (64 << 10)
+"""libzmq closes a connection that announces a larger frame, before it takes memory for it."""
+MARKS: Final[dict[Purpose, int]] = {
+    "data": 2 * (WINDOW_BYTES_MAX // CHARGE_MIN + 64),
+    "control": 2 * (AHEAD_MAX + 256),
+}
+"""High-water marks, in messages: twice what credit allows, because libzmq learns only every half mark what was read. Of
+control, what may be ahead, and a minute of heartbeats; a silent peer is lost before."""
+COPY_BYTES_MAX: Final = 128 << 10
+"""Smaller frames are copied when sent. Measured: a copy of 128 KiB takes 3 us, handing memory over and back 4.5 us."""
+TURN_MESSAGES_MAX: Final = 128
+TURN_BYTES_MAX: Final = CHUNK_BYTES
+"""What is read in one turn of the loop: at 4 GB/s and 5 us a message, about a millisecond."""
+TURN_FRAMES_KEPT: Final = FRAMES_MAX + 4
+"""Further frames of a message are dropped as they come; whoever sees so many refuses the message."""
+SOCKETS_MAX: Final = 16
+"""Of a context, beside four for each peer: two to dial with, and a monitor for each."""
+UNHEARD_MS_MAX: Final = 5_000
+"""TCP gives a connection up when what was sent is not acknowledged for so long, and probes one that is silent."""
+
+POLLIN: Final = int(zmq.POLLIN)
+POLLOUT: Final = int(zmq.POLLOUT)
+EVENTS: Final = int(zmq.EVENTS)
+NOBLOCK: Final = int(zmq.NOBLOCK)
+SNDMORE_NOBLOCK: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
+"""As plain integers: an operation on pyzmq's enumerations costs more than asking libzmq."""
+
+_send: Final = zmq.backend.Socket.send
+"""Without the layer of Python above it, which is for kinds of sockets that we do not have."""
+
+
+class ZmqSocket:
+    """A socket that calls `hear` with the frames of each message, and `gone` when its only connection has ended, with
+    the reason. `counts` gets the failed handshakes of a bound one, and messages of keys that were expelled."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        context: zmq.Context[zmq.Socket[bytes]],
+        kind: int,
+        mark: int,
+        hear: Hear,
+        gone: Gone | None = None,
+        *,
+        keys: Keyring | None,
+        counts: Counter[str],
+        domain: str = "",
+    ) -> None:
+        self._loop = loop
+        self._context = context
+        self._hear = hear
+        self._gone = gone
+        self._keys = keys
+        self._counts, self._domain = counts, domain
+        self._is_closed = self._is_scheduled = False
+        self._is_router = kind == zmq.ROUTER
+        self._socket = context.socket(kind)
+        self._events: Callable[[], Any] = partial(self._socket.getsockopt, EVENTS)
+        self._send = partial(_send, self._socket)
+        for option, value in _options(kind, mark).items():
+            self._socket.setsockopt(option, value)
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._handshakes: Handshakes | None = None
+        self._fds: list[int] = []
+        self._listen(self._socket, self._read)
+
+    def bind(self, endpoint: str) -> str:
+        """Listen; the endpoint with its actual port. Raises OSError.
+
+        With keys, ZAP is asked about each connection, under the name `domain`.
+        """
+        if self._keys is not None:
+            handshakes.secure_server(self._socket, self._keys, self._domain)
+            self._handshakes = Handshakes(self._loop, self._context, self._socket, self._count)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise OSError(str(error)) from error
+        self._schedule()
+        actual = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(actual, bytes)
+        return actual.rstrip(b"\0").decode()
+
+    def connect(self, endpoint: str, server_key: str) -> None:
+        """Dial, with keys the machine that has `server_key` only; `gone` is called when that fails, too.
+
+        Raises OSError for an endpoint that is none.
+        """
+        handshakes.secure_client(self._socket, self._keys, server_key)
+        events = int(zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED)
+        self._monitor = handshakes.watched(self._socket, self._context, events | handshakes.FAILURES)
+        self._listen(self._monitor, self._watch)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise OSError(str(error)) from error
+        # libzmq signals only what comes after it was asked for the first time.
+        self._schedule()
+        self._watch()
+
+    def send(self, frames: Sequence[Any]) -> bool:
+        """Hand a message to libzmq; False if there is nobody to send it to. LocalProtocolError at the mark."""
+        if self._is_closed:
+            return False
+        *others, last = frames
+        try:
+            for frame in others:
+                self._send(frame, SNDMORE_NOBLOCK, len(frame) < COPY_BYTES_MAX)
+            self._send(last, NOBLOCK, len(last) < COPY_BYTES_MAX)
+        except zmq.Again as error:
+            if self._is_router:
+                raise LocalProtocolError("a high-water mark was reached, which credit should prevent") from error
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._look()  # A send that fails may have taken another peer's signal away, too.
+            return False
+        self._look()
+        return True
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._deafen()
+            if self._handshakes is not None:
+                self._handshakes.close()
+            if self._monitor is not None:
+                self._socket.disable_monitor()
+                self._monitor.close(linger=0)
+            self._socket.close(linger=0)
+
+    def _read(self) -> None:
+        """Take what has come, up to the bounds of a turn; asked when there probably is something."""
+        self._is_scheduled = False
+        messages = size_bytes = 0
+        is_over = self._is_closed
+        try:
+            while not is_over and messages < TURN_MESSAGES_MAX and size_bytes < TURN_BYTES_MAX:
+                received = self._receive()
+                if received is not None:
+                    address, frames, user_id = received
+                    messages += 1
+                    size_bytes += sum(map(len, frames))
+                    if self._keys is None or not self._is_router:
+                        self._hear(address, frames, None)
+                    else:
+                        self._judge(self._keys, address, frames, user_id)
+                is_over = self._is_closed or not self._has_message()
+        finally:
+            if not is_over:
+                self._look()
+
+    def _judge(self, keys: Keyring, address: bytes, frames: list[Bytes], user_id: str | None) -> None:
+        """Let a message be heard, unless its key is not admitted any more."""
+        machine = keys.name_of(user_id)
+        if machine is None:
+            self._count("expelled")
+        else:
+            self._hear(address, frames, machine)
+
+    def _count(self, reason: str) -> None:
+        self._counts[f"refused_{reason}"] += 1
+
+    def _receive(self) -> tuple[bytes, list[Bytes], str | None] | None:
+        """(address, frames, user id) of the next message; None if there is none."""
+        try:
+            address = self._socket.recv(NOBLOCK) if self._is_router else b""
+            frame = self._socket.recv(NOBLOCK, False)
+        except zmq.Again:
+            return None
+        user_id = handshakes.user_id(frame) if self._keys is not None and self._is_router else None
+        frames: list[Bytes] = [frame.buffer]
+        while frame.more:
+            frame = self._socket.recv(NOBLOCK, False)
+            if len(frames) < TURN_FRAMES_KEPT:
+                frames.append(frame.buffer)
+        return address, frames, user_id
+
+    def _look(self) -> None:
+        """Read in the next turn what libzmq has, unless that is agreed already."""
+        if not self._is_closed and not self._is_scheduled and self._has_message():
+            self._schedule()
+
+    def _has_message(self) -> bool:
+        """Ask what libzmq has to say: there is a message, or, where there is none, that the connection has ended."""
+        state = self._events()
+        if state & POLLIN:
+            return True
+        if not self._is_router and not state & POLLOUT:
+            self._end()
+        return False
+
+    def _schedule(self) -> None:
+        self._is_scheduled = True
+        self._loop.call_soon(self._read)
+
+    def _watch(self) -> None:
+        """The monitor was asked to speak only when there is no connection, or no longer."""
+        assert self._monitor is not None
+        state = self._monitor.getsockopt(EVENTS)
+        assert isinstance(state, int)
+        if state & POLLIN:
+            self._end()
+
+    def _end(self) -> None:
+        """The connection is no more: say so once, from the loop."""
+        gone, self._gone = self._gone, None
+        self._deafen()
+        if gone is not None and not self._is_closed:
+            self._loop.call_soon(gone, self._reason())
+
+    def _reason(self) -> str:
+        """Why a dialled connection ended, as far as the monitor tells."""
+        reason = None
+        monitor = self._monitor
+        while monitor is not None and reason is None and int(monitor.get(EVENTS)) & POLLIN:
+            reason = handshakes.failure(monitor.recv_multipart(NOBLOCK))
+        if reason is None or (reason == handshakes.CUT and self._keys is None):
+            return "disconnected"
+        return f"no connection: {handshakes.WORDS[reason]}"
+
+    def _listen(self, socket: zmq.Socket[bytes], heard: Callable[[], None]) -> None:
+        fd = socket.getsockopt(zmq.FD)
+        assert isinstance(fd, int)
+        self._fds.append(fd)
+        self._loop.add_reader(fd, heard)
+
+    def _deafen(self) -> None:
+        while self._fds:
+            self._loop.remove_reader(self._fds.pop())
+
+
+class ZmqSockets:
+    """The sockets of one host, on one libzmq context, which has one thread; with `keys` all are encrypted."""
+
+    def __init__(self, loop: Loop, keys: Keyring | None = None) -> None:
+        self.keys = keys
+        self._loop = loop
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, 4 * PEERS_MAX + SOCKETS_MAX)
+        self._zap: Zap | None = None
+
+    def dealer(self, purpose: Purpose, hear: Hear, gone: Gone) -> Socket:
+        mark = MARKS[purpose]
+        return ZmqSocket(self._loop, self._context, zmq.DEALER, mark, hear, gone, keys=self.keys, counts=Counter())
+
+    def router(self, purpose: Purpose, hear: Hear, counts: Counter[str]) -> Socket:
+        if self._zap is None and self.keys is not None:
+            self._zap = Zap(self._loop, self._context, self.keys)
+        loop, context, mark = self._loop, self._context, MARKS[purpose]
+        return ZmqSocket(loop, context, zmq.ROUTER, mark, hear, keys=self.keys, counts=counts, domain=purpose)
+
+    def token(self) -> bytes:
+        """Random bytes that nobody can guess."""
+        return secrets.token_bytes(TOKEN_BYTES)
+
+    def close(self) -> None:
+        """Let go of the context, and of every socket that is left."""
+        if self._zap is not None:
+            self._zap.close()
+        self._context.destroy(linger=0)
+
+
+def _options(kind: int, mark: int) -> dict[int, int]:
+    options: dict[int, int] = {
+        zmq.LINGER: 0,
+        zmq.SNDHWM: mark,
+        zmq.RCVHWM: mark,
+        zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
+        zmq.RECONNECT_IVL: -1,
+        zmq.HANDSHAKE_IVL: UNHEARD_MS_MAX,
+        zmq.TCP_MAXRT: UNHEARD_MS_MAX,
+        zmq.TCP_KEEPALIVE: 1,
+        zmq.TCP_KEEPALIVE_IDLE: 5,
+        zmq.TCP_KEEPALIVE_INTVL: 2,
+        zmq.TCP_KEEPALIVE_CNT: 3,
+    }
+    if kind == zmq.ROUTER:
+        options[zmq.ROUTER_MANDATORY] = 1
+    return options

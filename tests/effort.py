@@ -1,0 +1,37 @@
+"""How much of what is generated is tried: a part in `make test`, everything in `make soak`, less under mutation.
+
+`TESTS_EFFORT` is the share of examples and seeds, in percent; `TESTS_EXAMPLES_MAX` bounds the examples of a property.
+Examples and seeds are the same on every machine: the part that is tried is always the same one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Final
+
+import pytest
+
+SHARE: Final = int(os.environ.get("TESTS_EFFORT", "20")) / 100
+LEAST: Final = 20
+"""What is tried at least, if there is so much: examples of a property are few where each is long."""
+EXAMPLES_MAX: Final = int(os.environ.get("TESTS_EXAMPLES_MAX", sys.maxsize))
+
+
+def examples(everything: int) -> int:
+    """So many examples of a property, of `everything` that `make soak` tries."""
+    return min(_part(everything), EXAMPLES_MAX)
+
+
+def seeds(everything: int) -> range:
+    """Seeds from 0, of `everything` that `make soak` tries."""
+    return range(_part(everything))
+
+
+def _part(everything: int) -> int:
+    return min(everything, max(LEAST, round(SHARE * everything)))
+
+
+def soaked(value: Any) -> Any:
+    """A value of a parameter that only `make soak` tries."""
+    return pytest.param(value, marks=pytest.mark.soak)

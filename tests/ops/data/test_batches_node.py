@@ -1,0 +1,92 @@
+"""How many batches a firing makes, and that they come in order whatever their number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isthmus.ops.data.batches import At
+from isthmus.ops.data.batches_node import Batches
+from tests.ops.bodies import Context
+
+
+class Loader:
+    """A task whose batches have a size (24 bytes of it three numbers) and take a time, by the test's clock."""
+
+    def __init__(self, duration_us: int, size_bytes: int = 1000) -> None:
+        self.duration_us, self.size_bytes = duration_us, size_bytes
+        self.now_ns = 0
+
+    def batch(self, at: At) -> Any:
+        self.now_ns += self.duration_us * 1000
+        return {"at": (at.seed, at.slot, at.position), "array": np.zeros(self.size_bytes - 24, np.uint8)}
+
+
+def opened(loader: Loader, slot: int = 0) -> Batches:
+    context = Context(slot=slot, seed=7)
+    context.now = lambda: loader.now_ns  # type: ignore[method-assign]
+    batches = Batches(loader, learners=4, slots=16)
+    batches.open(context)
+    return batches
+
+
+def counts(batches: Batches, firings: int = 4) -> list[int]:
+    return [len(batches()) for _ in range(firings)]
+
+
+@pytest.mark.parametrize(
+    ("duration_us", "count"), [(0, 8), (1, 8), (125, 8), (126, 7), (300, 3), (500, 2), (501, 1), (1001, 1), (10**6, 1)]
+)
+def test_a_firing_makes_as_many_as_take_a_millisecond(duration_us: int, count: int) -> None:
+    assert counts(opened(Loader(duration_us))) == [1, count, count, count]
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "count"),
+    [(24, 8), (MIB // 8, 8), (MIB // 4, 5), (MIB // 2, 3), (MIB, 2), (MIB + 1, 1), (9 * MIB, 1)],
+)
+def test_a_firing_makes_no_more_than_a_mebibyte_beyond_the_first(size_bytes: int, count: int) -> None:
+    assert counts(opened(Loader(0, size_bytes))) == [1, count, count, count]
+
+
+def test_the_number_follows_what_the_last_firing_took() -> None:
+    loader = Loader(200)
+    batches = opened(loader)
+    assert counts(batches, 2) == [1, 5]
+    loader.duration_us = 50
+    assert counts(batches, 2) == [5, 8]
+    loader.duration_us = 10_000
+    assert counts(batches, 2) == [8, 1]
+    loader.duration_us = 250
+    assert counts(batches, 2) == [1, 4]
+
+
+def test_batches_come_in_order_each_once_and_each_of_its_position() -> None:
+    loader = Loader(300)
+    batches = opened(loader, slot=3)
+    emitted = []
+    for duration_us in (300, 100, 900, 0, 0, 400):
+        loader.duration_us = duration_us
+        emitted += batches()
+    assert {port for port, _ in emitted} == {"batch"}
+    assert [batch["at"] for _, batch in emitted] == [(7, 3, position) for position in range(len(emitted))]
+    assert len(emitted) == 1 + 3 + 8 + 1 + 8 + 8
+
+
+def test_every_kind_of_tree_has_a_size() -> None:
+    class Task:
+        def __init__(self, batch: Any) -> None:
+            self.batch = lambda at: batch
+
+    half = np.zeros(MIB // 2, np.uint8)
+    for tree, count in ((half, 3), ([half, (half, 5)], 1), ({"x": {"y": half}, "n": 1.0}, 2), ({}, 8), (3, 8)):
+        batches = Batches(Task(tree), learners=1, slots=1)
+        context = Context()
+        context.now = lambda: 0  # type: ignore[method-assign]
+        batches.open(context)
+        assert counts(batches, 2) == [1, count], tree

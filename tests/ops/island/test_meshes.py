@@ -1,0 +1,61 @@
+"""A learner on 1, 2, 4 and 8 devices: the same losses and payloads, a state that is cut and stays so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+SECONDS_MAX = 280
+"""On a busy machine, with nothing compiled before; a quiet one takes ten."""
+
+pytestmark = pytest.mark.timeout(SECONDS_MAX + 20)
+MESHES = ("2", "4", "8")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """The figures of each number of devices, all from one process."""
+    command = [sys.executable, "-m", "tests.ops.island.mesh_figures"]
+    given = os.environ | {"JAX_PLATFORMS": "cpu"}
+    told = subprocess.run(command, env=given, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    assert told.returncode == 0, told.stderr
+    figures: dict[str, Any] = json.loads(told.stdout)
+    return figures
+
+
+@pytest.mark.parametrize("devices", MESHES)
+def test_losses_are_those_of_one_device(found: dict[str, Any], devices: str) -> None:
+    assert found[devices]["losses"] == pytest.approx(found["1"]["losses"], rel=2e-6)
+    assert found["1"]["losses"][-1] < 0.98 * found["1"]["losses"][0]
+
+
+@pytest.mark.parametrize("devices", MESHES)
+def test_payloads_do_not_depend_on_the_mesh(found: dict[str, Any], devices: str) -> None:
+    assert found[devices]["payloads"] == found["1"]["payloads"]
+
+
+@pytest.mark.parametrize("devices", MESHES)
+def test_each_device_has_its_part_of_the_state_and_of_a_fragment(found: dict[str, Any], devices: str) -> None:
+    of, replicated = found[devices], found[devices]["replicated_bytes"]
+    assert replicated <= 0.02 * of["state_bytes"]
+    assert of["device_bytes"] <= 1.1 / int(devices) * of["state_bytes"] + replicated
+    assert of["widest"] <= 1.1 / int(devices) * found["1"]["widest"] + replicated
+
+
+@pytest.mark.parametrize("devices", MESHES)
+def test_exchanges_leave_one_executable_and_the_state_where_it_was(found: dict[str, Any], devices: str) -> None:
+    of = found[devices]
+    assert (of["executables"], of["compiled"]) == (1, 0)
+    assert all(of["kept"])
+    assert of["donated"] == 1.0
+
+
+def test_averaged_gradients_do_not_depend_on_the_mesh(found: dict[str, Any]) -> None:
+    alone, together = found["averaged"]
+    assert together == pytest.approx(alone, rel=2e-6)
+    assert alone[0] != alone[-1]

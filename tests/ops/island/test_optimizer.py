@@ -1,0 +1,81 @@
+"""The schedule at its corners, and AdamW against its equations in float64."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from isthmus.ops.island.optimizer import adamw, is_matrix, learning_rate
+
+
+@pytest.mark.parametrize(
+    ("progress", "share"),
+    [
+        (0.0, 0.0),
+        (0.01, 0.2),
+        (0.05, 1.0),
+        (0.525, 0.05 + 0.95 / 2),
+        (0.5, 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * 0.45 / 0.95))),
+        (1.0, 0.05),
+        (1.2, 0.05),
+        (-0.1, 0.0),
+    ],
+)
+def test_schedule(progress: float, share: float) -> None:
+    rate = learning_rate(jnp.float32(progress), peak=0.006, warmup=0.05)
+    assert rate.dtype == jnp.float32
+    assert float(rate) == pytest.approx(0.006 * share, rel=1e-5, abs=1e-9)
+
+
+def test_schedule_without_warmup_begins_at_its_peak() -> None:
+    assert float(learning_rate(0.0, peak=0.5, warmup=0.0)) == 0.5
+    assert float(learning_rate(1.0, peak=0.5, warmup=0.0)) == pytest.approx(0.025)
+
+
+def test_schedule_never_leaves_its_range_and_falls_after_the_warmup() -> None:
+    rates = np.asarray(learning_rate(jnp.linspace(0.05, 1.0, 400), peak=1.0, warmup=0.05))
+    assert np.all(np.diff(rates) <= 0)
+    assert rates[0] == pytest.approx(1.0)
+    assert rates.min() >= 0.05 - 1e-6
+
+
+def test_only_matrices_decay() -> None:
+    params = {"matrix": jnp.ones((2, 3)), "vector": jnp.ones(3), "cube": jnp.ones((1, 1, 1)), "scalar": jnp.ones(())}
+    assert is_matrix(params) == {"matrix": True, "vector": False, "cube": True, "scalar": False}
+
+
+def test_three_steps_are_the_closed_form() -> None:
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(3, 2)), "b": rng.normal(size=2)}
+    gradients = [{"w": rng.normal(size=(3, 2)) * size, "b": rng.normal(size=2) * size} for size in (4.0, 0.1, 1.0)]
+    transformation = adamw(peak=0.01, warmup=0.1, weight_decay=0.3, clip=1.0)
+
+    found = {name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
+    state = transformation.init(found)
+    m = {name: np.zeros_like(value) for name, value in params.items()}
+    v = {name: np.zeros_like(value) for name, value in params.items()}
+    for step, (gradient, progress) in enumerate(zip(gradients, (0.05, 0.2, 1.0), strict=True), start=1):
+        grads = {name: jnp.asarray(value, jnp.float32) for name, value in gradient.items()}
+        updates, state = transformation.update(grads, state, found, progress=jnp.float32(progress))
+        found = optax.apply_updates(found, updates)
+
+        scale = min(1.0, 1.0 / math.sqrt(sum(float((value**2).sum()) for value in gradient.values())))
+        rate = float(learning_rate(progress, peak=0.01, warmup=0.1))
+        for name, value in gradient.items():
+            m[name] = 0.9 * m[name] + 0.1 * scale * value
+            v[name] = 0.95 * v[name] + 0.05 * (scale * value) ** 2
+            adam = (m[name] / (1 - 0.9**step)) / (np.sqrt(v[name] / (1 - 0.95**step)) + 1e-8)
+            params[name] = params[name] - rate * (adam + (0.3 * params[name] if name == "w" else 0.0))
+        for name, value in params.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_an_update_without_progress_is_refused() -> None:
+    transformation = adamw(peak=0.01, warmup=0.1, weight_decay=0.3, clip=1.0)
+    params = {"w": jnp.ones((2, 2))}
+    with pytest.raises(TypeError, match="progress"):
+        transformation.update(params, transformation.init(params), params)

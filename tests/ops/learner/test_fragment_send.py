@@ -1,0 +1,51 @@
+"""The learner's side of a merge: the outer gradient, and its norms."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.ops.learner.outer_gradient import norms, subtract
+from tests.ops.kernels.test_averaging import fragment_of, random_gradients, vector
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=4), st.integers(0, 1000), st.sampled_from([-30, 0, 15]))
+def test_norms_agree_with_float64(sizes: list[int], seed: int, exponent: int) -> None:
+    fragment = fragment_of(*sizes)
+    values = np.float32(10.0**exponent) * random_gradients(1, fragment, seed)[0]
+    parts = np.split(values.astype(np.float64), fragment.offsets[1:-1])
+    expected = np.array([math.sqrt(math.fsum(part * part)) for part in parts])
+    found = norms(values, fragment)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=2e-7)
+
+
+def test_norms_accumulate_in_float64() -> None:
+    # 2^24 + 1 and small: in float32 the ones would vanish beside the large square.
+    values = np.ones(2**20 + 1, np.float32)
+    values[0] = 4096.0
+    assert norms(values, fragment_of(values.size))[0] == np.float32(math.sqrt(4096.0**2 + 2**20))
+
+
+def test_subtract_makes_a_new_buffer() -> None:
+    anchor, values = vector(1, 2, 3), vector(1, 4, 1)
+    found = subtract(anchor, values)
+    assert found.tolist() == [0, -2, 2]
+    assert found.dtype == np.float32
+    assert not np.shares_memory(found, anchor)
+    assert not np.shares_memory(found, values)
+    assert anchor.tolist() == [1, 2, 3]
+
+
+def test_a_unit_of_nothing_but_zeros_has_no_length() -> None:
+    assert norms(np.zeros(7, np.float32), fragment_of(3, 4)).tolist() == [0.0, 0.0]
+
+
+def test_a_learner_that_answers_loads_no_numba() -> None:
+    code = "import sys; import isthmus.ops.learner.fragment_send; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,425 @@
+"""The inner-step body: order at a boundary, phases, accounts, and the rules for buffers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from isthmus.ops.data.batches import At
+from isthmus.ops.exchange.messages import Progress, Report
+from isthmus.ops.island.jax_learner import Learner
+from isthmus.ops.island.life import Life
+from isthmus.ops.learner.inner_step import InnerStep
+from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
+
+KEY = ("syncer/0", 0)
+
+
+def drive(body: InnerStep, **inputs: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    """What one firing yields, and what it returns."""
+    firing = body(**{"batch": None, **inputs})
+    yielded = []
+    while True:
+        try:
+            yielded.extend(next(firing))
+        except StopIteration as end:
+            return yielded, end.value
+
+
+def opened(task: SmallTask, count: int = 2, **more: Any) -> tuple[InnerStep, Any, Context]:
+    parts = fragments_of(task, count) if count else ()
+    body, context = InnerStep(task, fragments=parts, report_every=2, tokens=1000, **more), Context()
+    body.open(context)
+    return body, parts, context
+
+
+def stepping(task: SmallTask, count: int = 2) -> tuple[InnerStep, Any, Context]:
+    body, parts, context = opened(task, count)
+    drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})
+    return body, parts, context
+
+
+def batch(task: SmallTask, position: int) -> Any:
+    return task.batch(At(0, 0, position))
+
+
+def watch(context: Context) -> None:
+    """From now on nobody paces, and those who watch hear as often instead, and everything."""
+    context.connected = context.connected - {"progress"} | {"report"}
+
+
+def reports(emitted: list[tuple[str, Any]]) -> list[Any]:
+    return [item for port, item in emitted if port in ("progress", "report")]
+
+
+def test_a_learner_is_idle_until_it_has_adopted_every_fragment() -> None:
+    task = SmallTask()
+    body, parts, context = opened(task)
+    watch(context)
+    assert body.is_idle
+    _, emitted = drive(body)
+    assert reports(emitted)[0]["phase"] == "ready"
+    drive(body, update={KEY: update(parts[0], 0, 1.0)})
+    assert body.is_idle
+    _, emitted = drive(body, update={KEY: update(parts[1], 0, 1.0)})
+    assert not body.is_idle
+    assert reports(emitted)[0]["phase"] == "stepping"
+    assert reports(emitted)[0]["versions"] == [[1, 0], [1, 0]]
+
+
+def test_the_first_version_is_this_learners_own_parameters() -> None:
+    task = SmallTask()
+    body, _, _ = opened(task)
+    yielded, _ = drive(body, pull={KEY: pull(0, 1, kind="initial"), ("syncer/0", 1): pull(1, 2, kind="initial")})
+    values = np.concatenate([np.asarray(item["values"]) for _, item in yielded])
+    own = jax.tree.leaves(task.init(jax.random.key(0)))
+    assert sorted(values.tolist()) == sorted(np.concatenate([np.ravel(leaf) for leaf in own]).tolist())
+    assert [item["base"] for _, item in yielded] == [None, None]
+
+
+def test_a_learner_that_gives_the_rest_of_the_first_version_keeps_what_it_has_adopted() -> None:
+    task = SmallTask()
+    body, parts, _ = opened(task)
+    drive(body, update={KEY: update(parts[0], 0, 2.0)})
+    yielded, _ = drive(body, pull={KEY: pull(0, 1, kind="initial"), ("syncer/0", 1): pull(1, 2, kind="initial")})
+    assert [(item["fragment"], item["base"]) for _, item in yielded] == [(0, [1, 0]), (1, None)]
+    np.testing.assert_array_equal(np.asarray(yielded[0][1]["values"]), np.full(parts[0].size, 2.0))
+    drive(body, update={KEY: update(parts[1], 0, 3.0)})
+    answers, _ = drive(body, pull={KEY: pull(0, 3), ("syncer/0", 1): pull(1, 4)})
+    for (_, capture), value in zip(answers, (2.0, 3.0), strict=True):
+        np.testing.assert_array_equal(np.asarray(capture["values"]), np.full(parts[capture["fragment"]].size, value))
+
+
+def test_the_optimizer_begins_at_the_parameters_that_were_adopted() -> None:
+    keeping = optax.GradientTransformation(lambda params: params, lambda grads, state, params=None: (grads, state))
+    task = SmallTask(optimizer=keeping)
+    body, _, _ = stepping(task)
+    assert all(np.all(np.asarray(leaf) == 0.5) for leaf in body._learner._local)
+
+
+def test_those_who_only_watch_hear_every_250_ms_and_of_every_change_of_phase() -> None:
+    task = SmallTask()
+    body, parts, context = opened(task)
+    context.connected |= {"report"}
+    seen: list[tuple[str, int, str]] = []
+    told: dict[str, Any] = {}
+    for position in range(140):
+        news = {("syncer/0", part.index): update(part, 0, 0.5) for part in parts} if not position else None
+        context.at += 9_000_000
+        _, emitted = drive(body, update=news, batch=batch(task, position))
+        seen += [(port, item["step"], item["phase"]) for port, item in emitted if port in ("progress", "report")]
+        told.update(emitted)
+        if len(emitted) == 2:
+            assert told["report"].items() > told["progress"].items()
+    watched = [step for port, step, phase in seen if port == "report" and phase == "stepping"]
+    paced = [step for port, step, phase in seen if port == "progress" and phase == "stepping"]
+    assert watched[0] == paced[0]
+    assert 4 <= len(watched) <= 10 < len(paced)
+    assert told["progress"].keys() == Progress.__annotations__.keys()
+    assert told["report"].keys() == Report.__annotations__.keys()
+
+
+def test_no_step_is_made_once_the_budget_is_spent_and_pulls_are_still_answered() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    others = [[1, 1, 1000 - 2 * 8]]
+    drive(body, update={KEY: {**update(parts[0], 1, 1.0), "totals": others}}, batch=batch(task, 0))
+    assert not body.is_idle
+    _, emitted = drive(body, batch=batch(task, 1))
+    assert body.is_idle
+    assert [report["phase"] for report in reports(emitted)] == ["stepping"]
+    assert sum(tokens for _, _, tokens in reports(emitted)[0]["totals"]) == 1000
+    yielded, emitted = drive(body, pull={KEY: pull(1, 9)})
+    assert yielded[0][1]["steps"] == 2
+    assert reports(emitted)[0]["step"] == 2
+
+
+def test_updates_are_adopted_before_a_pull_is_answered() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    drive(body, batch=batch(task, 0))
+    request = {**pull(0, 7), "grace": None}
+    yielded, _ = drive(body, update={KEY: update(parts[0], 1, 2.0)}, pull={KEY: request}, batch=batch(task, 1))
+    ((port, capture),) = yielded
+    assert port == "fragment"
+    assert capture["base"] == [1, 1]
+    assert (capture["begin"], capture["end"], capture["steps"]) == (8, 8, 0)
+    np.testing.assert_array_equal(np.asarray(capture["values"]), np.full(parts[0].size, 2.0))
+    np.testing.assert_array_equal(capture["anchor"], np.full(parts[0].size, 2.0))
+
+
+def test_a_pull_that_comes_with_an_update_of_its_fragment_is_answered_an_interval_later() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    drive(body, batch=batch(task, 0))
+    request = {**pull(0, 7), "interval": 3}
+    came = {KEY: request, ("syncer/0", 1): pull(1, 8)}
+    yielded, _ = drive(body, update={KEY: update(parts[0], 1, 2.0)}, pull=came, batch=batch(task, 1))
+    assert [capture["fragment"] for _, capture in yielded] == [1]
+    answers = [drive(body, batch=batch(task, position))[0] for position in range(2, 6)]
+    assert [len(answer) for answer in answers] == [0, 0, 1, 0]
+    capture = answers[2][0][1]
+    assert (capture["round"], capture["base"], capture["steps"]) == (7, [1, 1], 3)
+    assert (capture["begin"], capture["end"]) == (8, 32)
+
+
+def test_a_pull_that_is_answered_later_gives_way_to_the_next_and_to_the_end() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    drive(body, batch=batch(task, 0))
+    for number in (7, 8):
+        request = {**pull(0, number), "interval": 2}
+        drive(body, update={KEY: update(parts[0], number, 2.0)}, pull={KEY: request}, batch=batch(task, number))
+    drive(body, batch=batch(task, 9))
+    ((_, capture),) = drive(body, batch=batch(task, 10))[0]
+    assert capture["round"] == 8
+    request = {**pull(0, 9), "interval": 1}
+    assert drive(body, update={KEY: update(parts[0], 9, 2.0)}, pull={KEY: request}, batch=batch(task, 11))[0] == []
+    ((_, capture),) = drive(body, pull={KEY: pull(0, 10, kind="final")})[0]
+    assert (capture["round"], capture["kind"]) == (10, "final")
+    assert drive(body)[0] == []
+
+
+def test_nothing_of_the_zeros_before_the_first_version_survives_and_alpha_of_later_ones() -> None:
+    task = SmallTask()
+    body, parts, _ = opened(task, alpha=0.25)
+    drive(body, update={("syncer/0", part.index): update(part, 0, 2.0) for part in parts})
+    assert all(np.all(np.asarray(leaf) == 2.0) for leaf in body._learner.copy())
+    drive(body, update={("syncer/0", part.index): update(part, 1, 4.0) for part in parts})
+    assert all(np.all(np.asarray(leaf) == 3.5) for leaf in body._learner.copy())
+
+
+def test_nothing_of_what_is_not_finite_survives() -> None:
+    task = SmallTask()
+    body, parts, context = opened(task, alpha=0.25)
+    watch(context)
+    drive(body, update={("syncer/0", part.index): update(part, 0, np.nan) for part in parts})
+    for position in range(3):
+        drive(body, batch=batch(task, position))
+    drive(body, update={("syncer/0", part.index): update(part, 1, 4.0) for part in parts})
+    assert all(np.all(np.asarray(leaf) == 4.0) for leaf in body._learner.copy())
+
+
+def test_an_answer_holds_what_was_trained_since_adoption() -> None:
+    task = SmallTask()
+    body, _, _ = stepping(task)
+    for position in range(3):
+        drive(body, batch=batch(task, position))
+    yielded, _ = drive(body, pull={KEY: pull(1, 9)})
+    capture = yielded[0][1]
+    assert (capture["begin"], capture["end"], capture["steps"], capture["base"]) == (0, 24, 3, [1, 0])
+    assert not np.array_equal(np.asarray(capture["values"]), capture["anchor"])
+
+
+@pytest.mark.parametrize("members", [[(1, 1)], [(0, 2)], []])
+def test_a_pull_for_others_or_for_another_life_is_not_answered(members: Any) -> None:
+    task = SmallTask()
+    body, _, _ = stepping(task)
+    assert drive(body, batch=batch(task, 0), pull={KEY: pull(0, 5, members=members)})[0] == []
+
+
+def test_a_renewed_attempt_is_answered_once() -> None:
+    task = SmallTask()
+    body, _, _ = stepping(task)
+    assert len(drive(body, batch=batch(task, 0), pull={KEY: pull(0, 5)})[0]) == 1
+    assert drive(body, batch=batch(task, 1), pull={KEY: pull(0, 5, attempt=2)})[0] == []
+    assert len(drive(body, batch=batch(task, 2), pull={KEY: pull(0, 6)})[0]) == 1
+
+
+def test_an_older_version_is_never_adopted() -> None:
+    task = SmallTask()
+    body, parts, context = stepping(task)
+    watch(context)
+    drive(body, update={KEY: update(parts[0], 3, 3.0)})
+    drive(body, update={KEY: update(parts[0], 2, 9.0)}, batch=batch(task, 0))
+    _, emitted = drive(body, batch=batch(task, 1))
+    assert reports(emitted)[0]["versions"][0] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("refused", "kind", "kept"),
+    [
+        ([], "merge", True),
+        ([[1, 1]], "merge", True),
+        ([[0, 2]], "merge", True),
+        ([[0, 1]], "merge", False),
+        ([[0, 1]], "copy", True),
+        ([[0, 1]], "recover", True),
+        ([[1, 1]], "final", False),
+    ],
+)
+def test_work_since_a_version_is_given_up_for_the_same_version_only_where_it_was_refused_or_is_over(
+    refused: Any, kind: str, kept: bool
+) -> None:
+    task = SmallTask()
+    body, parts, context = stepping(task)
+    watch(context)
+    drive(body, batch=batch(task, 0))
+    drive(body, update={KEY: update(parts[0], 0, 0.5, refused=refused, kind=kind)}, batch=batch(task, 1))
+    yielded, _ = drive(body, pull={KEY: pull(0, 7)})
+    assert [item["begin"] for _, item in yielded] == [0 if kept else 8]
+
+
+def test_a_learner_that_steps_reports_every_so_many_steps_and_not_at_news() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    reported = []
+    for number in range(1, 7):
+        more = {"update": {KEY: update(parts[0], number, 1.0)}} if number == 3 else {}
+        pulls = {"pull": {KEY: pull(0, 20)}} if number == 5 else {}
+        reported.append(bool(reports(drive(body, batch=batch(task, number), **more, **pulls)[1])))
+    assert reported == [False, True, False, True, False, True]
+
+
+def test_after_a_final_pull_no_step_is_made_and_the_account_closes() -> None:
+    task = SmallTask()
+    body, parts, context = stepping(task)
+    watch(context)
+    drive(body, batch=batch(task, 0))
+    pulls = {("syncer/0", p): pull(p, 20 + p, kind="final") for p in range(2)}
+    yielded, emitted = drive(body, batch=batch(task, 1), pull=pulls)
+    assert [item["end"] for _, item in yielded] == [8, 8]
+    assert body.is_idle
+    assert reports(emitted)[0]["phase"] == "final"
+    finals = {("syncer/0", part.index): update(part, 1, 0.0, clock=[(0, 1, 8)], kind="final") for part in parts}
+    _, emitted = drive(body, update=finals)
+    assert reports(emitted)[0]["accounts"] == [[8, 0, 0, 0, 0], [8, 0, 0, 0, 0]]
+    assert reports(emitted)[0]["tokens"] == 8
+
+
+def test_a_learner_that_diverged_says_so_and_heals_once_all_fragments_are_global_again() -> None:
+    task = SmallTask(factor=math.inf)
+    body, parts, context = stepping(task)
+    watch(context)
+    for position in range(3):
+        drive(body, batch=batch(task, position))
+    assert context.published[-1]["sick"]
+    drive(body, update={KEY: update(parts[0], 1, 0.0)})
+    assert body._sick
+    drive(body, update={KEY: update(parts[1], 1, 0.0)})
+    assert not body._sick
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in body._learner._leaves)
+
+
+def test_losses_of_before_do_not_make_a_healed_learner_sick_again() -> None:
+    task = SmallTask()
+    body, parts, context = stepping(task)
+    watch(context)
+    bad = {name: np.full_like(values, np.nan) for name, values in batch(task, 0).items()}
+    for _ in range(3):
+        drive(body, batch=bad)
+    assert context.published[-1]["sick"]
+    both = {("syncer/0", part.index): update(part, 1, 0.0) for part in parts}
+    drive(body, update=both, batch=batch(task, 1))
+    told = [reports(drive(body, batch=batch(task, position))[1]) for position in range(2, 8)]
+    assert [report["sick"] for each in told for report in each] == [False] * 3
+
+
+def test_a_report_says_at_which_step_the_loss_was_not_finite() -> None:
+    task = SmallTask()
+    body, _, context = stepping(task)
+    watch(context)
+    bad = {name: np.full_like(values, np.nan) for name, values in batch(task, 0).items()}
+    told: list[Any] = []
+    for position in range(9):
+        told += reports(drive(body, batch=bad if position >= 4 else batch(task, position))[1])
+    assert {(report["sick"], report["sick_step"]) for report in told} == {(False, 0), (True, 5)}
+
+
+def test_whole_trees_are_emitted_and_adopted_where_there_are_no_fragments() -> None:
+    task = SmallTask()
+    body, _, _ = opened(task, count=0, emit_every=2)
+    assert not body.is_idle
+    trees = []
+    for position in range(5):
+        _, emitted = drive(body, batch=batch(task, position))
+        trees += [item for port, item in emitted if port == "parameters"]
+    assert len(trees) == 2
+    assert jax.tree.structure(trees[0]) == jax.tree.structure(task.init(jax.random.key(0)))
+    zeros = jax.tree.map(np.zeros_like, trees[0])
+    drive(body, update=zeros)
+    np.testing.assert_array_equal(np.asarray(body._learner.copy()[-1]), 0.0)
+    stop = {"stop": True, "tokens": 40, "totals": [], "published": []}
+    _, emitted = drive(body, batch=batch(task, 5), control={("recorder/0", None): stop})
+    assert body.is_finished
+    assert [port for port, _ in emitted] == ["parameters", "progress"]
+
+
+# -- buffers -----------------------------------------------------------------------------------------------------------
+
+
+def learner(task: SmallTask) -> tuple[Learner, Any]:
+    parts = fragments_of(task, 2)
+    made = Learner(task, parts, life=Life(0, 0, 1))
+    made.compile(batch(task, 0))
+    made.begin()
+    return made, parts
+
+
+def test_a_step_is_given_its_state_and_uses_it_up() -> None:
+    task = SmallTask()
+    made, _ = learner(task)
+    before = list(made._leaves)
+    made.step(batch(task, 0), 0.0)
+    assert all(leaf.is_deleted() for leaf in before)
+
+
+def test_a_blending_adoption_uses_up_the_leaves_that_it_blends() -> None:
+    task = SmallTask()
+    parts = fragments_of(task, 2)
+    made = Learner(task, parts, life=Life(0, 0, 1), alpha=0.5)
+    made.begin()
+    before = [made._leaves[i] for i in made._functions.touched[0]]
+    values = np.asarray(made.extract(0)).copy()
+    made.adopt(0, np.ones(parts[0].size, np.float32))
+    assert all(leaf.is_deleted() for leaf in before)
+    np.testing.assert_allclose(np.asarray(made.extract(0)), 0.5 * values + 0.5, rtol=1e-6)
+
+
+def test_a_captured_fragment_is_not_touched_by_the_steps_after_it() -> None:
+    task = SmallTask()
+    made, _ = learner(task)
+    captured = made.extract(0)
+    copy = np.array(captured)
+    for position in range(20):
+        made.step(batch(task, position), 0.0)
+    np.testing.assert_array_equal(np.asarray(captured), copy)
+    assert not np.array_equal(np.asarray(made.extract(0)), copy)
+
+
+def test_writing_into_what_was_handed_over_is_refused_and_what_was_captured_stays() -> None:
+    """Rewrites buffers on purpose: those that the host froze refuse, and a copy protects the rest."""
+    from isthmus.runtime.items import freezing
+
+    task = SmallTask()
+    made, parts = learner(task)
+    adopted = np.full(parts[0].size, 3.0, np.float32)
+    freezing.freeze({"values": adopted})
+    made.adopt(0, adopted)
+    with pytest.raises(ValueError, match="read-only"):
+        adopted[:] = 99.0
+    captured = np.asarray(made.extract(0))
+    np.testing.assert_array_equal(captured, 3.0)
+    with pytest.raises(ValueError, match="read-only"):
+        captured[:] = 99.0
+    tree = made.tree(made.copy())
+    tree["w"][:] = 99.0
+    assert not (np.asarray(made.copy()[-1]) == 99.0).any()
+
+
+def test_a_shard_that_comes_back_is_told_what_the_learner_adopted_and_not_what_it_has_made_of_it() -> None:
+    task = SmallTask()
+    body, parts, _ = stepping(task)
+    drive(body, update={KEY: update(parts[0], 4, 2.0, clock=[(0, 1, 0), (3, 1, 96)])})
+    drive(body, batch=batch(task, 0))
+    yielded, _ = drive(body, batch=batch(task, 1), pull={KEY: pull(0, 1, kind="recover")})
+    capture = yielded[0][1]
+    np.testing.assert_array_equal(capture["values"], 2.0)
+    assert (capture["base"], capture["clock"], capture["steps"]) == ([1, 4], [[0, 1, 0], [3, 1, 96]], 0)
+    yielded, _ = drive(body, batch=batch(task, 2), pull={KEY: pull(0, 2)})
+    assert (yielded[0][1]["begin"], yielded[0][1]["end"]) == (0, 16)  # Recovery opens no account and closes none.

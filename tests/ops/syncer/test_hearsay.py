@@ -1,0 +1,64 @@
+"""Whose word counts of the tokens that lives of learners have trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isthmus.ops.syncer.hearsay import LIVES_MAX, Hearsay
+
+DEAD = (5, 1)
+
+
+def said(slot: int, tokens: int, *others: tuple[int, int, int], incarnation: int = 1) -> Any:
+    return {"slot": slot, "incarnation": incarnation, "tokens": tokens, "totals": [list(each) for each in others]}
+
+
+def hear(hearsay: Hearsay, *reports: Any, learners: int = 3) -> dict[tuple[int, int], int]:
+    for report in reports:
+        hearsay.hear_learner(report, range(learners), learners)
+    return {(slot, incarnation): tokens for slot, incarnation, tokens in hearsay.totals.told() if tokens}
+
+
+def test_a_life_speaks_for_itself_and_nobody_else_does() -> None:
+    hearsay = Hearsay()
+    told = hear(hearsay, said(0, 10), said(1, 20, (0, 1, 99)), said(2, 30, (0, 1, 99), (1, 1, 99)))
+    hearsay.hear_recorder([[0, 1, 99]])
+    assert told == hear(hearsay) == {(0, 1): 10, (1, 1): 20, (2, 1): 30}
+
+
+def test_of_the_dead_more_than_half_are_believed_in_as_much_as_they_all_say() -> None:
+    hearsay = Hearsay()
+    assert DEAD not in hear(hearsay, said(0, 1, (*DEAD, 10**9)))
+    assert hear(hearsay, said(1, 1, (*DEAD, 80)))[DEAD] == 80
+    assert hear(hearsay, said(2, 1, (*DEAD, 90)))[DEAD] == 90
+    assert hear(hearsay, said(0, 1, (*DEAD, 10**10)))[DEAD] == 90
+
+
+def test_one_that_says_it_twice_is_one() -> None:
+    hearsay = Hearsay()
+    told = hear(hearsay, *[said(0, 1, (*DEAD, 50), incarnation=life) for life in (1, 2, 3)])
+    assert DEAD not in told
+
+
+def test_who_is_gone_has_no_voice() -> None:
+    hearsay = Hearsay()
+    hearsay.hear_learner(said(3, 1, (*DEAD, 10**9)), [0, 1, 3], 3)
+    hearsay.hear_learner(said(0, 1, (*DEAD, 10**9)), [0, 1], 2)
+    assert hearsay.totals.of(*DEAD) == 0
+    hearsay.hear_learner(said(1, 1, (*DEAD, 7)), [0, 1], 2)
+    assert hearsay.totals.of(*DEAD) == 7
+
+
+def test_the_recorder_is_believed_of_the_dead_and_one_that_is_alone_of_all() -> None:
+    hearsay = Hearsay()
+    hearsay.hear_recorder([[*DEAD, 70]])
+    assert hear(hearsay)[DEAD] == 70
+    assert hear(hearsay, said(0, 1, (*DEAD, 75)), learners=1)[DEAD] == 75
+
+
+def test_what_is_made_up_takes_bounded_memory() -> None:
+    hearsay = Hearsay()
+    hear(hearsay, said(0, 1, *((slot, 1, 9) for slot in range(10, 10 + 3 * LIVES_MAX))))
+    assert len(hearsay._claims) == LIVES_MAX
+    told = hear(hearsay, said(1, 1, *((slot, 1, 9) for slot in range(10, 12))))
+    assert told[10, 1] == 9

@@ -1,0 +1,246 @@
+"""The syncer's bodies: merge books and refuses, outer-step publishes; together they follow the equations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isthmus.ops.learner.fragment_send import FragmentSend
+from isthmus.ops.learner.outer_gradient import norms
+from isthmus.ops.syncer.bounds import NOT_FINITE
+from isthmus.ops.syncer.merge import Merge
+from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.runtime.ids import Replica
+from tests.ops.bodies import Context, SmallTask, fragments_of, pull
+
+PARTS = fragments_of(SmallTask(), 2)
+DECISION = {"reason": "all 2 members voted", "opened_at": 1, "quorum_at": 2, "closed_at": 3, "left_out": []}
+
+
+def answer(slot: int, gradient: Any, *, base: Any = (1, 0), begin: int = 0, end: int = 80, steps: int = 10) -> Any:
+    values = np.broadcast_to(np.asarray(gradient, np.float32), (PARTS[0].size,)).copy()
+    return {
+        "fragment": 0,
+        "round": 1,
+        "kind": "merge",
+        "slot": slot,
+        "incarnation": 1,
+        "base": None if base is None else list(base),
+        "begin": begin,
+        "end": end,
+        "steps": steps,
+        "clock": [],
+        "positions": [[slot, end // 8]],
+        "state": None,
+        "gradient": values,
+        "norms": norms(values, PARTS[0]),
+    }
+
+
+class Syncer:
+    """Merge and outer-step, opened, with the first version published."""
+
+    def __init__(self, method: Any = "rda", lr: float = 0.5, momentum: float = 0.5) -> None:
+        self.merge = Merge(PARTS, method=method, lr=lr, momentum=momentum)
+        self.outer = OuterStep(PARTS, lr=lr, momentum=momentum)
+        self.merge.open(Context("syncer"))
+        self.outer.open(Context("syncer"))
+        self.round = 0
+        self.first = np.linspace(-1, 1, PARTS[0].size).astype(np.float32)
+        self.fire({**answer(0, self.first, base=None), "kind": "initial"}, kind="initial")
+
+    def fire(self, *answers: Any, kind: str = "merge") -> dict[str, Any]:
+        self.round += 1
+        votes = {(Replica("learner", vote["slot"]), self.round): vote for vote in answers}
+        emitted = self.merge(round=pull(0, self.round, kind=kind), answer=votes, decision=DECISION)
+        return self.outer(gradient=emitted["gradient"])
+
+
+def test_the_first_version_is_published_bit_for_bit() -> None:
+    syncer = Syncer()
+    emitted = syncer.fire(kind="final")
+    np.testing.assert_array_equal(emitted["update"]["values"], syncer.first)
+    assert emitted["update"]["version"] == [1, 0]
+    assert emitted["merged"]["version"] is None
+
+
+def test_two_rounds_follow_nesterov_on_the_weighted_mean() -> None:
+    syncer = Syncer(method="average")
+    theta, momentum = syncer.first.astype(np.float64), np.zeros(PARTS[0].size)
+    for count, (one, two) in enumerate([(0.5, 1.5), (2.0, -1.0)], 1):
+        begin, end = 80 * (count - 1), 80 * count
+        votes = (answer(0, one, base=(1, count - 1), begin=begin, end=end),
+                 answer(1, two, base=(1, count - 1), begin=begin, end=begin + 40, steps=10))  # fmt: skip
+        emitted = syncer.fire(*votes)
+        weights = np.array([80 * 80 / 10, 40 * 40 / 10])
+        gradient = np.average([one, two], weights=weights)
+        momentum = 0.5 * momentum + gradient
+        theta = theta - 0.5 * (gradient + 0.5 * momentum)
+        np.testing.assert_allclose(emitted["update"]["values"], theta, rtol=2e-6, atol=1e-6)
+        np.testing.assert_allclose(emitted["merged"]["weights"], weights / weights.sum())
+        assert emitted["update"]["version"] == [1, count]
+        if count == 1:
+            assert emitted["update"]["clock"] == [[0, 1, 80], [1, 1, 40]]
+            assert emitted["merged"]["merged_tokens"] == [[0, 1, 80], [1, 1, 40]]
+            break
+
+
+def test_a_fragment_that_is_not_finite_is_refused_and_the_others_are_merged() -> None:
+    syncer = Syncer()
+    emitted = syncer.fire(answer(0, np.nan), answer(1, 1.0))
+    assert emitted["merged"]["refused"] == [[0, "not finite"]]
+    assert emitted["merged"]["voters"] == [1]
+    assert np.isfinite(emitted["update"]["values"]).all()
+
+
+def test_what_would_step_beyond_float32_is_refused_before_it_is_booked() -> None:
+    syncer = Syncer()
+    syncer.fire(answer(0, 1.0))
+    loud = np.where(np.arange(PARTS[0].size) == 0, 3e38, 0.0)  # Finite, and its norm is; one and a half of it is not.
+    emitted = syncer.fire(answer(0, loud, base=(1, 1), begin=80, end=160))
+    assert emitted["merged"]["refused"] == [[0, NOT_FINITE]]
+    assert (emitted["merged"]["voters"], emitted["merged"]["version"]) == ([], None)
+    assert emitted["merged"]["merged_tokens"] == [[0, 1, 80]]
+    assert (emitted["update"]["version"], emitted["update"]["clock"]) == ([1, 1], [[0, 1, 80]])
+    emitted = syncer.fire(answer(0, 1.0, base=(1, 1), begin=160, end=240), answer(1, loud, base=(1, 1)))
+    assert (emitted["merged"]["voters"], emitted["merged"]["version"]) == ([0], [1, 2])
+    assert emitted["merged"]["merged_tokens"] == [[0, 1, 160]]
+
+
+def test_steps_add_up_and_the_last_that_fits_is_made() -> None:
+    syncer = Syncer(lr=1.0, momentum=0.0)
+    row = np.where(np.arange(PARTS[0].size) == 0, -6e37, 0.0)
+    told = [syncer.fire(answer(0, row, base=(1, at), begin=80 * at, end=80 * at + 80)) for at in range(2)]
+    assert [each["merged"]["refused"] for each in told] == [[], [[0, NOT_FINITE]]]
+    assert np.isfinite(told[1]["update"]["values"]).all()
+
+
+def test_an_outer_step_publishes_nothing_that_is_not_finite() -> None:
+    syncer = Syncer()
+    gradient = syncer.merge(round=pull(0, 2), answer={(Replica("learner", 0), 2): answer(0, 1.0)})["gradient"]
+    gradient["direction"][0] = np.inf
+    with pytest.raises(ArithmeticError, match="fragment 0: expected finite values, found 1 of"):
+        syncer.outer(gradient=gradient)
+
+
+def test_the_same_work_is_never_merged_twice() -> None:
+    syncer = Syncer()
+    syncer.fire(answer(0, 1.0, begin=0, end=80))
+    emitted = syncer.fire(answer(0, 1.0, begin=0, end=160, steps=20))
+    assert emitted["merged"]["refused"] == [[0, "already merged"]]
+    assert emitted["merged"]["version"] is None
+    assert emitted["update"]["version"] == [1, 1]  # It is sent again: the learner missed it.
+
+
+@pytest.mark.parametrize(
+    ("vote", "reason"),
+    [
+        (answer(0, 1.0, base=(7, 7)), "unknown base"),
+        (answer(0, 1.0, base=None), "unknown base"),
+        (answer(0, 1.0, steps=0), "inconsistent"),
+    ],
+)
+def test_wrong_answers_are_refused_with_their_reason(vote: Any, reason: str) -> None:
+    emitted = Syncer().fire(vote)
+    assert emitted["merged"]["refused"] == [[0, reason]]
+
+
+def test_a_round_without_weight_closes_without_an_outer_step() -> None:
+    syncer = Syncer()
+    emitted = syncer.fire(answer(0, 0.0, begin=0, end=0, steps=0))
+    assert emitted["merged"]["version"] is None
+    assert "update" not in emitted
+    assert syncer.fire()["merged"]["voters"] == []
+
+
+def test_one_contributor_is_returned_untouched() -> None:
+    syncer = Syncer(lr=1.0, momentum=0.0)
+    gradient = np.random.default_rng(0).normal(size=PARTS[0].size).astype(np.float32)
+    emitted = syncer.fire(answer(2, gradient))
+    np.testing.assert_array_equal(emitted["update"]["values"], syncer.first - gradient)
+
+
+def test_how_far_each_slot_is_merged_is_told_with_the_newest_state_of_its_stream() -> None:
+    syncer = Syncer()
+    state = np.frombuffer(b"state", np.uint8)
+    syncer.fire({**answer(2, 1.0), "state": [9, state]})
+    decision, votes = (
+        DECISION,
+        [answer(0, 1.0, base=(1, 1), begin=0), {**answer(2, 1.0, base=(1, 1), begin=80, end=80)}],
+    )
+    told = syncer.merge(
+        round=pull(0, 3), answer={(slot, 3): vote for slot, vote in enumerate(votes)}, decision=decision
+    )
+    assert told["reached"] == {"fragment": 0, "positions": [[0, 10], [2, 10]], "states": [[2, 9, state]]}
+    assert told["gradient"]["positions"] == [[0, 10], [2, 10]]
+
+
+def test_a_new_buffer_is_published_each_time() -> None:
+    syncer = Syncer()
+    one = syncer.fire(answer(0, 1.0))["update"]["values"]
+    copy = one.copy()
+    two = syncer.fire(answer(0, 1.0, base=(1, 1), begin=80, end=160))["update"]["values"]
+    assert not np.shares_memory(one, two)
+    np.testing.assert_array_equal(one, copy)
+
+
+def test_the_final_model_is_told_once_by_the_names_of_its_tensors() -> None:
+    emitted = Syncer().fire(answer(0, 1.0), kind="final")
+    assert {name: array.shape for name, array in emitted["final"]["tensors"].items()} == {
+        unit.name: unit.values_shape for unit in PARTS[0].units
+    }
+
+
+def test_what_is_sent_is_anchor_minus_values_with_its_norms() -> None:
+    send = FragmentSend(PARTS)
+    values = np.arange(PARTS[0].size, dtype=np.float32)
+    capture = {**answer(3, 0.0), "values": values, "anchor": np.ones(PARTS[0].size, np.float32)}
+    ((port, sent),) = send(fragment={("learner/3", 0): capture})
+    assert port == "answer"
+    np.testing.assert_array_equal(sent["gradient"], 1.0 - values)
+    np.testing.assert_allclose(np.sum(sent["norms"].astype(np.float64) ** 2), np.sum((1.0 - values) ** 2), rtol=1e-6)
+
+
+def test_a_shard_that_comes_back_takes_the_newest_version_with_its_clock_and_no_momentum() -> None:
+    settings = {"lr": 1.0, "momentum": 0.9}
+    merge, outer = Merge(PARTS, method="average", **settings), OuterStep(PARTS, **settings)
+    merge.open(Context("syncer", incarnation=2))
+    outer.open(Context("syncer", incarnation=2))
+    old = {**answer(0, 5.0, base=(1, 6)), "kind": "recover", "clock": [[0, 1, 80]]}
+    new = {
+        **answer(1, 7.0, base=(1, 7)),
+        "kind": "recover",
+        "clock": [[0, 1, 160], [1, 1, 80]],
+        "positions": [[0, 20], [1, 10]],
+    }
+    emitted = merge(
+        round=pull(0, 1, kind="recover"),
+        answer={(Replica("learner", old["slot"]), 1): old, (Replica("learner", new["slot"]), 1): new},
+        decision=DECISION,
+    )
+    told = outer(gradient=emitted["gradient"])
+    assert told["update"]["positions"] == emitted["reached"]["positions"] == [[0, 20], [1, 10]]
+    assert (told["update"]["kind"], told["update"]["version"]) == ("recover", [1, 7])  # For whoever does not hold it.
+    assert told["merged"]["version"] == [1, 7]
+    stale = merge(
+        round=pull(0, 2),
+        answer={(Replica("learner", 0), 2): answer(0, 1.0, base=(1, 6), begin=80, end=240)},
+        decision=DECISION,
+    )
+    assert stale["gradient"]["merging"]["refused"] == [[0, "unknown base"]]
+    assert outer(gradient=stale["gradient"])["update"]["version"] == [1, 7]
+    fresh = answer(0, 1.0, base=(1, 7), begin=160, end=240)
+    emitted = outer(
+        gradient=merge(round=pull(0, 3), answer={(Replica("learner", 0), 3): fresh}, decision=DECISION)["gradient"]
+    )
+    assert emitted["update"]["version"] == [2, 8]
+    assert emitted["merged"]["epoch"] == 2
+    np.testing.assert_allclose(emitted["update"]["values"], 7.0 - 1.0 * (1.0 + 0.9 * 1.0), rtol=1e-6)
+    twice = merge(
+        round=pull(0, 4),
+        answer={(Replica("learner", 1), 4): answer(1, 1.0, base=(2, 8), begin=0, end=80)},
+        decision=DECISION,
+    )
+    assert twice["gradient"]["merging"]["refused"] == [[1, "already merged"]]

@@ -1,0 +1,253 @@
+"""The pacer by hand: ordinary rounds, their terms, and learners that come and go."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ops.syncer.pacer_shard import MS, SECOND, Shard, control, lost, numbers, ready, stepping, told
+
+# -- rounds ------------------------------------------------------------------------------------------------------------
+
+
+def test_fragments_open_at_p_h_over_p_and_then_every_h_steps():
+    shard = Shard()
+    opened = [(0, item) for item in shard.started(stepping(0, 100), stepping(1, 50))]
+    for step in range(1, 60):
+        merged = [told(opened[-1][1])]
+        opened += [
+            (step, item) for item in shard.fire(stepping(0, 100 + step), stepping(1, 50 + step // 2), merged=merged)
+        ]
+    assert [(step, item["fragment"]) for step, item in opened] == list(zip(range(0, 60, 6), itertools.cycle(range(4))))
+    assert [item["round"] for _, item in opened] == list(range(5, 15))
+
+
+def test_as_many_rounds_as_tau_asks_for_and_the_longest_overdue_first():
+    shard = Shard(overlap=12)  # ceil(12 * 4 / 24) = 2.
+    first = shard.started(stepping(0), stepping(1))
+    opened = shard.fire(stepping(0, 20))
+    assert numbers(first + opened) == [(p, "merge", 1, [[0, 1], [1, 1]]) for p in (0, 1)]
+    assert numbers(shard.fire(stepping(0, 30), merged=[told(opened[0])]))[0][:2] == (2, "merge")
+    assert numbers(shard.fire(merged=[told(first[0])]))[0][:2] == (3, "merge")
+    assert shard.pacer.statistics()["rounds_in_flight"] == shard.pacer.statistics()["rounds_in_flight_max"] == 2
+
+
+def test_never_two_rounds_of_one_fragment():
+    shard = Shard(fragments=1, overlap=48, learners=1)
+    (item,) = shard.started(stepping(0))
+    assert shard.pacer.statistics()["rounds_in_flight_max"] == 2
+    assert shard.fire(stepping(0, 100)) == []
+    assert shard.fire(merged=[told(item)])[0]["round"] == item["round"] + 1
+
+
+def test_a_merge_of_no_open_round_changes_nothing():
+    shard = Shard()
+    (item,) = shard.started(stepping(0), stepping(1))
+    assert shard.fire(merged=[told(item | {"round": 1}, voters=[])]) == []
+    assert shard.fire(merged=[told(item | {"fragment": 2}, voters=[])]) == []
+    assert shard.pacer.statistics()["rounds_in_flight"] == 1
+    assert len(shard.fire(stepping(0, 6), merged=[told(item)])) == 1
+
+
+def test_each_shard_opens_its_own_fragments():
+    shards = [Shard(slot, shards=3, fragments=7, overlap=10) for slot in range(3)]
+    firsts = [shard.fire(ready(0), ready(1)) for shard in shards]
+    assert [[item["fragment"] for item in opened] for opened in firsts] == [[0, 3, 6], [1, 4], [2, 5]]
+    for shard, opened in zip(shards, firsts, strict=True):
+        shard.fire(merged=[told(item) for item in opened])
+    begun = [shard.fire(stepping(0), stepping(1)) for shard in shards]
+    assert [numbers(opened) for opened in begun] == [[(0, "merge", 1, [[0, 1], [1, 1]])], [], []]
+    assert [item["fragment"] for item in shards[1].fire(stepping(0, 3))] == []
+    assert [item["fragment"] for item in shards[1].fire(stepping(0, 4))] == [1]
+
+
+def test_totals_are_what_lives_say_of_themselves_and_of_the_dead_what_is_believed():
+    shard = Shard()
+    shard.fire(control=control(totals=[[7, 1, 5]]))
+    (item,) = shard.started(
+        stepping(0, tokens=40, totals=[[0, 1, 30], [1, 1, 90], [8, 1, 9]]),
+        stepping(1, incarnation=2, tokens=10, totals=[[7, 1, 3], [1, 1, 80]]),
+    )
+    assert item["totals"] == [[0, 1, 40], [1, 1, 80], [1, 2, 10], [7, 1, 5]]
+
+
+@given(st.permutations(range(3)), st.lists(st.integers(0, 50), min_size=6, max_size=6))
+def test_the_order_in_a_firing_does_not_matter(order, steps):
+    expected, found = Shard(learners=3, overlap=24), Shard(learners=3, overlap=24)
+    for now in (0, 3):
+        reports = [stepping(slot, 50 * now + steps[now + slot]) for slot in range(3)]
+        mixed = [reports[slot] for slot in order]
+        if now == 0:
+            assert expected.started(*reports) == found.started(*mixed)
+        else:
+            assert expected.fire(*reports) == found.fire(*mixed)
+    for step in range(400, 440):
+        assert expected.fire(stepping(2, step)) == found.fire(stepping(2, step))
+
+
+# -- terms -------------------------------------------------------------------------------------------------------------
+
+
+def test_all_are_waited_for_until_each_has_a_step_time_and_never_again():
+    shard = Shard()
+    (item,) = shard.started(stepping(0, 1), stepping(1, 1, step_time=0))
+    assert (item["count_min"], item["grace"]) == (2, None)
+    (item,) = shard.fire(stepping(0, 7), stepping(1, 7), merged=[told(item)])
+    assert (item["count_min"], item["grace"]) == (1, int(0.8 * 2 * MS))
+    (item,) = shard.fire(stepping(0, 13), stepping(2, 0, step_time=0), merged=[told(item)])
+    assert (item["count_min"], item["members"]) == (1, [[0, 1], [1, 1], [2, 1]])
+    assert item["grace"] is not None
+
+
+def test_the_quorum_is_at_most_the_members():
+    shard = Shard(quorum=3, learners=2)
+    (item,) = shard.started(stepping(0), stepping(1))
+    assert item["count_min"] == 2
+
+
+def test_grace_in_closed_form():
+    """Slowest 1.5 ms, tau 2: 3 ms; quorum 0.5, publication 0.1; delays of 2 steps are 1.5 and 2.25 ms, in the median
+    1.875: without publication and half the grace of 0.4 these are 1.575 of transfer, half of it for the update."""
+    shard = Shard()
+    (item,) = shard.started(stepping(0, delay_steps=2), stepping(1, step_time=3 * MS // 2, delay_steps=2))
+    merging = told(item, 77 * SECOND, quorum=MS // 2, waited=4 * MS // 10, publishing=MS // 10)
+    (item,) = shard.fire(stepping(0, 6, delay_steps=2), merged=[merging])
+    sync = 0.1 + (1.875 - 0.1 - 0.2) / 2
+    assert item["grace"] == pytest.approx(0.8 * (3 - 0.5 - sync) * MS, abs=1)
+    statistics = shard.shown[-1]
+    assert statistics == shard.pacer.statistics()
+    assert statistics["xi_step"] == 3 * MS // 2
+    assert statistics["xi_quorum"] == MS // 2
+    assert statistics["xi_sync"] == pytest.approx(sync * MS, abs=1)
+
+
+def test_grace_is_never_negative_and_without_grace_it_is_nothing():
+    for grace in (True, False):
+        shard = Shard(grace=grace)
+        (item,) = shard.started(stepping(0), stepping(1))
+        assert item["grace"] == (int(1.6 * MS) if grace else 0)
+        (item,) = shard.fire(stepping(0, 6), merged=[told(item, quorum=9 * MS)])
+        assert item["grace"] == 0
+
+
+def test_rounds_that_waited_for_all_teach_nothing_about_the_rest():
+    shard = Shard()
+    (item,) = shard.started(stepping(0, step_time=0), stepping(1, step_time=0))
+    merging = told(item, quorum=5 * SECOND)
+    (item,) = shard.fire(stepping(0, 6, delay_steps=900), stepping(1, 6, delay_steps=900), merged=[merging])
+    assert item["grace"] == int(1.6 * MS)
+
+
+def test_who_was_left_out_four_times_is_required_in_the_fifth_round():
+    shard = Shard(fragments=1)
+    (item,) = shard.started(stepping(0), stepping(1))
+    for step in (24, 48, 72, 96):
+        assert (item["required"], item["deadline"]) == ([], None)
+        (item,) = shard.fire(stepping(0, step), merged=[told(item, voters=[0], left_out=[1])])
+    assert (item["required"], item["deadline"]) == ([1], 4 * 2 * MS)
+    (item,) = shard.fire(stepping(0, 120), merged=[told(item)])
+    assert item["required"] == []
+
+
+def test_a_new_life_is_not_required_for_what_the_former_missed():
+    shard = Shard(fragments=1)
+    (item,) = shard.started(stepping(0), stepping(1))
+    for step in (24, 48, 72):
+        (item,) = shard.fire(stepping(0, step), merged=[told(item, voters=[0], left_out=[1])])
+    assert shard.fire(merged=[told(item, voters=[0], left_out=[1])]) == []
+    (item,) = shard.fire(stepping(0, 96), stepping(1, incarnation=2))
+    assert (item["members"], item["required"]) == ([[0, 1], [1, 2]], [])
+
+
+def test_an_answer_that_is_refused_is_an_answer():
+    shard = Shard(fragments=1)
+    (item,) = shard.started(stepping(0), stepping(1))
+    for step in range(24, 240, 24):
+        (item,) = shard.fire(stepping(0, step), merged=[told(item, voters=[0], refused=[[1, "stale"]])])
+        assert (item["required"], item["members"]) == ([], [[0, 1], [1, 1]])
+
+
+# -- who comes and goes ------------------------------------------------------------------------------------------------
+
+
+def test_a_learner_that_begins_to_step_is_let_into_the_open_round():
+    shard = Shard()
+    (item,) = shard.started(stepping(0), stepping(1))
+    assert shard.fire(ready(2)) == []
+    (renewed,) = shard.fire(stepping(2, step_time=0))
+    assert renewed == item | {
+        "attempt": 2,
+        "members": [[0, 1], [1, 1], [2, 1]],
+        "totals": [[0, 1, 0], [1, 1, 0], [2, 1, 0]],
+    }
+    assert shard.fire(stepping(2, 1)) == []
+
+
+def test_a_new_life_replaces_the_former_in_everything():
+    shard = Shard()
+    (item,) = shard.started(stepping(0, 500), stepping(1))
+    (renewed,) = shard.fire(ready(0, 2))
+    assert numbers([renewed]) == [(0, "merge", 2, [[1, 1]])]
+    assert renewed["round"] == item["round"]
+    assert shard.fire(stepping(0, 900, tokens=7000)) == [], "a last report of the former life"
+    (renewed,) = shard.fire(stepping(0, 3, incarnation=2))
+    assert numbers([renewed]) == [(0, "merge", 3, [[0, 2], [1, 1]])]
+    assert renewed["totals"][0] == [0, 1, 7000]
+    assert shard.fire(stepping(0, 8, incarnation=2), merged=[told(renewed)]) == [], "five steps since its first report"
+    assert len(shard.fire(stepping(0, 9, incarnation=2))) == 1
+
+
+def test_a_round_whose_members_are_all_over_comes_back_by_itself():
+    shard = Shard(learners=1)
+    (item,) = shard.started(stepping(0))
+    assert shard.fire(stepping(0, incarnation=2)) == []
+    (item,) = shard.fire(stepping(0, 6, incarnation=2), merged=[lost(item)])
+    assert numbers([item]) == [(1, "merge", 1, [[0, 2]])]
+
+
+def test_a_member_without_a_trace_in_two_rounds_is_gone_until_it_reports():
+    shard = Shard()
+    (item,) = shard.started(stepping(0), stepping(1))
+    (item,) = shard.fire(stepping(0, 6), merged=[told(item, voters=[0])])
+    assert item["members"] == [[0, 1], [1, 1]]
+    (item,) = shard.fire(stepping(0, 12), merged=[told(item, voters=[0])])
+    assert item["members"] == [[0, 1]]
+    (renewed,) = shard.fire(stepping(1, 6))
+    assert numbers([renewed]) == [(2, "merge", 2, [[0, 1], [1, 1]])]
+    for step in (18, 24):
+        (item,) = shard.fire(stepping(0, step), merged=[told(renewed, voters=[0])])
+        assert item["members"] == [[0, 1], [1, 1]], "the round had closed before the renewal came"
+        renewed = item
+
+
+def test_an_answer_without_steps_leaves_no_trace_and_is_no_death():
+    """Nothing can be merged of the first round, which opens at step 0."""
+    shard = Shard()
+    (item,) = shard.started(stepping(0), stepping(1))
+    for step in range(6, 60, 6):
+        (item,) = shard.fire(stepping(0, step), stepping(1, step), merged=[lost(item)])
+        assert item["members"] == [[0, 1], [1, 1]]
+
+
+def test_with_the_fastest_gone_the_next_sets_the_pace_at_once():
+    shard = Shard(overlap=12)
+    (item,) = shard.started(stepping(0), stepping(1))
+    (other,) = shard.fire(stepping(0, 7), stepping(1, 3))
+    assert shard.fire(merged=[told(item, voters=[1]), told(other, voters=[1])]) == []
+    (item,) = shard.fire(stepping(1, 8))
+    assert numbers([item]) == [(2, "merge", 1, [[1, 1]])]
+
+
+def test_nobody_left_opens_nothing():
+    shard = Shard(overlap=12)
+    (item,) = shard.started(stepping(0), stepping(1))
+    (other,) = shard.fire(stepping(0, 50))
+    assert shard.fire(merged=[lost(item), lost(other)]) == []
+    assert shard.fire(ready(0, 2), ready(1, 2)) == []
+
+
+def test_tau_zero_is_paced_too():
+    shard = Shard(overlap=0)
+    (item,) = shard.started(stepping(0), stepping(1))
+    assert (item["count_min"], item["grace"]) == (1, 0)

@@ -1,0 +1,28 @@
+"""A learner refuses devices that are not what it was placed on."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.ops.island.jax_learner import Learner
+from isthmus.ops.island.life import Life
+from isthmus.ops.mesh.island_devices import IslandError, devices_of
+from isthmus.runtime.host.contract import Island
+from tests.ops.bodies import SmallTask
+
+
+@pytest.mark.parametrize(
+    ("island", "told"),
+    [
+        (Island(("NVIDIA H100", "H100"), 1), "expected devices of kind 'NVIDIA H100'.* found 'cpu'.* Correct `device`"),
+        (Island(("CPU",), 64), "expected 64 devices, found [0-9]+ of kind 'cpu'"),
+        (Island(refusal="all of them taken"), "all of them taken"),
+    ],
+)
+def test_another_kind_or_too_few_are_refused_by_name(island: Island, told: str) -> None:
+    with pytest.raises(IslandError, match=told):
+        Learner(SmallTask(), (), life=Life(0, 0, 1), island=island)
+
+
+def test_the_declared_kind_is_found_in_any_case() -> None:
+    assert len(devices_of(Island(("CPU", "cpu"), 1))) == 1

@@ -1,0 +1,51 @@
+"""What travels between machines: who takes part, and the digest of what must be alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isthmus.programs.cluster.digest import digest
+from isthmus.programs.cluster.handover import Sites
+from isthmus.programs.request.request import SHIPPED_TASK
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.graph.topology import Machine
+from isthmus.runtime.ids import Replica
+
+LEARNERS = {Replica("learner", 0): "alpha", Replica("learner", 1): "beta"}
+MACHINES = [
+    Machine("alpha", "tcp://10.0.0.1:7400"),
+    Machine("beta", roles=("learner",)),
+    Machine("gamma", "tcp://10.0.0.3:7400", roles=("syncer",)),
+]
+
+
+def test_sites_are_the_same_after_they_have_travelled() -> None:
+    sites = Sites.of("alpha", MACHINES, {**LEARNERS, Replica("syncer", 0): "gamma"}, "d1")
+    assert Sites.read(sites.as_data()) == sites
+    assert [site.name for site in sites.others] == ["beta", "gamma"]
+
+
+def test_hosts_move_only_to_machines_that_can_be_dialled_and_take_their_role() -> None:
+    sites = Sites.of("alpha", MACHINES, LEARNERS, "")
+    assert {site.name: site.movable for site in sites.others} == {"beta": (), "gamma": ("syncer",)}
+    assert [sites.computes(site, ["evaluator", "learner"]) for site in sites.others] == [True, False]
+    assert sites.sites["gamma"].host == "10.0.0.3"
+    assert sites.sites["beta"].host == "127.0.0.1"
+
+
+def test_the_digest_changes_with_the_task_and_with_the_data_and_not_with_their_place(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text("task = 1\n")
+        (tmp_path / folder / "text").write_text("words\n")
+    tasks = [f"{tmp_path}/{folder}/mine.py:task" for folder in ("one", "two")]
+    data = [f'{SHIPPED_TASK}(data = ["{tmp_path}/{folder}/text"])' for folder in ("one", "two")]
+    for (one, two), name in ((tasks, "mine.py"), (data, "text")):
+        before = digest("decoupled-diloco", one)
+        assert digest("decoupled-diloco", two) == before
+        (tmp_path / "two" / name).write_text("task = 2\n")
+        assert digest("decoupled-diloco", two) != before
+    with pytest.raises(ConfigError, match="a file that can be read"):
+        digest("decoupled-diloco", f"{tmp_path}/three/mine.py:task")

@@ -1,0 +1,182 @@
+"""`isthmus graph --cluster`: where a run would go, and what is predicted of it, against the closed form."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from isthmus.programs.cluster.placement_view import captions, text
+from isthmus.programs.cluster.placing import learner_bytes, parameter_count, placed
+from isthmus.programs.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, predict
+from isthmus.programs.command.main import app
+from isthmus.programs.request.request import Request, prepare
+from isthmus.runtime.errors import PlacementError
+from isthmus.runtime.graph.devices import find
+from isthmus.runtime.graph.placement import Placement
+from isthmus.runtime.graph.topology import Machine, Topology
+
+HERE = "tcp://127.0.0.1:7400"
+HUB = Machine("hub", HERE, roles=("syncer", "evaluator"), bandwidth_bits=10**7)
+CHIPS = Machine("chips", islands=2, device=replace(find("v5e", ""), price_per_hour=1.2), devices=4, domain="oslo")
+CORES = Machine("cores", roles=("learner",), device=replace(find("cpu", ""), price_per_hour=0.05))
+PARAMETERS, TOKENS = 131_904, 512
+STEPS = [6 * PARAMETERS * TOKENS / (UTILISATION * flops) + ADDED_SECONDS for flops in (4 * 197e12, 78.4e9)]
+RATE = 32 * PARAMETERS / (24 * STEPS[0])
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+
+
+@pytest.fixture(scope="module")
+def request_() -> Request:
+    return prepare(run={"learners": 3})
+
+
+def predicted(request: Request, *machines: Machine) -> tuple[Placement, Prediction]:
+    topology = Topology(machines)
+    placement = placed(request, topology)
+    return placement, predict(request, topology, placement)
+
+
+def test_a_learner_needs_parameters_gradient_and_both_moments(request_: Request) -> None:
+    assert parameter_count(request_) == PARAMETERS
+    assert 16 * PARAMETERS <= learner_bytes(request_) <= 16 * PARAMETERS + 64
+    small = replace(CHIPS, device=replace(find("v5e", ""), memory_bytes=PARAMETERS))
+    with pytest.raises(PlacementError, match="Placing a learner on 'chips'"):
+        placed(request_, Topology((HUB, small)))
+
+
+def test_islands_and_links_by_the_closed_form(request_: Request) -> None:
+    placement, prediction = predicted(request_, HUB, CORES, CHIPS)
+    assert placement.of_role("learner") == ("chips", "chips", "cores")
+    assert [island.step_seconds for island in prediction.islands] == pytest.approx([STEPS[0], STEPS[0], STEPS[1]])
+    assert [island.memory_bytes_max for island in prediction.islands] == [64 * 10**9, 64 * 10**9, None]
+    assert [island.link_bits for island in prediction.islands] == pytest.approx([RATE] * 3), "rounds go by the fastest"
+    links = {link.machine: link.bits for link in prediction.links}
+    assert links == pytest.approx({"hub": 3 * RATE, "cores": RATE, "chips": 2 * RATE})
+    assert prediction.price_per_hour == pytest.approx(8 * 1.2 + 0.05)
+
+
+def test_an_evaluator_elsewhere_gets_every_update(request_: Request) -> None:
+    shard, evaluator = (Machine(role, HERE, roles=(role,)) for role in ("syncer", "evaluator"))
+    _, prediction = predicted(request_, shard, evaluator, CORES, CHIPS)
+    links = {link.machine: link.bits for link in prediction.links}
+    assert links == pytest.approx({"syncer": 4 * RATE, "evaluator": RATE, "cores": RATE, "chips": 2 * RATE})
+
+
+def test_what_nobody_said_is_not_guessed(request_: Request) -> None:
+    _, prediction = predicted(request_, HUB, replace(CORES, device=None))
+    assert {island.step_seconds for island in prediction.islands} == {None}
+    assert {link.bits for link in prediction.links} == {None}
+    assert prediction.price_per_hour is None
+    lines = "\n".join(
+        text(Topology((HUB, replace(CORES, device=None))), *predicted(request_, HUB, replace(CORES, device=None)))
+    )
+    assert "cores: learner/0-2  not known  not known  at least 2.11 MB  not known" in lines
+
+
+def test_what_stays_on_a_machine_is_on_no_link(request_: Request) -> None:
+    _, prediction = predicted(request_, Machine("all", HERE, device=find("cpu", "")))
+    assert [link.bits for link in prediction.links] == [0]
+
+
+@pytest.mark.parametrize(("example", "pace"), [("gossip", 0), ("ring", 1)])
+def test_learners_without_a_syncer_send_to_the_next(tmp_path: Path, example: str, pace: int) -> None:
+    program = shutil.copy(EXAMPLES / f"{example}.py", tmp_path / f"placed_{example}.py")  # A stem that is nobody's.
+    request = prepare(f"{program}:build", run={"learners": 3})
+    _, prediction = predicted(request, replace(CORES, address=HERE, roles=()), CHIPS)
+    own = [32 * PARAMETERS / (24 * STEPS[max(pace, step)]) for step in (0, 0, 1)]
+    assert [island.link_bits for island in prediction.islands] == pytest.approx(own)
+    links = {link.machine: link.bits for link in prediction.links}
+    assert links == pytest.approx({"cores": max(own[1], own[2]), "chips": max(own[1], own[2])})
+
+
+TEXT = """\
+where it goes; the run's home is hub
+  hub    tcp://127.0.0.1:7400   evaluator/0, recorder/0, syncer/0
+  cores  dials out only         learner/2
+  chips  oslo, dials out only   learner/0-1
+
+predicted, not measured: a step is 6 x 131,904 parameters x 512 tokens FLOPs at 40% of the published bfloat16 FLOP/s,
+  and 0.8 ms; memory is parameters, gradient and optimizer state; links carry float32, on average
+  island              device       step     memory                                   sends and gets
+  cores: learner/2    1 x CPU      13.7 ms  at least 2.11 MB                         219 Mbit/s
+  chips: learner/0-1  4 x TPU v5e  801 us   at least 2.11 MB of 64.0 GB, < 0.1 %     219 Mbit/s
+  machine  on its link, in the busier direction
+  hub      658 Mbit/s of 10.0 Mbit/s, more than it carries
+  cores    219 Mbit/s
+  chips    439 Mbit/s
+  9.65 an hour for the devices"""
+
+
+def test_the_text_word_for_word(request_: Request) -> None:
+    lines = text(Topology((HUB, CORES, CHIPS)), *predicted(request_, HUB, CORES, CHIPS))
+    assert [line.split() for line in lines] == [line.split() for line in TEXT.splitlines()]
+
+
+def test_captions_name_the_machines_of_each_role(request_: Request) -> None:
+    topology = Topology((HUB, CHIPS, CORES))
+    assert captions(topology, *predicted(request_, HUB, CHIPS, CORES)) == {
+        "evaluator": ["0 on hub"],
+        "learner": ["0-1 on chips, step 801 us predicted", "2 on cores, step 13.7 ms predicted"],
+        "recorder": ["0 on hub"],
+        "syncer": ["0 on hub"],
+    }
+
+
+def test_islands_of_a_machine_whose_batches_differ_stand_apart() -> None:
+    request = prepare(run={"learners": 4}, task_settings={"batch": (8, 4, 8)})
+    topology = Topology((Machine("all", HERE, device=find("cpu", "")),))
+    placement, prediction = predicted(request, *topology.machines)
+    lines = captions(topology, placement, prediction)["learner"]
+    assert lines == ["0,2-3 on all, step 13.7 ms predicted", "1 on all, step 7.26 ms predicted"]
+    assert sum("all: learner/" in line for line in text(topology, placement, prediction)) == 2
+
+
+CLUSTER = f"""
+[[machine]]
+name = "hub"
+address = "{HERE}"
+roles = ["syncer", "evaluator"]
+[[machine]]
+name = "a"
+device = "cpu"
+islands = 2
+[[machine]]
+name = "b"
+device = "TPU v6 lite"
+[task]
+layers = 1
+"""
+
+
+def shown(folder: Path, form: str) -> str:
+    path = folder / "cluster.toml"
+    path.write_text(CLUSTER)
+    result = CliRunner().invoke(app, ["graph", "--cluster", str(path), "--format", form])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_the_command_as_json(tmp_path: Path) -> None:
+    shape: dict[str, Any] = json.loads(shown(tmp_path, "json"))
+    assert shape["placement"]["inner-step"] == ["b", "a", "a"]
+    assert shape["placement"]["merge"] == shape["placement"]["record"] == "hub"
+    assert [island["machine"] for island in shape["predicted"]["islands"]] == ["b", "a", "a"]
+    assert shape["predicted"]["islands"][0]["step_seconds"] > 0
+    assert shape["predicted"]["links"][0]["bits_per_second"] > 0
+
+
+def test_the_command_as_text_and_as_a_flowchart(tmp_path: Path) -> None:
+    said = shown(tmp_path, "text")
+    assert (
+        said.index("who waits for whom") < said.index("the run's home is hub") < said.index("predicted, not measured")
+    )
+    drawn = shown(tmp_path, "mermaid")
+    assert '["learner, 1 to 64 replicas<br/>1-2 on a, step' in drawn
+    assert "predicted<br/>0 on b, step 801 us predicted" in drawn
+    assert '["syncer, 1 replica<br/>0 on hub"]' in drawn

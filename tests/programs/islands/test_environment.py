@@ -1,0 +1,110 @@
+"""Which platform and which devices a host gets, from what its machine was declared to have and what is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.programs.islands.accelerators import Accelerators, usable
+from isthmus.programs.islands.environment import (
+    Islands,
+    evaluator_environment,
+    islands_of,
+    learner_environment,
+)
+from isthmus.programs.islands.taken import shares
+from isthmus.programs.request.spec import Here
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.host.contract import Island
+
+GPUS = [f"nvidia{number}" for number in range(8)] + ["nvidiactl", "nvidia-uvm"]
+H100 = ("NVIDIA H100", "H100")
+V5E = ("TPU v5e", "TPU v5 lite", "v5e")
+
+
+def eight(platform: str = "cuda") -> Accelerators:
+    return Accelerators(platform, tuple(map(str, range(8))))  # type: ignore[arg-type]
+
+
+def here(learners: int, islands: int = 0, devices: int = 0, kinds: tuple[str, ...] = ()) -> Here:
+    return Here("127.0.0.1", learners, islands=islands, devices=devices, kinds=kinds)
+
+
+def learners(islands: Islands, total: int = 8) -> list[dict[str, str]]:
+    return [learner_environment(islands, each, total, has_evaluator=False) for each in range(len(islands.ids))]
+
+
+def test_accelerators_are_those_that_files_plugins_and_the_user_agree_on() -> None:
+    assert usable({}, GPUS, ["jax_cuda12_plugin"]) == eight()
+    assert usable({}, GPUS, []) is None
+    assert usable({"JAX_PLATFORMS": "cpu"}, GPUS, ["jax_cuda12_plugin"]) is None
+    assert usable({"CUDA_VISIBLE_DEVICES": "2,5"}, GPUS, ["jax_cuda13_plugin"]) == Accelerators("cuda", ("2", "5"))
+    assert usable({"CUDA_VISIBLE_DEVICES": ""}, GPUS, ["jax_cuda13_plugin"]) is None
+    assert usable({"JAX_PLATFORMS": "cuda,cpu"}, ["vfio/0", *GPUS], ["libtpu", "jax_cuda12_plugin"]) == eight()
+    assert usable({}, ["vfio/0", "vfio/1", "vfio/vfio"], ["libtpu"]) == Accelerators("tpu", ("0", "1"))
+
+
+def test_without_accelerators_nothing_is_set() -> None:
+    assert learners(islands_of(here(4), None)) == [{}] * 4
+
+
+def test_learners_of_one_machine_share_its_gpus_evenly() -> None:
+    assert learners(islands_of(here(4), eight())) == [
+        {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ids} for ids in ("0,1", "2,3", "4,5", "6,7")
+    ]
+
+
+def test_more_learners_than_gpus_share_one_and_its_memory() -> None:
+    two = Accelerators("cuda", ("0", "1"))
+    told = learners(islands_of(here(4), two), 2)
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in told] == ["0", "1", "0", "1"]
+    assert {each["XLA_PYTHON_CLIENT_MEM_FRACTION"] for each in told} == {"0.45"}
+
+
+def test_declared_islands_have_what_was_declared_or_are_refused() -> None:
+    assert learners(islands_of(here(1, 1, 4, H100), eight())) == [
+        {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    ]
+    for wrong, message in (
+        (here(3, 3, 4, H100), "expected 12 devices for 3 islands of 4, found 8"),
+        (here(1, 1, 4, V5E), "expected devices of kind 'TPU v5e', as the machine was declared, found 8 for 'cuda'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            islands_of(wrong, eight())
+    with pytest.raises(ConfigError, match=r"expected devices of kind 'NVIDIA H100'.* found none that jax can use"):
+        islands_of(here(1, 1, 4, H100), None)
+
+
+def test_declared_cpu_devices_are_counted_out() -> None:
+    assert learners(islands_of(here(1, 0, 4, ("CPU", "cpu")), eight())) == [
+        {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
+    ]
+
+
+def test_some_chips_of_a_tpu_host_are_a_host_of_their_own() -> None:
+    assert learners(islands_of(here(2, 2, 4, V5E), eight("tpu")))[1] == {
+        "JAX_PLATFORMS": "tpu",
+        "TPU_VISIBLE_CHIPS": "4,5,6,7",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1",
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+    }
+    assert learners(islands_of(here(1), eight("tpu"))) == [{"JAX_PLATFORMS": "tpu"}]
+    with pytest.raises(ConfigError, match="as many chips as lie together on a host, found 3"):
+        learners(islands_of(here(2, 2, 3, V5E), eight("tpu")))
+    with pytest.raises(ConfigError, match="a TPU chip has one process"):
+        islands_of(here(9), eight("tpu"))
+
+
+def test_an_evaluator_on_an_island_shares_the_memory_of_the_first() -> None:
+    islands = islands_of(here(8), eight())
+    shared = evaluator_environment(islands, 8)
+    assert (shared["CUDA_VISIBLE_DEVICES"], shared["XLA_PYTHON_CLIENT_MEM_FRACTION"]) == ("0", "0.45")
+    assert learner_environment(islands, 0, 8, has_evaluator=True) == shared
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in learner_environment(islands, 1, 8, has_evaluator=True)
+    with pytest.raises(ConfigError, match="an evaluator on the CPU beside learners on TPUs"):
+        evaluator_environment(islands_of(here(8), eight("tpu")), 8)
+
+
+def test_learners_of_one_process_have_devices_of_their_own() -> None:
+    assert shares(8, 4) == [Island(devices=2, begin=begin) for begin in (0, 2, 4, 6)]
+    assert shares(3, 2) == [Island(devices=1, begin=0), Island(devices=1, begin=1)]
+    assert shares(1, 2) == [Island(devices=1, begin=0)] * 2

@@ -1,0 +1,80 @@
+"""Machines in network namespaces: each has an address of its own, and nobody reaches what it does not listen on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+SUBNET = "10.177.0"
+
+
+def why_not() -> str:
+    """Why there can be no namespaces here; empty if there can be."""
+    if shutil.which("ip") is None:
+        return "no `ip` here"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    name = f"isthmus-probe-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if made.returncode:
+        return f"network namespaces are not permitted: {made.stderr.strip()}"
+    linked = _ip("link", "add", f"ip{os.getpid()}", "type", "veth", "peer", "name", "eth0", "netns", name)
+    subprocess.run(["ip", "netns", "delete", name], check=False)
+    return f"no virtual links: {linked}" if linked else ""
+
+
+class Namespaces:
+    """A namespace for each machine, and one with the bridge between them. Addresses are `subnet`.1, `subnet`.2, ..."""
+
+    def __init__(self, *machines: str, subnet: str = SUBNET) -> None:
+        self._mark = f"i{os.getpid()}"
+        self.addresses = {name: f"{subnet}.{number}" for number, name in enumerate(machines, 1)}
+        self._made: list[str] = []
+        self._make("bridge")
+        self._in("bridge", "link", "add", "br0", "type", "bridge")
+        self._in("bridge", "link", "set", "br0", "up")
+        for number, name in enumerate(machines, 1):
+            self._make(name)
+            port = f"p{number}"
+            self._in("bridge", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", self._name(name))
+            self._in("bridge", "link", "set", port, "master", "br0", "up")
+            self._in(name, "addr", "add", f"{self.addresses[name]}/24", "dev", "eth0")
+            self._in(name, "link", "set", "eth0", "up")
+
+    def prefix(self, machine: str) -> tuple[str, ...]:
+        """What to put before a command to carry it out on a machine."""
+        return "ip", "netns", "exec", self._name(machine)
+
+    def listening(self, machine: str) -> set[str]:
+        """The addresses, as the kernel writes them, on which anything there listens for TCP."""
+        pids = subprocess.run(
+            ["ip", "netns", "pids", self._name(machine)], capture_output=True, text=True, check=True
+        ).stdout.split()
+        lines = Path(f"/proc/{pids[0]}/net/tcp").read_text().splitlines()[1:]
+        rows = [line.split() for line in lines]
+        return {".".join(str(byte) for byte in reversed(bytes.fromhex(row[1][:8]))) for row in rows if row[3] == "0A"}
+
+    def close(self) -> None:
+        """Take everything away."""
+        for name in self._made:
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+
+    def _name(self, machine: str) -> str:
+        return f"{self._mark}-{machine}"
+
+    def _make(self, machine: str) -> None:
+        subprocess.run(["ip", "netns", "add", self._name(machine)], check=True)
+        self._made.append(self._name(machine))
+        self._in(machine, "link", "set", "lo", "up")
+
+    def _in(self, machine: str, *words: str) -> None:
+        fault = _ip("-n", self._name(machine), *words)
+        assert not fault, (words, fault)
+
+
+def _ip(*words: str) -> str:
+    """What `ip` complains about; empty if it is content."""
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    return done.stderr.strip() if done.returncode else ""

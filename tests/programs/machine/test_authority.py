@@ -1,0 +1,276 @@
+"""What an admitted machine, and an operator, can make a daemon do with requests made by hand: nothing beyond their own.
+
+The daemon is a real one, in a thread of this process; the requests come over a socket with keys.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from isthmus.programs.cluster.handover import HOSTS_MAX
+from isthmus.programs.cluster.machine_file import MachineConfig
+from isthmus.programs.cluster.run_root import RunRoot
+from isthmus.programs.machine.daemon import MachineDaemon
+from isthmus.programs.request.request import SHIPPED_TASK
+from isthmus.programs.request.spec import Here
+from isthmus.programs.run.registry import Run
+from isthmus.runtime.control.ask import ask
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.security.keys import KeyPair, Keyring
+
+ALPHA, BETA, GAMMA, OWNER = (KeyPair.make() for _ in range(4))
+ASKED = ("machine", "call", "check", "take", "watch", "log", "stop", "end", "expel")
+NAMES = {BETA.public: "beta", GAMMA.public: "gamma", OWNER.public: "owner"}
+
+
+def spec(**changed: Any) -> dict[str, Any]:
+    """A spec as a command would hand it over."""
+    job = {"program": "decoupled-diloco", "task": SHIPPED_TASK, "layout": [], "tokens_per_batch": 1, "tokens": 1,
+           "learners": 1, "slots_max": 1, "seed": 0, "settings": {}}  # fmt: skip
+    told = {"run": "run-1", "fingerprint": "", "roles": {"learner": 1}, "slots_max": {}, "least": {}, "computing": [],
+            "zero_ns": 0, "cpu_seconds": 0.0, "here": asdict(Here("127.0.0.1", 1)), "job": job}  # fmt: skip
+    return {**told, **changed}
+
+
+def handover(**changed: Any) -> dict[str, Any]:
+    """A hand-over as a command would make it."""
+    site = {"name": "alpha", "address": None, "public_key": None, "roles": []}
+    cluster = {"home": "alpha", "sites": [site], "placement": {}, "digest": ""}
+    handed = {"name": "mine", "folder": "run", "config": "evil = true\n", "graph": "{}", "spec": spec()}
+    return {"type": "take", "handover": {**handed, "cluster": cluster, **changed}, "is_watched": False}
+
+
+class Alpha:
+    """The daemon of alpha, which admits beta and gamma, and owner as an operator; its runs are below `root`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "root"
+        self.root.mkdir()
+        self.lines: list[str] = []
+        self.keys = Keyring(ALPHA, NAMES, "alpha", [OWNER.public])
+        self._loop = uvloop.new_event_loop()
+        config = MachineConfig(pair=ALPHA, runs=self.root)
+        self.daemon = MachineDaemon(
+            self._loop,
+            "alpha",
+            "tcp://127.0.0.1:*",
+            config,
+            self.keys,
+            folder / "state",
+            tell=self.lines.append,
+            on_change=lambda runs: None,
+            on_idle=lambda: None,
+        )
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def asks(self, pair: KeyPair, message: dict[str, Any]) -> dict[str, Any]:
+        """The answer to whoever has these keys."""
+        answer = ask(self.daemon.endpoint, message, 20.0, keys=Keyring(pair), server_key=ALPHA.public)
+        assert answer is not None, message
+        return answer
+
+    def refusal(self, pair: KeyPair, message: dict[str, Any]) -> list[str]:
+        """The one fault of the answer, which is a refusal."""
+        answer = self.asks(pair, message)
+        assert answer["type"] == "refused", (message, answer)
+        (fault,) = answer["faults"]
+        return list(fault)
+
+    def do(self, call: Callable[[], Any]) -> Any:
+        """What a call gives on the loop of the daemon."""
+        done: Future[Any] = Future()
+        self._loop.call_soon_threadsafe(lambda: done.set_result(call()))
+        return done.result(20)
+
+    def former(self, name: str, outcome: str = "done") -> str:
+        """The folder of a run of this daemon that is over."""
+        folder = self.root / name
+        (folder / "logs").mkdir(parents=True)
+        (folder / "config.toml").write_text("")
+        (folder / "logs" / "daemon.log").write_text("what the daemon said\n")
+        (folder / "over.json").write_text(json.dumps({"outcome": outcome, "error": None}))
+        (folder / "summary.json").write_text(json.dumps({"outcome": outcome}))
+        self.do(lambda: self.daemon.adopt(Run(str(folder), is_watched=False)))
+        return str(folder)
+
+    def close(self) -> None:
+        self.do(self.daemon.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def alpha(tmp_path: Path) -> Iterator[Alpha]:
+    made = Alpha(tmp_path)
+    yield made
+    made.close()
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+# -- who may ask for what ----------------------------------------------------------------------------------------------
+
+
+def test_an_admitted_machine_gets_one_refusal_for_whatever_an_operator_may_ask(alpha: Alpha) -> None:
+    run = alpha.former("run")
+    messages = {
+        "call": {"home": {"name": "beta", "address": "tcp://127.0.0.1:9", "public_key": BETA.public}},
+        "check": {"cluster": {}, "faults": [], "program": "decoupled-diloco", "task": SHIPPED_TASK},
+        "take": handover(),
+        "log": {"run": run, "name": "daemon"},
+        "expel": {"name": "gamma"},
+    }
+    for kind in ASKED:
+        message = {"run": run, "reason": "beta wants it", **messages.get(kind, {}), "type": kind}
+        _, expected, found, do = alpha.refusal(BETA, message)
+        assert expected == "an operator's key", kind
+        assert "'beta'" in found
+        assert do.endswith(f"isthmus admit --operator beta {BETA.public}")
+    assert files_in(alpha.root / "run") == ["config.toml", "logs", "logs/daemon.log", "over.json", "summary.json"]
+    before = len(alpha.lines)
+    assert before == len(ASKED)
+    alpha.refusal(BETA, {"type": "machine"})
+    assert len(alpha.lines) == before  # People are told once of each.
+
+
+def test_an_operator_and_the_machine_itself_may_ask(alpha: Alpha) -> None:
+    run = alpha.former("run")
+    for pair in (OWNER, ALPHA):
+        told = alpha.asks(pair, {"type": "machine"})
+        assert (told["name"], told["former"]) == ("alpha", [{"run": run, "outcome": "done"}])
+        assert alpha.asks(pair, {"type": "watch", "run": run})["summary"] == {"outcome": "done"}
+        assert alpha.asks(pair, {"type": "log", "run": run, "name": "daemon"})["text"] == "what the daemon said\n"
+
+
+def test_authority_comes_and_goes_while_the_daemon_lives(alpha: Alpha) -> None:
+    alpha.refusal(BETA, {"type": "machine"})
+    alpha.do(lambda: alpha.keys.replace(NAMES, [BETA.public]))
+    assert alpha.asks(BETA, {"type": "machine"})["type"] == "machine"
+    assert alpha.refusal(OWNER, {"type": "machine"})[1] == "an operator's key"
+    assert alpha.asks(ALPHA, {"type": "machine"})["type"] == "machine"
+
+
+def test_a_machine_speaks_for_itself_only(alpha: Alpha) -> None:
+    link = {"type": "link", "instance": "1", "runs": [], "islands": 1}
+    assert alpha.asks(BETA, {**link, "name": "beta"})["type"] == "linked"
+    assert alpha.refusal(BETA, {**link, "name": "gamma"})[2] == "that of 'beta'"
+    assert alpha.asks(GAMMA, {**link, "name": "gamma", "instance": "2"})["type"] == "linked"
+    # Another daemon with the same key is not believed while the first is there.
+    assert alpha.refusal(GAMMA, {**link, "name": "gamma", "instance": "3"})[2] == "two"
+
+
+# -- what nobody may name ----------------------------------------------------------------------------------------------
+
+FOLDERS = ["/tmp/isthmus-evil", "..", "../evil", "a/../../evil", "a//b", "./a", "a/.", ".config", "a/.git", "a/", "-x",
+           "link/evil", "link", "full", "old/logs/evil", "old", "file", "file/evil", "a\n", "a\0b", "a b", "ä", "~",
+           "a" * 101, "/".join("a" * 9), "%2e%2e/evil"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_run_folder_is_new_and_below_the_root(alpha: Alpha, name: str) -> None:
+    outside = alpha.folder / "outside"
+    outside.mkdir()
+    (alpha.root / "link").symlink_to(outside)
+    (alpha.root / "full").mkdir()
+    (alpha.root / "full" / "notes").write_text("")
+    (alpha.root / "file").write_text("")
+    alpha.former("old")
+    before = files_in(alpha.folder)
+    alpha.refusal(OWNER, handover(folder=name))
+    assert files_in(alpha.folder) == before
+    assert not Path("/tmp/isthmus-evil").exists()
+
+
+def test_a_run_folder_is_made_below_the_root_and_numbered(tmp_path: Path) -> None:
+    from datetime import datetime
+
+    root, now = RunRoot.at(tmp_path), datetime(2026, 11, 20, 10, 30, 5)
+    assert root.make("a/b", "ring", now, "text").relative_to(tmp_path) == Path("a/b")
+    assert (tmp_path / "a" / "b" / "config.toml").read_text() == "text"
+    made = [root.make("", "ring", now, "").name for _ in range(2)]
+    assert made == ["ring-20261120-103005", "ring-20261120-103005-2"]
+    with pytest.raises(ConfigError, match="names of letters"):
+        root.make("", "../ring", now, "")
+
+
+@pytest.mark.parametrize("kind", ["watch", "log", "stop", "end"])
+def test_only_runs_that_the_daemon_knows_can_be_named(alpha: Alpha, kind: str) -> None:
+    known = Path(alpha.former("run"))
+    (alpha.folder / "stranger").symlink_to(known)
+    for run in (alpha.folder / "stranger", f"{known}/.", f"{known}/../run", "run", "/etc", "", 7, None, [], {}):
+        said = run if not isinstance(run, Path) else str(run)
+        alpha.refusal(OWNER, {"type": kind, "run": said, "name": "daemon", "reason": ""})
+
+
+@pytest.mark.parametrize("name", ["../over", "../../secret", "/etc/passwd", "logs/daemon", "daemon.log", "", "\0"])
+def test_only_logs_of_hosts_can_be_named(alpha: Alpha, name: str) -> None:
+    run = alpha.former("run")
+    (alpha.root / "secret.log").write_text("nobody is to read this")
+    assert "nobody" not in str(alpha.refusal(OWNER, {"type": "log", "run": run, "name": name}))
+
+
+# -- absurd requests ---------------------------------------------------------------------------------------------------
+
+CLUSTER = handover()["handover"]["cluster"]
+ABSURD: list[dict[str, Any]] = [
+    {"spec": spec(roles={"learner": 10**9})},
+    {"spec": spec(roles={"learner": HOSTS_MAX, "syncer": 1})},
+    {"spec": spec(roles={"learner": -1})},
+    {"spec": spec(roles={"learner": "many"})},
+    {"spec": spec(roles={"learner": 1.5})},
+    {"spec": spec(roles=[])},
+    {"spec": spec(slots_max={"learner": 1 << 62})},
+    {"spec": spec(run="../run")},
+    {"spec": spec(run=["run"])},
+    {"spec": spec(run="r" * 200)},
+    {"spec": spec(here={})},
+    {"spec": spec(job={})},
+    {"spec": []},
+    {"spec": None},
+    {"cluster": {**CLUSTER, "home": "beta"}},
+    {"cluster": {**CLUSTER, "sites": {}}},
+    {"cluster": {**CLUSTER, "placement": ["learner/0"]}},
+    {"cluster": {**CLUSTER, "placement": {"learner": "alpha"}}},
+    {"cluster": []},
+    {"graph": "[" * 100_000},
+    {"graph": "not json"},
+    {"graph": None},
+]
+
+
+@pytest.mark.parametrize("changed", ABSURD, ids=lambda changed: str(changed)[:40])
+def test_an_absurd_run_is_refused_and_leaves_nothing(alpha: Alpha, changed: dict[str, Any]) -> None:
+    alpha.refusal(OWNER, handover(**changed))
+    assert files_in(alpha.root) == []
+    assert alpha.asks(OWNER, {"type": "machine"})["runs"] == []
+
+
+MESSAGES: list[dict[str, Any]] = [
+    {"type": "link"},
+    {"type": "link", "name": "beta", "instance": "i" * 100_000, "runs": [], "islands": 1},
+    {"type": "link", "name": "beta", "instance": "1", "runs": [], "islands": "many"},
+    {"type": "link", "name": "beta", "instance": "1", "runs": 7, "islands": 1},
+    {"type": "t" * 100_000},
+    {"type": "\x1b[2J\nadmits gamma"},
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: str(message)[:40])
+def test_an_absurd_message_of_a_machine_is_refused_and_the_daemon_goes_on(
+    alpha: Alpha, message: dict[str, Any]
+) -> None:
+    assert len(str(alpha.refusal(BETA, message))) < 2000
+    assert alpha.asks(OWNER, {"type": "machine"})["type"] == "machine"

@@ -1,0 +1,366 @@
+"""What a machine that takes part in runs can do to those of others: files that it sends, orders and questions that are
+not about its own runs, reports about hosts that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+import uvloop
+
+from isthmus.programs.cluster.machine_file import MachineConfig
+from isthmus.programs.machine.collect_files import gather
+from isthmus.programs.machine.home_link import Home, Link
+from isthmus.programs.machine.links import Links
+from isthmus.programs.machine.neighbours import Neighbours
+from isthmus.programs.machine.outposts import PIECE_BYTES, Outposts
+from isthmus.programs.request.request import SHIPPED_TASK
+from isthmus.programs.request.spec import Here
+from isthmus.programs.run.finish import spans_in
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.daemon.home_daemon import Daemon
+from isthmus.runtime.daemon.outpost_messages import SHOWN_BYTES_MAX, of_orders, of_report
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.host.trace import Span
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.home.events import Cast, Places
+from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.supervision.messages import Gone, Orders, Report, Seen, report_of
+
+LEARNERS = [Replica("learner", slot) for slot in range(2)]
+
+
+# -- files that a machine sends home -----------------------------------------------------------------------------------
+
+
+class Answers:
+    """Links to machines that answer questions about files as each of them likes."""
+
+    def __init__(self, listed: dict[str, Any], data: str = "data") -> None:
+        self.listed, self.data = listed, data
+        self.asked: list[str] = []
+
+    async def request(self, machine: str, message: dict[str, Any], seconds_max: float) -> dict[str, Any]:
+        """The answer of a machine."""
+        if message["type"] == "files":
+            return {"type": "files", "files": self.listed[machine]}
+        self.asked.append(message["name"])
+        return {"type": "piece", "text": self.data[message["offset"] :]}
+
+
+def gathered(folder: Path, answers: Answers) -> list[str]:
+    """The lines that were logged while everything was gathered of beta, which has learner 1, and of gamma."""
+    lines: list[str] = []
+    machines = {"beta": {LEARNERS[1]}, "gamma": {Replica("learner", 2)}}
+    asyncio.run(gather(cast(Links, answers), "run", folder, machines, lines.append))
+    return lines
+
+
+GAMMAS = [["logs/learner-2.log", 4]]
+HOSTILE: list[Any] = [
+    [["logs/daemon.log", 4]],
+    [["logs/learner-0.log", 4]],
+    [["spans/learner-0-1.json", 4]],
+    [["spans/learner-1-1.json/../../summary.json", 4]],
+    [["../learner-1.log", 4]],
+    [["logs/recorder-0.log", 4]],
+    [["logs/learner-1.log", -1]],
+    [["logs/learner-1.log", 1e300]],
+    [["logs/learner-1.log", "4"]],
+    [["logs/learner-1.log", True]],
+    [[["logs/learner-1.log"], 4]],
+    [[7, 4]],
+    [["logs/learner-1.log"]],
+    7,
+    None,
+    "logs",
+]
+
+
+@pytest.mark.parametrize("listed", HOSTILE, ids=str)
+def test_a_machine_writes_into_no_file_of_another(tmp_path: Path, listed: Any) -> None:
+    answers = Answers({"beta": listed, "gamma": GAMMAS})
+    lines = gathered(tmp_path, answers)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["learner-2.log"]
+    assert (tmp_path / "logs" / "learner-2.log").read_text() == "data"
+    assert [line.partition(" are missing")[0] for line in lines] == ["logs and spans of beta"]
+
+
+def test_the_files_of_a_machines_own_hosts_come_home(tmp_path: Path) -> None:
+    listed = [["logs/forkserver.log", 4], ["logs/learner-1.log", 4], ["spans/learner-1-12.json", 4]]
+    assert gathered(tmp_path, Answers({"beta": listed, "gamma": GAMMAS})) == []
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
+    assert found == [
+        "logs/forkserver-beta.log",
+        "logs/learner-1.log",
+        "logs/learner-2.log",
+        "spans/learner-1-12.json",
+    ]
+
+
+def test_a_file_is_no_larger_than_it_was_said_to_be(tmp_path: Path) -> None:
+    endless = Answers({"beta": [["logs/learner-1.log", 10]], "gamma": []}, data="x" * 1000)
+    gathered(tmp_path, endless)
+    assert (tmp_path / "logs" / "learner-1.log").read_text() == "x" * 10
+
+
+def test_what_does_not_come_whole_is_said(tmp_path: Path) -> None:
+    listed = [["logs/learner-1.log", 10], ["spans/learner-1-12.json", 10]]
+    assert gathered(tmp_path, Answers({"beta": listed, "gamma": []})) == [
+        "logs/learner-1.log of beta is not whole: 4 of 10 bytes came",
+        "spans/learner-1-12.json of beta is not whole: 4 of 10 bytes came",
+    ]
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["learner-1.log"]
+
+
+def test_a_piece_that_is_too_long_costs_the_machine_its_files(tmp_path: Path) -> None:
+    endless = Answers({"beta": [["logs/learner-1.log", 10]], "gamma": []}, data="x" * (PIECE_BYTES + 1))
+    assert [line.partition(" are missing")[0] for line in gathered(tmp_path, endless)] == ["logs and spans of beta"]
+    assert not list(tmp_path.rglob("*.log"))
+
+
+def test_spans_that_are_none_cost_only_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "spans").mkdir()
+    span = Span("learner/0", "inner-step", Instant(1), Instant(2))
+    (tmp_path / "spans" / "learner-0-1.json").write_bytes(msgspec.json.encode([span]))
+    for number, text in enumerate(("{", "[7]", "[]]", '[["learner/1"]]', "")):
+        (tmp_path / "spans" / f"learner-1-{number}.json").write_text(text)
+    assert spans_in(tmp_path) == [span]
+    assert capsys.readouterr().err.count("is left out of the trace") == 5
+
+
+# -- a home and the runs of another ------------------------------------------------------------------------------------
+
+
+class Place:
+    """The outposts of beta, which has a part in a run of alpha; gamma is another home."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loop = uvloop.new_event_loop()
+        self.lines: list[str] = []
+        self.outposts = Outposts(
+            self.loop,
+            "beta",
+            folder,
+            MachineConfig(),
+            tell=self.lines.append,
+            on_change=lambda: None,
+            link=lambda home: cast(Link, None),
+        )
+        self.links = {
+            name: FakeLink(Home(name, f"tcp://127.0.0.1:{port}")) for name, port in (("alpha", 1), ("gamma", 2))
+        }
+        job = {"program": "decoupled-diloco", "task": SHIPPED_TASK, "layout": [], "tokens_per_batch": 1,
+               "tokens_by_slot": [], "tokens": 1, "learners": 1, "slots_max": 1, "seed": 0,
+               "settings": {}}  # fmt: skip
+        told = {"run": "run", "fingerprint": "", "roles": {"learner": 1}, "slots_max": {}, "least": {},
+                "computing": [], "argv": [], "tokens_of_step": [1],
+                "zero_ns": 0, "cpu_seconds": 0.0, "here": asdict(Here("127.0.0.1", 1)),
+                "job": job}  # fmt: skip
+        self.hear("alpha", {"type": "station", "run": "run", "spec": told, "age_ns": 0})
+
+    def hear(self, home: str, message: dict[str, Any]) -> None:
+        self.outposts.hear(cast(Link, self.links[home]), message)
+
+    def answer(self, home: str, message: dict[str, Any]) -> dict[str, Any]:
+        asked = cast(Coroutine[Any, Any, dict[str, Any]], self.outposts.answer(self.links[home].home, message))
+        return self.loop.run_until_complete(asked)
+
+    def close(self) -> None:
+        self.outposts.end()
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.close()
+
+
+class FakeLink:
+    """A link to a home, and what was sent there."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.sent: list[dict[str, Any]] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Note what is sent."""
+        self.sent.append(message)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_home_gives_no_orders_and_reads_no_files_of_another_homes_run(place: Place) -> None:
+    assert place.outposts.runs(place.links["alpha"].home) == ["run"]
+    place.hear("gamma", {**of_orders(Orders(is_over=True), {}), "run": "run"})
+    assert place.outposts.runs(place.links["alpha"].home) == ["run"]
+    assert "refused what gamma says" in place.lines[-1]
+    for asked in ({"type": "files"}, {"type": "piece", "name": "logs/learner-0.log", "offset": 0}):
+        with pytest.raises(KeyError):
+            place.answer("gamma", {**asked, "run": "run"})
+    assert place.answer("alpha", {"type": "files", "run": "run"})["files"] == []
+    place.hear("alpha", {**of_orders(Orders(is_over=True), {}), "run": "run"})
+    place.loop.run_until_complete(asyncio.sleep(0))
+    assert place.outposts.runs(place.links["alpha"].home) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["../outpost.json", "logs/../spec.json", "/etc/passwd", "spec.json", "logs/", "logs/..", 7]
+)
+def test_a_home_reads_only_logs_and_spans(place: Place, name: Any) -> None:
+    with pytest.raises((ValueError, TypeError, OSError)):
+        place.answer("alpha", {"type": "piece", "run": "run", "name": name, "offset": 0})
+
+
+@pytest.mark.parametrize("run", ["../run", "/tmp/run", "a/b", "", ".", "..", "r" * 129, "run\n"])
+def test_a_part_of_a_run_is_in_a_folder_of_its_own(place: Place, tmp_path: Path, run: str) -> None:
+    before = sorted(tmp_path.parent.rglob("*"))
+    place.hear("gamma", {"type": "station", "run": run, "spec": {}, "age_ns": 0})
+    assert [sent["type"] for sent in place.links["gamma"].sent] == ["unstationed"]
+    assert sorted(tmp_path.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "station"},
+        {"type": "orders", "run": "run"},
+        {"type": "orders", "run": "run", "orders": 7, "keys": []},
+    ],
+)
+def test_a_home_that_talks_nonsense_is_refused(place: Place, message: dict[str, Any]) -> None:
+    place.hear("alpha", message)
+    assert "refused what alpha says" in place.lines[-1]
+    assert place.outposts.runs(place.links["alpha"].home) == ["run"]
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+class Unlaunched:
+    """Starts nothing."""
+
+    cpu_seconds = 0.0
+
+    def prepare(self, wanted: Any) -> Any:
+        """Nothing to do."""
+        return wanted
+
+    def __call__(self, *arguments: Any) -> None:
+        """Nothing is started."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def test_a_machine_shows_only_its_own_hosts_and_not_without_bound(tmp_path: Path) -> None:
+    loop = uvloop.new_event_loop()
+    daemon = Daemon(
+        loop,
+        tmp_path,
+        Cast(roles={"learner": 2, "recorder": 1}, slots_max={}, least={}),
+        run="run",
+        name="alpha",
+        listen="tcp://127.0.0.1:*",
+        launch=cast(Any, Unlaunched()),
+        on_over=lambda daemon: None,
+        places=Places(home="alpha", machines={LEARNERS[1]: "beta"}),
+    )
+    daemon.start()
+    members = {replica: Member(replica, 1) for replica in (*LEARNERS, Replica("recorder", 0))}
+
+    def say(replica: Replica, **published: Any) -> None:
+        shown = {members[replica]: {"published": published, "figures": {}}}
+        daemon.hear("beta", of_report(Report(lives=(Seen(members[LEARNERS[1]], 1),)), shown))
+
+    def shown(name: str) -> Any:
+        return next(host for host in daemon.status()["hosts"] if host["name"] == name).get("published")
+
+    say(Replica("recorder", 0), record={"tokens": 10**9})
+    say(LEARNERS[0], forged=True)
+    assert daemon.status()["training"] == {}
+    assert shown("learner/0") is None
+    say(LEARNERS[1], step=7)
+    assert shown("learner/1") == {"step": 7}
+    say(LEARNERS[1], text="x" * SHOWN_BYTES_MAX)
+    assert shown("learner/1") == {}
+    daemon.close()
+    loop.close()
+
+
+@pytest.mark.parametrize("used", [float("nan"), float("inf"), -1.0, 1e300])
+def test_a_report_that_cannot_be_counted_is_none(used: float) -> None:
+    ended = Gone(Member(LEARNERS[1], 1), Exited(1), None, used)
+    with pytest.raises(ValueError, match="counts"):
+        report_of(msgspec.to_builtins(Report(ended=(ended,))))
+
+
+def test_the_answer_of_a_machine_that_is_none_is_refused() -> None:
+    loop = asyncio.new_event_loop()
+
+    async def asked(answer: Any) -> None:
+        links = Links(
+            loop, lambda peer, message: links.hear_response("beta", {"number": message["number"], "message": answer})
+        )
+        links.hear(b"beta", {"name": "beta", "instance": "1"})
+        await links.request("beta", {"type": "files"}, 20.0)
+
+    for answer in (
+        {},
+        {"type": "refused"},
+        {"type": "refused", "faults": [["one"]]},
+        {"type": "refused", "faults": []},
+    ):
+        with pytest.raises(ConfigError):
+            loop.run_until_complete(asked(answer))
+    loop.close()
+
+
+class FakeRun:
+    """A run that notes which machines are taken away from it, and whether it is ended."""
+
+    def __init__(self, name: str, *machines: str) -> None:
+        self.name, self.folder = name, Path(name)
+        self.taken: list[tuple[str, str]] = []
+        self.daemon = SimpleNamespace(
+            home=SimpleNamespace(fleet=SimpleNamespace(others=list(machines))),
+            take_away=lambda machine, how: self.taken.append((machine, how)),
+        )
+
+    def log(self, line: str) -> None:
+        """A line that nobody reads."""
+
+
+def test_a_machine_that_cannot_take_part_costs_a_run_its_islands_only(tmp_path: Path) -> None:
+    loop = uvloop.new_event_loop()
+    runs = [FakeRun("one", "beta", "gamma"), FakeRun("two", "gamma")]
+    lines: list[str] = []
+    neighbours = Neighbours(
+        loop,
+        "alpha",
+        tmp_path,
+        MachineConfig(),
+        None,
+        runs=lambda: cast(Any, runs),
+        send=lambda peer, message: None,
+        caller=lambda: "beta",
+        tell=lines.append,
+        on_change=lambda: None,
+        on_expelled=lambda home: None,
+    )
+    neighbours.links.hear(b"beta", {"name": "beta", "instance": "1"})
+    neighbours.links.hear(b"gamma", {"name": "gamma", "instance": "2"})
+    for run in ("one", "two", "three"):
+        for peer in (b"beta", b"gamma"):  # What comes with the key of beta is not gamma's word.
+            message = {"type": "unstationed", "run": run, "error": "x" * 1_000_000}
+            neighbours.handlers["unstationed"](peer, message)
+    assert [run.taken for run in runs] == [[("beta", "left")], []]
+    assert len(lines[-1]) < 1000
+    loop.close()

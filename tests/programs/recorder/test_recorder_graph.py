@@ -1,0 +1,63 @@
+"""What a graph is given in case shards and learners die together: who holds the model, and who hears of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isthmus.ops.syncer.hold import Hold
+from isthmus.programs import data_parallel, decoupled, diloco, streaming_diloco
+from isthmus.programs.recorder.roles import with_recorder
+from isthmus.runtime.graph.template import Graph, Job, Reference, TensorSpec, takes_one
+from isthmus.runtime.graph.verify import verify
+
+LAYOUT = (TensorSpec("w", (8, 8), "float32"), TensorSpec("v", (8, 8), "float32"))
+JOB = Job("program", Reference("a:b"), LAYOUT, 64, 100_000, 2)
+WITH_SHARDS = (decoupled, diloco, streaming_diloco)
+
+
+def recorded(program: Any, *, has_evaluator: bool = True, **settings: Any) -> Graph:
+    graph: Graph = program.build(JOB, **settings)
+    if not has_evaluator:
+        graph.edges = [edge for edge in graph.edges if edge.target.node.role != "evaluator"]
+        graph.nodes = [node for node in graph.nodes if node.role != "evaluator"]
+        graph.roles = [role for role in graph.roles if role.name != "evaluator"]
+    with_recorder(graph, JOB)
+    return graph
+
+
+def ends(graph: Graph, port: str) -> set[tuple[str, str]]:
+    """The edges that leave a port of a hold node: (role that holds, where it ends)."""
+    leaving = [edge for edge in graph.edges if edge.source.node.body is Hold and edge.source.name == port]
+    return {(edge.source.node.role, f"{edge.target.node.name}.{edge.target.name}") for edge in leaving}
+
+
+@pytest.mark.parametrize("program", WITH_SHARDS)
+def test_recorder_and_evaluator_hold_what_shards_publish(program: Any) -> None:
+    graph = recorded(program)
+    verify(graph)
+    pacing, learning = ("pacer", "inner-step") if program is decoupled else ("conductor", "gate")
+    holders = ("evaluator", "recorder")
+    assert ends(graph, "copy") == {(role, f"{learning}.update") for role in holders}
+    assert ends(graph, "held") == {(role, f"{name}.held") for role in holders for name in (pacing, "record")}
+
+
+@pytest.mark.parametrize("has_evaluator", [True, False])
+@pytest.mark.parametrize("program", WITH_SHARDS)
+def test_whoever_hears_what_is_held_hears_by_whom(program: Any, *, has_evaluator: bool) -> None:
+    """Also where there is only one holder, whose item would come by itself otherwise."""
+    graph = recorded(program, has_evaluator=has_evaluator)
+    listening = [node for node in graph.nodes if node.input("held") is not None]
+    assert len(listening) == 2
+    assert not any(takes_one(graph, node, "held") for node in listening)
+
+
+def test_each_fragment_is_held_for_its_own_shard() -> None:
+    graph = recorded(decoupled, shards=2, fragments=2)
+    assert {node.keywords["shards"] for node in graph.nodes if node.body is Hold} == {2}
+
+
+def test_without_a_model_that_is_published_nobody_holds_one() -> None:
+    graph = recorded(data_parallel)
+    assert not [node for node in graph.nodes if node.body is Hold]

@@ -1,0 +1,224 @@
+"""The figures of a run: token accounts that add up whatever died, and the same figures live and at the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from isthmus.programs.recorder import recorded
+from isthmus.programs.recorder.node import Recorder
+from isthmus.programs.recorder.summary import goodput, summarise
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.system.disk import DISK, Disk
+
+SECOND = 1_000_000_000
+SIZES = [300, 100]
+
+
+def life(slot: int, incarnation: int, accounts: list[list[int]], **more: Any) -> dict[str, Any]:
+    """A learner's life as the summary takes it; `accounts`: [merged, overlapped, refused, lost, pending] a fragment."""
+    known = {"bytes_sent": 1, "bytes_received": 2, "step": 4, "device_kind": "cpu", "stepping": 0, "waited": 0}
+    return {"slot": slot, "incarnation": incarnation, "accounts": accounts, "tokens": sum(accounts[0]), **known, **more}
+
+
+FORMER = life(0, 1, [[50, 10, 0, 0, 40], [60, 0, 20, 0, 20]])
+PRESENT = [life(0, 2, [[70, 30, 0, 0, 0], [100, 0, 0, 0, 0]]), life(1, 1, [[90, 10, 0, 0, 0], [80, 0, 20, 0, 0]])]
+MERGED = {0: [[0, 1, 50], [0, 2, 70], [1, 1, 90]], 1: [[0, 1, 60], [0, 2, 100], [1, 1, 80]]}
+
+
+def test_goodput_leaves_out_what_was_refused_and_what_was_waited_for() -> None:
+    worker = life(0, 1, [[50, 0, 50, 0, 0]], stepping=10 * SECOND, waited=2 * SECOND)
+    assert goodput([worker], 16.0) == pytest.approx(0.5 * 8 / 16)
+    assert goodput([worker], 0.0) == 0.0
+
+
+def test_a_row_says_what_died_with_a_learner_and_when_the_run_began() -> None:
+    merged = {0: [[0, 1, 50], [0, 2, 70], [1, 1, 90]], 1: [[0, 1, 60], [0, 2, 100], [1, 1, 80]]}
+    status = {
+        "learners": {0: PRESENT[0], 1: PRESENT[1]},
+        "former": [FORMER],
+        "merged_tokens": merged,
+        "merges_whole": {0: True, 1: True},
+    }
+    summary = figures({**status, "zero": 3 * SECOND, "stepping_until": 5 * SECOND})
+    assert summary["start_seconds"] == 3.0
+    assert [row["tokens_lost"] for row in summary["per_learner"]] == [(40 * 300 + 20 * 100) / 400, 0.0]
+    assert sum(row["tokens_lost"] for row in summary["per_learner"]) == pytest.approx(summary["tokens_lost"])
+    assert [row["restarts"] for row in summary["per_learner"]] == [1, 0]
+
+
+def figures(status: dict[str, Any]) -> dict[str, Any]:
+    """The summary of a run of two learners."""
+    return summarise(
+        status,
+        [],
+        program="ring",
+        outcome="done",
+        learners=2,
+        shards=1,
+        fragment_sizes=SIZES,
+        ended=9 * SECOND,
+        cpu_seconds=1.0,
+        bytes_sent_by_shards=0,
+    )
+
+
+# -- what the recorder publishes ---------------------------------------------------------------------------------------
+
+
+class Context:
+    """What a recorder is opened with: a clock that the test moves, and what was published last."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.status: dict[str, Any] = {}
+        self.disk: Disk = DISK
+        self.live: set[Member] = set()
+
+    def now(self) -> int:
+        return round(self.seconds * SECOND)
+
+    def publish(self, status: dict[str, Any]) -> None:
+        self.status = status
+
+    def stop_requested(self) -> bool:
+        return False
+
+    def members(self) -> frozenset[Any]:
+        return frozenset(self.live)
+
+
+def report(slot: int, incarnation: int, accounts: list[list[int]], stepping: float) -> dict[str, Any]:
+    tokens = sum(accounts[0])
+    return {
+        "slot": slot,
+        "incarnation": incarnation,
+        "phase": "stepping",
+        "step": 5,
+        "tokens": tokens,
+        "stepping": round(stepping * SECOND),
+        "step_time": 1_000_000,
+        "loss": 2.0,
+        "delay_steps": 0,
+        "staleness": 1,
+        "sick": False,
+        "sick_step": 0,
+        "accounts": accounts,
+        "versions": [],
+        "totals": [[slot, incarnation, tokens]],
+        "bytes_sent": 10,
+        "bytes_received": 20,
+        "waited": SECOND // 4,
+        "device_kind": "cpu",
+    }
+
+
+def merging(fragment: int, kind: str, epoch: int, tokens: list[list[int]]) -> dict[str, Any]:
+    told = SimpleNamespace(
+        shard=0, epoch=epoch, round=1, fragment=fragment, kind=kind, version=[epoch, 1], origin=[epoch, 0], voters=[0]
+    )
+    known = {
+        "weights": [1.0],
+        "left_out": [],
+        "refused": [],
+        "shortened": [],
+        "opposed": [],
+        "reason": "",
+        "merged_tokens": tokens,
+        "merges": 1,
+    }
+    times = {
+        "merged_tokens": tokens,
+        "merges": 1,
+        "opened_at": 0,
+        "quorum_at": 0,
+        "closed_at": 0,
+        "published_at": 0,
+        "votes": 1,
+    }
+    return {**vars(told), **known, **times}
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> tuple[Recorder, Context]:
+    made = Recorder(tmp_path, tokens=1_000, learners=2, sizes=SIZES, has_model=True, has_evaluator=False)
+    context = Context()
+    made.open(context)
+    return made, context
+
+
+def _learner(slot: int) -> tuple[Replica, None]:
+    return Replica("learner", slot), None
+
+
+def test_figures_while_the_run_goes_on_are_those_of_the_summary(recorder: tuple[Recorder, Context]) -> None:
+    record, context = recorder
+    context.seconds = 4.0
+    record(progress={_learner(0): report(0, 1, FORMER["accounts"], 1.0)})
+    context.seconds = 8.0
+    both = {
+        _learner(0): report(0, 2, PRESENT[0]["accounts"], 2.0),
+        _learner(1): report(1, 1, PRESENT[1]["accounts"], 4.5),
+    }
+    merges = {
+        0: merging(0, "merge", 1, [[0, 1, 50], [0, 2, 70], [1, 1, 90]]),
+        1: merging(1, "merge", 1, [[0, 1, 60], [0, 2, 100], [1, 1, 80]]),
+    }
+    record(progress=both, merged=merges)
+    status, summary = context.status, figures(context.status)
+    assert status["zero"] == 3 * SECOND
+    assert status["merged_share"] == summary["merged_share"] == pytest.approx(0.725)
+    assert round(status["goodput"], 6) == summary["goodput"]
+    assert 0.1 < status["goodput"] < 0.9
+    record.close()
+
+
+def test_lives_of_which_only_others_told_are_gone_once_they_are_not_live(
+    recorder: tuple[Recorder, Context], tmp_path: Path
+) -> None:
+    record, context = recorder
+    context.live = {Member(Replica("learner", 0), 1), Member(Replica("learner", 1), 1)}
+    merged = [[0, 1, 50], [1, 1, 20]]
+    for live, gone in [(context.live, []), (context.live - {Member(Replica("learner", 1), 1)}, [[1, 1]])]:
+        context.seconds, context.live = context.seconds + 1, live
+        record(
+            progress={_learner(0): report(0, 1, FORMER["accounts"], 1.0)}, merged={0: merging(0, "merge", 1, merged)}
+        )
+        assert context.status["gone"] == gone
+    record.close()
+    assert recorded.figures(tmp_path, context.status, sizes=SIZES, learners=2)["gone"] == [[1, 1]]
+
+
+def test_an_epoch_is_served_when_something_was_merged_in_it(recorder: tuple[Recorder, Context]) -> None:
+    record, context = recorder
+    rounds = ("initial", 1, {}), ("merge", 1, {0: 1}), ("recover", 2, {0: 1}), ("final", 2, {0: 2})
+    for number, (kind, epoch, expected) in enumerate(rounds, 1):
+        context.seconds += 1
+        record(merged={0: {**merging(0, kind, epoch, []), "round": number}})
+        assert context.status["epochs"] == expected
+    record.close()
+
+
+def test_an_evaluator_that_begins_again_goes_on_with_the_curve(
+    recorder: tuple[Recorder, Context], tmp_path: Path
+) -> None:
+    record, context = recorder
+    points = [
+        ("initial", 0, 5.5),
+        ("during", 400, 3.0),
+        ("initial", 0, 5.5),
+        ("initial", 600, 2.5),
+        ("final", 1000, 2.0),
+    ]
+    for kind, tokens, loss in points:
+        context.seconds += 1
+        record(evaluation={(Replica("evaluator", 0), tokens): {"kind": kind, "tokens": tokens, "loss": loss}})
+    record.close()
+    lines = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    found = [(line["kind"], line["tokens"], line["eval_loss"]) for line in lines]
+    assert found == [("initial", 0, 5.5), ("during", 400, 3.0), ("during", 600, 2.5), ("final", 1000, 2.0)]
+    assert context.status["eval_loss_initial"] == 5.5

@@ -1,0 +1,332 @@
+"""A request is verified whole before anything starts, and what is wrong with it is told together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+
+from isthmus.programs import Program, Task
+from isthmus.programs.request import new_folder, reference, toml
+from isthmus.programs.request.environment import prepare_environment
+from isthmus.programs.request.request import NAMELESS_TASK, Request, prepare
+from isthmus.runtime.errors import ConfigError, GraphError
+from isthmus.runtime.graph.template import TensorSpec
+
+RING = """
+from isthmus.runtime.graph.template import Graph, Latest, Queue
+
+def step(own, neighbour=None):
+    return own
+
+def build(job, *, interval: int = 24, blocks: bool = False):
+    graph = Graph("ring")
+    learner = graph.role("learner", replicas=(2, 8))
+    node = learner.node("step", step, free_running=True)
+    graph.edge(node["result"], node["own"], Queue(capacity=interval, initial=(1,)))
+    policy = Queue(capacity=1) if blocks else Latest()
+    graph.edge(node["result"], node["neighbour"], policy, to=learner.next)
+    return graph
+"""
+
+MINE = """
+import jax.numpy as jnp, numpy as np, optax
+from isthmus.programs import Task
+
+def init(key): return {"w": jnp.zeros((4, 2)), "b": jnp.zeros(2)}
+def loss(params, batch): return jnp.mean((batch @ params["w"] + params["b"]) ** 2)
+def batch(at): return at.rng().normal(size=(8, 4)).astype(np.float32)
+
+task = Task(init, loss, batch, tokens_per_batch=8, optimizer=optax.sgd(0.1))
+several = Task(init, lambda params, batch: batch @ params["w"], batch, tokens_per_batch=8, optimizer=optax.sgd(0.1))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with ring.py and mine.py; imports and environment are undone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(reference, "_loaded", {})
+    (tmp_path / "ring.py").write_text(RING)
+    (tmp_path / "mine.py").write_text(MINE)
+    yield tmp_path
+    for name in ("ring", "mine"):
+        sys.modules.pop(name, None)
+
+
+def ring(task: Any = "mine.py:task", **changed: Any) -> Request:
+    program = changed.pop("program", Program("ring.py:build"))
+    return prepare(program, task, **changed)
+
+
+def refusal(**changed: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        ring(**changed)
+    return caught.value
+
+
+def test_a_request_is_everything_that_a_run_needs(folder: Path) -> None:
+    request = ring(program=Program("ring.py:build", interval=5), run={"learners": 3, "tokens": 1000, "seed": 7})
+    job = request.job
+    assert (job.program, job.task.text) == (f"{folder}/ring.py:build", f"{folder}/mine.py:task")
+    assert (job.learners, job.tokens, job.seed, job.slots_max, job.tokens_per_batch) == (3, 1000, 7, 16, 8)
+    assert job.settings == {"interval": 5, "blocks": False}
+    assert job.layout == (TensorSpec("b", (2,), "float32"), TensorSpec("w", (4, 2), "float32"))
+    assert request.program.name == "ring"
+    assert isinstance(request.task, Task)
+    assert reference.resolve(job.task) is request.task
+    assert [role.name for role in request.graph.roles] == ["learner", "recorder"]
+    assert request.proof["step"].free_running
+    assert set(request.plans) == {"learner", "recorder"}
+    assert len(request.fingerprint) == 32
+
+
+def test_preparing_writes_nothing(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    request = ring()
+    assert request.run_dir.parent == folder / "runs"
+    assert request.run_dir.name.startswith("ring-2")
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_the_shipped_task_names_itself_in_full(folder: Path) -> None:
+    (folder / "text").write_bytes(bytes(range(256)) * 40)
+    request = prepare(task_settings={"layers": 1, "width": 16, "heads": 2, "context": 8, "data": ["text"]})
+    assert request.config["task"]["data"] == (f"{folder}/text",)
+    text = request.job.task.text
+    assert text.startswith("isthmus.programs.language_model:task(layers = 1, width = 16, ")
+    again = reference.load(text, "Testing")
+    assert again.tokens_per_batch == request.task.tokens_per_batch == 64
+    assert len(request.job.layout) == 12
+
+
+def test_the_resolved_configuration_makes_the_same_request_again(folder: Path) -> None:
+    first = ring(program=Program("ring.py:build", interval=5), run={"learners": 3, "tokens": 1000})
+    config = toml.tomllib.loads(toml.document(first.config))
+    run = dict(config["run"])
+    assert run == {
+        "program": f"{folder}/ring.py:build",
+        "task": f"{folder}/mine.py:task",
+        "tokens": 1000,
+        "seed": 0,
+        "learners": 3,
+        "slots_max": 16,
+        "local_batch": "same",
+        "evaluate_on": "cpu",
+    }
+    assert config["program"] == {"interval": 5, "blocks": False}
+    second = prepare(Program(run.pop("program"), **config["program"]), run.pop("task"), run=run)
+    assert second.fingerprint == first.fingerprint
+    assert second.config == first.config
+
+
+def init(key: Any) -> Any:
+    return {"w": np.zeros((4, 2), np.float32)}
+
+
+def loss(params: Any, batch: Any) -> Any:
+    return (batch @ params["w"]).mean()
+
+
+def batch(at: Any) -> Any:
+    return at.rng().normal(size=(8, 4)).astype(np.float32)
+
+
+named = Task(init, loss, batch, tokens_per_batch=8, optimizer=optax.sgd(0.1))
+
+
+def test_a_task_may_be_an_object(folder: Path) -> None:
+    request = ring(task=named)
+    assert request.job.task.text == f"{Path(__file__).resolve()}:named"
+    assert reference.resolve(request.job.task) is named
+    nameless = Task(init, loss, batch, tokens_per_batch=8, optimizer=optax.sgd(0.1))
+    request = ring(task=nameless)
+    assert request.job.task.text == NAMELESS_TASK
+    assert reference.resolve(request.job.task) is nameless
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+def test_faults_of_all_parts_are_told_together(folder: Path) -> None:
+    (folder / "old").mkdir()
+    (folder / "old" / "summary.json").write_text("{}")
+    error = refusal(
+        program=Program("ring.py:build", intervall=3, blocks=1),
+        task="mine.py:tusk",
+        run={"learners": "many", "token": 3},
+        run_dir="old",
+    )
+    assert [fault.doing for fault in error.faults] == [
+        "Reading run.token",
+        "Reading run.learners",
+        "Reading program.intervall",
+        "Reading program.blocks",
+        f"Loading the task '{folder}/mine.py:tusk'",
+        f"Choosing the run folder {folder}/old",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("run", "expected", "found"),
+    [
+        ({"learners": 0}, "from 1 to 16", "0"),
+        ({"learners": 17}, "from 1 to 16", "17"),
+        ({"tokens": 0}, "at least 1", "0"),
+        ({"tokens": -5}, "at least 1", "-5"),
+        ({"seed": -1}, "from 0 to 9223372036854775807", "-1"),
+        ({"slots_max": 0, "learners": 1}, "at least 1", "0"),
+        ({"slots_max": 3}, "from 1 to 3", "4"),
+        ({"learners": 1}, "from 2 to 8 learners, the replicas of role 'learner'", "1"),
+        ({"learners": 9}, "from 2 to 8 learners, the replicas of role 'learner'", "9"),
+    ],
+)
+def test_values_out_of_range(folder: Path, run: dict[str, int], expected: str, found: str) -> None:
+    (fault,) = refusal(run=run).faults
+    assert (fault.expected, fault.found) == (expected, found)
+
+
+def test_settings_of_the_shipped_task_beside_another_one(folder: Path) -> None:
+    (fault,) = refusal(task_settings={"layers": 2, "data": ["x"]}).faults
+    assert fault.found == "task.layers, task.data"
+    assert "--task" in fault.do
+
+
+def test_a_task_that_is_none_or_cannot_be_trained(folder: Path) -> None:
+    (fault,) = refusal(task="mine.py:loss").faults
+    assert (fault.expected, fault.found) == ("a Task", "function loss")
+    (fault,) = refusal(task="mine.py").faults
+    assert fault.expected == "FILE.py:NAME or package.module:NAME"
+    (fault,) = refusal(task="mine.py:several").faults
+    assert "one scalar" in fault.expected
+
+
+def test_a_graph_that_breaks_a_rule(folder: Path) -> None:
+    with pytest.raises(GraphError, match="free"):
+        ring(program=Program("ring.py:build", blocks=True))
+
+
+def test_a_wrong_setting_is_found_without_jax(folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "from isthmus.programs.request.request import prepare\n"
+        "from isthmus.runtime.errors import ConfigError\n"
+        "try:\n    prepare(run={'tokens': 0}, task_settings={'width': 'x'})\n"
+        "except ConfigError as error:\n    print(len(error.faults), 'jax' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder)
+    assert done.stdout == "2 False\n"
+
+
+def test_importing_the_programs_imports_no_jax() -> None:
+    code = "import sys, isthmus.programs as p; p.Program; p.Task; p.train; print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+# -- the run folder ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_must_be_new_or_hold_no_run(folder: Path) -> None:
+    (folder / "notes").mkdir()
+    (folder / "notes" / "readme").write_text("")
+    assert ring(run_dir="notes").run_dir == folder / "notes"
+    assert ring(run_dir=folder / "a" / "b").run_dir == folder / "a" / "b"
+    for name in ("config.toml", "graph.json", "metrics.jsonl", "tape", "snapshots", "summary.json"):
+        path = folder / name.replace(".", "-")
+        path.mkdir()
+        (path / name).mkdir()
+        (fault,) = refusal(run_dir=path).faults
+        assert fault.found == f"{name} of another run"
+        assert "--run-dir" in fault.do
+    (fault,) = refusal(run_dir="mine.py").faults
+    assert fault.found == "a file"
+    (fault,) = refusal(run_dir="mine.py/below").faults
+    assert fault.found == f"{folder}/mine.py, which is a file"
+
+
+def test_creating_the_folder_writes_the_configuration_and_points_latest_to_it(folder: Path) -> None:
+    first, second = ring(), ring(run_dir="elsewhere/a")
+    new_folder.create(first.run_dir, first.config)
+    assert (folder / "runs" / "latest").resolve() == first.run_dir
+    text = (first.run_dir / "config.toml").read_text()
+    assert "isthmus train --config" in text.splitlines()[0]
+    assert toml.tomllib.loads(text)["run"]["tokens"] == 4_100_000
+    new_folder.create(second.run_dir, second.config)
+    assert (folder / "runs" / "latest").resolve() == second.run_dir
+    assert sorted(path.name for path in second.run_dir.iterdir()) == ["config.toml", "run.lock"]
+
+
+def test_two_runs_of_one_second_have_folders_of_their_own(folder: Path) -> None:
+    from datetime import datetime
+
+    now = datetime(2026, 11, 20, 10, 30, 5)
+    names = []
+    for _ in range(3):
+        path = new_folder.choose(None, "ring", now)
+        new_folder.create(path, {}, latest=False)
+        names.append(path.name)
+    assert names == ["ring-20261120-103005", "ring-20261120-103005-2", "ring-20261120-103005-3"]
+    assert not (folder / "runs" / "latest").exists()
+
+
+# -- the environment ---------------------------------------------------------------------------------------------------
+
+SHOW = (
+    "import os, sys\n"
+    "if sys.argv[1] == 'jax': import jax\n"
+    "from isthmus.programs.request.environment import prepare_environment\n"
+    "prepare_environment(int(sys.argv[2]))\n"
+    "import jax\n"
+    "print(os.environ.get('XLA_FLAGS'), os.environ.get('OMP_NUM_THREADS'), jax.config.jax_compilation_cache_dir)\n"
+    "print(jax.config.jax_persistent_cache_min_compile_time_secs)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("order", "learners", "given", "expected"),
+    [
+        ("jax", 4, {}, "--xla_cpu_multi_thread_eigen=false 1 {cache}/isthmus/xla\n0.0\n"),
+        ("later", 4, {}, "--xla_cpu_multi_thread_eigen=false 1 {cache}/isthmus/xla\n0.0\n"),
+        ("later", 1, {}, "None None {cache}/isthmus/xla\n0.0\n"),
+        ("later", 4, {"XLA_FLAGS": "--mine", "OMP_NUM_THREADS": "3"}, "--mine 3 {cache}/isthmus/xla\n0.0\n"),
+        ("jax", 1, {"JAX_COMPILATION_CACHE_DIR": "/mine"}, "None None /mine\n1.0\n"),
+    ],
+)
+def test_the_environment_of_learners_that_share_a_process(
+    tmp_path: Path, order: str, learners: int, given: dict[str, str], expected: str
+) -> None:
+    names = ("XLA_FLAGS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    plain = {name: value for name, value in os.environ.items() if name not in names and not name.startswith("JAX_")}
+    environment = {**plain, "XDG_CACHE_HOME": str(tmp_path), **given}
+    command = [sys.executable, "-c", SHOW, order, str(learners)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == expected.format(cache=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_folder_that_cannot_be_written_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    environment: dict[str, str] = {"XDG_CACHE_HOME": str(tmp_path / "file")}
+    monkeypatch.setattr(os, "environ", environment)
+    prepare_environment(1)
+    assert list(environment) == ["XDG_CACHE_HOME"]
+
+
+@pytest.mark.parametrize(("replicas", "count"), [((1, 1), 1), ((2, 8), 4), ((6, 9), 6)])
+def test_where_no_number_is_given_there_are_as_many_learners_as_the_graph_can_have(
+    folder: Path, replicas: tuple[int, int], count: int
+) -> None:
+    text = (folder / "ring.py").read_text()
+    (folder / "ring.py").write_text(text.replace("replicas=(2, 8)", f"replicas={replicas}"))
+    request = prepare("ring.py:build", "mine.py:task")
+    assert (request.job.learners, request.config["run"]["learners"]) == (count, count)

@@ -1,0 +1,196 @@
+"""A launcher and real processes: each fork server is reaped once and counted, and no host is waited for without end.
+
+There is no run in the folder, so that a fork server refuses, and a host that is started ends at once with status 1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from isthmus.programs.run import fork_link, launch
+from isthmus.programs.run.launch import Launcher
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.system.processes import started_at
+
+pytestmark = pytest.mark.process
+
+LEARNER = Replica("learner", 0)
+SUBREAPER = 36
+SECONDS_MAX = 60.0
+
+
+class Place:
+    """A launcher on a loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.loop = folder, uvloop.new_event_loop()
+        self.launch = Launcher(self.loop, folder, ["learner"])
+        self.pids: list[int] = []
+        self._others = children()
+
+    def children(self) -> list[int]:
+        """Those of this process that the launcher has started."""
+        return [pid for pid in children() if pid not in self._others]
+
+    def ask(self, incarnation: int = 1) -> None:
+        self.launch(Member(LEARNER, incarnation), "tcp://127.0.0.1:1", self.pids.append)
+
+    def server(self) -> int:
+        """The pid of the fork server that was started last, once it runs its program."""
+        (pid,) = self.wait_for(lambda: [pid for pid in self.children() if b"fork" in title(pid)])
+        return int(pid)
+
+    def wait_for(self, what: Callable[[], Any]) -> Any:
+        """Let the loop run until something has come about."""
+        until = self.loop.time() + SECONDS_MAX
+
+        def look() -> None:
+            if what() or self.loop.time() > until:
+                self.loop.stop()
+            else:
+                self.loop.call_later(0.01, look)
+
+        self.loop.call_soon(look)
+        self.loop.run_forever()
+        found = what()
+        assert found
+        return found
+
+    def close(self) -> None:
+        self.launch.close()
+        for pid in self.pids:
+            os.waitpid(pid, 0)
+        self.wait_for(lambda: not self.children())
+        self.loop.close()
+
+
+def children() -> list[int]:
+    """The children of this process, zombies among them, that lead a group of their own."""
+    found = [int(pid) for pid in Path("/proc/self/task").joinpath(str(os.getpid()), "children").read_text().split()]
+    return [pid for pid in found if os.getpgid(pid) != os.getpgid(0)]
+
+
+def title(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.close()
+    ctypes.CDLL(None).prctl(SUBREAPER, 0, 0, 0, 0)
+
+
+def said(capfd: pytest.CaptureFixture[str]) -> str:
+    return capfd.readouterr().out
+
+
+def test_what_it_refuses_is_started_from_nothing(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    assert place.launch.prepare([LEARNER, Replica("syncer", 0)]) == [Replica("syncer", 0), LEARNER]
+    place.ask()
+    place.wait_for(lambda: place.pids)
+    assert "learner/0#1 is started from nothing: preparing the hosts failed" in said(capfd)
+    assert place.launch.cpu_seconds == 0.0
+    server = place.server()
+    place.launch.close()
+    assert server not in place.children()
+    used = place.launch.cpu_seconds
+    assert 0 < used < SECONDS_MAX
+    place.launch.close()
+    assert place.launch.cpu_seconds == used
+
+
+@pytest.mark.parametrize("is_reaped", [False, True], ids=["reaped-here", "reaped-by-others"])
+def test_one_that_dies_is_counted_where_that_can_be(
+    place: Place, capfd: pytest.CaptureFixture[str], is_reaped: bool
+) -> None:
+    place.ask()
+    server = place.server()
+    os.kill(server, signal.SIGKILL)
+    if is_reaped:
+        os.waitpid(server, 0)
+    place.wait_for(lambda: place.pids)
+    assert (place.launch.cpu_seconds > 0) is not is_reaped
+    assert f"the fork server {'has ended' if is_reaped else 'was ended by SIGKILL'}; look at" in said(capfd)
+    place.ask(2)
+    place.wait_for(lambda: len(place.pids) == 2)
+    assert place.server() != server
+
+
+def test_one_that_is_stopped_while_it_prepares_is_not_waited_for(
+    place: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_link, "ANSWER_TICKS_MAX", 2)
+    place.ask()
+    server = place.server()
+    os.kill(server, signal.SIGSTOP)
+    place.wait_for(lambda: place.pids)
+    assert "from nothing: the fork server did not answer for 2 s, and was killed" in said(capfd)
+    assert server not in place.children()
+
+
+def test_one_that_is_busy_preparing_has_longer(
+    place: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_link, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(fork_link, "ANSWER_TICKS_MAX", 50)
+    monkeypatch.setattr(fork_link, "PREPARE_TICKS_MAX", 1 << 20)
+    spec = place.folder / "spec.json"
+    os.mkfifo(spec)
+    place.ask()
+    busy_until = place.loop.time() + 2.0
+    place.wait_for(lambda: place.loop.time() > busy_until)
+    assert place.pids == []
+    monkeypatch.setattr(fork_link, "ANSWER_TICKS_MAX", 1 << 20)  # It has answered in its own time, from here on.
+    with spec.open("w"):  # So that it has something to read: nothing.
+        spec.unlink()
+    place.wait_for(lambda: place.pids)
+    assert "preparing the hosts failed" in said(capfd)
+
+
+def test_a_machine_without_room_is_asked_until_there_is_some(
+    place: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.ask()
+    server, spawn, tries = place.server(), os.posix_spawn, list[int]()
+
+    def refuse(*given: Any, **more: Any) -> int:
+        tries.append(1)
+        if len(tries) < 3:
+            raise BlockingIOError("no room")
+        return spawn(*given, **more)
+
+    monkeypatch.setattr(launch, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(os, "posix_spawn", refuse)
+    os.kill(server, signal.SIGKILL)
+    place.wait_for(lambda: place.pids)
+    assert len(tries) == 3
+    assert said(capfd).count("learner/0#1 cannot be started") == 1
+
+
+def test_without_room_nothing_is_prepared_and_whoever_asks_is_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any, **more: Any) -> int:
+        raise BlockingIOError("no room")
+
+    monkeypatch.setattr(os, "posix_spawn", refuse)
+    assert place.launch.prepare([LEARNER]) == [LEARNER]
+    with pytest.raises(BlockingIOError, match="no room"):
+        place.ask()
+
+
+def test_a_disk_that_takes_no_log_costs_the_log(place: Place) -> None:
+    (place.folder / "logs").rmdir()
+    place.ask()
+    place.wait_for(lambda: place.pids)
+    assert started_at(place.server()) is not None

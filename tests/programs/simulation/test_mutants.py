@@ -1,0 +1,71 @@
+"""Does the simulator find bugs? Variants of the code that are broken on purpose, each caught by a seed of 0 to
+299. `make soak` searches them anew."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from isthmus.programs.simulation.seeds import run
+from tests.programs.simulation import mutants
+from tests.programs.simulation.mutants import MUTANTS, SEEDS, violation_of
+
+CAUGHT = {
+    "quorum_off_by_one": (0, "is open with nobody to wait for"),
+    "counters_not_reset": (0, "(merged, overlapped, refused, lost, pending) of"),
+    "pulls_before_updates": (0, "had come before the pull"),
+    "without_fencing": (157, "publishes other bytes as version"),
+    "connection_number_ignored": (4, "takes connection"),
+    "merged_as_they_arrive": (0, "are not in slot order, once each"),
+    "stale_incarnation_accepted": (7, "and was told of incarnation"),
+    "credit_leaked": (41, "not over after"),
+    "item_credit_leaked": (10, "a credit of edge"),
+    "final_phase_skipped": (4, "not over after"),
+    "strangers_dropped": (1, "whom it does not know"),
+    "end_told_once": (30, "not over after"),
+    "numbers_not_noted": (29, "cannot know syncer/0#1"),
+    "adopted_at_once": (7, "cannot know learner/0#1"),
+    "stop_forgotten": (180, "somebody was told that it stops"),
+    "late_orders_obeyed": (44, "cannot know syncer/0#1"),
+    "lost_machine_waited_for": (37, "is killed, and no fault was about it"),
+    "stopped_hosts_killed": (37, "is killed, and no fault was about it"),
+    "ledger_believed": (46, "is started a second time"),
+    "model_begun_anew": (124, "anew, which was merged"),
+    "equal_weights": (0, "has the weight"),
+    "oldest_recovered": (33, "it goes on from there, and was given"),
+    "recovered_from_the_first": (19, "without waiting for"),
+    "recovered_from_one": (33, "without asking"),
+    "work_since_dropped": (7, "what it had trained is lost"),
+    "merged_twice": (0, "more tokens of slot"),
+    "weights_of_tokens": (4, "has the weight"),
+    "weights_of_steps": (4, "has the weight"),
+    "forgotten_kept": (4, "which was said to be gone"),
+    "window_ignored": (7, "a window holds"),
+    "window_ignored_by_both": (7, "a window holds"),
+    "joiner_not_in_the_final_round": (38, "ends fragment"),
+    "newcomer_not_in_the_final_round": (9, "ends fragment"),
+    "begun_from_zero": (9, "has trained from batch 0 on what is merged"),
+    "begun_after_one_fragment": (23, "on what is merged; lives before it up to"),
+    "begun_after_one_shard": (98, "on what is merged; lives before it up to"),
+}
+
+
+def test_every_variant_is_replayed() -> None:
+    assert CAUGHT.keys() == {broken.__name__ for broken, _ in MUTANTS}
+    assert all(seed < SEEDS for seed, _ in CAUGHT.values())
+
+
+@cache
+def is_sound(seed: int, program: str) -> bool:
+    """Whether a seed objects to nothing in the code as it is: several variants are caught by one seed."""
+    return run(seed, program).violation is None
+
+
+@pytest.mark.parametrize(("broken", "program"), MUTANTS, ids=[broken.__name__ for broken, _ in MUTANTS])
+def test_what_is_broken_is_caught(broken: mutants.Break, program: str) -> None:
+    seed, told = CAUGHT[broken.__name__]
+    violation = violation_of(broken, seed, program)
+    assert violation is not None
+    assert told in violation
+    assert is_sound(seed, program)

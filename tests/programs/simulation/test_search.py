@@ -1,0 +1,122 @@
+"""The search itself: what goes wrong in it is told with the seed, and never ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from isthmus.programs.command import simulate as shown
+from isthmus.programs.request.program import DEFAULT
+from isthmus.programs.simulation import coverage, workers
+from isthmus.programs.simulation.guards import guards_of
+from isthmus.programs.simulation.seeds import run, shape_of
+from isthmus.programs.simulation.universe import Outcome, outcome_of
+from isthmus.runtime.graph.plans import EdgePlan
+from isthmus.runtime.ids import Member
+from isthmus.runtime.sim import Checker, Kill, Universe
+from isthmus.runtime.sim.host import Life
+from tests.effort import soaked
+
+
+class _Mistaken(Checker):
+    """A checker with a slip of its own."""
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        raise KeyError("nothing of this name")
+
+
+class _LateMistake(Checker):
+    def ended(self, universe: Universe) -> None:
+        raise TypeError("a number was expected")
+
+
+@pytest.mark.parametrize(("checker", "kind"), [(_Mistaken(), "KeyError"), (_LateMistake(), "TypeError")])
+def test_what_a_checker_raises_by_mistake_is_a_violation_with_its_place(checker: Checker, kind: str) -> None:
+    outcome = outcome_of(shape_of(0), checker)
+    assert outcome.violation is not None
+    first, *where = outcome.violation.splitlines()
+    assert first.startswith(f"{kind}: ")
+    assert re.search(r"test_search\.py\", line \d+, in (sent|ended)", "\n".join(where))
+    assert len(where) <= 6
+
+
+def test_what_is_raised_before_a_universe_begins_is_a_violation_too() -> None:
+    outcome = outcome_of(replace(shape_of(0), faults=(Kill("learner/9", at=1.0),)))
+    assert outcome.violation is not None
+    assert "'learner/9'" in outcome.violation
+
+
+def test_a_fault_that_never_happened_is_told() -> None:
+    outcome = outcome_of(replace(shape_of(0), faults=(Kill("learner/0", at_step=100_000),)))
+    assert outcome.violation is None
+    assert [missed.partition("(")[0] for missed in outcome.missed] == ["Kill"]
+
+
+def _die_at_five(seed: int) -> Outcome:
+    if seed == 5:
+        os._exit(3)
+    return Outcome(seed, None)
+
+
+def test_a_process_that_dies_is_told_with_its_seed_and_the_others_go_on() -> None:
+    outcomes = sorted(workers.outcomes(_die_at_five, range(3, 12), apart_min=1), key=lambda outcome: outcome.seed)
+    assert [outcome.seed for outcome in outcomes] == list(range(3, 12))
+    assert [outcome.seed for outcome in outcomes if outcome.violation is not None] == [5]
+    assert "died" in str(outcomes[2].violation)
+
+
+def test_what_happened_too_rarely_is_told() -> None:
+    phases = Counter(dict.fromkeys(coverage.pairs_of(DEFAULT), 20))
+    assert coverage.rare(phases, DEFAULT, 20) == []
+    phases["reset", "final"] = 19
+    assert coverage.rare(phases, DEFAULT, 20) == ["reset in phase final: 19 times, at least 20 are asked for"]
+    assert "join" not in coverage.kinds_of("data-parallel")
+    assert {"daemon kill", "stick", "end", "wipe", "fork", "mute"} <= set(coverage.kinds_of(DEFAULT))
+
+
+def test_a_guard_that_never_fired_is_told() -> None:
+    guards = Counter(dict.fromkeys(guards_of(DEFAULT), 1))
+    assert coverage.idle(guards, DEFAULT) == []
+    del guards["orders that came late"]
+    assert coverage.idle(guards, DEFAULT) == ["guard 'orders that came late' never fired"]
+
+
+def test_a_search_whose_guards_never_fired_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phases = Counter(dict.fromkeys(coverage.pairs_of(DEFAULT), 1))
+    guards = Counter(dict.fromkeys(guards_of(DEFAULT), 1))
+    monkeypatch.setattr(shown, "run", lambda seed, program: Outcome(seed, None, phases=phases, guards=guards))
+    assert shown.world(0, 1, DEFAULT, least=1, as_json=True)
+    guards["not the present life"] = 0
+    assert shown.world(0, 1, DEFAULT, as_json=True)
+    capsys.readouterr()
+    assert not shown.world(0, 1, DEFAULT, least=1, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["too_rare"] == ["guard 'not the present life' never fired"]
+    assert told["guards"]["too early"] == 1
+
+
+@pytest.mark.parametrize("seed", [5337, 5703, 160_283])
+def test_what_soaks_have_found_stays_mended(seed: int) -> None:
+    """5337: a model that was given up when a clock leapt. 5703: data after the end of a control connection. 160,283: a
+    shard died between the first versions of two fragments. The next one asked for both anew, of a learner that found
+    one of them in its mailbox together with the question, and said nothing: the run never began."""
+    assert run(seed).violation is None
+
+
+@pytest.mark.parametrize("first", [0, soaked(3), soaked(6)])
+@pytest.mark.parametrize("program", ["streaming-diloco", "diloco", "elastic-data-parallel", "data-parallel"])
+def test_other_programs_live_under_the_faults_that_they_can_survive(program: str, first: int) -> None:
+    faults: Counter[str] = Counter()
+    for seed in range(first, first + 3):
+        outcome = run(seed, program)
+        assert outcome.violation is None, (seed, outcome.violation)
+        faults += outcome.faults
+    assert len(faults) >= 3

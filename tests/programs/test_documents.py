@@ -1,0 +1,213 @@
+"""What a reader of the documentation types, block by block, as it stands there.
+
+A page is read from its top in a folder that looks like a clone: shell keeps its folder from block to block, Python its
+names; a block of Python with tests is run by pytest beside the examples; one whose mark names a file shows that file.
+The same commands in the same folder on two pages are run once. What needs a network, or addresses, is marked on its
+page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.programs.page_blocks import Block, blocks_of, comes
+
+pytestmark = pytest.mark.soak
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = Path("docs", "examples")
+PAGES = (
+    "docs/tutorial.md",
+    "docs/how-to/read-a-run-folder.md",
+    "README.md",
+    "docs/how-to/train-on-your-own-data.md",
+    "docs/how-to/bring-a-flax-or-equinox-model.md",
+    "docs/how-to/mixture-of-experts.md",
+    "docs/how-to/test-in-virtual-time.md",
+)
+APART = {
+    "docs/how-to/bring-your-own-step.md": "parts of an example: tests/programs/test_step_tasks.py",
+    "docs/how-to/cluster.md": "several machines: tests/programs/test_cluster_*.py, docs/examples/two-machines.sh",
+    "docs/how-to/daemon.md": "a port that anybody may have: tests/programs/test_daemon_*.py",
+    "docs/how-to/keys.md": "addresses: tests/programs/machine/test_daemon_keys.py, test_machine_keys.py",
+}
+SECONDS_MAX = 300
+"""For one block, on a machine that is busy."""
+
+
+class Clone:
+    """What a clone of the repository looks like to commands, and what has been run in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._outputs: dict[tuple[Path, str], tuple[str, Path]] = {}
+        (folder / ".venv").symlink_to(sys.prefix)
+        for part in ("runtime", "ops", "programs", "setup.cfg"):
+            (folder / part).symlink_to(ROOT / part)
+        (folder / EXAMPLES).mkdir(parents=True)
+        for path in (ROOT / EXAMPLES).glob("*.py"):
+            (folder / EXAMPLES / path.name).write_bytes(path.read_bytes())
+
+    def shell(self, commands: str, here: Path, status: int = 0) -> tuple[str, Path]:
+        """What commands that are typed in `here` print, and in which folder they leave the reader."""
+        if (here, commands) not in self._outputs:
+            self._outputs[here, commands] = self._run(commands, here, status)
+        return self._outputs[here, commands]
+
+    def _run(self, commands: str, here: Path, status: int) -> tuple[str, Path]:
+        left = self.folder / "left"
+        script = f"set -euo pipefail\ntrap 'pwd >{left}' EXIT\n{commands}\n"
+        environment = {**os.environ, "XDG_STATE_HOME": str(self.folder / "state"), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment.pop("PYTEST_ADDOPTS", None)
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=here,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+        assert done.returncode == status, f"exit status {done.returncode}, not {status}:\n{commands}\n{done.stdout}"
+        return done.stdout, Path(left.read_text().strip())
+
+
+class Reader:
+    """Goes through one page."""
+
+    def __init__(self, clone: Clone) -> None:
+        self.clone, self.here = clone, clone.folder
+        self.names: dict[str, object] = {"__name__": "reader"}
+        self.tests = ""
+
+    def read(self, block: Block) -> str:
+        """Do what a block says; its output."""
+        if block.language in ("shell", "bash"):
+            output, self.here = self.clone.shell(block.text, self.here, block.exit_status)
+            return output
+        assert block.language == "python", f"a reader can do nothing with {block.language}"
+        if block.mark:
+            assert block.text == (ROOT / block.mark).read_text().rstrip()
+            return ""
+        if "\ndef test_" in f"\n{block.text}":
+            self.tests += f"{block.text}\n"
+            (self.clone.folder / EXAMPLES / "test_page.py").write_text(self.tests)
+            command = "../../.venv/bin/python -m pytest test_page.py"
+            return self.clone.shell(f"{command}  # {block.line}", self.clone.folder / EXAMPLES)[0]
+        printed = io.StringIO()
+        with contextlib.chdir(self.here), contextlib.redirect_stdout(printed):
+            exec(block.text, self.names)
+        return printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    return Clone(tmp_path_factory.mktemp("clone"))
+
+
+@pytest.fixture(scope="module")
+def first_run(clone: Clone) -> None:
+    """The run with which the tutorial begins, which other pages read."""
+    first = next(block for block in read("docs/tutorial.md") if block.is_run)
+    clone.shell(first.text, clone.folder)
+
+
+def read(page: str) -> list[Block]:
+    return list(blocks_of((ROOT / page).read_text()))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.usefixtures("first_run")
+def test_every_block_of_a_page_does_what_the_page_says(clone: Clone, page: str) -> None:
+    reader, output, is_measured, has_run = Reader(clone), "", True, False
+    for block in read(page):
+        if block.language == "output":
+            if has_run and block.is_run:
+                said = f"{page}:{block.line} shows\n{block.text}\nand what comes is\n{output}"
+                assert comes(block.text, output, is_measured=is_measured), said
+        elif block.is_run:
+            try:
+                output = reader.read(block)
+            except Exception as error:
+                error.add_note(f"{page}:{block.line}")
+                raise
+            # What is computed from the graph alone is exact.
+            has_run, is_measured = True, "isthmus graph" not in block.text
+        else:
+            has_run = False
+
+
+def test_there_is_no_page_of_which_this_knows_nothing() -> None:
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "how-to").glob("*.md")}
+    assert pages <= {*PAGES, *APART}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *APART])
+def test_the_files_that_a_page_shows_are_those_of_the_examples(page: str) -> None:
+    for block in read(page):
+        if block.mark.startswith("docs/"):
+            assert block.text == (ROOT / block.mark).read_text().rstrip(), f"{page}:{block.line}"
+
+
+def test_a_block_is_found_with_its_mark_and_run_unless_it_says_why_not() -> None:
+    page = "\n".join(
+        [
+            "text",
+            "",
+            "    ls a        # exit status 2",
+            "",
+            "    ls b",
+            "",
+            "```",
+            "out",
+            "```",
+            "",
+            "<!-- not run: it needs a network -->",
+            "```python",
+            "import x",
+            "```",
+            "<!-- not run: -->",
+            "```bash",
+            "make",
+            "```",
+        ]
+    )
+    found = list(blocks_of(page))
+    assert [(block.line, block.language, block.is_run) for block in found] == [
+        (3, "shell", True),
+        (8, "output", True),
+        (13, "python", False),
+        (17, "bash", True),
+    ]
+    assert found[0].text == "ls a        # exit status 2\n\nls b"
+    assert [block.exit_status for block in found] == [2, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "is_measured", "does_come"),
+    [
+        ("a\n...\nc", "a\nb\nb\nc\n", False, True),
+        ("a\n...\nc", "a\nb\nd\n", False, False),
+        ("2 nodes", "3 nodes", False, False),
+        ("done  1.02 M tokens in 10.1 s", "done 980 k tokens in 850 ms", True, True),
+        ("done  1.02 M tokens", "failed  1.02 M tokens", True, False),
+        ("loss 2.3e-09 x", "loss 1.906 x", True, True),
+        ("a\ntraining, 4 %", "a\ntraining, 10 %, 1 s left\n", True, True),
+        ("4 learners", "4 learners each", True, False),
+    ],
+)
+def test_an_output_comes_as_it_is_shown(expected: str, found: str, is_measured: bool, does_come: bool) -> None:
+    assert comes(expected, found, is_measured=is_measured) == does_come
+
+
+def test_every_page_has_something_to_run() -> None:
+    assert all(any(block.is_run and block.language != "output" for block in read(page)) for page in PAGES)

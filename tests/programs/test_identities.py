@@ -1,0 +1,107 @@
+"""Programs of the family that are the same algorithm at some setting: the same bits, in virtual time.
+
+Durations have no jitter, learners one speed. The optimizers follow no schedule: the learning rate's progress is known
+to learners by messages, which come at other moments in another program.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isthmus.programs import Program
+from isthmus.programs.simulation.pytest_plugin import Result, Worlds
+from isthmus.runtime import sim
+from isthmus.runtime.clock import milliseconds
+
+from .family import ADAM, SGD, final_model, recorded
+
+STEPS = 96
+FRAGMENTS = 12
+"""At least four round trips of two steps: the pacer lengthens a shorter interval."""
+OUTER = {"outer_lr": 0.7, "outer_momentum": 0.5}
+
+
+def _delays(monkeypatch: pytest.MonkeyPatch, answer_ms: float) -> None:
+    """Let answers travel for `answer_ms`, and everything else for a millisecond."""
+
+    class Uneven(sim.World):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            def delay(edge: str, size_bytes: int) -> Any:
+                return milliseconds(answer_ms if edge.startswith("fragment-send.answer") else 1.0)
+
+            super().__init__(*arguments, **{**keywords, "delay": delay})
+
+    monkeypatch.setattr(sim, "World", Uneven)
+
+
+def _run(world: Worlds, program: str, task: Any = ADAM, steps: int = STEPS, **settings: Any) -> Result:
+    result = world.run(Program(program, **settings), task=task, learners=4, steps=steps, jitter=0.0)
+    assert result.summary["contributors_mean"] in (0.0, 4.0)  # 0 where there is no syncer.
+    return result
+
+
+@pytest.mark.parametrize(("overlap", "answer_ms"), [(1, 4.0), (2, 9.0)])
+def test_decoupled_is_streaming_where_everybody_is_waited_for(
+    world: Worlds, monkeypatch: pytest.MonkeyPatch, overlap: int, answer_ms: float
+) -> None:
+    """A pull reaches the learners within a step of the report that it follows from, and an update within the tau-th
+    step after the capture. With H = P both programs capture fragment p after p + 1 steps, and then every H."""
+    _delays(monkeypatch, answer_ms)
+    settings = {"fragments": FRAGMENTS, "interval": FRAGMENTS, "overlap": overlap, "merge": "rda", "alpha": 0.0}
+    with recorded() as decoupled:
+        assert _run(world, "decoupled-diloco", quorum=4, **settings, **OUTER).waits == 0
+    with recorded() as streaming:
+        _run(world, "streaming-diloco", **settings, **OUTER)
+    sweeps = STEPS // FRAGMENTS - 1
+    for p in range(FRAGMENTS):
+        ours, theirs = streaming.updates[p], decoupled.updates[p]
+        assert min(len(ours), len(theirs)) > sweeps
+        assert ours[: sweeps + 1] == theirs[: sweeps + 1]  # The first version, too.
+        for slot in range(4):
+            assert streaming.answers[slot, p][:sweeps] == decoupled.answers[slot, p][:sweeps]
+    assert len(set(streaming.updates[0])) > sweeps  # Every version differs from every other.
+
+
+def test_another_overlap_is_another_algorithm(world: Worlds) -> None:
+    """What the test above compares is not the same whatever happens."""
+    settings = {"fragments": FRAGMENTS, "interval": FRAGMENTS, "merge": "rda", "alpha": 0.0}
+    with recorded() as first:
+        _run(world, "streaming-diloco", overlap=1, **settings, **OUTER)
+    with recorded() as second:
+        _run(world, "streaming-diloco", overlap=2, **settings, **OUTER)
+    assert first.updates[0][:2] == second.updates[0][:2]
+    assert first.updates[0][2] != second.updates[0][2]
+
+
+@pytest.mark.parametrize("merge", ["average", "rda"])
+def test_streaming_in_one_fragment_is_diloco(world: Worlds, merge: str) -> None:
+    with recorded() as streaming:
+        one = {"fragments": 1, "overlap": 0, "alpha": 0.0}
+        first = _run(world, "streaming-diloco", interval=12, merge=merge, **one, **OUTER)
+    with recorded() as diloco:
+        second = _run(world, "diloco", interval=12, merge=merge, **OUTER)
+    assert len(diloco.updates[0]) == STEPS // 12  # The first version, and all but the last merge.
+    assert (streaming.updates, streaming.answers) == (diloco.updates, diloco.answers)
+    assert first.eval_loss == second.eval_loss
+    for name, tensor in final_model(second.folder).items():
+        assert np.array_equal(final_model(first.folder)[name], tensor)
+
+
+@pytest.mark.parametrize("program", ["data-parallel", "elastic-data-parallel"])
+def test_diloco_of_one_step_is_data_parallel(world: Worlds, program: str) -> None:
+    """theta - (theta - (theta - lr g)) is theta - lr g but for the rounding of each step."""
+    steps = 20
+    diloco = _run(world, "diloco", SGD, steps, interval=1, outer_lr=1.0, outer_momentum=0.0)
+    parallel = _run(world, program, SGD, steps)
+    assert [slot.steps for slot in diloco.slots.values()] == [slot.steps for slot in parallel.slots.values()]
+    ours, theirs = final_model(diloco.folder), final_model(parallel.folder)
+    assert ours.keys() == theirs.keys()
+    largest = max(float(np.abs(tensor).max()) for tensor in theirs.values())
+    difference = max(float(np.abs(ours[name] - theirs[name]).max()) for name in theirs)
+    assert difference <= steps * 2.0**-23 * largest
+    first = final_model(_run(world, program, SGD, 1).folder)
+    moved = max(float(np.abs(first[name] - theirs[name]).max()) for name in theirs)
+    assert moved > 1000 * steps * 2.0**-23 * largest  # They did learn something.

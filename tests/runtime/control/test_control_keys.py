@@ -1,0 +1,190 @@
+"""Control messages with keys: who is heard and as whom, and what the others are told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import uvloop
+
+from isthmus.runtime.control.ask import ask
+from isthmus.runtime.control.client import ControlClient
+from isthmus.runtime.control.messages import Message
+from isthmus.runtime.control.server import ControlServer
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.security import handshakes
+from isthmus.runtime.security.keys import KeyPair, Keyring
+
+LOOPBACK = "tcp://127.0.0.1:*"
+ALPHA, BETA, GAMMA, STRANGER = (KeyPair.make() for _ in range(4))
+
+
+class Place:
+    """A loop with a daemon's end on it, which answers every message with who it thinks has sent it."""
+
+    def __init__(self) -> None:
+        self.loop = uvloop.new_event_loop()
+        self.ring = Keyring(ALPHA, {BETA.public: "beta", GAMMA.public: "gamma"}, "alpha")
+        self.heard: list[tuple[str | None, Any]] = []
+        self.unknown: list[tuple[str, str]] = []
+        self.open: list[Any] = []
+        self.server = self.listen(self.ring)
+
+    def listen(self, ring: Keyring | None) -> ControlServer:
+        server = ControlServer(
+            self.loop,
+            LOOPBACK,
+            lambda peer, message: self.hear(server, peer, message),
+            keys=ring,
+            on_unknown=lambda key, address: self.unknown.append((key, address)),
+        )
+        self.open.append(server)
+        return server
+
+    def hear(self, server: ControlServer, peer: bytes, message: Message) -> None:
+        self.heard.append((server.caller, message.get("word")))
+        server.send(peer, {"type": "answer", "caller": server.caller})
+
+    def client(self, pair: KeyPair, server_key: str = ALPHA.public) -> Client:
+        client = Client(self, pair, server_key)
+        self.open.append(client.client)
+        return client
+
+    def until(self, holds: Callable[[], bool], seconds_max: float = 20.0) -> None:
+        deadline = self.loop.time() + seconds_max
+
+        def look() -> None:
+            if holds() or self.loop.time() > deadline:
+                self.loop.stop()
+            else:
+                self.loop.call_later(0.002, look)
+
+        self.loop.call_soon(look)
+        self.loop.run_forever()
+        assert holds(), "it did not come to hold in time"
+
+    def ask(self, server: ControlServer, keys: Keyring | None, server_key: str = "") -> Any:
+        """What a command is told, which asks from another thread; its ConfigError is raised."""
+        told: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                told.set_result(ask(server.endpoint, {"type": "word"}, 10.0, keys=keys, server_key=server_key))
+            except ConfigError as error:
+                told.set_exception(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.until(told.done)
+        thread.join()
+        return told.result()
+
+    def close(self) -> None:
+        for each in self.open:
+            each.close()
+        self.loop.close()
+
+
+class Client:
+    """A host's end that notes its answers, and why attempts failed."""
+
+    def __init__(self, place: Place, pair: KeyPair, server_key: str) -> None:
+        self.answers: list[Message] = []
+        self.refused: list[str] = []
+        self.client = ControlClient(
+            place.loop,
+            place.server.endpoint,
+            self.answers.append,
+            keys=Keyring(pair),
+            server_key=server_key,
+            on_refused=self.refused.append,
+        )
+
+    def say(self, word: Any) -> None:
+        self.client.send({"type": "word", "word": word})
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    place = Place()
+    yield place
+    place.close()
+
+
+def test_the_caller_is_the_machine_whose_key_it_is(place: Place) -> None:
+    clients = {"alpha": place.client(ALPHA), "beta": place.client(BETA), "gamma": place.client(GAMMA)}
+    for name, client in clients.items():
+        client.say(name)
+    place.until(lambda: all(client.answers for client in clients.values()))
+    assert sorted(place.heard) == [("alpha", "alpha"), ("beta", "beta"), ("gamma", "gamma")]
+    assert [client.answers[0]["caller"] for client in clients.values()] == list(clients)
+    assert place.server.caller is None
+
+
+def test_who_is_not_admitted_waits_until_it_is(place: Place) -> None:
+    client = place.client(STRANGER)
+    client.say("early")
+    place.until(lambda: len(client.refused) >= 2)
+    assert (set(client.refused), place.heard) == ({handshakes.UNADMITTED}, [])
+    assert place.unknown == [(STRANGER.public, "127.0.0.1")]
+    assert place.server.refused["unadmitted"] >= 2
+    place.ring.admit("delta", STRANGER.public)
+
+    def answered() -> bool:
+        client.say("again")
+        return bool(client.answers)
+
+    place.until(answered)
+    assert place.heard[0] == ("delta", "again")
+
+
+def test_who_is_expelled_is_not_heard_again_even_if_another_takes_the_name(place: Place) -> None:
+    client, other = place.client(BETA), place.client(GAMMA)
+    client.say(1)
+    place.until(lambda: bool(client.answers))
+    place.ring.expel("beta")
+    client.say(2)
+    place.until(lambda: place.server.refused["expelled"] == 1)
+    place.ring.admit("beta", STRANGER.public)
+    client.say(3)
+    place.until(lambda: place.server.refused["expelled"] == 2)
+    other.say(4)
+    place.until(lambda: bool(other.answers))
+    assert place.heard == [("beta", 1), ("gamma", 4)]
+    place.ring.expel("beta")
+    place.ring.admit("beta", BETA.public)
+    client.say(5)
+    place.until(lambda: len(client.answers) == 2)
+
+
+def test_a_command_is_told_what_is_wrong_with_keys(place: Place) -> None:
+    plain = place.listen(None)
+    mine, other = Keyring(BETA), Keyring(STRANGER)
+    assert place.ask(place.server, mine, ALPHA.public)["caller"] == "beta"
+    assert place.ask(plain, None)["caller"] is None
+    for server, keys, server_key, told in (
+        (place.server, None, "", "expected a daemon without keys, found one that has keys"),
+        (place.server, other, ALPHA.public, f"isthmus admit NAME {STRANGER.public}"),
+        (place.server, mine, GAMMA.public, "found one that has another key"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            place.ask(server, keys, server_key)
+        assert told in str(error.value)
+    # libzmq may close this connection before it has heard that there are no keys, and then a wrong one is as likely.
+    with pytest.raises(ConfigError, match=r"found one without|found one that has another key, or none"):
+        place.ask(plain, mine, ALPHA.public)
+
+
+def test_nothing_leaves_the_machine_without_keys(place: Place) -> None:
+    away = "tcp://192.0.2.1:7400"
+    with pytest.raises(ConfigError, match=r"Listening at tcp://0\.0\.0\.0:0: expected keys"):
+        ControlServer(place.loop, "tcp://0.0.0.0:0", lambda peer, message: None)
+    with pytest.raises(ConfigError, match="expected keys"):
+        ControlClient(place.loop, away, lambda message: None)
+    with pytest.raises(ConfigError, match="expected keys"):
+        ask(away, {"type": "word"})
+    with pytest.raises(ConfigError, match="public key of the machine that listens"):
+        ControlClient(place.loop, away, lambda message: None, keys=place.ring)

@@ -1,0 +1,135 @@
+"""Whom a host knows: who joins, who leaves, and how each is met."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isthmus.runtime.channels.contract import Endpoints
+from isthmus.runtime.graph.plans import Plan, lower
+from isthmus.runtime.graph.template import Graph, Latest
+from isthmus.runtime.host.roster import Meetings, meets, phase
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.scheduler.events import Event, ReplicaJoined, ReplicaLeft
+
+HOME = ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
+AWAY = ["tcp://127.0.0.2:1", "tcp://127.0.0.2:2"]
+
+
+def give() -> int:
+    return 1
+
+
+def take(result: int | None = None) -> None:
+    return None
+
+
+def plan(*, to_others: bool) -> Plan:
+    """That of a learner that sends to a recorder, and to the next learner or to nobody else."""
+    graph = Graph("meeting")
+    learner, recorder = graph.role("learner", replicas=(1, 4)), graph.role("recorder", replicas=(1, 1))
+    graph.role("stranger", replicas=(1, 1)).node("idle", give)
+    node = learner.node("give", give)
+    near = learner.node("near", take)
+    graph.edge(node["result"], near["result"], Latest(), **({"to": learner.next} if to_others else {}))
+    graph.edge(node["result"], recorder.node("take", take)["result"], Latest())
+    return lower(graph)["learner"]
+
+
+class Story:
+    """What a host's channel and core are told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def connect(self, peer: Member, endpoints: Endpoints) -> None:
+        self.told.append(("dial", str(peer), endpoints.key))
+
+    def relay(self, peer: Member, through: Member) -> None:
+        self.told.append(("relay", str(peer), str(through)))
+
+    def expect(self, peer: Member) -> None:
+        self.told.append(("expect", str(peer)))
+
+    def forget(self, peer: Member) -> None:
+        self.told.append(("forget", str(peer)))
+
+    def tell(self, event: Event) -> None:
+        assert isinstance(event, ReplicaJoined | ReplicaLeft)
+        self.told.append((type(event).__name__, str(event.member)))
+
+    def take(self) -> list[tuple[Any, ...]]:
+        told, self.told = self.told, []
+        return told
+
+
+def begin(*, to_others: bool = True) -> tuple[Meetings, Story]:
+    story: Any = Story()
+    mine = Member(Replica("learner", 0), 1)
+    made = Meetings(
+        plan(to_others=to_others), mine, channel=story, meets=lambda other: meets(mine.replica, other), tell=story.tell
+    )
+    return made, story
+
+
+ME, OTHER, THIRD = ["learner/0", 1, [], "a"], ["learner/1", 1, [], "b"], ["recorder/0", 1, HOME, "home"]
+
+
+def test_everybody_whom_an_edge_concerns_is_met_in_the_order_of_their_names() -> None:
+    made, story = begin()
+    made.take([["stranger/0", 1, AWAY, "c"], THIRD, OTHER, ME], {"home": "KEY"})
+    assert story.take() == [
+        ("relay", "learner/1#1", "recorder/0#1"),
+        ("ReplicaJoined", "learner/1#1"),
+        ("dial", "recorder/0#1", "KEY"),
+        ("ReplicaJoined", "recorder/0#1"),
+    ]
+    made.take([THIRD, OTHER, ME], {})
+    assert story.take() == []
+
+
+def test_where_learners_send_each_other_nothing_they_do_not_meet() -> None:
+    made, story = begin(to_others=False)
+    made.take([THIRD, OTHER, ME], {})
+    assert [told[1] for told in story.take()] == ["recorder/0#1", "recorder/0#1"]
+
+
+def test_nothing_is_taken_from_a_roster_without_this_life() -> None:
+    made, story = begin()
+    made.take([THIRD, OTHER], {})
+    made.take([THIRD, OTHER, ["learner/0", 2, [], "a"]], {})
+    assert story.take() == []
+
+
+def test_who_is_missing_is_forgotten_and_who_cannot_be_met_yet_is_met_later() -> None:
+    made, story = begin()
+    made.take([ME, OTHER, ["recorder/0", 1, [], "home"]], {})
+    assert story.take() == [("relay", "learner/1#1", "recorder/0#1"), ("ReplicaJoined", "learner/1#1")]
+    made.take([ME, THIRD], {})
+    assert story.take() == [
+        ("forget", "learner/1#1"),
+        ("ReplicaLeft", "learner/1#1"),
+        ("dial", "recorder/0#1", ""),
+        ("ReplicaJoined", "recorder/0#1"),
+    ]
+
+
+def test_peers_behind_a_relay_are_reached_through_its_next_life() -> None:
+    made, story = begin()
+    made.take([ME, OTHER, THIRD], {})
+    story.take()
+    made.take([ME, OTHER], {})
+    assert story.take() == [("forget", "recorder/0#1"), ("ReplicaLeft", "recorder/0#1")]
+    made.take([ME, OTHER, ["recorder/0", 2, AWAY, "home"]], {})
+    assert story.take() == [
+        ("relay", "learner/1#1", "recorder/0#2"),
+        ("dial", "recorder/0#2", ""),
+        ("ReplicaJoined", "recorder/0#2"),
+    ]
+
+
+def test_the_phase_of_a_learner_is_that_of_its_inner_step() -> None:
+    learner, syncer = Replica("learner", 0), Replica("syncer", 0)
+    assert (phase(learner, {}, is_open=False), phase(syncer, {}, is_open=False)) == ("compiling", "starting")
+    assert phase(learner, {"inner-step": {"phase": "ready"}}, is_open=True) == "recovering"
+    assert phase(learner, {"inner-step": {"phase": "final"}}, is_open=True) == "final"
+    assert phase(syncer, {"pacer": {"phase": "final"}}, is_open=True) == "serving"

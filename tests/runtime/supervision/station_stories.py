@@ -1,0 +1,81 @@
+"""Help to tell the core of a station a story: what orders, hosts and reports say, in short words."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.supervision.messages import Gone, Orders, Report, Said, Seen, Stamp
+from isthmus.runtime.supervision.station import Station
+from isthmus.runtime.supervision.station_events import (
+    HostSpoke,
+    LivesNoted,
+    OrdersCame,
+    ProcessStarted,
+    SendReport,
+    StationBeat,
+    StationBegan,
+    StationCommand,
+    StationEvent,
+    TellHosts,
+)
+from tests.runtime.supervision.supervision_stories import life, lives, rows, said, wanted
+
+LEARNER, SYNCER = life("learner/0"), life("syncer/0")
+ROSTER: Final = rows("learner/0 syncer/0")
+BEAT: Final = StationBeat()
+OVER: Final = Orders(is_over=True)
+
+
+class StationStory:
+    """A station that is told events. `at_home`: its home is in the same daemon."""
+
+    def __init__(self, *, at_home: bool = False, began: StationBegan | None = None) -> None:
+        self.core = Station(is_at_home=at_home)
+        self.begun = self.tell(StationBegan() if began is None else began)
+
+    def tell(self, *events: StationEvent) -> list[StationCommand]:
+        """What events lead to."""
+        commands: list[StationCommand] = []
+        for event in events:
+            commands += self.core.handle(event, Instant(0))
+            self.core.check()
+        return commands
+
+
+def orders(text: str = "", number: int = 1, **more: Any) -> OrdersCame:
+    """The `number`-th orders: to have these lives."""
+    return OrdersCame(Orders(wanted(text), stamp=Stamp(1, number), **more))
+
+
+def report(*told: Seen | Gone, newest: str = "", number: int = 1) -> SendReport:
+    """The home is told of these, and of the newest lives; a station tells what it has obeyed each time."""
+    there = tuple(each for each in told if isinstance(each, Seen))
+    ended = tuple(each for each in told if isinstance(each, Gone))
+    return SendReport(Report(there, ended, lives(newest), Stamp(1 if number else 0, number)))
+
+
+def there(text: str, beats: int = 0, pid: int = 4711, **more: Any) -> Seen:
+    """A life that is there; it has said what `said` has, if it has spoken."""
+    return Seen(life(text), pid, beats, said=said(text) if beats else Said(), **more)
+
+
+def spoke(text: str, pid: int = 4711, **more: Any) -> HostSpoke:
+    """A host says that it serves."""
+    return HostSpoke(life(text), pid, said(text), **more)
+
+
+def tell(text: str, roster: Any = None, **flags: Any) -> TellHosts:
+    """What the hosts are told."""
+    return TellHosts(
+        lives(text), roster, flags.pop("machines", ()), **{"is_stopping": False, "is_ending": False} | flags
+    )
+
+
+def begun(text: str = "learner/0", *, at_home: bool = False) -> StationStory:
+    """A station whose lives are there and have spoken once."""
+    story = StationStory(at_home=at_home)
+    story.tell(orders(text), LivesNoted(lives(text)))
+    for member in lives(text):
+        story.tell(ProcessStarted(member, 4711), spoke(str(member)))
+    return story

@@ -1,0 +1,119 @@
+"""The driver of a core: events one at a time, commands in their order, and a tape from which a core says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.errors import InvariantError
+from isthmus.runtime.scheduler.tape import read_as
+from isthmus.runtime.supervision.driver import Driver, HomeRecord, StationRecord, replay
+from isthmus.runtime.supervision.home.core import Home
+from isthmus.runtime.supervision.home.events import EndAsked, HomeBegan, MachineTakenAway
+from isthmus.runtime.supervision.incidents import Exited, Ordered
+from isthmus.runtime.supervision.station import Station
+from tests.runtime.supervision.supervised_world import World
+from tests.runtime.supervision.supervision_stories import CAST, KILLED, PLACES
+
+
+class Echo:
+    """A core that answers an event with commands that name it."""
+
+    def __init__(self) -> None:
+        self.handled: list[tuple[Any, Instant]] = []
+
+    def handle(self, event: Any, now: Instant) -> list[Any]:
+        self.handled.append((event, now))
+        return [f"{event} first", f"{event} second"]
+
+
+def driver(perform: Callable[[Any], None]) -> tuple[Driver, Echo]:
+    """A driver of an echo, whose clock goes one further each time."""
+    core, ticks = Echo(), iter(range(100))
+    return Driver(core, perform, lambda: Instant(next(ticks))), core
+
+
+def test_commands_are_performed_in_their_order() -> None:
+    done: list[Any] = []
+    told, core = driver(done.append)
+    told.feed("a")  # type: ignore[arg-type]
+    told.feed("b")  # type: ignore[arg-type]
+    assert done == ["a first", "a second", "b first", "b second"]
+    assert core.handled == [("a", 0), ("b", 1)]
+
+
+def test_what_happens_meanwhile_waits_until_all_commands_are_performed() -> None:
+    done: list[Any] = []
+
+    def perform(command: str) -> None:
+        done.append(command)
+        if command == "a first":
+            told.feed("b")  # type: ignore[arg-type]
+            told.feed("c")  # type: ignore[arg-type]
+            done.append("fed")
+
+    told, core = driver(perform)
+    told.feed("a")  # type: ignore[arg-type]
+    assert done == ["a first", "fed", "a second", "b first", "b second", "c first", "c second"]
+    assert [now for _, now in core.handled] == [0, 1, 2]
+
+
+def test_after_a_command_that_cannot_be_performed_nothing_is_left_over() -> None:
+    done: list[Any] = []
+
+    def perform(command: str) -> None:
+        done.append(command)
+        if command == "a first":
+            told.feed("b")  # type: ignore[arg-type]
+            raise OSError
+
+    told, _ = driver(perform)
+    with pytest.raises(OSError):
+        told.feed("a")  # type: ignore[arg-type]
+    told.feed("c")  # type: ignore[arg-type]
+    assert done == ["a first", "c first", "c second"]
+
+
+def eventful() -> World:
+    """A run in which hosts die, a machine leaves, and which is ended."""
+    world = World(CAST, PLACES)
+    world.live(4)
+    alpha, beta = world.home, world.computers["beta"]
+    alpha.end_process(min(alpha.processes), KILLED)
+    beta.end_process(min(beta.processes), Exited(1))
+    world.live(30, without="beta")
+    world.live(30)
+    world.tell_home(MachineTakenAway("beta", "left"))
+    world.live(10)
+    world.tell_home(EndAsked(Ordered("enough")))
+    world.live(20)
+    return world
+
+
+def test_a_fresh_home_says_from_the_tape_what_the_first_one_said() -> None:
+    daemon = eventful().home.daemon
+    assert daemon is not None
+    records = list(read_as(daemon.of_home.tape.take(), HomeRecord))
+    assert isinstance(records[0].event, HomeBegan)
+    assert len(records) > 100
+    replay(Home(CAST, PLACES), records)
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta", "gamma"])
+def test_a_fresh_station_says_from_the_tape_what_the_first_one_said(name: str) -> None:
+    daemon = eventful().computers[name].daemon
+    assert daemon is not None
+    records = list(read_as(daemon.of_station.tape.take(), StationRecord))
+    assert len(records) > 100
+    replay(Station(is_at_home=name == "alpha"), records)
+
+
+def test_a_core_that_says_anything_else_is_found() -> None:
+    daemon = eventful().home.daemon
+    assert daemon is not None
+    records = list(read_as(daemon.of_home.tape.take(), HomeRecord))
+    with pytest.raises(InvariantError, match=r"replay at 0 ns: after HomeBegan.* the tape has .*, this core says"):
+        replay(Home(CAST, PLACES, patience=seconds(1)), [HomeRecord(Instant(0), HomeBegan(), []), *records])

@@ -1,0 +1,314 @@
+"""The core of a home: lives that end again and again, hosts that are silent, stuck or mute, and what excuses them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.membership.messages import LongExcuse, Stall
+from isthmus.runtime.supervision.home.events import Cast, HomeTimerFired, Places, ReportCame, SetHomeTimer
+from isthmus.runtime.supervision.home.watch import HELLO_BEATS
+from isthmus.runtime.supervision.incidents import (
+    Condemned,
+    Ended,
+    Excused,
+    GivenUp,
+    HeardAgain,
+    Hopeless,
+    NotStarted,
+    ProgramFailed,
+    Starved,
+    Suspected,
+    Unspoken,
+)
+from isthmus.runtime.supervision.messages import Report, Said, Seen
+from isthmus.runtime.supervision.station_events import NoteLives
+from tests.runtime.supervision.supervision_stories import (
+    BOOM,
+    CAST,
+    CRASHED,
+    GONE,
+    KILLED,
+    SUSPECT,
+    HomeStory,
+    ended,
+    gone,
+    journal,
+    life,
+    lives,
+    said,
+    seen,
+    silence,
+    used,
+    written,
+)
+
+LEARNER: Final = Replica("learner", 0)
+ONE: Final = Cast(roles={"learner": 1})
+HERE: Final = Places(home="alpha")
+THERE: Final = Places(home="alpha", machines={LEARNER: "beta"})
+
+
+def crash(story: HomeStory, name: str, times: int, machine: str = "alpha", begin: float = 0.0) -> None:
+    """Let lives of a replica end, one after another, ten seconds apart."""
+    for number in range(1, times + 1):
+        story.hears(begin + 10 * number, machine, gone(f"{name}#{number}", CRASHED))
+        story.fire(begin + 10 * number + 9)
+
+
+# -- lives that end again and again ------------------------------------------------------------------------------------
+
+
+def test_the_first_restart_is_at_once_and_later_ones_after_longer_and_longer() -> None:
+    story, now, delays = HomeStory(), seconds(100), []
+    for number in range(1, 6):
+        story.hears(now / 1e9, "alpha", gone(f"learner/0#{number}", CRASHED))
+        due = story.core._run.due.get(LEARNER, now)
+        delays.append((due - now) / 1e9)
+        if due > now:
+            assert story.fire(due / 1e9 - 0.001) == []
+            story.fire(due / 1e9)
+        assert story.noted[-1] == life(f"learner/0#{number + 1}")
+        now = due
+    assert delays == [0.0, 0.5, 1.0, 2.0, 4.0]
+
+
+def test_a_next_life_that_has_to_wait_sets_the_timer() -> None:
+    story = HomeStory()
+    story.hears(1, "alpha", gone("learner/0", CRASHED))
+    assert story.at(2, ReportCame("alpha", Report((), (gone("learner/0#2", CRASHED),)))) == [
+        journal(used=used(learner=0.0)),
+        ended("learner/0#2", CRASHED),
+        story.orders("recorder/0"),
+        SetHomeTimer(Instant(seconds(2.5))),
+    ]
+    assert story.at(2.5, HomeTimerFired()) == [
+        NoteLives(lives("learner/0#3")),
+        story.orders("learner/0#3 recorder/0"),
+    ]
+
+
+def test_a_life_that_served_for_ten_seconds_wipes_out_the_failures_before_it() -> None:
+    story = HomeStory()
+    crash(story, "learner/0", 4)
+    story.hears(100, "alpha", seen("learner/0#5", 1, "starting"))
+    story.hears(101, "alpha", seen("learner/0#5", 2, "stepping"))
+    story.hears(102, "alpha", seen("learner/0#5", 3, "final"))
+    story.hears(111, "alpha", gone("learner/0#5", CRASHED))
+    assert story.noted[-1] == life("learner/0#6")
+
+
+@pytest.mark.parametrize("phase", ["starting", "compiling", "recovering"])
+def test_a_life_that_did_not_serve_for_so_long_does_not(phase: str) -> None:
+    story = HomeStory()
+    crash(story, "learner/0", 4)
+    story.hears(100, "alpha", seen("learner/0#5", 1, phase))
+    story.hears(101, "alpha", seen("learner/0#5", 2, "stepping"))
+    story.hears(110.999, "alpha", gone("learner/0#5", CRASHED))
+    assert story.noted[-1] == life("learner/0#5")
+
+
+def test_a_learner_is_given_up_while_the_run_has_enough_of_them() -> None:
+    story = HomeStory()
+    crash(story, "learner/0", 5)
+    assert story.hears(100, "alpha", gone("learner/0#6", CRASHED)) == [
+        journal(used=used(learner=0.0), retired=(("learner/0", "given up"),)),
+        ended("learner/0#6", CRASHED),
+        written("learner/0#6", GivenUp(6, Ended(CRASHED))),
+        story.orders("recorder/0"),
+    ]
+    assert story.core.state(LEARNER) == "given up"
+    assert story.core.reason(LEARNER) == GivenUp(6, Ended(CRASHED))
+    assert story.fire(200) == []
+    assert story.core.outcome == "running"
+
+
+def test_without_enough_learners_the_run_fails() -> None:
+    story = HomeStory()
+    crash(story, "learner/0", 6)
+    crash(story, "learner/1", 5, "beta", 100)
+    failure = Hopeless("learner/1", 6, Ended(CRASHED))
+    assert story.hears(200, "beta", gone("learner/1#6", CRASHED)) == [
+        journal(used=used(learner=0.0), retired=(("learner/0", "given up"),), outcome="failed", failure=failure),
+        ended("learner/1#6", CRASHED),
+        story.orders("recorder/0!", "syncer/0!", is_ending=True),
+    ]
+    assert (story.core.outcome, story.core.failure) == ("failed", failure)
+
+
+def test_the_same_error_in_every_learner_ends_the_run_at_its_second_time() -> None:
+    story = HomeStory()
+    story.hears(1, "alpha", gone("learner/0", CRASHED, BOOM))
+    story.hears(2, "beta", gone("learner/1", CRASHED, BOOM))
+    failure = ProgramFailed(BOOM, 2)
+    assert story.hears(3, "alpha", gone("learner/0#2", CRASHED, BOOM)) == [
+        journal(used=used(learner=0.0), outcome="failed", failure=failure),
+        ended("learner/0#2", CRASHED, error=BOOM),
+        story.orders("recorder/0!", "learner/1#2! syncer/0!", is_ending=True),
+    ]
+    assert (story.core.outcome, story.core.failure) == ("failed", failure)
+
+
+def test_an_error_of_one_learner_alone_leaves_the_run_going() -> None:
+    story = HomeStory()
+    for number, at in enumerate((1, 2, 5), start=1):
+        story.hears(at, "alpha", gone(f"learner/0#{number}", CRASHED, BOOM))
+        story.fire(at + 2)
+    assert story.core.outcome == "running"
+
+
+def test_a_machine_without_room_is_asked_again_and_again() -> None:
+    story = HomeStory()
+    for number in range(1, 20):
+        why = NotStarted("no memory")
+        assert story.hears(10 * number, "alpha", gone(f"learner/0#{number}", why))[1:] == [
+            ended(f"learner/0#{number}", why),
+            story.orders("recorder/0"),
+        ]
+        assert story.fire(10 * number + 7.999) == []
+        story.fire(10 * number + 8)
+        assert story.noted[-1] == life(f"learner/0#{number + 1}")
+
+
+@pytest.mark.parametrize("least", [{}, {"learner": 2}])
+def test_where_all_are_needed_none_is_given_up(least: dict[str, int]) -> None:
+    story = HomeStory(Cast(roles=CAST.roles, least=least))
+    crash(story, "learner/0", 6)
+    assert story.core.failure == Hopeless("learner/0", 6, Ended(CRASHED))
+
+
+# -- silence -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_host_is_suspect_then_killed_and_its_end_says_why() -> None:
+    story = HomeStory(ONE, HERE)
+    story.hears(1, "alpha", seen("learner/0", 1))
+    assert story.fire(1 + SUSPECT) == [written("learner/0", Suspected(silence(SUSPECT)))]
+    assert story.core.state(LEARNER) == "suspect"
+    assert story.fire(1 + GONE) == [
+        written("learner/0", Condemned(silence(GONE))),
+        story.orders("learner/0!"),
+    ]
+    assert story.core.state(LEARNER) == "gone"
+    assert story.hears(20, "alpha", seen("learner/0", 2)) == []  # What it says now is not heard any more.
+    assert story.hears(20, "alpha", gone("learner/0")) == [
+        journal(machines=(), used=used(learner=0.0)),
+        ended("learner/0", KILLED, silence(GONE)),
+        NoteLives(lives("learner/0#2")),
+        story.orders("", back=1),
+        story.orders("learner/0#2"),
+    ]
+
+
+def test_a_timer_that_comes_late_blames_nobody_for_that() -> None:
+    story = HomeStory(ONE, HERE)
+    story.hears(1, "alpha", seen("learner/0", 1))
+    assert story.fire(500) == [written("learner/0", Suspected(silence(SUSPECT)))]
+    assert story.hears(500, "alpha", seen("learner/0", 2)) == [written("learner/0", HeardAgain(seconds(SUSPECT)))]
+    assert story.core.state(LEARNER) == "alive"
+
+
+def test_a_process_that_is_stopped_is_waited_for() -> None:
+    story = HomeStory(ONE, HERE)
+    story.hears(1, "alpha", seen("learner/0", 1))
+    story.hears(2, "alpha", seen("learner/0", 1, is_stopped=True))
+    excused = Excused("stopped", seconds(SUSPECT), 4711, "")
+    assert story.fire(1 + SUSPECT) == [written("learner/0", excused)]
+    assert story.core.state(LEARNER) == "stopped"
+    story.hears(100, "alpha", seen("learner/0", 1, is_stopped=True))
+    assert story.beat(100) == [story.orders("learner/0", roster="learner/0")]
+    story.hears(101, "alpha", seen("learner/0", 1))
+    assert story.beat(101) == [written("learner/0", Suspected()), story.orders("learner/0", roster="learner/0")]
+    assert story.hears(102, "alpha", seen("learner/0", 2)) == [written("learner/0", HeardAgain(seconds(1)))]
+
+
+def test_an_excuse_does_not_last_for_ever() -> None:
+    story = HomeStory(ONE, HERE)
+    story.hears(1, "alpha", seen("learner/0", 1, is_stopped=True))
+    story.fire(1 + SUSPECT)
+    why = LongExcuse(seconds(SUSPECT + 600), "stopped", seconds(600))
+    assert story.fire(1 + SUSPECT + 600) == [written("learner/0", Condemned(why)), story.orders("learner/0!")]
+
+
+def test_hosts_of_a_machine_that_is_not_heard_are_waited_for() -> None:
+    story = HomeStory(ONE, THERE)
+    story.hears(1, "beta", seen("learner/0", 1))
+    story.beat(1)
+    assert story.fire(1 + SUSPECT) == [written("learner/0", Suspected(silence(SUSPECT)))]
+    story.beat(7)
+    assert story.fire(1 + GONE) == [written("learner/0", Excused("unheard", seconds(GONE), 4711, "beta"))]
+    assert story.core.state(LEARNER) == "unheard"
+    assert story.hears(18, "beta", seen("learner/0", 1, is_stopped=True)) == []
+    assert story.beat(18) == [
+        written("learner/0", Excused("stopped", seconds(17), 4711, "beta")),
+        story.orders("", "learner/0", roster="learner/0@beta"),
+    ]
+
+
+def test_the_home_is_never_unheard_of_itself() -> None:
+    story = HomeStory(ONE, HERE)
+    story.hears(1, "alpha", seen("learner/0", 1))
+    story.beat(2, 5)
+    assert story.fire(1 + SUSPECT) == [written("learner/0", Suspected(silence(SUSPECT)))]
+
+
+def test_a_host_that_is_stuck_is_killed() -> None:
+    story = HomeStory(ONE, HERE)
+    firing = seconds(0)
+    for number in range(1, 400):
+        steps, firing = min(number, 40), seconds(max(0.0, (number - 40) * 0.25))
+        told = Said("stepping", steps=steps, busy=seconds(number / 4), firing=firing, node="inner-step")
+        commands = story.hears(number / 4, "alpha", Seen(life("learner/0"), 4711, number, said=told))
+        if any(isinstance(getattr(command, "incident", None), Condemned) for command in commands):
+            break
+    verdict = commands[0].incident.verdict  # type: ignore[union-attr]
+    assert isinstance(verdict, Stall)
+    assert (verdict.node, verdict.stalled_ns) == ("inner-step", firing)
+    assert commands == [written("learner/0", Condemned(verdict)), story.orders("learner/0!")]
+    assert story.core.state(LEARNER) == "stuck"
+    story.hears(200, "alpha", gone("learner/0"))
+    assert story.core.state(LEARNER) == "stuck"  # Until the next life is there, that is why it is missing.
+
+
+# -- a process that says nothing ---------------------------------------------------------------------------------------
+
+
+def test_a_process_that_says_nothing_for_a_minute_is_killed() -> None:
+    story = HomeStory(ONE, HERE)
+    story.hears(1, "alpha", seen("learner/0", 0))
+    assert story.beat(2, HELLO_BEATS - 1) == [story.orders("learner/0")]
+    why = Unspoken(seconds(60))
+    assert story.beat(2) == [written("learner/0", Condemned(why)), story.orders("learner/0!")]
+    assert story.beat(3, 2 * HELLO_BEATS) == [story.orders("learner/0!")]
+    assert story.hears(4, "alpha", gone("learner/0"))[1] == ended("learner/0", KILLED, why)
+
+
+@pytest.mark.parametrize("beats", [0, 1])
+def test_what_a_process_spends_stopped_or_speaking_does_not_count(beats: int) -> None:
+    story = HomeStory(ONE, HERE)
+    story.hears(1, "alpha", seen("learner/0", beats, is_stopped=not beats))
+    story.beat(1, 3 * HELLO_BEATS)
+    assert story.core.fleet.machines["alpha"].condemned == set()
+
+
+def test_nor_does_what_its_machine_is_silent() -> None:
+    story = HomeStory(ONE, THERE)
+    story.hears(1, "beta", seen("learner/0", 0))
+    for _ in range(HELLO_BEATS - 1):
+        story.beat(1, 39)  # Of which one counts: the second without a word makes the machine silent.
+        story.hears(1, "beta")
+    assert story.core.fleet.machines["beta"].condemned == set()
+    assert story.beat(1) == [written("learner/0", Condemned(Unspoken(seconds(60)))), story.orders("", "learner/0!")]
+
+
+def test_slow_data_are_written_down_once_a_life() -> None:
+    story = HomeStory()
+    story.serve(1)
+    starved = Starved("inner-step", "data", 300_000_000, 2_000_000)
+    for beats, expected in ((2, [written("learner/0", starved)]), (3, [])):
+        told = Seen(life("learner/0"), 4711, beats, said=said("learner/0", "stepping", starved=starved))
+        assert story.hears(beats, "alpha", told) == expected
+    assert story.core.state(LEARNER) == "alive"

@@ -1,0 +1,165 @@
+"""The core of a station: what hosts say and are told, and the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isthmus.runtime.supervision.incidents import NotStarted
+from isthmus.runtime.supervision.messages import Over
+from isthmus.runtime.supervision.station import LONELY_BEATS
+from isthmus.runtime.supervision.station_events import (
+    CloseStation,
+    DismissHost,
+    KillProcess,
+    LivesNoted,
+    OrdersCame,
+    ProcessEnded,
+    ProcessNotStarted,
+    ProcessStarted,
+    StationBeat,
+    StationLeft,
+)
+from tests.runtime.supervision.station_stories import (
+    BEAT,
+    LEARNER,
+    OVER,
+    ROSTER,
+    SYNCER,
+    StationStory,
+    begun,
+    orders,
+    report,
+    spoke,
+    tell,
+    there,
+)
+from tests.runtime.supervision.supervision_stories import BOOM, KILLED, gone, life
+
+# -- hosts -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_word_of_a_host_is_answered_and_told_at_once() -> None:
+    story = StationStory()
+    flags = {"roster": ROSTER, "machines": ("alpha",), "is_stopping": True, "is_ending": True}
+    story.tell(orders("learner/0", **flags), LivesNoted((LEARNER,)), ProcessStarted(LEARNER, 4711))
+    assert story.tell(spoke("learner/0")) == [tell("learner/0", **flags), report(there("learner/0", 1))]
+    assert story.tell(spoke("learner/0")) == []
+    assert story.tell(BEAT) == [tell("learner/0", **flags), report(there("learner/0", 2), newest="learner/0")]
+
+
+def test_at_home_every_word_is_told_at_once() -> None:
+    story = begun(at_home=True)
+    assert story.tell(spoke("learner/0")) == [report(there("learner/0", 2))]
+
+
+@pytest.mark.parametrize("more", [{"error": BOOM}, {"over": Over()}, {"over": Over("no space")}])
+def test_what_cannot_wait_is_told_at_once_and_once(more: dict[str, Any]) -> None:
+    story = begun()
+    assert story.tell(spoke("learner/0", **more)) == [tell("learner/0"), report(there("learner/0", 2, **more))]
+    assert story.tell(spoke("learner/0", **more)) == []
+
+
+def test_a_roster_that_orders_lack_stays_as_it_was() -> None:
+    story = begun()
+    story.tell(orders("learner/0", 2, roster=ROSTER))
+    assert story.tell(orders("learner/0", 3))[0] == tell("learner/0", ROSTER)
+    assert story.tell(orders("learner/0", 4, roster=()))[0] == tell("learner/0", ())
+
+
+def test_hosts_that_have_not_spoken_are_not_told_anything() -> None:
+    story = StationStory()
+    story.tell(orders("learner/0 syncer/0"), LivesNoted((LEARNER, SYNCER)))
+    story.tell(ProcessStarted(LEARNER, 4711), ProcessStarted(SYNCER, 4712), spoke("syncer/0", 4712))
+    assert story.tell(BEAT)[0] == tell("syncer/0")
+
+
+def test_a_host_that_speaks_before_its_process_is_known_is_heard_later() -> None:
+    story = StationStory()
+    story.tell(orders("learner/0"))
+    assert story.tell(spoke("learner/0")) == []
+    story.tell(LivesNoted((LEARNER,)))
+    assert story.tell(spoke("learner/0"), spoke("learner/0#7")) == []
+    assert story.core.refused["too early"] == 3
+    story.tell(ProcessStarted(LEARNER, 4711))
+    assert story.tell(spoke("learner/0")) == [tell("learner/0"), report(there("learner/0", 1))]
+
+
+@pytest.mark.parametrize("text", ["learner/0#2", "recorder/0"])
+def test_a_host_that_speaks_for_another_life_is_dismissed(text: str) -> None:
+    story = begun()
+    assert story.tell(spoke(text), spoke(text)) == [DismissHost(life(text))] * 2
+    assert story.core.refused["not the present life"] == 2
+
+
+def test_processes_that_are_stopped_are_told_as_such() -> None:
+    story = begun("learner/0 syncer/0")
+    told = story.tell(StationBeat((LEARNER,)))[-1]
+    assert told == report(there("learner/0", 1, is_stopped=True), there("syncer/0", 1), newest="learner/0 syncer/0")
+    assert story.tell(BEAT)[-1] == report(there("learner/0", 1), there("syncer/0", 1), newest="learner/0 syncer/0")
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", [OrdersCame(OVER), StationLeft()])
+def test_when_it_is_over_processes_are_killed_and_then_the_station_is_closed(event: Any) -> None:
+    story = begun("learner/0 syncer/0")
+    assert story.tell(event) == [KillProcess(LEARNER), KillProcess(SYNCER)]
+    assert story.tell(event) == [KillProcess(LEARNER), KillProcess(SYNCER)]
+    assert story.tell(ProcessEnded(LEARNER, KILLED)) == [report(gone("learner/0"))]
+    assert story.tell(ProcessEnded(SYNCER, KILLED)) == [report(gone("learner/0"), gone("syncer/0")), CloseStation()]
+    assert story.tell(event, BEAT) == [report(gone("learner/0"), gone("syncer/0"), newest="learner/0 syncer/0")]
+
+
+def test_a_process_that_is_being_started_is_waited_for_and_killed() -> None:
+    story = StationStory()
+    story.tell(orders("learner/0"), LivesNoted((LEARNER,)))
+    assert story.tell(StationLeft()) == []
+    assert story.tell(ProcessStarted(LEARNER, 4711))[2] == KillProcess(LEARNER)
+    assert story.tell(ProcessEnded(LEARNER, KILLED))[-1] == CloseStation()
+
+
+def test_one_that_cannot_be_started_is_not_waited_for_any_longer() -> None:
+    story = StationStory()
+    story.tell(orders("learner/0"), LivesNoted((LEARNER,)), StationLeft())
+    told = [report(gone("learner/0", NotStarted("no memory"))), CloseStation()]
+    assert story.tell(ProcessNotStarted(LEARNER, "no memory")) == told
+
+
+def test_one_whose_number_is_being_noted_is_not_started() -> None:
+    story = StationStory()
+    story.tell(orders("learner/0"))
+    assert story.tell(StationLeft()) == [CloseStation()]
+    assert story.tell(LivesNoted((LEARNER,))) == []
+
+
+def test_a_station_that_has_left_begins_nothing_more() -> None:
+    story = begun()
+    story.tell(StationLeft())
+    assert story.tell(orders("learner/0 syncer/0", 2)) == [KillProcess(LEARNER)]
+
+
+def test_without_a_word_from_home_for_ten_minutes_the_run_is_lost() -> None:
+    story = begun()
+    story.tell(*[BEAT] * 600)
+    story.tell(orders("learner/0", 2), *[BEAT] * (LONELY_BEATS - 1))
+    assert story.tell(BEAT) == [tell("learner/0"), report(there("learner/0", 1), newest="learner/0", number=2)]
+    assert story.tell(BEAT) == [
+        tell("learner/0"),
+        report(there("learner/0", 1), newest="learner/0", number=2),
+        KillProcess(LEARNER),
+    ]
+    assert story.tell(ProcessEnded(LEARNER, KILLED))[-1] == CloseStation()
+
+
+def test_orders_that_come_late_are_a_word_from_home_too() -> None:
+    story = begun()
+    story.tell(*[BEAT] * LONELY_BEATS, orders("learner/0", 1))
+    assert KillProcess(LEARNER) not in story.tell(BEAT)
+
+
+def test_at_home_nobody_is_lonely() -> None:
+    story = begun(at_home=True)
+    assert KillProcess(LEARNER) not in story.tell(*[BEAT] * (LONELY_BEATS + 1))
