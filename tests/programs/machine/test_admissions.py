@@ -20,6 +20,7 @@ from isthmus.programs.run.registry import Claim
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.security import keys
 from isthmus.runtime.security.keys import KeyPair, Keyring
+from tests.loops import run_until
 
 ALPHA, BETA, GAMMA, DELTA = (KeyPair.make() for _ in range(4))
 
@@ -230,17 +231,7 @@ class Followed:
         )
 
     def until(self, holds: Callable[[], bool]) -> None:
-        deadline = self.loop.time() + 20
-
-        def look() -> None:
-            if holds() or self.loop.time() > deadline:
-                self.loop.stop()
-            else:
-                self.loop.call_later(0.01, look)
-
-        self.loop.call_soon(look)
-        self.loop.run_forever()
-        assert holds(), "it did not come to hold in time"
+        run_until(self.loop, holds)
 
 
 @pytest.fixture

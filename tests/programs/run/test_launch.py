@@ -19,6 +19,7 @@ from isthmus.programs.run import fork_link, launch
 from isthmus.programs.run.launch import Launcher
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.processes import started_at
+from tests.loops import run_until
 
 pytestmark = pytest.mark.process
 
@@ -50,19 +51,8 @@ class Place:
 
     def wait_for(self, what: Callable[[], Any]) -> Any:
         """Let the loop run until something has come about."""
-        until = self.loop.time() + SECONDS_MAX
-
-        def look() -> None:
-            if what() or self.loop.time() > until:
-                self.loop.stop()
-            else:
-                self.loop.call_later(0.01, look)
-
-        self.loop.call_soon(look)
-        self.loop.run_forever()
-        found = what()
-        assert found
-        return found
+        run_until(self.loop, what, SECONDS_MAX)
+        return what()
 
     def close(self) -> None:
         self.launch.close()

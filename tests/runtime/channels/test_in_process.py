@@ -13,6 +13,7 @@ from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds, second
 from isthmus.runtime.host.threads import LoopClock
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import Member
+from tests.loops import run_until
 from tests.runtime.channels.channel_conformance import (
     KIB,
     QUEUE,
@@ -66,24 +67,11 @@ class LoopEnds(InprocEnds):
         self.loop = loop
 
     def until(self, holds: Callable[[], bool]) -> None:
-        self._run(holds, 10.0)
-        assert holds(), "it did not happen within 10 s"
+        run_until(self.loop, holds)
 
     def rest(self) -> None:
-        self._run(lambda: False, 0.02)
-
-    def _run(self, holds: Callable[[], bool], seconds_max: float) -> None:
-        until = self.loop.time() + seconds_max
-
-        def look() -> None:
-            if holds() or self.loop.time() >= until:
-                self.loop.stop()
-            else:
-                self.loop.call_later(0.001, look)
-
-        look_first = self.loop.call_soon(look)
-        self.loop.run_forever()
-        look_first.cancel()
+        until = self.loop.time() + 0.02
+        run_until(self.loop, lambda: self.loop.time() > until)
 
 
 @pytest.fixture

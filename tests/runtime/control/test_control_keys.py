@@ -17,6 +17,7 @@ from isthmus.runtime.control.server import ControlServer
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.security import handshakes
 from isthmus.runtime.security.keys import KeyPair, Keyring
+from tests.loops import run_until
 
 LOOPBACK = "tcp://127.0.0.1:*"
 ALPHA, BETA, GAMMA, STRANGER = (KeyPair.make() for _ in range(4))
@@ -54,17 +55,7 @@ class Place:
         return client
 
     def until(self, holds: Callable[[], bool], seconds_max: float = 20.0) -> None:
-        deadline = self.loop.time() + seconds_max
-
-        def look() -> None:
-            if holds() or self.loop.time() > deadline:
-                self.loop.stop()
-            else:
-                self.loop.call_later(0.002, look)
-
-        self.loop.call_soon(look)
-        self.loop.run_forever()
-        assert holds(), "it did not come to hold in time"
+        run_until(self.loop, holds, seconds_max)
 
     def ask(self, server: ControlServer, keys: Keyring | None, server_key: str = "") -> Any:
         """What a command is told, which asks from another thread; its ConfigError is raised."""

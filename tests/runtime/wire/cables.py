@@ -20,6 +20,7 @@ from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import Limits
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
+from tests.loops import run_until
 
 SYNCER = Member(Replica("syncer", 0), 1)
 LEARNERS = tuple(Member(Replica("learner", slot), 1) for slot in range(4))
@@ -113,18 +114,8 @@ class World:
 
     def until(self, holds: Callable[[], bool], seconds_max: float = 20.0) -> None:
         """Run the loop until something holds."""
-        deadline = self.loop.time() + seconds_max
-
-        def look() -> None:
-            if holds() or self.failures or self.loop.time() > deadline:
-                self.loop.stop()
-            else:
-                self.loop.call_later(0.002, look)
-
-        self.loop.call_soon(look)
-        self.loop.run_forever()
+        run_until(self.loop, lambda: self.failures or holds(), seconds_max)
         assert not self.failures, self.failures
-        assert holds(), "it did not come to hold in time"
 
     def pass_time(self, duration: Duration) -> None:
         """Run the loop for a while."""
