@@ -26,6 +26,7 @@ class Running:
         plain.set_exception_handler(lambda _, context: self.errors.append(context["exception"]))
         self.thread = threading.Thread(target=self.loop.run_forever, name="loop", daemon=True)
         self.thread.start()
+        self.settle()  # Until the loop runs, every thread is taken for its own.
 
     def settle(self) -> None:
         """Wait until the loop has done what it was asked for."""
