@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from isthmus.programs.request import reference
 from isthmus.programs.request.environment import prepare_environment
 
+# Hypothesis also tries constants of whatever modules are loaded: other examples in every order of tests, and failures
+# that nobody finds again.
+providers._get_local_constants = providers.Constants
 settings.register_profile(
     "isthmus", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -20,7 +20,8 @@ life (a where there is none; both at least a):
 
 so that trained = merged + overlapped + refused + lost + pending, exactly, at every moment. A slow update may be adopted
 after the answer to the next round has left: that answer is booked as refused, and moved to merged when the clock of a
-following update has it.
+following update has it. And a shard that comes back may begin with an older version than the learner held, where it
+could not be reached: what the clock of the new epoch no longer has was undone, and is moved from merged to lost.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ FATES: Final = ("merged", "overlapped", "refused", "lost", "pending")
 STALE_INTERVALS = 4
 # Adoptions between an answer and the update that has it: one update in transfer and one behind it, doubled.
 UNSETTLED_COUNT_MAX = 4
+# Ranges merged last that a new epoch may undo: it begins with the newest version that anybody holds who can be reached.
+UNDONE_COUNT_MAX = 8
 
 
 def weight(tokens: int, steps: int) -> float:
@@ -168,6 +171,8 @@ class FragmentLedger:
     _answered: int | None = field(default=None, init=False, repr=False)
     _unsettled: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
     """Ranges of tokens booked as refused whose answer may yet be merged, by a round open at the adoption; ascending."""
+    _merged_last: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
+    """The newest ranges of tokens booked as merged; ascending."""
     _steps_begin: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -200,6 +205,8 @@ class FragmentLedger:
         """
         if tuple(version) < tuple(self.base):
             raise ValueError(f"adopting version {version}: expected {self.base} or newer, which the learner holds.")
+        if version[0] > self.base[0]:
+            self._book_undone(clock)
         merged_up_to, position = self._book_merged(clock), self.odometer.tokens
         if self._answered is None:
             self.refused += position - merged_up_to
@@ -230,11 +237,26 @@ class FragmentLedger:
         for first, last in self._unsettled:
             if first < position <= last:
                 self.refused -= position - first
-                self.merged += position - first
+                self._merge(first, position)
         self._unsettled = [(first, last) for first, last in self._unsettled if first >= position]
         merged_up_to = max(self.begin, position)
-        self.merged += merged_up_to - self.begin
+        self._merge(self.begin, merged_up_to)
         return merged_up_to
+
+    def _merge(self, first: int, last: int) -> None:
+        if first < last:
+            self.merged += last - first
+            self._merged_last = [*self._merged_last, (first, last)][-UNDONE_COUNT_MAX:]
+
+    def _book_undone(self, clock: Clock | None) -> None:
+        """Book as lost what was merged and is not in the version that a new epoch began with."""
+        if clock is not None and clock[0] > self.incarnation:  # It says nothing of this life.
+            return
+        position = clock[1] if clock is not None and clock[0] == self.incarnation else 0
+        undone = sum(last - max(first, position) for first, last in self._merged_last if last > position)
+        self.merged -= undone
+        self.lost += undone
+        self._merged_last = [(first, min(last, position)) for first, last in self._merged_last if first < position]
 
     def _reopen(self, version: Version) -> None:
         self.base, self.begin, self._steps_begin = version, self.odometer.tokens, self.odometer.steps

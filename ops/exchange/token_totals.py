@@ -36,10 +36,6 @@ class Totals:
         """Those of one life; 0 if it was never heard of."""
         return self._tokens.get((slot, incarnation), 0)
 
-    def slots(self) -> set[int]:
-        """All that were ever heard of."""
-        return {slot for slot, _ in self._tokens}
-
     def told(self) -> list[list[int]]:
         """[slot, incarnation, tokens] of every life, in this order, as an item carries it."""
         return [[slot, incarnation, tokens] for (slot, incarnation), tokens in sorted(self._tokens.items())]

@@ -48,6 +48,10 @@ class Hearsay:
         """Take what the recorder says of lives that have not spoken for themselves."""
         self.totals.hear(each for each in told if (each[0], each[1]) not in self._own)
 
+    def slots(self) -> set[int]:
+        """All that anybody has spoken of, believed or not."""
+        return {slot for slot, *_ in self.totals.told()} | {slot for slot, _ in self._claims}
+
     def _hear_claim(self, life: tuple[int, int], by: int, tokens: int, live: Collection[int], learners: int) -> None:
         if life not in self._claims and len(self._claims) >= LIVES_MAX:
             return

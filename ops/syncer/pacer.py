@@ -302,7 +302,7 @@ class Pacer:
         if self._recovers_at is None:
             self._recovers_at = now + RECOVERY_GRACE
         heard = {learner.slot for learner in self._roster.live()}
-        return now < self._recovers_at and not self._totals.slots() <= heard
+        return now < self._recovers_at and not self._hearsay.slots() <= heard
 
     def _open_merges(self) -> list[Round]:
         """What is due, the longest overdue first, as far as there is room in flight."""

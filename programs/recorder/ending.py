@@ -6,7 +6,8 @@ evaluated. Each of these is a sign. Without a new one for a while, nothing is wa
 
 How long that is was learned from the run: some steps of the slowest learner, some sweeps of the slowest merges. Nobody
 is cut off sooner than `MODEL` where a final model is to come, for a daemon that takes over, a machine that is lost and
-a life that begins again after back-offs take that long together, nor than `PLAIN` where none is.
+a life that begins again after back-offs take that long together, nor than `PLAIN` where none is. Time in which this
+host was stopped, or its machine asleep, is no time in which the others had nothing to say: it does not count.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ EVALUATION: Final = seconds(600)
 """Where only the last evaluation is missing, and its host is there: it may take this long."""
 TIMES: Final = 4
 """How many times the slowest step, or sweep of merges, is waited for."""
+GAP: Final = seconds(2)
+"""The most that counts of the time between two looks, which come several times a second."""
 
 
 class Ending:
@@ -31,7 +34,8 @@ class Ending:
         self._slowest = 0
         self._merged_at: dict[int, int] = {}
         self._signs: object = None
-        self._sign_at: int | None = None
+        self._looked_at: int | None = None
+        self._waited = 0
 
     def step_took(self, duration: int) -> None:
         """A step of some learner took so many nanoseconds."""
@@ -44,15 +48,17 @@ class Ending:
 
     def look(self, signs: object, now: int) -> None:
         """The run is to end, and this is all that has come of its end by now; to be called again and again."""
-        if self._sign_at is None or signs != self._signs:
-            self._signs, self._sign_at = signs, now
+        if self._looked_at is None or signs != self._signs:
+            self._signs, self._waited = signs, 0
+        else:
+            self._waited += min(now - self._looked_at, GAP)
+        self._looked_at = now
 
     @property
     def limit(self) -> Duration:
         """How long it is waited for a sign."""
         return Duration(max(self._least, TIMES * self._slowest))
 
-    def is_late(self, now: int, *, is_evaluating: bool = False) -> bool:
-        """Whether nothing is waited for any more."""
-        limit = max(self.limit, EVALUATION) if is_evaluating else self.limit
-        return self._sign_at is not None and now - self._sign_at >= limit
+    def is_late(self, *, is_evaluating: bool = False) -> bool:
+        """Whether nothing is waited for any more, since the last look."""
+        return self._waited >= (max(self.limit, EVALUATION) if is_evaluating else self.limit)

@@ -26,6 +26,7 @@ class RecordLines:
         self._folder, self._disk = folder, disk
         self._files = {name: Lines(folder / f"{name}.jsonl", disk) for name in FILES}
         self._zero: int | None = None
+        self._is_closed = False
 
     @property
     def has_begun(self) -> bool:
@@ -67,7 +68,7 @@ class RecordLines:
 
     def flush(self) -> bool:
         """Try to write what the disk has not taken; whether it has all lines."""
-        waiting = [name for name, lines in self._files.items() if not lines.flush()]
+        waiting = [name for name, lines in self._files.items() if not self._is_closed and not lines.flush()]
         return not waiting
 
     def counts(self) -> dict[str, dict[str, Any]]:
@@ -75,9 +76,11 @@ class RecordLines:
         return {name: lines.counts() for name, lines in self._files.items()}
 
     def close(self) -> None:
-        """Close the files; what the disk does not take now is lost."""
-        for lines in self._files.values():
-            lines.close()
+        """Close the files; what the disk does not take now is lost. May come twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            for lines in self._files.values():
+                lines.close()
 
     def _append(self, name: str, line: Mapping[str, Any], zero: int) -> None:
         self._files[name].append({**line, "time": round((line["time"] - zero) / 1e9, 6)})

@@ -143,9 +143,10 @@ class Recorder:
         self._books.see(_lives(self._context.members()), now)
         if self._error is not None or self._is_complete(now):
             self._write_all_withheld(now)
-            self.is_finished = self._error is not None or self._is_flushed(now)
-        if self.is_finished and self._error is None:
-            self._error = self._failure()
+            self.is_finished = self._is_flushed(now)
+        if self.is_finished:
+            self._lines.close()  # What is told of them now is the last word.
+            self._error = self._error or self._failure()
         if self.is_finished or now - self._published_at >= STATUS_NS:
             self._published_at = now
             self._lines.flush()
@@ -310,7 +311,7 @@ class Recorder:
     def _is_late(self, now: int) -> bool:
         """Whether what is not there by now is waited for no longer; a disk has its own time."""
         is_evaluating = self._is_saved() and self._has_evaluator and now - self._evaluator_at < EVALUATOR_NS
-        return not self._unsaved and self._ending.is_late(now, is_evaluating=is_evaluating)
+        return not self._unsaved and self._ending.is_late(is_evaluating=is_evaluating)
 
     def _is_saved(self) -> bool:
         """Whether the final model is written."""

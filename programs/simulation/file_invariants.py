@@ -47,7 +47,7 @@ class FilesChecker(Checker):
         deaths = sum(life.member.replica == RECORDER and life.was_killed for life in universe.lives)
         for name in sorted(counts):
             told = counts[name]
-            self._check_lines(disk, name, told, deaths + (told is not None and told["waiting"] > 0))
+            self._check_lines(disk, name, told, deaths + (told is not None and _has_unwritten(told)))
         disk.troubles.clear()
         disk.lose_power()
         for name in sorted(counts):
@@ -78,12 +78,17 @@ class FilesChecker(Checker):
             if line not in known and line not in torn:
                 raise ViolationError(f"{path.name} has a line that nobody has written: {line!r}")
         # A recorder that had nothing to write did not open the file: its last writer was one before it.
-        if counts is not None and (counts["written"] or counts["waiting"]):
+        if counts is not None and (counts["written"] or _has_unwritten(counts)):
             last = written[-1] if written else []
-            if len(last) - counts["written"] not in (0, bool(counts["waiting"])):
+            if len(last) - counts["written"] not in (0, _has_unwritten(counts)):
                 raise ViolationError(f"{path.name}: {counts} is said where {len(last)} lines were written")
             if found[len(found) - len(last) :] != last:
                 raise ViolationError(f"{path.name} does not end in the {len(last)} lines of its last writer")
+
+
+def _has_unwritten(counts: Mapping[str, Any]) -> bool:
+    """Whether there is a line that the disk did not take, or only a part of it."""
+    return counts["waiting"] + counts["lost"] > 0
 
 
 def _is_whole(line: bytes) -> bool:

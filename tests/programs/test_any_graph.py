@@ -195,23 +195,32 @@ def at(when: float) -> int:
     return seconds(when)
 
 
+def wait(ending: Ending, signs: object, since: float, until: float) -> Ending:
+    """Look once a second."""
+    for second in range(int(since), int(until) + 1):
+        ending.look(signs, at(second))
+    return ending
+
+
 @pytest.mark.parametrize(("has_model", "least"), [(True, MODEL), (False, PLAIN)])
 def test_nothing_is_late_before_the_run_is_to_end_nor_sooner_than_the_least(has_model: bool, least: int) -> None:
-    ending = Ending(has_model=has_model)
-    assert not ending.is_late(at(1e6))
-    ending.look(0, at(1e6))
-    assert not ending.is_late(at(1e6) + least - 1)
-    assert ending.is_late(at(1e6) + least)
+    ending, seconds_least = Ending(has_model=has_model), least / 1e9
+    assert not ending.is_late()
+    assert not wait(ending, 0, 1000, 1000 + seconds_least - 1).is_late()
+    assert wait(ending, 0, 1000 + seconds_least, 1000 + seconds_least).is_late()
 
 
 def test_a_sign_of_the_end_is_waited_for_anew_and_the_same_again_is_none() -> None:
     ending = Ending(has_model=False)
-    ending.look((1, 0), at(0))
-    ending.look((1, 0), at(9))
-    assert ending.is_late(at(10))
-    ending.look((2, 0), at(10))
-    assert not ending.is_late(at(19))
-    assert ending.is_late(at(20))
+    assert wait(ending, (1, 0), 0, 10).is_late()
+    assert not wait(ending, (2, 0), 10, 19).is_late()
+    assert wait(ending, (2, 0), 20, 20).is_late()
+
+
+def test_time_in_which_this_host_was_stopped_does_not_count() -> None:
+    ending = wait(Ending(has_model=False), 0, 0, 1)
+    assert not wait(ending, 0, 3600, 3606).is_late()
+    assert wait(ending, 0, 3607, 3607).is_late()
 
 
 def test_slow_steps_and_slow_sweeps_are_waited_for_longer() -> None:
@@ -225,7 +234,6 @@ def test_slow_steps_and_slow_sweeps_are_waited_for_longer() -> None:
 
 
 def test_an_evaluation_has_more_time_than_all_the_rest() -> None:
-    ending = Ending(has_model=True)
-    ending.look(0, at(0))
-    assert not ending.is_late(EVALUATION - 1, is_evaluating=True)
-    assert ending.is_late(EVALUATION, is_evaluating=True)
+    ending = wait(Ending(has_model=True), 0, 0, EVALUATION / 1e9 - 1)
+    assert (ending.is_late(), ending.is_late(is_evaluating=True)) == (True, False)
+    assert wait(ending, 0, EVALUATION / 1e9, EVALUATION / 1e9).is_late(is_evaluating=True)

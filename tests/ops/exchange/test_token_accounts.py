@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.ops.exchange import token_accounts
 from isthmus.ops.exchange.token_accounts import (
     Clock,
     FragmentAccount,
@@ -217,6 +220,24 @@ def test_two_answers_that_outran_two_updates_are_booked_in_turn() -> None:
     assert fates(books) == {"merged": 30}
 
 
+def test_what_a_new_epoch_no_longer_has_is_lost() -> None:
+    """A shard died, and begins again with a version older than the learner's, which it could not reach."""
+    books = ledger(20)
+    for version, trained in enumerate((40, 60, 80), 1):
+        books.answered(books.odometer.tokens - 5)
+        books.adopted((1, version), (1, books.odometer.tokens - 5))
+        train(books, trained - books.odometer.tokens)
+    assert fates(books) == {"merged": 45, "overlapped": 15, "pending": 20}
+    books.adopted((2, 2), (1, 35))
+    assert fates(books) == {"merged": 30, "overlapped": 15, "lost": 15, "refused": 20}
+    books.adopted((2, 3), None)
+    assert fates(books) == {"merged": 30, "overlapped": 15, "lost": 15, "refused": 20}
+    books.adopted((3, 3), (2, 1000))
+    assert fates(books) == {"merged": 30, "overlapped": 15, "lost": 15, "refused": 20}
+    books.adopted((4, 1), None)
+    assert fates(books) == {"overlapped": 15, "lost": 45, "refused": 20}
+
+
 def test_a_death_loses_what_is_pending() -> None:
     books = ledger(20)
     books.answered(15)
@@ -263,15 +284,24 @@ def test_impossible_events_change_nothing(action: object, message: str) -> None:
 
 @st.composite
 def ledger_walks(draw: st.DrawFn) -> list[tuple[str, int]]:
-    kinds = st.sampled_from(["train", "train", "answer", "adopt", "adopt with clock", "adopt foreign clock"])
+    kinds = st.sampled_from(
+        ["train", "train", "answer", "adopt", "adopt with clock", "adopt foreign clock", "adopt new epoch"]
+    )
     return draw(st.lists(st.tuples(kinds, st.integers(0, 30)), max_size=40))
 
 
+@pytest.fixture(scope="module")
+def nothing_forgotten() -> Iterator[None]:
+    with patch.object(token_accounts, "UNDONE_COUNT_MAX", 40):
+        yield
+
+
+@pytest.mark.usefixtures("nothing_forgotten")
 @given(ledger_walks())
 def test_the_ledger_agrees_with_marking_every_token(walk: list[tuple[str, int]]) -> None:
     books = FragmentLedger(incarnation=7, base=(1, 0), odometer=Odometer())
     marks: list[str] = []
-    begin, last_answer, clock, version = 0, None, 0, 0
+    begin, last_answer, clock, version, epoch = 0, None, 0, 0, 1
     former: list[range] = []
     for kind, amount in walk:
         if kind == "train":
@@ -284,9 +314,12 @@ def test_the_ledger_agrees_with_marking_every_token(walk: list[tuple[str, int]])
             version += 1
             if kind == "adopt with clock":
                 clock = max(clock, len(marks) - amount)
-            sent = {"adopt": None, "adopt with clock": (7, clock), "adopt foreign clock": (6, 10**6)}[kind]
-            books.adopted((1, version), sent)
-            known = clock if kind == "adopt with clock" else 0
+            if kind == "adopt new epoch":
+                clock, epoch = max(0, clock - amount), epoch + 1
+                marks = ["lost" if mark == "merged" and at >= clock else mark for at, mark in enumerate(marks)]
+            has_clock = kind in ("adopt with clock", "adopt new epoch")
+            books.adopted((epoch, version), (7, clock) if has_clock else None if kind == "adopt" else (6, 10**6))
+            known = clock if has_clock else 0
             for tokens in former:
                 if known - 1 in tokens:
                     marks[tokens.start : known] = ["merged"] * (known - tokens.start)

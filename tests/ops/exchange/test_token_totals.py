@@ -25,4 +25,3 @@ def test_the_sum_is_that_of_the_maxima(news: list[object]) -> None:
             naive[life] = naive.get(life, 0) + tokens
     assert totals.trained == sum(naive.values())
     assert totals.told() == [[*life, tokens] for life, tokens in sorted(naive.items())]
-    assert totals.slots() == {slot for slot, _ in naive}

@@ -40,6 +40,12 @@ def test_one_that_says_it_twice_is_one() -> None:
     assert DEAD not in told
 
 
+def test_whom_one_speaks_of_is_there_to_be_waited_for_before_it_is_believed() -> None:
+    hearsay = Hearsay()
+    assert hear(hearsay, said(1, 20, (0, 1, 10), (2, 1, 30))) == {(1, 1): 20}
+    assert hearsay.slots() == {0, 1, 2}
+
+
 def test_who_is_gone_has_no_voice() -> None:
     hearsay = Hearsay()
     hearsay.hear_learner(said(3, 1, (*DEAD, 10**9)), [0, 1, 3], 3)

@@ -195,6 +195,16 @@ def test_a_shard_that_comes_back_asks_everybody_who_holds_a_version():
     assert [item["kind"] for item in shard.fire(merged=[told(item, shard.now) for item in opened])] in ([], ["merge"])
 
 
+def test_a_shard_that_comes_back_waits_for_those_of_whom_the_first_one_speaks():
+    """One word is not believed of the others' tokens; that they are there to be heard it tells."""
+    shard = Shard()
+    others = [[slot, 1, 90] for slot in (0, 2)]
+    assert shard.fire(stepping(1, 80, epochs=[1] * 4, totals=others)) == []
+    assert shard.fire(stepping(0, 90, epochs=[1] * 4)) == []
+    opened = shard.fire(stepping(2, 90, epochs=[1] * 4))
+    assert numbers(opened) == [(p, "recover", 1, [[0, 1], [1, 1], [2, 1]]) for p in range(4)]
+
+
 @pytest.mark.parametrize("incarnation", [2, 3])
 def test_a_shard_that_comes_back_uses_no_number_of_a_round_of_a_former_life(incarnation):
     """Answers to the rounds of a former life may still be on their way, and learners remember what they answered."""
