@@ -223,11 +223,12 @@ class Report(Progress):
 
 class Held(TypedDict):
     """hold -> pacers and recorder: of which fragments a host has a version, and of which one that was merged; `holder`
-    is its role."""
+    is its role. `saved` are the versions that its disk has, as [fragment, epoch, count]."""
 
     holder: str
     fragments: list[int]
     merged: list[int]
+    saved: list[list[int]]
 
 
 class Control(TypedDict):

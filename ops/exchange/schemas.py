@@ -36,7 +36,7 @@ CONTROL: Final = {
     "totals": TRIPLES,
     "published": ("list", ("row", COUNT, COUNT, COUNT)),
 }
-HELD: Final = {"holder": "text", "fragments": ("list", COUNT), "merged": ("list", COUNT)}
+HELD: Final = {"holder": "text", "fragments": ("list", COUNT), "merged": ("list", COUNT), "saved": TRIPLES}
 UPDATE: Final = {
     "fragment": COUNT,
     "version": VERSION,

@@ -51,7 +51,8 @@ class Hold:
         }
         emitted: list[tuple[str, Any]] = []
         merged = sorted(fragment for fragment, held in self._held.items() if held["version"][1])
-        told = Held(holder=self._context.member.replica.role, fragments=sorted(self._held), merged=merged)
+        role = self._context.member.replica.role
+        told = Held(holder=role, fragments=sorted(self._held), merged=merged, saved=self._saved())
         if told != self._told:
             self._told = told
             emitted.append(("held", told))
@@ -64,3 +65,7 @@ class Hold:
                 del self._given[fragment]
                 emitted.append(("copy", withdrawn(fragment)))
         return emitted or None
+
+    def _saved(self) -> list[list[int]]:
+        """The versions on disk; here there is none."""
+        return []

@@ -17,8 +17,11 @@ from isthmus.ops.exchange.messages import Merging
 Life: TypeAlias = tuple[int, int]
 """(slot, incarnation) of a learner."""
 KEPT_MAX: Final = 8
-"""Merges of a fragment in an epoch that are remembered one by one: a shard that comes back is given the newest version
-that anybody holds, which is the last one that its former life published, or one of the few before it."""
+"""Merges of a fragment in an epoch that are remembered one by one, beside those of versions that are on disk: a shard
+that comes back is given the newest version that anybody holds, which is the last one that its former life published,
+or one of the few before it; where nobody is left, the one on disk."""
+SAVED_MAX: Final = 4
+"""Versions of a fragment that are taken to be on disk: those of the last two snapshots, and of two that have gone."""
 
 
 @final
@@ -30,6 +33,8 @@ class ShardBooks:
         self._kept: dict[tuple[int, int], dict[int, list[list[int]]]] = {}
         self._origins: dict[tuple[int, int], list[int]] = {}
         self._claimed: dict[tuple[int, int], int] = {}
+        self._saved: dict[int, list[tuple[int, int]]] = {}
+        """Fragment -> versions that are on disk, the newest last."""
 
     def take(self, merging: Merging) -> bool:
         """Take in a merge; whether it is newer than what is known of its fragment in this epoch."""
@@ -50,11 +55,19 @@ class ShardBooks:
             of = (fragment, version[0])
             self._claimed[of] = max(self._claimed.get(of, 0), version[1])
 
+    def saved(self, versions: Iterable[Sequence[int]]) -> None:
+        """Note the versions that are on disk, as [fragment, epoch, count]: what they have is remembered."""
+        for fragment, epoch, count in versions:
+            known = self._saved.setdefault(fragment, [])
+            if (epoch, count) not in known:
+                self._saved[fragment] = sorted([*known, (epoch, count)])[-SAVED_MAX:]
+
     def _keep(self, fragment: int, epoch: int, count: int, merged: list[list[int]]) -> None:
         kept = self._kept.setdefault((fragment, epoch), {})
         kept[count] = merged
         for old in sorted(kept)[:-KEPT_MAX]:
-            del kept[old]
+            if (epoch, old) not in self._saved.get(fragment, ()):
+                del kept[old]
 
     # -- what it comes to ----------------------------------------------------------------------------------------------
 
@@ -108,6 +121,7 @@ class ShardBooks:
                 "newest": {**self._newest[of]},
                 "origin": self._origins.get(of),
                 "kept": [[count, merged] for count, merged in sorted(self._kept.get(of, {}).items())],
+                "saved": [version for version in self._saved.get(of[0], ()) if version[0] == of[1]],
             }
             for of in sorted(self._newest)
         ]
@@ -119,6 +133,7 @@ class ShardBooks:
         self._newest[of] = newest
         if row["origin"] is not None:
             self._origins[of] = row["origin"]
+        self.saved([of[0], *version] for version in row["saved"])
         for count, merged in row["kept"]:
             self._keep(*of, count, merged)
 

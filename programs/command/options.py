@@ -6,11 +6,13 @@ own type decides what is right.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, final
 
 import typer
+
+from isthmus.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from isthmus.programs.cluster.cluster_file import Cluster as ClusterFile
@@ -107,6 +109,15 @@ Cluster: TypeAlias = Annotated[
         rich_help_panel=_WHERE,
     ),
 ]
+Resume: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="RUN",
+        help="Go on with a run all of whose processes have died, from its last snapshot, as it was configured.",
+        rich_help_panel=_WHERE,
+    ),
+]
 Detach: TypeAlias = Annotated[
     bool,
     typer.Option("--detach", help="Return once the run has started; it goes on by itself.", rich_help_panel=_WHERE),
@@ -143,6 +154,15 @@ class Options:
     run_dir: Path | None
     transport: str | None
     cluster: ClusterFile | None
+
+    def resumed(self, folder: Path) -> Options:
+        """Those of the run in a folder; ConfigError if anything else was asked for beside it."""
+        given = sorted(name for name in self.__slots__ if getattr(self, name) not in (None, [], ()))
+        if given:
+            found = ", ".join(f"--{name.replace('_', '-')}" if name != "program" else "PROGRAM" for name in given)
+            do = "A run goes on as it was configured. Leave the others out."
+            raise ConfigError("Reading --resume", "it alone, or with --detach and --quiet", found, do)
+        return replace(self, config=folder / "config.toml")
 
     def request(self) -> Request:
         """The request that was asked for; ConfigError or GraphError, with every fault of the step that found any."""

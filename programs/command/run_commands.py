@@ -42,6 +42,7 @@ def train(
     run_dir: options.RunDir = None,
     transport: options.Transport = None,
     cluster: options.Cluster = None,
+    resume: options.Resume = None,
     detach: options.Detach = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -55,10 +56,13 @@ def train(
     """
     where = options.cluster_of(cluster)
     asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
-    if transport != "inproc" or cluster is not None or detach:
+    if resume is not None or transport != "inproc" or cluster is not None or detach:
         from isthmus.programs.command import start as apart
 
-        apart.train(asked, is_detached=detach, quiet=quiet)
+        if resume is not None:
+            apart.resume(resume, asked, is_detached=detach, quiet=quiet)
+        else:
+            apart.train(asked, is_detached=detach, quiet=quiet)
         return
 
     from isthmus.programs.terminal.live import warn, watching

@@ -20,6 +20,7 @@ from isthmus.programs.command.options import Options
 from isthmus.programs.machine import client as machine_client
 from isthmus.programs.machine.client import Daemon
 from isthmus.programs.run.in_processes import Submitted, apart, detach, submit_apart
+from isthmus.programs.run.resume import resumed
 from isthmus.programs.terminal.live import preparing, warn, watching
 from isthmus.programs.training import start_on_machine, start_processes
 from isthmus.runtime.errors import ConfigError
@@ -38,6 +39,18 @@ def train(asked: Options, *, is_detached: bool, quiet: bool) -> None:
     with preparing(quiet=quiet):
         submitted = submit_apart(lambda: asked.request().to_train())
     warn(submitted.warnings)
+    _run(submitted, is_detached=is_detached, quiet=quiet)
+
+
+def resume(folder: Path, asked: Options, *, is_detached: bool, quiet: bool) -> None:
+    """Go on with a run that was cut off; watch it unless it is detached."""
+    given = asked.resumed(folder)
+    with preparing(quiet=quiet):
+        submitted = resumed(folder, lambda: given.request().to_train())
+    _run(submitted, is_detached=is_detached, quiet=quiet)
+
+
+def _run(submitted: Submitted, *, is_detached: bool, quiet: bool) -> None:
     if is_detached:
         detach(submitted)
         typer.echo(_parting(submitted, "by itself", quiet=quiet))

@@ -13,6 +13,7 @@ from typing import Any, Final
 from isthmus.ops.island.evaluate import EvaluateMean
 from isthmus.ops.syncer.hold import HOLDERS, Hold
 from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.recorder.kept_hold import KeptHold
 from isthmus.programs.recorder.node import Recorder
 from isthmus.programs.recorder.ports import (
     EVALUATE,
@@ -95,9 +96,14 @@ def least_replicas(graph: Graph) -> dict[str, int]:
 
 
 def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
-    """Have a role hold what an outer step publishes, and give copies to learners when nobody else has it any more."""
-    shards = graph.role_of(outer.role).replicas_max
-    hold = role.node(f"hold-{role.name}", Hold, role=outer.role, shards=shards, fires=Every(Duration(2 * PERIOD)))
+    """Have a role hold what an outer step publishes, the recorder on disk, too; and give copies to learners when nobody
+    else has it any more."""
+    every, shards = Every(Duration(2 * PERIOD)), graph.role_of(outer.role).replicas_max
+    if role.name == RECORDER:
+        told = {"role": outer.role, "shards": shards, "sizes": tuple(fragment_sizes(graph))}
+        hold = role.node(f"hold-{role.name}", KeptHold, RUN_FOLDER, **told, fires=every)
+    else:
+        hold = role.node(f"hold-{role.name}", Hold, role=outer.role, shards=shards, fires=every)
     adopting = [edge.target for edge in graph.edges_out_of(outer) if edge.target.node.role == LEARNER]
     graph.edge(outer["update"], hold["update"], Latest("fragment"))
     for port in adopting:

@@ -1,0 +1,81 @@
+"""The hold node of a run's home: what it holds is also on disk, so that a model outlives every process of its run.
+
+Decides when a snapshot is taken: once every fragment has a version, and from then on every `every` nanoseconds in which
+one is new. A hold that opens begins with what the last snapshot had: for shards and learners it is a holder like any
+other, whose versions may be older than those of hosts that live. Nobody waits for it, and a disk that takes nothing
+costs nothing but the snapshot: the one before stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from isthmus.ops.exchange.messages import Update
+from isthmus.ops.syncer.hold import Hold
+from isthmus.programs.recorder.snapshots import FOLDER, Snapshots
+
+EVERY: Final = 15_000_000_000
+"""Nanoseconds from one snapshot to the next."""
+
+
+class KeptHold(Hold):
+    """A `Hold` of fragments of `sizes` values, kept in the run folder `folder`."""
+
+    def __init__(self, folder: Path, *, role: str, shards: int, sizes: Sequence[int], every: int = EVERY) -> None:
+        super().__init__(role=role, shards=shards)
+        self._folder, self._sizes, self._every = folder, sizes, every
+        self._taken_at: int | None = None
+        self._has_recalled = False
+        self._told_of: dict[str, Any] = {"number": 0, "taken_at": None, "faults": [], "error": None}
+
+    def open(self, context: Any) -> None:
+        """Hold what the last snapshot has."""
+        super().open(context)
+        self._snapshots = Snapshots(self._folder / FOLDER, self._sizes, context.disk)
+        self._recall()
+
+    def __call__(self, update: Mapping[Any, Update] | None = None) -> list[tuple[str, Any]] | None:
+        """What a `Hold` does; and a snapshot, when it is due."""
+        self._recall()
+        emitted = super().__call__(update)
+        now = self._context.now()
+        if self._taken_at is None or now - self._taken_at >= self._every:
+            self._take(now)
+        return emitted
+
+    def close(self) -> None:
+        """Take the last snapshot."""
+        self._take(self._context.now())
+
+    def _recall(self) -> None:
+        """Hold what the last snapshot has, as soon as the disk says what that is."""
+        if self._has_recalled:
+            return
+        try:
+            found = self._snapshots.read()
+        except OSError as error:
+            self._tell(error=error.strerror or str(error))
+            return
+        self._has_recalled = True
+        self._held = found.held | self._held
+        number = found.manifest.number if found.manifest is not None else 0
+        self._tell(number=number, faults=found.faults, error=None)
+
+    def _take(self, now: int) -> None:
+        """Take a snapshot, if there is a version of every fragment, and it is known which snapshots there are."""
+        if not self._has_recalled or len(self._held) < len(self._sizes):
+            return
+        self._taken_at = now
+        try:
+            self._tell(number=self._snapshots.write(self._held).number, error=None, taken_at=now)
+        except OSError as error:
+            self._tell(error=error.strerror or str(error))
+
+    def _saved(self) -> list[list[int]]:
+        return self._snapshots.versions()
+
+    def _tell(self, **news: Any) -> None:
+        self._told_of = {**self._told_of, **news}
+        self._context.publish(self._told_of)

@@ -1,0 +1,180 @@
+"""Snapshots of a model: the newest published version of every fragment, on the disk of the run's home.
+
+Decides what a snapshot is, when one is good, and which one is read; not when one is taken (`kept_hold`).
+
+Theory of operation. A fragment's published item says everything that belongs to its values: the version, up to which
+token each life's work is in it (`clock`), and below which batch of each stream (`positions`). So any set of published
+versions, one of each fragment, is a consistent cut: no token is in it twice, and what is in none of them was either
+undone or is said to be lost. No host has to stop for it, nor to agree on a moment with another.
+
+Each version is a file of its own, written whole before the manifest that names it. A snapshot is good once its manifest
+is there; the one before it stays until then, and its files as long as it. Only versions that are new are written.
+What is read is checked against the manifest, byte for byte; where anything differs, the snapshot before it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import xxhash
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from isthmus.ops.exchange.messages import Kind, Update
+from isthmus.runtime.system.disk import Disk
+from isthmus.runtime.system.files import encoded, write_bytes
+
+FOLDER: Final = "snapshots"
+MANIFEST: Final = "manifest.json"
+BEFORE: Final = "manifest-before.json"
+FORMAT: Final = 1
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One fragment of a snapshot: the fields of its `Update`, and the `file` that has its values, float32, under the
+    name `values`: how many `bytes` it has, and their `digest` (xxh3-128, hexadecimal)."""
+
+    fragment: int
+    version: tuple[int, int]
+    kind: Kind
+    clock: list[tuple[int, int, int]]
+    positions: list[tuple[int, int]]
+    totals: list[tuple[int, int, int]]
+    file: str
+    bytes: int
+    digest: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A snapshot: one entry for each fragment of the model, in order."""
+
+    format: int
+    number: int
+    fragments: list[Entry]
+
+
+class Found(NamedTuple):
+    """What there is to go on from: the newest good snapshot, None where there is none, its items by fragment, and what
+    is wrong with newer ones."""
+
+    manifest: Manifest | None
+    held: dict[int, Update]
+    faults: list[str]
+
+
+class Snapshots:
+    """The snapshots in `folder` of a model with fragments of `sizes` values. What the disk refuses to do is raised as
+    OSError, and leaves the newest good snapshot as it was."""
+
+    def __init__(self, folder: Path, sizes: Sequence[int], disk: Disk) -> None:
+        self._folder, self._sizes, self._disk = folder, sizes, disk
+        self._newest: Manifest | None = None
+        self._before: Manifest | None = None
+        self._old: set[str] = set()
+        """Files that only manifests before the newest name."""
+
+    def read(self) -> Found:
+        """The newest snapshot that is whole; it is the one that the next `write` follows. OSError if the disk does not
+        say."""
+        faults: list[str] = []
+        for name in (MANIFEST, BEFORE):
+            try:
+                manifest, held = self._read(name)
+            except FileNotFoundError:
+                continue
+            except ValueError as error:
+                faults.append(f"{FOLDER}/{name}: {error}")
+                continue
+            self._newest = manifest
+            return Found(manifest, held, faults)
+        return Found(None, {}, faults)
+
+    def versions(self) -> list[list[int]]:
+        """[fragment, epoch, count] of all versions that a later `read` may find."""
+        kept = [manifest for manifest in (self._newest, self._before) if manifest is not None]
+        return sorted([entry.fragment, *entry.version] for manifest in kept for entry in manifest.fragments)
+
+    def write(self, held: Mapping[int, Update]) -> Manifest:
+        """Take a snapshot of these items, one of each fragment; the newest as it is where nothing is new."""
+        before = self._newest
+        known = {entry.fragment: entry for entry in before.fragments} if before is not None else {}
+        entries = []
+        for p, item in sorted(held.items()):
+            is_known = p in known and known[p].version == tuple(item["version"])
+            entries.append(known[p] if is_known else self._write_values(item))
+        if before is not None and entries == before.fragments:
+            return before
+        manifest = Manifest(FORMAT, before.number + 1 if before is not None else 1, entries)
+        with suppress(FileNotFoundError):
+            self._disk.rename(self._folder / MANIFEST, self._folder / BEFORE)
+        write_bytes(self._folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n", self._disk)
+        self._newest, self._before = manifest, before
+        self._forget(before, manifest)
+        return manifest
+
+    def _write_values(self, item: Update) -> Entry:
+        p, (epoch, count) = item["fragment"], item["version"]
+        name, data = f"fragment-{p}-{epoch}-{count}.safetensors", encoded({"values": item["values"]})
+        write_bytes(self._folder / name, data, self._disk)
+        return Entry(
+            fragment=p,
+            version=(epoch, count),
+            kind=item["kind"],
+            clock=[(slot, incarnation, position) for slot, incarnation, position in item["clock"]],
+            positions=[(slot, position) for slot, position in item["positions"]],
+            totals=[(slot, incarnation, tokens) for slot, incarnation, tokens in item["totals"]],
+            file=name,
+            bytes=len(data),
+            digest=xxhash.xxh3_128_hexdigest(data),
+        )
+
+    def _forget(self, before: Manifest | None, newest: Manifest) -> None:
+        """Remove the files that neither the newest manifest names nor the one before it."""
+        kept = {entry.file for manifest in (before, newest) if manifest is not None for entry in manifest.fragments}
+        for name in sorted(self._old - kept):
+            with suppress(OSError):
+                self._disk.remove(self._folder / name)
+                self._old.discard(name)
+        self._old |= kept
+
+    def _read(self, name: str) -> tuple[Manifest, dict[int, Update]]:
+        manifest = msgspec.json.decode(self._disk.read(self._folder / name), type=Manifest)
+        if manifest.format != FORMAT:
+            raise ValueError(f"expected format {FORMAT}, found {manifest.format}")
+        if [entry.fragment for entry in manifest.fragments] != list(range(len(self._sizes))):
+            raise ValueError(f"expected {len(self._sizes)} fragments, found {len(manifest.fragments)}")
+        return manifest, dict(self._items(manifest))
+
+    def _items(self, manifest: Manifest) -> Iterator[tuple[int, Update]]:
+        for entry, size in zip(manifest.fragments, self._sizes, strict=True):
+            try:
+                data = self._disk.read(self._folder / entry.file)
+            except FileNotFoundError:
+                raise ValueError(f"{entry.file} is missing") from None
+            if len(data) != entry.bytes or xxhash.xxh3_128_hexdigest(data) != entry.digest:
+                raise ValueError(f"{entry.file} is not what was written: {len(data)} of {entry.bytes} bytes")
+            yield entry.fragment, _item(entry, data, size)
+
+
+def _item(entry: Entry, data: bytes, size: int) -> Update:
+    try:
+        values: Any = load(data)["values"]
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"{entry.file} is no file of a fragment: {error}") from None
+    if values.dtype != np.float32 or values.shape != (size,):
+        raise ValueError(f"{entry.file}: expected {size} values of float32, found {values.dtype}{values.shape}")
+    return Update(
+        fragment=entry.fragment,
+        version=list(entry.version),
+        kind=entry.kind,
+        values=values,
+        clock=[list(each) for each in entry.clock],
+        positions=[list(each) for each in entry.positions],
+        totals=[list(each) for each in entry.totals],
+        refused=[],
+    )
