@@ -1,7 +1,7 @@
 """The hold node of a run's home: what it holds is also on disk, so that a model outlives every process of its run.
 
-Decides when a snapshot is taken: once every fragment has a version, and from then on every `every` nanoseconds in which
-one is new. A hold that opens begins with what the last snapshot had: for shards and learners it is a holder like any
+Decides when a snapshot is taken: once every fragment has a version, and from then on at intervals in which one is
+new. A hold that opens begins with what the last snapshot had: for shards and learners it is a holder like any
 other, whose versions may be older than those of hosts that live. Nobody waits for it, and a disk that takes nothing
 costs nothing but the snapshot: the one before stays.
 """
@@ -10,22 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from isthmus.ops.exchange.messages import Update
 from isthmus.ops.syncer.hold import Hold
 from isthmus.programs.recorder.snapshots import FOLDER, Snapshots
 
-EVERY: Final = 15_000_000_000
-"""Nanoseconds from one snapshot to the next."""
-
 
 class KeptHold(Hold):
-    """A `Hold` of fragments of `sizes` values, kept in the run folder `folder`."""
+    """A `Hold` of fragments of `sizes` values, kept in the run folder `folder`, every so many `seconds`."""
 
-    def __init__(self, folder: Path, *, role: str, shards: int, sizes: Sequence[int], every: int = EVERY) -> None:
+    def __init__(self, folder: Path, seconds: float, *, role: str, shards: int, sizes: Sequence[int]) -> None:
         super().__init__(role=role, shards=shards)
-        self._folder, self._sizes, self._every = folder, sizes, every
+        self._folder, self._sizes, self._every = folder, sizes, round(seconds * 1e9)
         self._taken_at: int | None = None
         self._has_recalled = False
         self._told_of: dict[str, Any] = {"number": 0, "taken_at": None, "faults": [], "error": None}

@@ -8,6 +8,8 @@ also hold it, for the case that shards and learners die together.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from isthmus.ops.island.evaluate import EvaluateMean
@@ -34,8 +36,19 @@ from isthmus.runtime.graph.template import Every, Graph, Job, Latest, Node, Refe
 from isthmus.runtime.roles import LEARNER
 
 RUN_FOLDER: Final = Reference("isthmus:run-folder")
-"""Resolved by whoever runs the recorder to the path of the run folder; not part of what a program is."""
+SNAPSHOT_SECONDS: Final = Reference("isthmus:snapshot-seconds")
+OF_RUN: Final = (RUN_FOLDER, SNAPSHOT_SECONDS)
+"""Resolved by whoever runs the recorder; not part of what a program is."""
+SNAPSHOT_SECONDS_DEFAULT: Final = 15.0
 PERIOD: Final = milliseconds(100)
+
+
+def resolving(
+    folder: Path, resolve: Callable[[Reference], Any], snapshot_seconds: float = SNAPSHOT_SECONDS_DEFAULT
+) -> Callable[[Reference], Any]:
+    """`resolve`, for a run in `folder`: with what is no part of its program."""
+    of_run = {RUN_FOLDER: folder, SNAPSHOT_SECONDS: snapshot_seconds}
+    return lambda reference: of_run[reference] if reference in of_run else resolve(reference)
 
 
 def with_recorder(graph: Graph, job: Job) -> None:
@@ -99,11 +112,12 @@ def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
     """Have a role hold what an outer step publishes, the recorder on disk, too; and give copies to learners when nobody
     else has it any more."""
     every, shards = Every(Duration(2 * PERIOD)), graph.role_of(outer.role).replicas_max
+    name, sizes = f"hold-{role.name}", tuple(fragment_sizes(graph))
     if role.name == RECORDER:
-        told = {"role": outer.role, "shards": shards, "sizes": tuple(fragment_sizes(graph))}
-        hold = role.node(f"hold-{role.name}", KeptHold, RUN_FOLDER, **told, fires=every)
+        own = (RUN_FOLDER, SNAPSHOT_SECONDS)
+        hold = role.node(name, KeptHold, *own, role=outer.role, shards=shards, sizes=sizes, fires=every)
     else:
-        hold = role.node(f"hold-{role.name}", Hold, role=outer.role, shards=shards, fires=every)
+        hold = role.node(name, Hold, role=outer.role, shards=shards, fires=every)
     adopting = [edge.target for edge in graph.edges_out_of(outer) if edge.target.node.role == LEARNER]
     graph.edge(outer["update"], hold["update"], Latest("fragment"))
     for port in adopting:

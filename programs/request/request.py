@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, final
 
 from isthmus.programs import language_model
-from isthmus.programs.recorder.roles import with_recorder
+from isthmus.programs.recorder.roles import SNAPSHOT_SECONDS_DEFAULT, with_recorder
 from isthmus.programs.request import new_folder, reference
 from isthmus.programs.request.environment import prepare_environment
 from isthmus.programs.request.fingerprint import fingerprint
@@ -35,7 +35,7 @@ SHIPPED_TASK: Final = "isthmus.programs.language_model:task"
 NAMELESS_TASK: Final = "a Task object that no module names"
 SLOTS_MAX_DEFAULT: Final = 16
 _SEED_MAX: Final = (1 << 63) - 1
-_OF_REQUEST: Final = ("local_batch", "argv", "evaluate_on")
+_OF_REQUEST: Final = ("local_batch", "argv", "evaluate_on", "snapshot_every_seconds")
 """Keys of section `run.` that are of no job."""
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -197,12 +197,14 @@ def _run(
     local_batch: Literal["same", "paced"] = "same",
     argv: tuple[str, ...] = (),
     evaluate_on: Literal["cpu", "island"] = "cpu",
+    snapshot_every_seconds: float = SNAPSHOT_SECONDS_DEFAULT,
 ) -> Mapping[str, Any]:
     """Section `run.`; ConfigError for values out of range."""
     rules = (
         ("tokens", tokens, 1, None, "Say how many tokens to train on in all."),
         ("seed", seed, 0, _SEED_MAX, "Choose another seed."),
         ("slots_max", slots_max, 1, None, f"Leave run.slots_max out for {SLOTS_MAX_DEFAULT}."),
+        ("snapshot_every_seconds", snapshot_every_seconds, 0.1, 86400, "The default is 15."),
         ("learners", learners, 1, max(slots_max, 1), "Change run.learners; run.slots_max is the most there can be."),
     )
     faults = []
@@ -220,6 +222,7 @@ def _run(
         "local_batch": local_batch,
         "argv": argv,
         "evaluate_on": evaluate_on,
+        "snapshot_every_seconds": snapshot_every_seconds,
     }
 
 

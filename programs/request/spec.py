@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from isthmus.programs.recorder.roles import RUN_FOLDER, least_replicas, with_recorder
+from isthmus.programs.recorder.roles import OF_RUN, SNAPSHOT_SECONDS_DEFAULT, least_replicas, with_recorder
 from isthmus.programs.recorder.summary import roster_counts
 from isthmus.programs.request.fingerprint import fingerprint
 from isthmus.programs.request.program import Program
@@ -69,6 +69,7 @@ class Spec:
     here: Here
     tokens_of_step: tuple[int, ...] = ()
     evaluate_on: str = "cpu"
+    snapshot_every_seconds: float = SNAPSHOT_SECONDS_DEFAULT
 
     @property
     def cast(self) -> Cast:
@@ -104,6 +105,7 @@ def of(request: Request, *, zero_ns: int, cpu_seconds: float) -> dict[str, Any]:
         "cpu_seconds": cpu_seconds,
         "tokens_of_step": [batch] if isinstance(batch := request.task.tokens_per_batch, int) else list(batch),
         "evaluate_on": request.config["run"]["evaluate_on"],
+        "snapshot_every_seconds": request.config["run"]["snapshot_every_seconds"],
         "here": asdict(Here("127.0.0.1", counts.get("learner", 0))),
         "job": {
             "program": job.program,
@@ -165,4 +167,4 @@ def _computing(graph: Graph) -> tuple[str, ...]:
 
 def _imports(node: Node) -> bool:
     given = [*node.arguments, *node.keywords.values()]
-    return any(isinstance(value, Reference) and value != RUN_FOLDER for value in given)
+    return any(isinstance(value, Reference) and value not in OF_RUN for value in given)

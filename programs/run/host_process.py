@@ -8,17 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from setproctitle import setproctitle
 
 from isthmus.programs.islands.taken import take
-from isthmus.programs.recorder.roles import RUN_FOLDER
+from isthmus.programs.recorder.roles import resolving
 from isthmus.programs.request import reference, spec
 from isthmus.programs.request.environment import prepare_environment
 from isthmus.programs.run.interrupts import unblock
 from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.own_process import HostProcess
 from isthmus.runtime.host.roster import meets
 from isthmus.runtime.ids import Member, Replica
@@ -51,9 +49,7 @@ def main(arguments: list[str]) -> int:
     settle_on_core(replica, told.here.learners)
     plan = lower(told.graph())[replica.role]
 
-    def resolve(wanted: Reference) -> Any:
-        return folder if wanted == RUN_FOLDER else reference.resolve(wanted)
-
+    resolve = resolving(folder, reference.resolve, told.snapshot_every_seconds)
     machines: dict[Replica, str] = {}
     keys = None
     if told.here.secret:

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from isthmus.programs.islands.taken import shares
 from isthmus.programs.recorder import recorded
-from isthmus.programs.recorder.roles import RUN_FOLDER
+from isthmus.programs.recorder.roles import resolving
 from isthmus.programs.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.request import new_folder
 from isthmus.programs.request.graph_view import as_json
@@ -30,7 +30,6 @@ from isthmus.programs.run.last_files import leave_behind
 from isthmus.programs.run.launch import log_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RunError
-from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Island
 from isthmus.runtime.host.one_process import LocalRun
 from isthmus.runtime.host.trace import Trace
@@ -88,8 +87,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         write_json(folder / "graph.json", shape)
     trace = Trace()
 
-    def resolved(reference: Reference) -> Any:
-        return folder if reference == RUN_FOLDER else resolve(reference)
+    resolved = resolving(folder, resolve, request.config["run"]["snapshot_every_seconds"])
 
     def keep_tape(replica: Replica, data: bytes) -> None:
         if replica not in tapes:

@@ -88,7 +88,7 @@ class FilesChecker(Checker):
 
 def _has_unwritten(counts: Mapping[str, Any]) -> bool:
     """Whether there is a line that the disk did not take, or only a part of it."""
-    return counts["waiting"] + counts["lost"] > 0
+    return bool(counts["waiting"] or counts["lost"])
 
 
 def _is_whole(line: bytes) -> bool:

@@ -87,14 +87,13 @@ class Worlds:
         TimeoutError if the run is not over after `seconds_max` virtual seconds.
         """
         from isthmus.programs.recorder import recorded
-        from isthmus.programs.recorder.roles import RUN_FOLDER
+        from isthmus.programs.recorder.roles import resolving
         from isthmus.programs.recorder.summary import fragment_sizes, roster_counts, summarise
         from isthmus.programs.request import new_folder
         from isthmus.programs.request.reference import resolve
         from isthmus.programs.request.request import prepare
         from isthmus.runtime.clock import Duration, milliseconds
         from isthmus.runtime.errors import RunError
-        from isthmus.runtime.graph.template import Reference
         from isthmus.runtime.host.trace import Trace
         from isthmus.runtime.ids import Replica
         from isthmus.runtime.sim import Climate, Universe, World
@@ -112,9 +111,7 @@ class Worlds:
                 return milliseconds(step_ms / 50)
             return milliseconds(step_ms / (speeds[replica.slot] if replica.slot < len(speeds) else 1.0))
 
-        def found(reference: Reference) -> Any:
-            return request.run_dir if reference == RUN_FOLDER else resolve(reference)
-
+        found = resolving(request.run_dir, resolve)
         counts = roster_counts(request.graph, learners)
         world: World | Universe
         if faults:

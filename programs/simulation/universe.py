@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from isthmus.programs.recorder.roles import RUN_FOLDER, least_replicas
+from isthmus.programs.recorder.roles import least_replicas, resolving
 from isthmus.programs.recorder.summary import roster_counts
 from isthmus.programs.request.program import Program
 from isthmus.programs.request.reference import resolve
@@ -28,7 +28,7 @@ from isthmus.programs.simulation.recoveries import recovery_checkers
 from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.graph.template import Graph, Reference
+from isthmus.runtime.graph.template import Graph
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import (
     Checker,
@@ -52,6 +52,8 @@ PATIENCE_SECONDS: Final = 10.0
 """How long faults of the final phase are waited for."""
 START_SECONDS: Final = 0.9
 """About when the first learner steps."""
+SNAPSHOT_SECONDS: Final = 0.5
+"""From one snapshot to the next: a run takes some seconds."""
 FOLDER: Final = Path("/run")
 """The run folder, on the disk of its home."""
 TRACEBACK_LINES: Final = 6
@@ -194,8 +196,7 @@ def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe
             return milliseconds(shape.step_ms / 50)
         return milliseconds(shape.step_ms / (shape.speeds[replica.slot] if replica.slot < len(shape.speeds) else 1.0))
 
-    def found(reference: Reference) -> Any:
-        return FOLDER if reference == RUN_FOLDER else resolve(reference)
+    found = resolving(FOLDER, resolve, SNAPSHOT_SECONDS)
 
     def place(replica: Replica) -> str:
         is_apart = shape.apart and replica.role == "evaluator"

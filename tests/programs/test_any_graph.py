@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.programs.recorder.ending import EVALUATION, MODEL, PLAIN, Ending
-from isthmus.programs.recorder.roles import RUN_FOLDER
+from isthmus.programs.recorder.roles import resolving
 from isthmus.programs.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.request import new_folder
 from isthmus.programs.request.program import Program
@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> Any:
             request.plans,
             counts,
             seed=0,
-            resolve=lambda each: request.run_dir if each == RUN_FOLDER else resolve(each),
+            resolve=resolving(request.run_dir, resolve),
             duration=lambda replica, node: milliseconds(1000 * STEP),
             delay=lambda edge, size_bytes: milliseconds(1),
         )

@@ -45,7 +45,12 @@ class Life:
         """Why the run has failed, if it has; `held` are fragments by role, of which these were `merged`."""
         self.context.at += TICK
         told = {
-            (Replica(role, 0), role): {"holder": role, "fragments": list(fragments), "merged": list(merged)}
+            (Replica(role, 0), role): {
+                "holder": role,
+                "fragments": list(fragments),
+                "merged": list(merged),
+                "saved": [],
+            }
             for role, fragments in (held or {}).items()
         }
         control = self.recorder(

@@ -20,7 +20,7 @@ from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
 from isthmus.programs import Program, Task
-from isthmus.programs.recorder.roles import RUN_FOLDER
+from isthmus.programs.recorder.roles import resolving
 from isthmus.programs.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.request import new_folder
 from isthmus.programs.request.reference import resolve
@@ -219,7 +219,7 @@ class Mortals:
             channel=self._network.join(member),
             executor=InlineExecutor(self.clock, lambda node: streams[node]()),
             seed=self._seed,
-            resolve=lambda reference: self.request.run_dir if reference == RUN_FOLDER else resolve(reference),
+            resolve=resolving(self.request.run_dir, resolve),
             on_ended=lambda host, node: self._ended(host),
             on_failed=lambda host, node, error: self.errors.append(f"{host.member}, {node}: {error}"),
         )

@@ -1,0 +1,218 @@
+"""Snapshots on a disk that fills up, fails and loses power: what is read is a model that was held, whole."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isthmus.ops.exchange.messages import Update
+from isthmus.programs.recorder.kept_hold import KeptHold
+from isthmus.programs.recorder.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
+from tests.ops.bodies import Context
+
+SIZES = (3, 2)
+RUN = Path("/run")
+EVERY = 15_000_000_000
+
+
+def item(fragment: int, count: int, epoch: int = 1) -> Update:
+    values = np.full(SIZES[fragment], 100 * epoch + count, np.float32)
+    return Update(
+        fragment=fragment,
+        version=[epoch, count],
+        kind="merge",
+        values=values,
+        clock=[[0, 1, 10 * count]],
+        positions=[[0, count]],
+        totals=[[0, 1, 10 * count], [1, 2, 7]],
+        refused=[],
+    )
+
+
+def model(*counts: int) -> dict[int, Update]:
+    return {fragment: item(fragment, count) for fragment, count in enumerate(counts)}
+
+
+def same(found: dict[int, Update], held: dict[int, Update]) -> bool:
+    return found.keys() == held.keys() and all(
+        np.array_equal(found[p]["values"], held[p]["values"])
+        and {**found[p], "values": None} == {**held[p], "values": None}
+        for p in held
+    )
+
+
+def trouble(**how: Any) -> Trouble:
+    return Trouble(lambda: None, **how)
+
+
+def snapshots(disk: SimulatedDisk, sizes: tuple[int, ...] = SIZES) -> Snapshots:
+    return Snapshots(RUN / FOLDER, sizes, Mount(disk))
+
+
+def names(disk: SimulatedDisk) -> list[str]:
+    return [path.name for path in disk.files()]
+
+
+def test_what_is_written_is_read_by_the_next_life() -> None:
+    disk = SimulatedDisk("seed")
+    assert snapshots(disk).read() == (None, {}, [])
+    assert snapshots(disk).write(model(1, 2)).number == 1
+    manifest, held, faults = snapshots(disk).read()
+    assert (manifest.number if manifest else None, faults) == (1, [])
+    assert same(held, model(1, 2))
+
+
+def test_only_what_is_new_is_written_and_what_no_snapshot_needs_goes() -> None:
+    disk = SimulatedDisk("seed")
+    kept = snapshots(disk)
+    kept.read()
+    for counts in ((1, 1), (2, 1), (3, 1)):
+        kept.write(model(*counts))
+    assert kept.write(model(3, 1)).number == 3
+    values = ["fragment-0-1-2.safetensors", "fragment-0-1-3.safetensors", "fragment-1-1-1.safetensors"]
+    assert names(disk) == [*values, BEFORE, MANIFEST]
+    assert kept.versions() == [[0, 1, 2], [0, 1, 3], [1, 1, 1], [1, 1, 1]]
+
+
+def damaged(disk: SimulatedDisk, name: str, data: bytes) -> None:
+    content = disk.content(RUN / FOLDER / name)
+    assert content is not None
+    content.data[:] = data
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "told"),
+    [
+        ("fragment-0-1-2.safetensors", b"short", r"fragment-0-1-2\.safetensors is not what was written: 5 of 84 bytes"),
+        (MANIFEST, b"{}", "missing required field"),
+        (MANIFEST, b'{"format": 2, "number": 9, "fragments": []}', "expected format 1, found 2"),
+        (MANIFEST, b'{"format": 1, "number": 9, "fragments": []}', "expected 2 fragments, found 0"),
+        (MANIFEST, b"\xff\x00", "invalid|malformed"),
+    ],
+)
+def test_one_that_is_damaged_is_named_and_the_one_before_it_is_read(name: str, data: bytes, told: str) -> None:
+    disk = SimulatedDisk("seed")
+    kept = snapshots(disk)
+    for count in (1, 2):
+        kept.write(model(count, 1))
+    damaged(disk, name, data)
+    manifest, held, faults = snapshots(disk).read()
+    assert manifest is not None
+    assert same(held, model(1, 1))
+    with pytest.raises(AssertionError, match=told):
+        raise AssertionError(faults[0])
+
+
+def test_those_of_another_model_are_none() -> None:
+    disk = SimulatedDisk("seed")
+    snapshots(disk).write(model(1, 1))
+    manifest, held, faults = snapshots(disk, (3, 4)).read()
+    assert (manifest, held) == (None, {})
+    assert "expected 4 values of float32, found float32(2,)" in faults[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whenever_the_power_goes_one_that_was_taken_is_read(seed: int) -> None:
+    """The disk fails one operation after another, and then the power does."""
+    disk = SimulatedDisk(f"{seed}")
+    kept, possible = snapshots(disk), [model(0, 0)]
+    kept.write(possible[0])
+    for count in range(1, 12):
+        disk.troubles[0] = trouble(share=0.2)
+        possible.append(model(count, count // 2))
+        with suppress(OSError):
+            kept.write(possible[-1])
+            del possible[:-1]  # It was taken: none before it will do.
+        disk.troubles.clear()
+    disk.lose_power()
+    manifest, held, _ = snapshots(disk).read()
+    assert manifest is not None
+    assert any(same(held, each) for each in possible)
+    snapshots(disk).write(model(20, 20))
+    assert same(snapshots(disk).read().held, model(20, 20))
+
+
+# -- when they are taken -----------------------------------------------------------------------------------------------
+
+
+class Home:
+    """A hold node of a run's home; `fire` lets as much time pass as is told."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self.hold = KeptHold(RUN, 15.0, role="syncer", shards=1, sizes=SIZES)
+        self.context: Any = Context("recorder")
+        self.context.disk = Mount(disk)
+        self.hold.open(self.context)
+
+    def fire(self, *items: Update, after: int = 0) -> dict[str, Any]:
+        self.context.at += after
+        emitted = self.hold(update={(Replica("syncer", 0), each["fragment"]): each for each in items})
+        told = [sent for port, sent in emitted or [] if port == "held"]
+        return told[-1] if told else {}
+
+
+def number(disk: SimulatedDisk) -> int:
+    found = disk.files().get(RUN / FOLDER / MANIFEST)
+    return int(json.loads(found)["number"]) if found else 0
+
+
+def test_one_is_taken_once_all_fragments_are_there_and_then_at_intervals() -> None:
+    disk = SimulatedDisk("seed")
+    home = Home(disk)
+    home.fire(item(0, 0))
+    assert number(disk) == 0
+    home.fire(item(1, 0))
+    assert number(disk) == 1
+    assert home.fire(item(0, 1))["saved"] == [[0, 1, 0], [1, 1, 0]]
+    assert number(disk) == 1
+    home.fire(after=EVERY)
+    assert number(disk) == 2
+    home.hold.close()
+    assert number(disk) == 2
+
+
+def test_the_next_life_holds_what_the_last_one_had_on_disk() -> None:
+    disk = SimulatedDisk("seed")
+    Home(disk).fire(item(0, 3), item(1, 4))
+    told = Home(disk).fire()
+    assert told == {
+        "holder": "recorder",
+        "fragments": [0, 1],
+        "merged": [0, 1],
+        "saved": [[0, 1, 3], [1, 1, 4]],
+    }
+
+
+def test_nothing_is_written_over_snapshots_that_the_disk_does_not_show_yet() -> None:
+    disk = SimulatedDisk("seed")
+    Home(disk).fire(item(0, 3), item(1, 4))
+    disk.troubles[0] = trouble(share=1.0)
+    home = Home(disk)
+    assert home.fire()["fragments"] == []
+    assert home.context.published[-1]["error"] == "Input/output error"
+    disk.troubles.clear()
+    home.fire(item(0, 5))
+    home.fire(after=EVERY)
+    assert same(snapshots(disk).read().held, {0: item(0, 5), 1: item(1, 4)})
+
+
+def test_a_disk_that_is_full_keeps_the_one_before_and_training_goes_on() -> None:
+    disk = SimulatedDisk("seed")
+    home = Home(disk)
+    home.fire(item(0, 0), item(1, 0))
+    disk.troubles[0] = trouble(room=0)
+    assert home.fire(item(0, 1), after=EVERY) is not None
+    assert home.context.published[-1] | {"taken_at": None} == {
+        "number": 1, "taken_at": None, "faults": [], "error": "No space left on device"
+    }  # fmt: skip
+    assert same(snapshots(disk).read().held, model(0, 0))
+    disk.troubles.clear()
+    home.fire(after=EVERY)
+    assert same(snapshots(disk).read().held, model(1, 0))
