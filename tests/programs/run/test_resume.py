@@ -1,0 +1,91 @@
+"""A run all of whose processes are killed goes on from its last snapshot; what cannot go on is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from isthmus.programs.recorder.snapshots import FOLDER, MANIFEST
+from tests.programs.run.process_run import ISTHMUS, PAUSE, Run
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def dead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A run that was killed, all of it at once, after some snapshots."""
+    run = Run(
+        tmp_path_factory.mktemp("cut-off"), "--set", "run.snapshot_every_seconds=0.2", "--set", "program.interval=8"
+    )
+    try:
+        run.wait_for(lambda: (run.folder / FOLDER / MANIFEST).exists())
+        run.wait_for_merges(20)
+        while living := run.processes():
+            for pid in living:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            PAUSE.wait(0.02)
+        run.command.communicate()
+        yield run
+    finally:
+        run.close()
+
+
+def resume(run: Run, *more: str, folder: str = "run") -> subprocess.Popen[str]:
+    command, pipe = [str(ISTHMUS), "train", "--resume", folder, *more], subprocess.PIPE
+    return subprocess.Popen(command, cwd=run.here, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def refusal(run: Run, *more: str, folder: str = "run") -> str:
+    process = resume(run, *more, folder=folder)
+    out, error = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, ""), error
+    return error
+
+
+def copy(run: Run, name: str) -> Path:
+    """The run folder, to be spoilt."""
+    shutil.copytree(run.folder, run.here / name)
+    return run.here / name
+
+
+def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run) -> None:
+    before = sorted(path.name for path in dead.folder.rglob("*"))
+    assert "expected it alone" in refusal(dead, "--tokens", "7")
+    assert "found no such folder" in refusal(dead, folder="nowhere")
+    shutil.rmtree(copy(dead, "without") / FOLDER)
+    assert "expected a snapshot" in refusal(dead, folder="without")
+    config = copy(dead, "changed") / "config.toml"
+    config.write_text(config.read_text().replace("interval = 8", "interval = 9"))
+    assert "config.toml asks for another one now" in refusal(dead, folder="changed")
+    (copy(dead, "ended") / "summary.json").write_text('{"outcome": "done"}')
+    assert "found one that is over: done" in refusal(dead, folder="ended")
+    assert sorted(path.name for path in dead.folder.rglob("*")) == before
+
+
+def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(dead: Run) -> None:
+    merged, told = dead.merges(), json.loads((dead.folder / FOLDER / MANIFEST).read_text())
+    assert all(entry["version"][1] > 0 for entry in told["fragments"])
+    dead.command = resume(dead)
+    dead.wait_for(lambda: dead.epochs()[-1:] == [2])
+    assert "of process" in refusal(dead)
+    summary = dead.stop()
+    assert dead.merges() > merged
+    assert [told for told in summary["books"]["differences"] if told["kind"] != "merges"] == []  # Lines are samples.
+    assert all(entry["fragment"] in range(summary["fragments"]) for entry in told["fragments"])
+    lives = {(life["learner"], life["incarnation"]) for life in summary["books"]["lives"]}
+    assert lives == {(0, 1), (0, 2), (1, 1), (1, 2)}
+    origins = {
+        line["fragment"]: line["origin"]
+        for line in map(json.loads, (dead.folder / "merges.jsonl").read_text().splitlines())
+        if line["epoch"] == 2
+    }
+    assert all(origins[entry["fragment"]][1] >= entry["version"][1] > 0 for entry in told["fragments"])
