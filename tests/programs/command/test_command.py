@@ -299,6 +299,7 @@ def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.Monke
         "slots_max": 16,
         "local_batch": "same",
         "evaluate_on": "cpu",
+        "snapshot_every_seconds": 15.0,
     }
     task = request.config["task"]
     assert (task["layers"], task["width"], task["context"]) == (1, 128, 16)

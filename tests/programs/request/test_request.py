@@ -122,6 +122,7 @@ def test_the_resolved_configuration_makes_the_same_request_again(folder: Path) -
         "slots_max": 16,
         "local_batch": "same",
         "evaluate_on": "cpu",
+        "snapshot_every_seconds": 15.0,
     }
     assert config["program"] == {"interval": 5, "blocks": False}
     second = prepare(Program(run.pop("program"), **config["program"]), run.pop("task"), run=run)
