@@ -1,6 +1,7 @@
 """What a daemon and its hosts are told of a run: the job in full, as JSON in the run folder.
 
-Every host builds the graph itself from it and compares the fingerprint: no code travels, only references to it.
+Every host builds the graph itself from it and compares the fingerprint: no code travels, only references to it. A run
+in one process leaves it, too, for whoever replays its tapes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Spec:
     hosts import jax and the task, `argv` the arguments of the script or command, which modules of the user's may read
     as they are imported, `zero_ns` the instant of the machine's monotonic clock that all its times count from,
     `cpu_seconds` what the command had used by then, `tokens_of_step` the tokens of a batch, by slot
-    (`ops.data.batches.of_slot`), `evaluate_on` where the evaluator computes: "cpu" or "island"."""
+    (`ops.data.batches.of_slot`), `evaluate_on` where the evaluator computes: "cpu" or "island", `transport` whether hosts
+    are processes ("zmq") or all in one ("inproc")."""
 
     run: str
     job: Job
@@ -70,6 +72,7 @@ class Spec:
     tokens_of_step: tuple[int, ...] = ()
     evaluate_on: str = "cpu"
     snapshot_every_seconds: float = SNAPSHOT_SECONDS_DEFAULT
+    transport: str = "zmq"
 
     @property
     def cast(self) -> Cast:
@@ -88,7 +91,7 @@ class Spec:
         return graph
 
 
-def of(request: Request, *, zero_ns: int, cpu_seconds: float) -> dict[str, Any]:
+def of(request: Request, *, zero_ns: int, cpu_seconds: float, transport: str = "zmq") -> dict[str, Any]:
     """A request's spec as data, for a run on this machine alone."""
     job = request.job
     counts = roster_counts(request.graph, job.learners)
@@ -106,6 +109,7 @@ def of(request: Request, *, zero_ns: int, cpu_seconds: float) -> dict[str, Any]:
         "tokens_of_step": [batch] if isinstance(batch := request.task.tokens_per_batch, int) else list(batch),
         "evaluate_on": request.config["run"]["evaluate_on"],
         "snapshot_every_seconds": request.config["run"]["snapshot_every_seconds"],
+        "transport": transport,
         "here": asdict(Here("127.0.0.1", counts.get("learner", 0))),
         "job": {
             "program": job.program,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import resource
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from isthmus.programs.islands.taken import shares
 from isthmus.programs.recorder import recorded
 from isthmus.programs.recorder.roles import resolving
 from isthmus.programs.recorder.summary import fragment_sizes, roster_counts, summarise
-from isthmus.programs.request import new_folder
+from isthmus.programs.request import new_folder, spec
 from isthmus.programs.request.graph_view import as_json
 from isthmus.programs.request.reference import resolve
 from isthmus.programs.request.request import Request
@@ -85,6 +86,8 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
     shape = as_json(request.graph, request.proof, request.fingerprint, _placement(request))
     with new_folder.prepared(folder):
         write_json(folder / "graph.json", shape)
+        told = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=_cpu_seconds(), transport="inproc")
+        spec.write(folder, told)
     trace = Trace()
 
     resolved = resolving(folder, resolve, request.config["run"]["snapshot_every_seconds"])

@@ -152,10 +152,17 @@ def _answer(folder: Path) -> Message | None:
 
 def _silent(folder: Path) -> ConfigError:
     note = _note(folder)
-    is_apart = (folder / "spec.json").exists()
-    found = "none yet, or one that did not start" if is_apart else "none: the run was in one process"
+    found = "none: the run was in one process" if _is_in_one(folder) else "none yet, or one that did not start"
     if note:
         is_there = started_at(note["pid"]) == note["started"]
         found = f"no answer from {note['endpoint']}, process {note['pid']}{'' if is_there else ', which is gone'}"
     do = "Without its daemon a run ends by itself within a minute; its folder holds what it left."
     return ConfigError(f"Asking for the run {folder}", "a daemon that answers", found, do)
+
+
+def _is_in_one(folder: Path) -> bool:
+    """Whether all hosts of a run were in one process, which has no daemon."""
+    try:
+        return str(json.loads((folder / "spec.json").read_text())["transport"]) == "inproc"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

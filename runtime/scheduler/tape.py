@@ -2,7 +2,7 @@
 
 A record is (instant, event, commands), msgpack, behind its length as four bytes, big-endian. The tape of a host is the
 records in the order in which the core saw the events; feeding the events to a fresh core gives the same commands, which
-is what `replayed` checks. Files and rotation belong to `store`.
+is what `isthmus replay` checks. Files and rotation belong to whoever writes them.
 """
 
 from __future__ import annotations
@@ -68,10 +68,21 @@ def read(data: bytes) -> Iterator[Record]:
 
 def whole(data: bytes) -> Iterator[Record]:
     """The records of a tape whose host may have been killed while it wrote: all but a torn last one."""
+    return read(data[: whole_size(data)])
+
+
+def whole_size(data: bytes) -> int:
+    """The bytes of a tape up to the end of its last finished record. ValueError where a length is none: no host tears
+    that by being killed."""
     end = 0
-    while end + 4 <= len(data) and (after := end + 4 + int.from_bytes(data[end : end + 4], "big")) <= len(data):
-        end = after
-    return read(data[:end])
+    while end + 4 <= len(data):
+        size = int.from_bytes(data[end : end + 4], "big")
+        if size > RECORD_SIZE_MAX:
+            raise ValueError(_torn(end, size, len(data) - end - 4))
+        if end + 4 + size > len(data):
+            break
+        end += 4 + size
+    return end
 
 
 def read_as(data: bytes, kind: type[_Read]) -> Iterator[_Read]:
@@ -82,12 +93,16 @@ def read_as(data: bytes, kind: type[_Read]) -> Iterator[_Read]:
         size = int.from_bytes(data[at : at + 4], "big")
         body = data[at + 4 : at + 4 + size]
         if size > RECORD_SIZE_MAX or len(body) != size:
-            raise ValueError(f"the tape is torn at byte {at}: a record of {size} bytes, {len(body)} are there")
+            raise ValueError(_torn(at, size, len(body)))
         try:
             yield decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"the tape is damaged at byte {at}: {error}") from None
         at += 4 + size
+
+
+def _torn(at: int, size: int, there: int) -> str:
+    return f"the tape is torn at byte {at}: a record of {size} bytes, {there} are there"
 
 
 def compare(record: Record, commands: list[Command]) -> None:

@@ -1,0 +1,2 @@
+"""Decides whether the cores of a run, fed again with the events of its tapes, give the same commands; nothing of a run
+is started, and payloads are not on tapes."""
