@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from isthmus.programs.command.group import FAILED, Commands
@@ -9,6 +11,29 @@ from isthmus.programs.command.options import AsJson
 from isthmus.programs.command.run_commands import PANEL, Run
 
 commands = typer.Typer(cls=Commands)
+
+
+@commands.command(rich_help_panel=PANEL)
+def why(
+    run: Run = None,
+    fragment: Annotated[int | None, typer.Option("--fragment", metavar="P", help="Of this fragment.")] = None,
+    version: Annotated[
+        str | None, typer.Option("--version", metavar="N", help="This version of it, as N or EPOCH.N; or its newest.")
+    ] = None,
+    last: Annotated[bool, typer.Option("--last", help="The newest of all; the default.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Explain one merge: who was in it, who came too late, and why.
+
+    From what the run folder holds: merges.jsonl, the tape of the syncer, trace.json and events.jsonl. It may be asked
+    while the run goes on.
+    """
+    from isthmus.programs.terminal import find_run
+    from isthmus.programs.terminal import why as why_view
+    from isthmus.programs.why.folder import Wanted
+
+    wanted = Wanted.of(fragment, version, is_last=last)
+    why_view.show(find_run.folder_of(run), wanted, as_json=as_json)
 
 
 @commands.command(rich_help_panel=PANEL)

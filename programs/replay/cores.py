@@ -46,16 +46,17 @@ class Again(NamedTuple):
     difference: Difference | None
 
 
-def again(core: Core, records: Iterable[Any], mergers: frozenset[int] = NOBODY, zero_ns: int = 0) -> Again:
+def again(core: Core, records: Iterable[Any], plan: Plan | None = None, zero_ns: int = 0) -> Again:
     """Feed a fresh core with what a tape has.
 
     Arguments:
         core: one that has seen nothing.
         records: those of the tape, from its start.
-        mergers: the nodes whose firings with a decision are merge rounds.
+        plan: that of a host; None for a core of a daemon.
         zero_ns: the instant of the tape's clock when the run was submitted.
     """
     count = commands = merges = 0
+    mergers = NOBODY if plan is None else _mergers(plan)
     for record in records:
         count += 1
         commands += len(record.commands)
@@ -65,21 +66,22 @@ def again(core: Core, records: Iterable[Any], mergers: frozenset[int] = NOBODY, 
         )
         try:
             said = core.handle(record.event, record.at)
-        except Exception as error:  # noqa: BLE001 (whatever it is: the core that wrote the tape did not raise it)
-            told = f"{type(error).__name__}: {error}"
-            return Again(count, commands, merges, _difference(count, record, [], zero_ns, told))
+        except Exception as error:  # Whatever it is: the core that wrote the tape did not raise it.
+            found = _difference(count, record, [], zero_ns, plan, f"{type(error).__name__}: {error}")
+            return Again(count, commands, merges, found)
         if said != record.commands:
-            return Again(count, commands, merges, _difference(count, record, said, zero_ns))
+            return Again(count, commands, merges, _difference(count, record, said, zero_ns, plan))
     return Again(count, commands, merges, None)
 
 
-def mergers(plan: Plan) -> frozenset[int]:
+def _mergers(plan: Plan) -> frozenset[int]:
     """The nodes of a host that fire by Quorum: each firing that a quorum has closed is a merge round."""
     return frozenset(node.index for node in plan.nodes if isinstance(node.fires, Quorum))
 
 
-def strange(records: Sequence[Record], plan: Plan, member: Member) -> str:
-    """Why the tape of a host cannot be that of this life in this graph, in words; empty where it may be."""
+def strange(records: Sequence[Record], plan: Plan, member: Member, *, is_alone: bool) -> str:
+    """Why the tape of a host cannot be that of this life in this graph, in words; empty where it may be. `is_alone`: it
+    had a process of its own, and heard of itself first; in one process all hear of all at once."""
     if not records:
         return ""
     at_first = []
@@ -87,7 +89,7 @@ def strange(records: Sequence[Record], plan: Plan, member: Member) -> str:
         if not isinstance(record.event, ReplicaJoined):
             break
         at_first.append(record.event.member)
-    if member not in at_first:
+    if member not in at_first[: 1 if is_alone else None]:
         return f"one that begins with {_first(records[0], at_first)}"
     nodes = {node.index for node in plan.nodes}
     for number, record in enumerate(records, 1):
@@ -113,8 +115,21 @@ def _unknown(event: Any, nodes: set[int], plan: Plan) -> str:
     return ""
 
 
-def _difference(number: int, record: Any, said: Sequence[Any], zero_ns: int, error: str = "") -> Difference:
+def _difference(
+    number: int, record: Any, said: Sequence[Any], zero_ns: int, plan: Plan | None, error: str = ""
+) -> Difference:
     taped = record.commands
     same = next((i for i, (one, other) in enumerate(zip(taped, said, strict=False)) if one != other), None)
     same = min(len(taped), len(said)) if same is None else same
-    return Difference(number, record.at - zero_ns, record.event, same + 1, taped[same:], said[same:], error)
+    place = "" if plan is None else _place(record.event, plan)
+    return Difference(number, record.at - zero_ns, record.event, place, same + 1, taped[same:], said[same:], error)
+
+
+def _place(event: Any, plan: Plan) -> str:
+    """The name of the node or edge that an event is about."""
+    match event:
+        case NodeOpened() | ItemsEmitted() | FiringEnded() | BodyFailed():
+            return next(node.name for node in plan.nodes if node.index == event.node)
+        case ItemArrived() | CreditGranted():
+            return plan.edges[event.edge].name
+    return ""

@@ -10,12 +10,14 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first record of a tape after which a fresh core decides otherwise: its `number`, from 1; when it was, in
-    nanoseconds since the submission of the run; the event; and from the first command on that differs (`command`, from
+    nanoseconds since the submission of the run; the event, and the node or edge it is about (`place`, empty for
+    others); and from the first command on that differs (`command`, from
     1), what the tape has and what the core says. `error` is what the core raised instead, empty if it did not."""
 
     number: int
     at_ns: int
     event: Any
+    place: str
     command: int
     taped: Sequence[Any]
     said: Sequence[Any]
@@ -26,8 +28,8 @@ class Difference:
 class Replayed:
     """One tape: `host` is that of a life ('learner/2'), or 'home' or 'station', of which `number` is the process.
 
-    `records`, `commands` and `merges` (rounds that closed) are those that were replayed: none where the beginning of the
-    tape is not kept any more, so that there is no state to start from; it `begins_ns` after the submission then.
+    `records`, `commands` and `merges` (rounds that closed) are those that were replayed: none where the beginning of
+    the tape is not kept any more, so that there is no state to start from; it `begins_ns` after the submission then.
     `torn_bytes` are those of a last record that was never finished.
     """
 

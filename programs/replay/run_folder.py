@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from isthmus.programs.cluster.handover import CLUSTER, Sites
 from isthmus.programs.replay import tape_files
-from isthmus.programs.replay.cores import Core, again, mergers, strange
+from isthmus.programs.replay.cores import Core, again, strange
 from isthmus.programs.replay.outcome import Replay, Replayed
 from isthmus.programs.replay.tape_files import HOME, Read, TapeFile
 from isthmus.programs.request import spec
@@ -102,19 +102,17 @@ def _wrong(file: TapeFile, tape: Read, cast: _Cast) -> str:
         role = file.member.replica.role
         if role not in cast.plans:
             return f"one of a role {role!r}, which the graph does not have"
-        return strange(tape.records, cast.plans[role], file.member)
+        return strange(tape.records, cast.plans[role], file.member, is_alone=cast.told.transport != spec.INPROC)
     if tape.records and not _begins(tape) and not file.older.exists():
         return f"one that begins with {type(tape.records[0].event).__name__}"
     return ""
 
 
 def _may_be_torn(file: TapeFile, tape: Read, broken_off: frozenset[tuple[str, int]], newest: int) -> bool:
-    """Whether whoever wrote a tape was killed, as far as is known: a host by events.jsonl, a daemon by its successor."""
+    """Whether whoever wrote a tape was killed, as far as is known: a host by events.jsonl, a daemon by the next."""
     if file.member is not None:
         return (str(file.member.replica), file.member.incarnation) in broken_off
     return not tape.records or tape.records[0].at < newest - _DAEMON_NS
-
-
 
 
 def _begins(tape: Read) -> bool:
@@ -129,7 +127,7 @@ def _replayed(file: TapeFile, tape: Read, cast: _Cast) -> Replayed:
         begins = tape.records[0].at - zero_ns
         return Replayed(file.path.name, host, number, 0, 0, 0, tape.torn_bytes, begins)
     plan = None if member is None else cast.plans[member.replica.role]
-    done = again(_core(file, plan, cast), tape.records, frozenset() if plan is None else mergers(plan), zero_ns)
+    done = again(_core(file, plan, cast), tape.records, plan, zero_ns)
     counts = done.records, done.commands, done.merges
     return Replayed(file.path.name, host, number, *counts, tape.torn_bytes, None, done.difference)
 

@@ -29,14 +29,25 @@ def as_object(replay: Replay, took_seconds: float) -> dict[str, Any]:
 
 
 def told(tape: Replayed) -> str:
-    """What came of one tape."""
-    if tape.begins_ns is not None:
-        text = f"not replayed: it begins {_since(tape.begins_ns)} after the submission; the part before is not kept"
-    elif tape.difference is not None:
-        text = f"different at record {numbers.whole(tape.difference.number)}"
-    else:
-        text = "identical" if tape.records else "empty"
-    return f"{text}, last record unfinished ({numbers.size(tape.torn_bytes)})" if tape.torn_bytes else text
+    """What came of one tape, in a word or two."""
+    if not tape.is_replayed:
+        return "not replayed"
+    if tape.difference is not None:
+        return "different"
+    return "identical" if tape.records else "empty"
+
+
+def remarks(replay: Replay) -> Iterator[str]:
+    """What is to be known of tapes that are not whole, or not here."""
+    for tape in replay.tapes:
+        if tape.begins_ns is not None:
+            begins = f"begins {_since(tape.begins_ns)} after the submission; the part before is not kept"
+            yield f"{name(tape)}: {begins}, so there is no state to start from."
+        if tape.torn_bytes:
+            torn = numbers.size(tape.torn_bytes)
+            yield f"{name(tape)}: its last record was never finished ({torn}), and is left out."
+    if replay.absent:
+        yield f"No tape here of {', '.join(replay.absent)}: tapes stay on the machine of their host."
 
 
 def name(tape: Replayed) -> str:
@@ -50,6 +61,8 @@ def story(tape: Replayed, difference: Difference) -> Iterator[tuple[str, str]]:
     yield "host", name(tape)
     yield "tape", tape.tape
     yield "record", f"{numbers.whole(difference.number)}, {_since(difference.at_ns)} after the submission"
+    if difference.place:
+        yield "at", difference.place
     yield "event", _shown(difference.event)
     if difference.error:
         yield "taped", _listed(difference.taped)
@@ -88,6 +101,7 @@ def _difference(difference: Difference) -> dict[str, Any]:
     return {
         "record": difference.number,
         "at_ns": difference.at_ns,
+        "place": difference.place,
         "event": msgspec.to_builtins(difference.event),
         "command": difference.command,
         "taped": msgspec.to_builtins(list(difference.taped)),

@@ -28,6 +28,8 @@ from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import boot_id
 
 SPEC: Final = "spec.json"
+INPROC: Final = "inproc"
+"""The `transport` of a run in one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ class Spec:
     hosts import jax and the task, `argv` the arguments of the script or command, which modules of the user's may read
     as they are imported, `zero_ns` the instant of the machine's monotonic clock that all its times count from,
     `cpu_seconds` what the command had used by then, `tokens_of_step` the tokens of a batch, by slot
-    (`ops.data.batches.of_slot`), `evaluate_on` where the evaluator computes: "cpu" or "island", `transport` whether hosts
-    are processes ("zmq") or all in one ("inproc")."""
+    (`ops.data.batches.of_slot`), `evaluate_on` where the evaluator computes: "cpu" or "island", `transport` whether
+    hosts are processes ("zmq") or all in one ("inproc")."""
 
     run: str
     job: Job

@@ -86,7 +86,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
     shape = as_json(request.graph, request.proof, request.fingerprint, _placement(request))
     with new_folder.prepared(folder):
         write_json(folder / "graph.json", shape)
-        told = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=_cpu_seconds(), transport="inproc")
+        told = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=_cpu_seconds(), transport=spec.INPROC)
         spec.write(folder, told)
     trace = Trace()
 

@@ -162,7 +162,9 @@ def _silent(folder: Path) -> ConfigError:
 
 def _is_in_one(folder: Path) -> bool:
     """Whether all hosts of a run were in one process, which has no daemon."""
+    from isthmus.programs.request.spec import INPROC, SPEC
+
     try:
-        return str(json.loads((folder / "spec.json").read_text())["transport"]) == "inproc"
+        return str(json.loads((folder / SPEC).read_text())["transport"]) == INPROC
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -32,8 +32,8 @@ def show(folder: Path, *, as_json: bool) -> bool:
         if tape.difference is not None:
             console.print(Text(""), facts(list(words.story(tape, tape.difference))), sep="\n")
     console.print()
-    if done.absent:
-        console.print(f"no tape here of {', '.join(done.absent)}: tapes stay on the machine of their host", markup=False)
+    for remark in words.remarks(done):
+        console.print(remark, markup=False)
     console.print(words.ending(done, took), markup=False)
     return done.is_identical
 

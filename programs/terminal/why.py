@@ -1,0 +1,80 @@
+"""`isthmus why`: one merge, from its opening to its publication, with a row for each learner; or the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from isthmus.programs.results import numbers
+from isthmus.programs.terminal.fitted_table import Column, fitted
+from isthmus.programs.terminal.live import facts
+from isthmus.programs.why import words
+from isthmus.programs.why.facts import NOT_RECORDED, Answer, MergeFacts, Why
+from isthmus.programs.why.folder import Wanted, why
+
+_DISPENSABLE: Final = ("life", "bytes", "steps")
+"""What a narrow terminal does not show, what is left out first first."""
+
+
+def show(folder: Path, wanted: Wanted, *, as_json: bool) -> None:
+    """Print what the run folder tells of one merge."""
+    told = why(folder, wanted)
+    if as_json:
+        typer.echo(json.dumps(_object(told), indent=2))
+        return
+    console = Console(highlight=False)
+    for merge in (told.merge, *told.recoveries):
+        _print(console, merge)
+    for away in told.away:
+        console.print(words.absent(away), markup=False)
+    for note in words.notes(told):
+        console.print(note, markup=False, style="dim")
+
+
+def _object(told: Why) -> dict[str, Any]:
+    """The fields of the merge, and beside them what is known of the run around it."""
+    around = {name: value for name, value in asdict(told).items() if name != "merge"}
+    return {**asdict(told.merge), **around, "not_recorded": NOT_RECORDED}
+
+
+def _print(console: Console, merge: MergeFacts) -> None:
+    console.print(Text(words.head(merge), style="bold"))
+    console.print(facts(list(words.rows(merge))))
+    console.print()
+    if merge.answers:
+        console.print(fitted(_columns(merge.answers), console.width, _DISPENSABLE))
+        for answer in merge.answers:
+            if remark := words.remark(answer):
+                console.print(f"learner {answer.slot}: {remark}", markup=False)
+        console.print()
+
+
+def _columns(answers: Sequence[Answer]) -> list[Column]:
+    """A row for each learner; columns of which nothing is known are left out."""
+    lives = {answer.incarnation for answer in answers} - {None, 1}
+    columns = [
+        Column("learner", [str(answer.slot) for answer in answers]),
+        Column("life", [str(answer.incarnation or "") for answer in answers] if lives else []),
+        Column("answer", [words.fate(answer) for answer in answers], is_text=True),
+        Column("arrived", [_time(answer.arrived_ms) for answer in answers]),
+        Column("tokens", [_whole(answer.tokens) for answer in answers]),
+        Column("steps", [_whole(answer.steps) for answer in answers]),
+        Column("weight", ["" if answer.weight is None else numbers.percent(answer.weight) for answer in answers]),
+        Column("bytes", ["" if answer.size_bytes is None else numbers.size(answer.size_bytes) for answer in answers]),
+    ]
+    return [column for column in columns if any(column.cells)]
+
+
+def _time(value_ms: float | None) -> str:
+    return "" if value_ms is None else numbers.seconds(value_ms / 1e3)
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else numbers.whole(value)

@@ -1,0 +1,179 @@
+"""Finds a merge in a run folder, and reads what there is of it; the run may go on meanwhile."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from isthmus.programs.results.absence_words import away
+from isthmus.programs.results.json_lines import objects
+from isthmus.programs.results.reading import read_absences
+from isthmus.programs.results.timeline import read_timeline
+from isthmus.programs.results.who_waits import waiting_of
+from isthmus.programs.why.build import merge_facts
+from isthmus.programs.why.facts import Away, Line, MergeFacts, Why
+from isthmus.programs.why.on_tape import TapedRound, taped_round
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.scheduler import tape
+from isthmus.runtime.scheduler.tape import Record
+
+MERGES: Final = "merges.jsonl"
+_FRAGMENTS_MAX: Final = 16
+"""Fragments that a message names before it only counts them."""
+_NEEDED: Final = ("time", "fragment", "round", "kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which merge: the newest of all, the newest of a `fragment`, or the one that made its version `count` (of the
+    newest `epoch` that made one, unless one is named)."""
+
+    fragment: int | None = None
+    count: int | None = None
+    epoch: int | None = None
+
+    @classmethod
+    def of(cls, fragment: int | None, version: str | None, *, is_last: bool) -> Wanted:
+        """What was typed; ConfigError if it names no merge. `version` is 'N' or 'EPOCH.N'."""
+        doing = "Reading the command line of `isthmus why`"
+        if is_last and (fragment is not None or version is not None):
+            raise ConfigError(doing, "--last, or --fragment and --version", "both", "Leave one of them out.")
+        if version is None:
+            return cls(fragment)
+        if fragment is None:
+            raise ConfigError(doing, "--fragment beside --version", "none", "Name the fragment: --fragment P.")
+        epoch, dot, count = version.rpartition(".")
+        if not count.isdecimal() or (dot and not epoch.isdecimal()):
+            do = "Versions are counted in each fragment; `isthmus why --fragment P` shows its newest one."
+            raise ConfigError("Reading --version", "N, or EPOCH.N", repr(version), do)
+        return cls(fragment, int(count), int(epoch) if dot else None)
+
+
+def why(folder: Path, wanted: Wanted) -> Why:
+    """What the run folder tells of one merge; ConfigError, with what there is, where it has no such merge."""
+    lines = [line for line in objects(folder / MERGES) if all(name in line for name in _NEEDED)]
+    if not lines:
+        do = "A program without a syncer merges nothing; in others the first version comes before the first step."
+        raise ConfigError(f"Looking for merges of {folder}", f"some in {MERGES}", "none", do)
+    made, *later = _chosen(lines, wanted)
+    run = _Run(folder)
+    merge = run.facts(made)
+    recoveries = [run.facts(line) for line in later]
+    return Why(str(folder), merge, recoveries, _away(folder, [merge, *recoveries]), run.problems)
+
+
+def _chosen(lines: Sequence[Line], wanted: Wanted) -> list[Line]:
+    """The line that was asked for, and those that took its version up again."""
+    doing = "Looking for a merge"
+    mine = [line for line in lines if wanted.fragment in (None, line["fragment"])]
+    if not mine:
+        raise ConfigError(doing, f"fragment {wanted.fragment}", _there_is(lines), "Name one of these with --fragment.")
+    if wanted.count is None:
+        return [mine[-1]]
+    versions = [line for line in mine if line.get("version") and line["version"][1] == wanted.count]
+    epoch = wanted.epoch or max((line["version"][0] for line in versions), default=0)
+    versions = [line for line in versions if line["version"][0] == epoch]
+    if not versions:
+        name = f"{wanted.epoch}.{wanted.count}" if wanted.epoch else str(wanted.count)
+        expected = f"version {name} of fragment {wanted.fragment}"
+        raise ConfigError(doing, expected, _there_is(mine), "Name one of these, or an earlier one.")
+    return sorted(versions, key=lambda line: line["kind"] == "recover")
+
+
+def _there_is(lines: Sequence[Line]) -> str:
+    """Fragments and their newest versions, in words."""
+    newest: dict[int, Any] = {}
+    for line in lines:
+        newest[line["fragment"]] = line.get("version") or newest.get(line["fragment"])
+    shown = [f"{fragment}: {_dotted(version)}" for fragment, version in sorted(newest.items())][:_FRAGMENTS_MAX]
+    more = f" and {len(newest) - _FRAGMENTS_MAX} more" if len(newest) > _FRAGMENTS_MAX else ""
+    return f"these fragments with their newest versions: {', '.join(shown)}{more}"
+
+
+def _dotted(version: Any) -> str:
+    return "none" if version is None else ".".join(map(str, version))
+
+
+class _Run:
+    """What beside merges.jsonl tells of its merges, each file read once; what cannot be read is among `problems`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.problems: list[str] = []
+        self._folder = folder
+        self._records: dict[str, list[Record]] = {}
+        self._gamma = _gamma(folder)
+        self._tokens_of_step = _tokens_of_step(folder)
+        self._sizes: dict[str, dict[int, list[float]]] | None = None
+
+    def facts(self, line: Line) -> MergeFacts:
+        """The facts of one line."""
+        return merge_facts(
+            line,
+            self._taped(line),
+            gamma=self._gamma,
+            tokens_of_step=self._tokens_of_step,
+            sizes=self._sizes_to(f"syncer/{line.get('shard', 0)}"),
+        )
+
+    def _taped(self, line: Line) -> TapedRound:
+        name = f"syncer-{line.get('shard', 0)}-{line.get('epoch', 1)}.tape"
+        if name not in self._records:
+            try:
+                self._records[name] = list(tape.whole((self._folder / "tape" / name).read_bytes()))
+            except OSError:
+                self._records[name] = []
+                self.problems.append(f"tape/{name} is not here, so nobody knows when answers came, and on what terms.")
+            except ValueError as error:
+                self._records[name] = []
+                self.problems.append(f"tape/{name} cannot be read: {error}.")
+        taped = taped_round(self._records[name], line["round"])
+        if self._records[name] and taped.closing is None:
+            why_not = "it is written twice a second, or was cut off"
+            self.problems.append(f"tape/{name} does not have this round: {why_not}.")
+        return taped
+
+    def _sizes_to(self, host: str) -> Mapping[int, Sequence[float]]:
+        """The bytes of all answers to a shard, by slot, in their order."""
+        if self._sizes is None:
+            self._sizes = {}
+            try:
+                timeline = read_timeline((self._folder / "trace.json").read_bytes())
+            except (OSError, ValueError):
+                return {}  # It comes at the end of a run, and may be missing.
+            for transfer in sorted(timeline.transfers, key=lambda transfer: transfer.ended):
+                role, _, slot = transfer.source.partition("/")
+                if role == "learner" and transfer.target_port == "answer":
+                    self._sizes.setdefault(transfer.target, {}).setdefault(int(slot), []).append(transfer.size_bytes)
+        return self._sizes.get(host, {})
+
+
+def _gamma(folder: Path) -> float | None:
+    """The safety margin of the grace window; None where the run has none."""
+    try:
+        program = tomllib.loads((folder / "config.toml").read_text())["program"]
+        return float(program["gamma"]) if program.get("grace", True) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _tokens_of_step(folder: Path) -> Sequence[int]:
+    """The tokens of a batch, by slot; empty where that is not written."""
+    try:
+        return [int(tokens) for tokens in json.loads((folder / "spec.json").read_text())["tokens_of_step"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _away(folder: Path, merges: Sequence[MergeFacts]) -> list[Away]:
+    """Who was away while one of the rounds was open."""
+    waiting = waiting_of(folder)
+    times = [(merge.time if merge.opened is None else merge.opened, merge.time) for merge in merges]
+    return [
+        Away(each.host, away(each, waiting), each.begun, each.ended)
+        for each in read_absences(folder)
+        if any(each.begun <= end and (each.ended is None or each.ended >= begin) for begin, end in times)
+    ]

@@ -1,0 +1,133 @@
+"""What the tape of a shard has of one round: its openings, when each answer came, and what became of it. Pure.
+
+A tape has no payloads, but of each item the fields that cores read or that are noted: of an opening its terms, of an
+answer its round and its tokens (begin, end], of a merge the round and when it was published. So nothing here needs the
+graph of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from isthmus.runtime.ids import Handle
+from isthmus.runtime.scheduler.events import DropItem, FiringEnded, ItemArrived, ItemsEmitted, Output, RunBody
+from isthmus.runtime.scheduler.tape import Record
+
+TYPICAL_ROUNDS: Final = 15
+"""Of which the shard takes the median (`ops.syncer.grace.OBSERVATIONS`)."""
+_ANSWER: Final = {"round", "begin", "end"}
+_OPENING: Final = {"round", "members", "count_min"}
+_PUBLISHED: Final = {"round", "version", "kind"}
+
+
+class Came(NamedTuple):
+    """An answer as it came: of which life, for which round, when (nanoseconds of the shard's clock), with how many
+    tokens; it was the `nth` of its learner on this tape, from 0."""
+
+    slot: int
+    incarnation: int
+    round: int
+    at: int
+    tokens: int
+    nth: int
+
+
+@dataclass(slots=True)
+class Closing:
+    """How a round closed: its instants, and the answers that it was given."""
+
+    opened_at: int
+    quorum_at: int
+    closed_at: int
+    given: list[Came]
+
+
+@dataclass(slots=True)
+class TapedRound:
+    """One round on a tape: its `openings`, one for each attempt; `came`, the answers that were sent for it; how it
+    closed and when it was published, None where the tape has not come so far; `counted_in` gives for answers that came
+    too late the round in which they count, `dropped` for those that count in none why not; `usual_ns` are the times
+    from opening to quorum of the last rounds before it that the shard learnt from; `answers_of` counts the answers of
+    each learner on the whole tape."""
+
+    openings: list[Mapping[str, Any]] = field(default_factory=list)
+    came: list[Came] = field(default_factory=list)
+    closing: Closing | None = None
+    published_at: int | None = None
+    counted_in: dict[Came, int] = field(default_factory=dict)
+    dropped: dict[Came, str] = field(default_factory=dict)
+    usual_ns: list[int] = field(default_factory=list)
+    answers_of: dict[int, int] = field(default_factory=dict)
+
+
+def taped_round(records: Sequence[Record], number: int) -> TapedRound:
+    """What a tape has of round `number`; empty where it has nothing."""
+    taped = TapedRound()
+    first: dict[int, Mapping[str, Any]] = {}
+    numbers: dict[Handle, int] = {}
+    answers: dict[Handle, Came] = {}
+    quorums: dict[int, int] = {}
+    usual: list[int] = []
+    for record in records:
+        event = record.event
+        if isinstance(event, ItemArrived) and event.fields and event.fields.keys() >= _ANSWER:
+            answers[event.handle] = came = _came(record.at, event, taped.answers_of)
+            if came.round == number:
+                taped.came.append(came)
+        for output in _outputs(record):
+            fields = output.fields or {}
+            if fields.keys() >= _OPENING:
+                numbers[output.handle] = fields["round"]
+                first.setdefault(fields["round"], fields)
+                if fields["round"] == number:
+                    taped.openings.append(fields)
+                    taped.usual_ns = taped.usual_ns or usual[-TYPICAL_ROUNDS:]
+            elif fields.keys() >= _PUBLISHED:
+                if fields["round"] == number:
+                    taped.published_at = taped.published_at or record.at
+                if fields["round"] in quorums:
+                    usual.append(quorums.pop(fields["round"]))
+        for command in record.commands:
+            if isinstance(command, RunBody) and "closed_at" in (command.decision or {}):
+                _close(command, number, taped, numbers, answers, first, quorums)
+            elif isinstance(command, DropItem) and (dropped := answers.get(command.handle)) and dropped.round == number:
+                taped.dropped[dropped] = command.reason
+    return taped
+
+
+def _close(
+    command: RunBody,
+    number: int,
+    taped: TapedRound,
+    numbers: Mapping[Handle, int],
+    answers: Mapping[Handle, Came],
+    first: Mapping[int, Mapping[str, Any]],
+    quorums: dict[int, int],
+) -> None:
+    """Take a round that closes."""
+    decision = command.decision or {}
+    handles = [handle for _, entries in command.inputs for _, _, handle in entries]
+    closed = next((numbers[handle] for handle in handles if handle in numbers), None)
+    if closed is None:
+        return
+    given = [answers[handle] for handle in handles if handle in answers]
+    opened_at, quorum_at = decision["opened_at"], decision["quorum_at"]
+    opening = first[closed]
+    if given and opening.get("grace") is not None and opening.get("chain") is not None:
+        quorums[closed] = quorum_at - opened_at
+    if closed == number:
+        taped.closing = Closing(opened_at, quorum_at, decision["closed_at"], given)
+    taped.counted_in.update({came: closed for came in given if came.round == number != closed})
+
+
+def _came(at: int, event: ItemArrived, answers_of: dict[int, int]) -> Came:
+    fields, slot = event.fields or {}, event.source.replica.slot
+    nth = answers_of.get(slot, 0)
+    answers_of[slot] = nth + 1
+    return Came(slot, event.source.incarnation, fields["round"], at, fields["end"] - fields["begin"], nth)
+
+
+def _outputs(record: Record) -> tuple[Output, ...]:
+    return record.event.outputs if isinstance(record.event, FiringEnded | ItemsEmitted) else ()

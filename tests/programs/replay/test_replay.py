@@ -1,0 +1,272 @@
+"""`isthmus replay`: fresh cores decide what the tapes of a run have, or the first difference is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from isthmus.programs.command.main import app
+from isthmus.programs.replay.cores import again
+from isthmus.programs.request import spec
+from isthmus.programs.request.run_lock import RunLock
+from isthmus.programs.simulation.pytest_plugin import Worlds
+from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.scheduler import tape
+from isthmus.runtime.scheduler.events import SetTimer
+from isthmus.runtime.supervision.driver import Driver
+from isthmus.runtime.supervision.home.core import Home
+from isthmus.runtime.supervision.home.events import HomeBeat, HomeBegan, Places
+from isthmus.runtime.supervision.station import Station
+from isthmus.runtime.supervision.station_events import StationBeat, StationBegan
+from tests.programs.replay.taped_run import taped_run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    worlds = Worlds(tmp_path_factory.mktemp("runs"))
+    folder = taped_run(worlds)
+    worlds.close()
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run, to be spoilt."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def isthmus(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=False, prog_name="isthmus")
+
+
+def replayed(folder: Path) -> tuple[int, dict[str, Any]]:
+    """The exit status of `isthmus replay --json`, and what it says."""
+    result = isthmus("replay", str(folder), "--json")
+    return result.exit_code, json.loads(result.stdout)
+
+
+def refused(folder: Path) -> str:
+    """What `isthmus replay` says to a folder that it does not replay."""
+    result = isthmus("replay", str(folder))
+    assert (result.exit_code, result.stdout) == (2, "")
+    return result.stderr
+
+
+def hosts(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {each["tape"].removesuffix(".tape"): each for each in told["hosts"]}
+
+
+def edited(path: Path, change: Callable[[list[tape.Record]], Sequence[tape.Record]]) -> None:
+    """Write a tape anew, with other records."""
+    records = change(list(tape.read(path.read_bytes())))
+    new = tape.Tape()
+    for record in records:
+        new.append(record.at, record.event, record.commands)
+    path.write_bytes(new.take())
+
+
+# -- the same ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_replayed_from_its_folder_alone(finished: Path) -> None:
+    status, told = replayed(finished)
+    assert (status, told["identical"]) == (0, True)
+    rounds = [json.loads(line)["round"] for line in (finished / "merges.jsonl").read_text().splitlines()]
+    assert told["merges"] == max(rounds) > 5
+    assert told["commands"] == sum(each["commands"] for each in told["hosts"]) > 500
+    assert set(hosts(told)) == {"evaluator-0-1", "recorder-0-1", "syncer-0-1", *(f"learner-{n}-1" for n in range(3))}
+    assert all(each["difference"] is None for each in told["hosts"])
+    assert told["absent"] == []
+
+
+def test_what_is_told_is_a_row_for_each_tape_and_the_sum(finished: Path) -> None:
+    result = isthmus("replay", str(finished))
+    assert result.exit_code == 0
+    *_, last = lines = result.stdout.splitlines()
+    assert sum(line.rstrip().endswith("identical") for line in lines) == 6
+    assert last.startswith("identical: 6 tapes, ")
+    assert max(map(len, lines)) <= 80
+
+
+def test_tapes_of_daemons_are_replayed_too(run: Path) -> None:
+    told = spec.load(run)
+    for core, name, events in (
+        (Home(told.cast, Places(home="local")), "home-7", (HomeBegan(), HomeBeat(), HomeBeat())),
+        (Station(is_at_home=True), "station-7", (StationBegan(), StationBeat())),
+    ):
+        at = iter(range(0, 10**12, 10**9))
+        driver = Driver(core, lambda command: None, lambda at=at: Instant(next(at)))  # type: ignore[misc]
+        for event in events:
+            driver.feed(event)  # type: ignore[arg-type]
+        (run / "tape" / f"{name}.tape").write_bytes(driver.tape.take())
+    status, found = replayed(run)
+    assert (status, found["identical"]) == (0, True)
+    assert [hosts(found)[name]["records"] for name in ("home-7", "station-7")] == [3, 2]
+
+
+def test_a_rotated_tape_without_its_beginning_is_named_and_left_out(run: Path) -> None:
+    driver = Driver(Station(is_at_home=True), lambda command: None, lambda: Instant(seconds(9)))
+    driver.feed(StationBegan())
+    driver.tape.take()
+    driver.feed(StationBeat())
+    (run / "tape" / "station-7.tape.1").write_bytes(driver.tape.take())
+    status, told = replayed(run)
+    assert (status, told["identical"]) == (0, True)
+    station = hosts(told)["station-7"]
+    assert (station["is_replayed"], station["begins_ns"], station["records"]) == (
+        False,
+        seconds(9) - spec.load(run).zero_ns,
+        0,
+    )
+    assert "station of daemon 7: begins " in isthmus("replay", str(run)).stdout
+
+
+def test_a_last_record_that_a_kill_has_torn_is_no_difference(run: Path) -> None:
+    path = run / "tape" / "learner-1-1.tape"
+    path.write_bytes(path.read_bytes()[:-3])
+    assert "an unfinished one, of a host that was not killed" in refused(run)
+    killed = {"kind": "ended", "host": "learner/1", "incarnation": 1, "at": 0, "verdict": None, "error": None}
+    killed["end"] = {"kind": "exited", "status": None, "signal": "SIGKILL"}
+    (run / "events.jsonl").write_text(json.dumps(killed) + "\n")
+    status, told = replayed(run)
+    assert (status, told["identical"]) == (0, True)
+    assert hosts(told)["learner-1-1"]["torn_bytes"] > 0
+    (run / "events.jsonl").unlink()
+    (run / "summary.json").unlink()  # Nobody came to its end.
+    assert replayed(run)[0] == 0
+
+
+def test_a_host_whose_tape_is_elsewhere_is_named(run: Path) -> None:
+    (run / "tape" / "learner-2-1.tape").unlink()
+    assert replayed(run)[1]["absent"] == ["learner/2"]
+    assert "No tape here of learner/2" in isthmus("replay", str(run)).stdout
+
+
+# -- a difference ------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_difference_is_told_with_its_story(run: Path) -> None:
+    number = 0
+
+    def later(records: list[tape.Record]) -> list[tape.Record]:
+        nonlocal number
+        number = next(i for i, each in enumerate(records) if any(isinstance(c, SetTimer) for c in each.commands))
+        timers = [
+            msgspec.structs.replace(command, at=command.at + 1) if isinstance(command, SetTimer) else command
+            for command in records[number].commands
+        ]
+        return [*records[:number], msgspec.structs.replace(records[number], commands=timers), *records[number + 1 :]]
+
+    edited(run / "tape" / "syncer-0-1.tape", later)
+    status, told = replayed(run)
+    assert (status, told["identical"]) == (1, False)
+    found = hosts(told)["syncer-0-1"]["difference"]
+    assert found["record"] == number + 1
+    assert found["taped"][0][0] == found["replayed"][0][0] == "SetTimer"
+    assert found["taped"][0][2] - found["replayed"][0][2] == 1
+    assert (found["event"][0], found["place"]) == ("ItemArrived", "fragment-send.answer -> merge.answer")
+    result = isthmus("replay", str(run))
+    assert result.exit_code == 1
+    assert f"record    {number + 1:,}, " in result.stdout
+    assert "taped     SetTimer(" in result.stdout
+    assert "replayed  SetTimer(" in result.stdout
+
+
+def test_a_core_that_raises_has_decided_otherwise(run: Path) -> None:
+    edited(run / "tape" / "learner-0-1.tape", lambda records: [*records[:20], records[20], records[20], *records[21:]])
+    status, told = replayed(run)
+    found = hosts(told)["learner-0-1"]["difference"]
+    assert status == 1
+    assert found["error"] or found["taped"] != found["replayed"]
+
+
+def test_commands_that_are_missing_or_too_many_differ() -> None:
+    class Says:
+        def __init__(self, commands: list[Any]) -> None:
+            self.commands = commands
+
+        def handle(self, event: Any, now: Instant) -> list[Any]:
+            return self.commands
+
+    one, other = SetTimer(1, Instant(1)), SetTimer(2, Instant(2))
+    record = tape.Record(Instant(5), msgspec.convert(["StopRequested"], type=tape.Event), [one])
+    for said, (command, taped, replayed_) in (
+        ([one, other], (2, [], [other])),
+        ([], (1, [one], [])),
+    ):
+        difference = again(Says(said), [record]).difference
+        assert difference is not None
+        assert (difference.command, list(difference.taped), list(difference.said)) == (command, taped, replayed_)
+    assert again(Says([one]), [record]).difference is None
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_tapes_that_cannot_be_those_of_the_run_are_all_named_at_once(run: Path) -> None:
+    tapes = run / "tape"
+    (tapes / "strange.tape").write_bytes(b"")
+    shutil.copy(tapes / "learner-0-1.tape", tapes / "pupil-0-1.tape")
+    data = bytearray((tapes / "syncer-0-1.tape").read_bytes())
+    data[4] ^= 0xFF
+    (tapes / "syncer-0-1.tape").write_bytes(data)
+    edited(tapes / "evaluator-0-1.tape", lambda records: records[12:])
+    (tapes / "station-9.tape").write_bytes((tapes / "recorder-0-1.tape").read_bytes())
+    message = refused(run)
+    assert message.startswith("isthmus: 5 things are wrong with this request.")
+    for part in (
+        "strange.tape",
+        "a role 'pupil'",
+        "syncer-0-1.tape: expected a tape, found the tape is damaged at byte 0",
+        "evaluator-0-1.tape: expected the tape of such a host in this run",
+        "station-9.tape: expected a tape, found the tape is damaged at byte 0",
+    ):
+        assert part in message
+
+
+def test_a_host_in_a_process_of_its_own_heard_of_itself_first(run: Path) -> None:
+    told = json.loads((run / "spec.json").read_text())
+    (run / "spec.json").write_text(json.dumps({**told, "transport": "zmq"}))
+    message = refused(run)
+    assert "Reading learner-0-1.tape" not in message  # The first of those that all heard of in this run.
+    assert "learner-1-1.tape: expected the tape of such a host in this run, found one that begins with the" in message
+
+
+def test_a_tape_of_another_graph_is_refused(run: Path) -> None:
+    def moved(records: list[tape.Record]) -> list[tape.Record]:
+        return [
+            msgspec.structs.replace(each, event=msgspec.structs.replace(each.event, node=99))
+            if hasattr(each.event, "node")
+            else each
+            for each in records
+        ]
+
+    edited(run / "tape" / "learner-0-1.tape", moved)
+    assert "node 99, which learner does not have" in refused(run)
+
+
+def test_a_run_that_goes_on_is_refused(run: Path) -> None:
+    with RunLock(run):
+        assert "expected a run that is over, found one that goes on, of process" in refused(run)
+    assert replayed(run)[0] == 0
+
+
+def test_a_run_without_spec_or_tapes_or_with_another_graph_is_refused(run: Path) -> None:
+    told = json.loads((run / "spec.json").read_text())
+    (run / "spec.json").write_text(json.dumps({**told, "fingerprint": "0" * 32}))
+    assert "expected the graph that was trained" in refused(run)
+    (run / "spec.json").write_text("{")
+    assert "expected a run's spec.json" in refused(run)
+    (run / "spec.json").unlink()
+    assert "expected a spec.json, found none" in refused(run)
+    (run / "spec.json").write_text(json.dumps(told))
+    shutil.rmtree(run / "tape")
+    assert "found none" in refused(run)
+    assert "expected a run folder" in refused(run / "nowhere")
