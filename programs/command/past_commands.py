@@ -25,8 +25,9 @@ def why(
 ) -> None:
     """Explain one merge: who was in it, who came too late, and why.
 
-    From what the run folder holds: merges.jsonl, the tape of the syncer, trace.json and events.jsonl. It may be asked
-    while the run goes on.
+    From merges.jsonl, the tape of the syncer, trace.json and events.jsonl.
+
+    It may be asked while the run goes on.
     """
     from isthmus.programs.terminal import find_run
     from isthmus.programs.terminal import why as why_view
@@ -38,12 +39,13 @@ def why(
 
 @commands.command(rich_help_panel=PANEL)
 def replay(run: Run = None, as_json: AsJson = False) -> None:
-    """Let the cores of a run decide again, from its tapes, and compare.
+    """Let the cores of a run decide again, from its tapes: is it the same?
 
-    Each tape in the folder has what a host or a daemon was told, and what its core decided. A fresh core is told the
-    same; exit status 1 if it decides anything else.
+    A tape has what a host or a daemon was told, and what its core decided.
 
-    Payloads are not on tapes: no step and no merge is computed again. The task is not imported.
+    A fresh core is told the same; exit status 1 if it decides anything else.
+
+    Payloads are not on tapes: no step and no merge is computed again.
     """
     from isthmus.programs.terminal import find_run
     from isthmus.programs.terminal import replay as replay_view

@@ -59,8 +59,9 @@ def _lock(folder: Path, doing: str) -> RunLock:
 
 
 def _check_folder(folder: Path, doing: str) -> None:
-    if not (folder / spec.SPEC).exists():
-        found = "no spec.json" if folder.is_dir() else "no such folder"
+    has_spec = (folder / spec.SPEC).exists()
+    if not has_spec or spec.load(folder).transport == spec.INPROC:
+        found = "one in one process" if has_spec else "no spec.json" if folder.is_dir() else "no such folder"
         do = "Runs with --transport inproc cannot be resumed: they have no daemon."
         raise ConfigError(doing, "the folder of a run in processes", found, do)
     if (folder / CLUSTER).exists():

@@ -16,6 +16,7 @@ def merge_facts(
     line: Line,
     taped: TapedRound,
     *,
+    lines: Sequence[Line] = (),
     gamma: float | None = None,
     tokens_of_step: Sequence[int] = (),
     sizes: Mapping[int, Sequence[float]] | None = None,
@@ -25,6 +26,7 @@ def merge_facts(
     Arguments:
         line: that of merges.jsonl.
         taped: its round on the tape of the shard; empty where there is none.
+        lines: all lines, which tell how later epochs began.
         gamma: the run's safety margin of the grace; None where it has none.
         tokens_of_step: the tokens of a learner's batch, by slot, the last for all beyond; empty where not known.
         sizes: the bytes of all answers of each learner to this shard, in their order; None where not known.
@@ -39,6 +41,7 @@ def merge_facts(
         shard=line.get("shard", 0),
         epoch=line.get("epoch", 1),
         origin=line.get("origin"),
+        undone_by=_undone_by(line, lines),
         time=line["time"],
         opened=opened,
         quorum_ms=line.get("quorum_ms"),
@@ -49,6 +52,20 @@ def merge_facts(
         terms=terms,
         answers=_answers(line, taped, terms, tokens_of_step, sizes or {}),
     )
+
+
+def _undone_by(line: Line, lines: Sequence[Line]) -> int | None:
+    """The next epoch of the shard, if it began this fragment with an older version."""
+    if line.get("version") is None:
+        return None
+    epoch = line.get("epoch", 1)
+    later = [
+        (each["epoch"], each["origin"])
+        for each in lines
+        if each["fragment"] == line["fragment"] and each.get("origin") and each.get("epoch", 1) > epoch
+    ]
+    following, origin = min(later, default=(0, None))
+    return following if origin is not None and list(origin) < list(line["version"]) else None
 
 
 def _terms(taped: TapedRound, gamma: float | None) -> Terms | None:

@@ -71,7 +71,8 @@ class Terms:
 @dataclass(frozen=True, slots=True)
 class MergeFacts:
     """One merge. `version` is None where nothing was merged; `origin` is the version that this epoch of the shard began
-    with; `reason` is the quorum's sentence on why the round closed; `terms` and all that came when are of the shard's
+    with; `undone_by` the next epoch, if that began with an older version than this one: it is not in the model then;
+    `reason` is the quorum's sentence on why the round closed; `terms` and all that came when are of the shard's
     tape."""
 
     fragment: int
@@ -81,6 +82,7 @@ class MergeFacts:
     shard: int
     epoch: int
     origin: Sequence[int] | None
+    undone_by: int | None
     time: float
     opened: float | None
     quorum_ms: float | None

@@ -60,7 +60,7 @@ def why(folder: Path, wanted: Wanted) -> Why:
         do = "A program without a syncer merges nothing; in others the first version comes before the first step."
         raise ConfigError(f"Looking for merges of {folder}", f"some in {MERGES}", "none", do)
     made, *later = _chosen(lines, wanted)
-    run = _Run(folder)
+    run = _Run(folder, lines)
     merge = run.facts(made)
     recoveries = [run.facts(line) for line in later]
     return Why(str(folder), merge, recoveries, _away(folder, [merge, *recoveries]), run.problems)
@@ -101,9 +101,9 @@ def _dotted(version: Any) -> str:
 class _Run:
     """What beside merges.jsonl tells of its merges, each file read once; what cannot be read is among `problems`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lines: Sequence[Line]) -> None:
         self.problems: list[str] = []
-        self._folder = folder
+        self._folder, self._lines = folder, lines
         self._records: dict[str, list[Record]] = {}
         self._gamma = _gamma(folder)
         self._tokens_of_step = _tokens_of_step(folder)
@@ -114,6 +114,7 @@ class _Run:
         return merge_facts(
             line,
             self._taped(line),
+            lines=self._lines,
             gamma=self._gamma,
             tokens_of_step=self._tokens_of_step,
             sizes=self._sizes_to(f"syncer/{line.get('shard', 0)}"),

@@ -47,6 +47,8 @@ def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
     took = "" if merge.merge_ms is None else f", {_ms(merge.merge_ms)} after the close"
     what = "published" if merge.version is not None else "told"
     yield what, f"{_since(merge.time)}{took}{_nothing(merge)}"
+    if merge.undone_by is not None:
+        yield "undone", f"life {merge.undone_by} of the shard began with an older version: this is not in the model"
 
 
 def remark(answer: Answer) -> str:

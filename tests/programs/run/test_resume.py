@@ -61,6 +61,9 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run) -> None:
     before = sorted(path.name for path in dead.folder.rglob("*"))
     assert "expected it alone" in refusal(dead, "--tokens", "7")
     assert "found no such folder" in refusal(dead, folder="nowhere")
+    spec = copy(dead, "inproc") / "spec.json"
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), "transport": "inproc"}))
+    assert "found one in one process" in refusal(dead, folder="inproc")
     shutil.rmtree(copy(dead, "without") / FOLDER)
     assert "expected a snapshot" in refusal(dead, folder="without")
     config = copy(dead, "changed") / "config.toml"

@@ -155,3 +155,18 @@ def test_of_all_runs_those_that_nobody_answers_for_are_left_out(
     monkeypatch.setattr(find_run, "folder_of", lambda _: run.parent / "silent")
     with pytest.raises(ConfigError):
         status_view.show(None, every=False, watch=False, as_json=True)
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ('{"transport": "inproc"}', "none: the run was in one process"),
+        ('{"transport": "zmq"}', "none yet, or one that did not start"),
+        ("{", "none yet, or one that did not start"),
+    ],
+)
+def test_whether_a_run_had_a_daemon_is_in_its_spec(tmp_path: Path, told: str, found: str) -> None:
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "spec.json").write_text(told)
+    with pytest.raises(ConfigError, match=found):
+        find_run.status(tmp_path)

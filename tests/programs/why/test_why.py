@@ -157,6 +157,17 @@ def test_without_a_tape_the_line_alone_is_told() -> None:
     assert (facts.terms, facts.opened, facts.merge_ms, facts.closed_by) == (None, None, None, None)
 
 
+def test_a_merge_from_before_the_origin_of_the_next_epoch_is_undone() -> None:
+    again = {**LINE, "epoch": 3, "kind": "recover", "version": [1, 3], "origin": [1, 3]}
+    newest = {**LINE, "epoch": 4, "version": [4, 9], "origin": [3, 8]}
+    facts = merge_facts(LINE, taped(), lines=[LINE, again, newest])
+    assert facts.undone_by == 3
+    assert "this is not in the model" in dict(words.rows(facts))["undone"]
+    for version in ([1, 3], None):
+        assert merge_facts({**LINE, "version": version}, taped(), lines=[LINE, again, newest]).undone_by is None
+    assert merge_facts(LINE, taped(), lines=[LINE, newest, {**again, "fragment": 4}]).undone_by is None
+
+
 def test_words_have_every_fact() -> None:
     facts = merge_facts(LINE, taped(opening(), opening(attempt=2, required=[2], deadline=40_000_000)), gamma=0.8)
     rows = dict(words.rows(facts))
