@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -270,3 +272,15 @@ def test_a_run_without_spec_or_tapes_or_with_another_graph_is_refused(run: Path)
     shutil.rmtree(run / "tape")
     assert "found none" in refused(run)
     assert "expected a run folder" in refused(run / "nowhere")
+
+
+def test_neither_command_imports_jax(finished: Path) -> None:
+    script = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from isthmus.programs.command.main import app\n"
+        "for command in ('replay', 'why'):\n"
+        f"    assert CliRunner().invoke(app, [command, {str(finished)!r}]).exit_code == 0\n"
+        "assert 'jax' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
