@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
@@ -22,9 +22,11 @@ import optax
 
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.core_turns import CORES
+from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.island.jax_learner import compute_in_the_calling_thread, functions_of
 from isthmus.ops.mesh.island import Island
 from isthmus.ops.mesh.island_devices import devices_of, unless_usual
+from isthmus.ops.mesh.state_layout import lying
 
 _COMPILING = threading.Lock()
 """Learners of one process would each compile the same function if they asked at once."""
@@ -50,11 +52,26 @@ class _Functions:
         return state if self._everywhere is None else jax.device_put(state, self._everywhere)
 
     def trace(self, batch: Any) -> None:
-        """Trace both, which needs no device."""
-        leaves = self._shapes
-        moments = jax.eval_shape(self.moments, leaves)
-        self.gradient.trace(leaves, batch)
-        self.apply.trace((leaves, moments), np.zeros(self._ends[-1], np.float32), np.float32(0.0))
+        """Trace everything that a step calls, which needs no device."""
+        for call in self.calls(batch):
+            if call.is_step:
+                call.function.trace(*call.arguments)
+
+    def calls(self, batch: Any) -> Iterator[DeviceCall]:
+        """The functions that a learner calls, for batches like this one."""
+        leaves = self._lying(self._shapes)
+        moments = self._lying(jax.eval_shape(self.moments, self._shapes))
+        layout = self.base.layout
+        if layout is not None:
+            batch = jax.tree.map(lying, jax.tree.map(np.asarray, batch), layout.of_batch(batch))
+        vector = lying(np.broadcast_to(np.float32(0), self._ends[-1]))
+        yield DeviceCall("moments", self.moments, (leaves,))
+        yield DeviceCall("gradient", self.gradient, (leaves, batch), is_step=True)
+        yield DeviceCall("apply", self.apply, ((leaves, moments), vector, np.float32(0.0)), is_step=True)
+
+    def _lying(self, shapes: Any) -> Any:
+        """Shapes of a state, with where they lie."""
+        return shapes if self._everywhere is None else jax.tree.map(lambda leaf: lying(leaf, self._everywhere), shapes)
 
     def _gradient(self, leaves: list[Any], batch: Any) -> tuple[Any, Any]:
         """The scalars, and the gradient as one vector."""
@@ -87,6 +104,11 @@ def _functions_of(task: Any, devices: tuple[Any, ...] | None = None) -> _Functio
 def trace(task: Any, batch: Any) -> None:
     """Trace everything that every learner of a task will call."""
     _functions_of(task).trace(batch)
+
+
+def calls(task: Any, batch: Any, devices: tuple[Any, ...] | None) -> Iterator[DeviceCall]:
+    """The functions that every learner of a task calls on these devices, on jax's own for None."""
+    return _functions_of(task, devices).calls(batch)
 
 
 class GradientLearner:

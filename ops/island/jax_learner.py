@@ -32,6 +32,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.core_turns import CORES
+from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.island.life import Life
 from isthmus.ops.island.pieces import FragmentFunctions
 from isthmus.ops.island.recipe import LOCAL, Leaf, Now, Recipe, abstract_key, is_key
@@ -108,13 +109,32 @@ class Functions:
 
     def trace(self, batch: Any) -> None:
         """Trace everything that every learner will call: what there is to do before a device is there."""
-        for function, arguments in self._calls(batch):
-            function.trace(*arguments)
+        for call in self.calls(batch):
+            call.function.trace(*call.arguments)
 
     def compile(self, batch: Any) -> None:
         """Compile the same, for calls with arguments like these; nothing is computed."""
-        for function, arguments in self._calls(batch):
-            function.lower(*arguments).compile()
+        for call in self.calls(batch):
+            call.function.lower(*call.arguments).compile()
+
+    def calls(self, batch: Any) -> Iterator[DeviceCall]:
+        """The functions that every learner calls while it steps, for batches like this one."""
+        life: Any = _words(Life(0, 0, 1))
+        merged = self._lying(self.shapes, "merged")
+        key = abstract_key() if self.has_local_model else None
+        if self.layout is not None:
+            life = lying(life, self.layout.replicated)
+            batch = jax.tree.map(lying, jax.tree.map(np.asarray, batch), self.layout.of_batch(batch))
+        local = self._lying(jax.eval_shape(self._fresh, self.shapes, key, life, np.uint32(0)), "local")
+        yield DeviceCall("fresh", self.fresh, (merged, key, life, np.uint32(0)))
+        yield DeviceCall("step", self.step, ((merged, local), batch, np.float32(0.0), life, np.uint32(0)), is_step=True)
+        yield DeviceCall("copy", self.copy, (merged,))
+        for number, (functions, touched) in enumerate(zip(self.fragments, self.touched, strict=True)):
+            leaves = [merged[i] for i in touched]
+            yield DeviceCall(f"extract/{number}", functions.extract, (leaves,))
+            yield DeviceCall(f"replace/{number}", functions.replace, (leaves, functions.shapes()))
+            if functions.adopt is not functions.replace:
+                yield DeviceCall(f"adopt/{number}", functions.adopt, (leaves, functions.shapes()))
 
     def put_batch(self, batch: Any) -> Any:
         """A batch where the step takes it; ShardingError if it does not divide."""
@@ -123,24 +143,6 @@ class Functions:
     def put(self, leaves: Sequence[Any]) -> list[Any]:
         """Merged leaves where they lie."""
         return jax.device_put(list(leaves), None if self.layout is None else self.layout.merged)  # type: ignore[no-any-return]
-
-    def _calls(self, batch: Any) -> Iterator[tuple[jax.stages.Wrapped, tuple[Any, ...]]]:
-        """The functions that every learner calls while it steps, each with arguments as shapes."""
-        life: Any = _words(Life(0, 0, 1))
-        merged = self._lying(self.shapes, "merged")
-        key = abstract_key() if self.has_local_model else None
-        if self.layout is not None:
-            life = lying(life, self.layout.replicated)
-            batch = jax.tree.map(lying, jax.tree.map(np.asarray, batch), self.layout.of_batch(batch))
-        local = self._lying(jax.eval_shape(self._fresh, self.shapes, key, life, np.uint32(0)), "local")
-        yield self.fresh, (merged, key, life, np.uint32(0))
-        yield self.step, ((merged, local), batch, np.float32(0.0), life, np.uint32(0))
-        yield self.copy, (merged,)
-        for functions, touched in zip(self.fragments, self.touched, strict=True):
-            leaves = [merged[i] for i in touched]
-            yield functions.extract, (leaves,)
-            for adopt in dict.fromkeys((functions.replace, functions.adopt)):
-                yield adopt, (leaves, functions.shapes())
 
     def _lying(self, shapes: Sequence[Any], what: Literal["merged", "local"]) -> list[Any]:
         """Shapes of leaves, with where they lie."""

@@ -11,13 +11,14 @@ Phases. *ready*: it holds no model that counts, and waits for the beginning, or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from isthmus.ops.data.places import Cursor
 from isthmus.ops.data.streams import first_batch
 from isthmus.ops.exchange.messages import Call, Vector, Vote
 from isthmus.ops.island.contract import gradient_learner_of
+from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.learner.feed import Feed
 from isthmus.ops.learner.gradient_report import Reporter
 
@@ -44,6 +45,12 @@ class ElasticStep:
         from isthmus.ops.island.jax_gradients import trace
 
         trace(self._task, first_batch(self._task, 0))
+
+    def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
+        """Every function that a learner in this slot calls on these devices, for who compiles ahead."""
+        from isthmus.ops.island.jax_gradients import calls
+
+        return calls(self._task, first_batch(self._task, seed, slot), devices)
 
     def open(self, context: Any) -> None:
         """Compile every function, and make the first parameters."""

@@ -12,13 +12,14 @@ else by the time it is back: so a learner that comes back ends the run, and says
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 from isthmus.ops.data.batches import of_slot
 from isthmus.ops.data.streams import first_batch
 from isthmus.ops.exchange.messages import Control
 from isthmus.ops.island.contract import gradient_learner_of
+from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.learner.gradient_report import Reporter
 from isthmus.ops.learner.ring import START, Mean, parts
 
@@ -50,6 +51,12 @@ class GradientStep:
         from isthmus.ops.island.jax_gradients import trace
 
         trace(self._task, first_batch(self._task, 0))
+
+    def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
+        """Every function that a learner in this slot calls on these devices, for who compiles ahead."""
+        from isthmus.ops.island.jax_gradients import calls
+
+        return calls(self._task, first_batch(self._task, seed, slot), devices)
 
     def open(self, context: Any) -> None:
         """Compile every function, and make the first parameters. RuntimeError in any life but the first."""

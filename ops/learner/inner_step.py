@@ -14,7 +14,7 @@ says that it is sick, and starts its optimizer anew once it has adopted every fr
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, ClassVar, Final, Literal
@@ -29,6 +29,7 @@ from isthmus.ops.exchange.messages import Capture, Control, Progress, Report, Ro
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, clock_of
 from isthmus.ops.exchange.token_totals import Totals
 from isthmus.ops.island.contract import Learning, learner_of
+from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.island.life import Life
 from isthmus.ops.learner.feed import Feed
 from isthmus.ops.learner.step_metrics import StepMetrics
@@ -110,6 +111,13 @@ class InnerStep:
         from isthmus.ops.island.jax_learner import functions_of
 
         functions_of(self._task, self._fragments, self._alpha).trace(first_batch(self._task, 0))
+
+    def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
+        """Every function that a learner in this slot calls on these devices, for who compiles ahead."""
+        from isthmus.ops.island.jax_learner import functions_of
+
+        functions = functions_of(self._task, self._fragments, self._alpha, devices)
+        return functions.calls(first_batch(self._task, seed, slot))
 
     def open(self, context: Any) -> None:
         """Compile every function; without a syncer, make the first parameters, too."""

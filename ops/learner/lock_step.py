@@ -17,7 +17,7 @@ straight to the learner. A syncer that comes back begins a new count of rounds, 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from isthmus.ops.exchange.copies import is_withdrawn
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Permit, Round, Turn, Update
 from isthmus.ops.exchange.schemas import TURN, UPDATE
+from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.learner.inner_step import InnerStep
 
 
@@ -50,6 +51,10 @@ class LockStep:
     def prepare(self) -> None:
         """Trace every function, which needs no device."""
         self._step.prepare()
+
+    def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
+        """Every function that a learner in this slot calls on these devices, for who compiles ahead."""
+        return self._step.calls_on(devices, seed, slot)
 
     def open(self, context: Any) -> None:
         """Compile every function."""

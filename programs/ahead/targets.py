@@ -19,6 +19,8 @@ _DIMENSIONS: Final = {"v4": 3, "v5e": 2, "v5p": 3, "v6e": 2}
 """Of the torus of each kind; https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm."""
 _DEVICES_A_CHIP: Final = {"v4": 2}
 """As the compiler counts them; one, where nothing is said."""
+_CHIPS_A_HOST: Final = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}
+"""The most that one machine has, from the same pages."""
 _OVERLAPPING: Final = (
     "xla_enable_async_all_gather",
     "xla_tpu_enable_async_collective_fusion",
@@ -34,12 +36,14 @@ v5p:2x2x1); on eight and more chips most overlap anyway."""
 @final
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An island to compile for: `name` as it was said, the `device` it has `count` of, and the compiler's options."""
+    """An island to compile for: `name` as it was said, the `device` it has `count` of, the compiler's options, and how
+    its chips lie on one machine, in three dimensions; none where it is more than a machine has."""
 
     name: str
     device: Device
     count: int
     options: dict[str, str]
+    host_bounds: tuple[int, ...] = ()
 
 
 def target(text: str, doing: str = "Reading --island") -> Target:
@@ -53,8 +57,11 @@ def target(text: str, doing: str = "Reading --island") -> Target:
     if len(sides) != _DIMENSIONS[kind] or min(sides) < 1:
         expected = f"a topology of {_DIMENSIONS[kind]} dimensions for {kind}, each at least 1"
         raise ConfigError(doing, expected, repr(text), f"For example {kind}:{'x'.join('221'[: _DIMENSIONS[kind]])}.")
-    count = math.prod(sides) * _DEVICES_A_CHIP.get(kind, 1)
-    return Target(text, find(kind, doing), count, dict.fromkeys(_OVERLAPPING, "true") if count > 1 else {})
+    chips = math.prod(sides)
+    count = chips * _DEVICES_A_CHIP.get(kind, 1)
+    options = dict.fromkeys(_OVERLAPPING, "true") if count > 1 else {}
+    bounds = (*sides, 1)[:3] if chips <= _CHIPS_A_HOST[kind] else ()
+    return Target(text, find(kind, doing), count, options, bounds)
 
 
 def roofline_seconds(device: Device, flops: float, bytes_accessed: float) -> float | None:

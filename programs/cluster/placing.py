@@ -10,11 +10,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, Final
 
-import numpy as np
-
-from isthmus.ops.data.streams import first_batch
-from isthmus.ops.exchange.parameter_trees import named_leaves
-from isthmus.ops.mesh.sharding import MeshShape, ShardingError
+from isthmus.programs.checks.meshes import mesh_faults
 from isthmus.programs.recorder.summary import roster_counts
 from isthmus.programs.request.request import Request
 from isthmus.runtime.errors import Fault, PlacementError
@@ -40,18 +36,9 @@ def placed(request: Request, topology: Topology) -> Placement:
 
 def _mesh_faults(request: Request, machine: Machine, slot: int) -> Iterator[Fault]:
     """Why the task's mesh, leaves or batches do not fit an island of a machine whose devices are known."""
-    if machine.device is None:
-        return
-    recipe = request.task.recipe()
-    where = f" (an island of {machine.name!r})"
-    try:
-        mesh = MeshShape.of(recipe.mesh, machine.devices)
-        for leaf in recipe.leaves():
-            mesh.of_leaf(leaf.name, leaf.shape.shape, recipe.shard)
-        for name, array in named_leaves(first_batch(request.task, request.job.seed, slot), "batch"):
-            mesh.of_batch(name, np.shape(array))
-    except ShardingError as error:
-        yield Fault(error.doing + where, error.expected, error.found, error.do)
+    if machine.device is not None:
+        where = f"an island of {machine.name!r}"
+        yield from mesh_faults(request.task, machine.devices, request.job.seed, slot, where)
 
 
 def learner_bytes(request: Request) -> int:

@@ -1,4 +1,4 @@
-"""The options that `isthmus train` and `isthmus graph` share, and the request that they ask for.
+"""The options that `isthmus train`, `graph` and `compile` share, and the request that they ask for.
 
 Options that stand for a key of the configuration are text here: `--learners 8` is `--set run.learners=8`, and the key's
 own type decides what is right.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _WHAT: Final = "What to train"
 _HOW: Final = "How"
-_WHERE: Final = "Where"
+WHERE: Final = "Where"
 SHOWN: Final = "What is shown"
 
 Program: TypeAlias = Annotated[
@@ -88,7 +88,7 @@ Config: TypeAlias = Annotated[
 RunDir: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--run-dir", metavar="DIR", help="The run folder. Default: runs/PROGRAM-DATE-TIME.", rich_help_panel=_WHERE
+        "--run-dir", metavar="DIR", help="The run folder. Default: runs/PROGRAM-DATE-TIME.", rich_help_panel=WHERE
     ),
 ]
 Transport: TypeAlias = Annotated[
@@ -97,7 +97,7 @@ Transport: TypeAlias = Annotated[
         "--transport",
         metavar="zmq|inproc",
         help="A process for each host, over ZeroMQ (the default), or everything in this one.",
-        rich_help_panel=_WHERE,
+        rich_help_panel=WHERE,
     ),
 ]
 Cluster: TypeAlias = Annotated[
@@ -106,7 +106,7 @@ Cluster: TypeAlias = Annotated[
         "--cluster",
         metavar="FILE.toml",
         help="Hand the run to the machines that this file names.",
-        rich_help_panel=_WHERE,
+        rich_help_panel=WHERE,
     ),
 ]
 Resume: TypeAlias = Annotated[
@@ -120,10 +120,10 @@ Resume: TypeAlias = Annotated[
 ]
 Detach: TypeAlias = Annotated[
     bool,
-    typer.Option("--detach", help="Return once the run has started; it goes on by itself.", rich_help_panel=_WHERE),
+    typer.Option("--detach", help="Return once the run has started; it goes on by itself.", rich_help_panel=WHERE),
 ]
 Quiet: TypeAlias = Annotated[
-    bool, typer.Option("--quiet", help="Only errors and the last line.", rich_help_panel=_WHERE)
+    bool, typer.Option("--quiet", help="Only errors and the last line.", rich_help_panel=WHERE)
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="As JSON.")]
 

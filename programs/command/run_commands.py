@@ -1,4 +1,4 @@
-"""The commands about runs: train, graph, status, stop, logs."""
+"""The commands about runs: train, graph, compile, status, stop, logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from isthmus.programs.command import options
-from isthmus.programs.command.group import Commands
+from isthmus.programs.command.group import FAILED, Commands
 from isthmus.runtime.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -104,6 +104,43 @@ def graph(
     where = options.cluster_of(cluster)
     asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
     typer.echo(_shown(asked.request(), where, form, plans=plans))
+
+
+@commands.command("compile", rich_help_panel=PANEL)
+def compile_ahead(
+    program: options.Program = None,
+    islands: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--island",
+            metavar="KIND:TOPOLOGY",
+            help="An island, as v5p:2x2x1 or v6e:2x2; may be repeated, the first is learner 0's.",
+            rich_help_panel=options.WHERE,
+            show_default=False,
+        ),
+    ] = None,
+    task: options.Task = None,
+    data: options.Data = None,
+    model: options.Model = None,
+    learners: options.Learners = None,
+    tokens: options.Tokens = None,
+    seed: options.Seed = None,
+    sets: options.Sets = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compile a run for TPU islands that are not here: what fits, and what it costs.
+
+    The functions of its learners, by the compiler of TPUs, libtpu, which needs no TPU. Nothing is started, and no time
+    is measured but the compiler's.
+
+    Exit status 1 if an island is too small.
+    """
+    from isthmus.programs.command.compile import compile_for
+
+    asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, None, None, None)
+    if not compile_for(asked, islands or [], as_json=as_json):
+        raise typer.Exit(FAILED)
 
 
 @commands.command(rich_help_panel=PANEL)

@@ -26,8 +26,8 @@ def prepare_environment(learners: int) -> None:
     if learners > 1:
         for name, value in _SHARED.items():
             os.environ.setdefault(name, value)
-    folder = _cache_folder()
-    if _is_writable(folder):
+    folder = cache_folder("xla")
+    if folder is not None:
         _set_jax(
             jax_compilation_cache_dir=str(folder),
             jax_persistent_cache_min_compile_time_secs=0.0,
@@ -41,9 +41,12 @@ def has_backend() -> bool:
     return bridge is not None and bool(bridge.backends_are_initialized())
 
 
-def _cache_folder() -> Path:
+def cache_folder(name: str) -> Path | None:
+    """The folder of this name among those of isthmus in the user's cache, which need not be there yet; None where it
+    cannot be written to."""
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "isthmus" / "xla"
+    folder = (Path(home) if home else Path.home() / ".cache") / "isthmus" / name
+    return folder if _is_writable(folder) else None
 
 
 def _is_writable(folder: Path) -> bool:

@@ -1,0 +1,110 @@
+"""Has workers compile, one island after the other, and hears how far they are.
+
+This process starts no backend of jax and imports none; what a worker writes beside its answers is kept for the case
+that it dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any, Final
+
+import msgspec
+
+from isthmus.programs.ahead.figures import Answer
+from isthmus.programs.ahead.island import Island, summed
+from isthmus.programs.ahead.targets import Target
+from isthmus.programs.request.environment import cache_folder
+from isthmus.runtime.errors import ConfigError, Fault, RunError
+
+WORKER: Final = "isthmus.programs.ahead.worker"
+_ENVIRONMENT: Final = {
+    "JAX_PLATFORMS": "cpu",
+    # A compiler without a device writes programs to jax's own cache that it cannot read back.
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+    # A machine that has no TPU, and is not to look for one in the network.
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    # Whoever else has loaded libtpu on this machine: it locks a file that guards a chip, and there is none here.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+_TOLD_SECONDS: Final = 1.0
+"""How often it is told how long something takes."""
+_LAST_BYTES: Final = 4000
+"""Of what a worker that died has written."""
+
+Hear = Callable[[str, str, float], None]
+"""Hears the name of the island, of the function that is compiled, and for how many seconds the island has been."""
+
+
+def check_compiler(doing: str) -> None:
+    """ConfigError unless the compiler of TPUs is installed."""
+    if find_spec("libtpu") is None:
+        do = (
+            "Install it beside isthmus: python -m pip install 'isthmus[tpu]', in a clone '.[tpu]'. It is Google's, "
+            "under the terms of its Cloud Platform, and 700 MB."
+        )
+        raise ConfigError(doing, "libtpu, the compiler of TPUs, which needs no TPU", "none in this environment", do)
+
+
+def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear) -> Island:
+    """What a run, as its spec tells it, would be on an island for the learner in this slot. ConfigError where the
+    request is wrong; RunError if the worker dies, or fails."""
+    kept = cache_folder("ahead")
+    request = {"spec": told, "target": target.name, "slot": slot, "kept": None if kept is None else str(kept)}
+    with tempfile.TemporaryFile() as noise:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=noise,
+            env={**os.environ, **_ENVIRONMENT},
+        )
+        try:
+            answer = _heard(worker, json.dumps(request), lambda name, since: hear(target.name, name, since))
+        finally:
+            worker.kill()
+            worker.communicate()
+        noise.seek(max(noise.seek(0, os.SEEK_END) - _LAST_BYTES, 0))
+        last = noise.read().decode(errors="replace")
+    if "faults" in answer:
+        where = f" (an island {target.name})"
+        faults = (Fault(*fault) for fault in answer["faults"])
+        raise ConfigError.of(fault._replace(doing=fault.doing + where) for fault in faults)
+    if "answer" not in answer:
+        raise RunError(f"compiling for {target.name} failed:\n{answer.get('error', last)}")
+    return summed(target, slot, msgspec.convert(answer["answer"], Answer))
+
+
+def _heard(worker: subprocess.Popen[bytes], request: str, hear: Callable[[str, float], None]) -> dict[str, Any]:
+    """The last word of a worker, nothing if it has none."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    try:
+        worker.stdin.write(request.encode() + b"\n")
+        worker.stdin.flush()
+    except BrokenPipeError:
+        return {}
+    begun, doing, buffered = time.monotonic(), "", b""
+    while True:
+        hear(doing, time.monotonic() - begun)
+        if not select.select([worker.stdout], [], [], _TOLD_SECONDS)[0]:
+            continue
+        read = os.read(worker.stdout.fileno(), 1 << 16)
+        buffered += read
+        *lines, buffered = buffered.split(b"\n")
+        for told in map(json.loads, lines):
+            if "doing" not in told:
+                return dict(told)
+            doing = told["doing"]
+        if not read:
+            return {}

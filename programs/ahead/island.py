@@ -1,0 +1,154 @@
+"""What a run would be on an island that it was compiled for: whether it fits, what fills the memory, what a step costs.
+
+Decides how the figures of a learner's functions come to those of an island; all but compile times are of the compiler
+and of shapes, and the step time is predicted. Memory counts the state whole, also while a function runs that takes a
+part of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any, Final, final
+
+from isthmus.programs.ahead.collectives import Collectives
+from isthmus.programs.ahead.figures import Answer, Counted
+from isthmus.programs.ahead.targets import Target, roofline_seconds
+
+_EXTRACT: Final = "extract/"
+BATCH: Final = "smaller-batch"
+CHECKPOINT: Final = "checkpoint"
+DEVICES: Final = "more-devices"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """What fills the memory of a device in the function that needs most, in bytes: `state`, `given` (a batch, an
+    update), `temporaries` with what it gives, `code`, and what arrays take beyond their elements (`padding`). Where the
+    compiler refused the function it says no more than the sum: `unknown` is then what is not state or given."""
+
+    function: str
+    state: int
+    given: int
+    temporaries: int = 0
+    code: int = 0
+    padding: int = 0
+    unknown: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Island:
+    """An island, as `--json` tells it: bytes are of each device, operations those of a step divided by the devices.
+    `helps` is what would make it fit, where it does not."""
+
+    island: str
+    slot: int
+    device_kind: str
+    devices: int
+    hosts: int
+    fits: bool
+    memory_bytes: int
+    memory_limit_bytes: int
+    memory: Filling
+    helps: tuple[str, ...]
+    flops_per_device: int
+    unbounded_loops: int
+    collectives: Collectives
+    fragment_bytes: tuple[int, ...]
+    predicted_step_seconds: float | None
+    compile_seconds: float
+    is_kept: bool
+    options: dict[str, str]
+    versions: dict[str, str]
+    functions: tuple[dict[str, Any], ...]
+
+    def as_data(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+def summed(target: Target, slot: int, answer: Answer) -> Island:
+    """An island of what a worker has answered."""
+    functions = answer.functions
+    state = max(each.state_bytes for each in functions)
+    needs = [_needed(each, state) for each in functions]
+    largest = max(range(len(functions)), key=needs.__getitem__)
+    steps = [each for each in functions if each.is_step]
+    fits = all(each.refused is None for each in functions) and needs[largest] <= answer.limit_bytes
+    flops = sum(each.products for each in steps) // answer.devices
+    accessed = [each.compiled.accessed_bytes for each in steps if each.compiled is not None]
+    is_whole = len(accessed) == len(steps)
+    return Island(
+        island=target.name,
+        slot=slot,
+        device_kind=answer.device_kind,
+        devices=answer.devices,
+        hosts=answer.hosts,
+        fits=fits,
+        memory_bytes=needs[largest],
+        memory_limit_bytes=answer.limit_bytes,
+        memory=_filling(functions[largest], state, needs[largest]),
+        helps=() if fits else (DEVICES,) if state >= answer.limit_bytes else (BATCH, CHECKPOINT, DEVICES),
+        flops_per_device=flops,
+        unbounded_loops=sum(each.unbounded for each in steps),
+        collectives=_added([each.compiled.collectives for each in steps if each.compiled is not None]),
+        fragment_bytes=tuple(each.made_bytes for each in functions if each.name.startswith(_EXTRACT)),
+        predicted_step_seconds=roofline_seconds(target.device, flops, sum(accessed)) if is_whole else None,
+        compile_seconds=sum(_seconds(each) for each in functions),
+        is_kept=all(each.is_kept for each in functions),
+        options=target.options,
+        versions=answer.versions,
+        functions=tuple(
+            {
+                "name": each.name,
+                "fits": each.refused is None and need <= answer.limit_bytes,
+                "memory_bytes": need,
+                "compile_seconds": _seconds(each),
+                "is_kept": each.is_kept,
+                "flops": each.products,
+                "compiled": None if each.compiled is None else asdict(each.compiled),
+            }
+            for each, need in zip(functions, needs, strict=True)
+        ),
+    )
+
+
+def _needed(function: Counted, state: int) -> int:
+    """What each device has to have while a function runs: what it takes itself, and the state that it leaves alone."""
+    if function.refused is not None:
+        own = function.refused.used_bytes
+    else:
+        assert function.compiled is not None
+        own = function.compiled.memory.total
+    return own + state - function.state_bytes
+
+
+def _filling(function: Counted, state: int, needed: int) -> Filling:
+    given = function.given_bytes
+    if function.compiled is None:
+        return Filling(function.name, state, given, unknown=needed - state - given)
+    memory = function.compiled.memory
+    padding = memory.arguments - function.state_bytes - given
+    made = memory.temporaries + memory.outputs - memory.aliased
+    return Filling(function.name, state, given, made, memory.code, padding)
+
+
+def _seconds(function: Counted) -> float:
+    """How long a function took to compile, when it was."""
+    found = function.compiled or function.refused
+    assert found is not None
+    return found.compile_seconds
+
+
+def _added(each: list[Collectives]) -> Collectives:
+    kinds: Counter[str] = Counter()
+    for one in each:
+        kinds.update(one.by_kind)
+    return Collectives(
+        count=sum(one.count for one in each),
+        asynchronous=sum(one.asynchronous for one in each),
+        overlapped=sum(one.overlapped for one in each),
+        by_kind=dict(sorted(kinds.items())),
+    )

@@ -1,0 +1,35 @@
+"""What a compiler says where a program does not fit the memory of a device, as numbers.
+
+A TPU's compiler refuses such a program, and says how much it would need, and how much there is: that is how its own
+limit is known, which is a little above or below what is published of the device.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE: Final = r"(?P<{name}>[\d.]+)(?P<{name}_unit>[KMGT]?)"
+_FORMS: Final = (
+    re.compile(
+        rf"HLO temporaries \({_SIZE.format(name='used')}\) exceeds available HBM \({_SIZE.format(name='limit')}\)"
+    ),
+    re.compile(rf"Used {_SIZE.format(name='used')} of {_SIZE.format(name='limit')} hbm"),
+)
+
+
+class Overflow(NamedTuple):
+    """Bytes on each device: what a program needs in all, its arguments among it, and what there is for it."""
+
+    used_bytes: int
+    limit_bytes: int
+
+
+def read_overflow(message: str) -> Overflow | None:
+    """What the compiler's message says; None for a message about something else."""
+    for form in _FORMS:
+        if found := form.search(message):
+            used, limit = (round(float(found[name]) * _UNITS[found[f"{name}_unit"]]) for name in ("used", "limit"))
+            return Overflow(used, limit)
+    return None

@@ -1,0 +1,58 @@
+"""An island that was compiled for, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from isthmus.programs.ahead.island import BATCH, CHECKPOINT, DEVICES, Island
+from isthmus.programs.results.numbers import scaled, seconds, size
+
+_HELPS: Final = {
+    BATCH: "a smaller batch",
+    CHECKPOINT: "jax.checkpoint in the loss",
+    DEVICES: "an island of more devices",
+}
+
+
+def told(island: Island) -> str:
+    """Some lines, the first of which says whether it fits."""
+    rows = list(_rows(island))
+    width = max(len(name) for name, _ in rows)
+    fits = "fits" if island.fits else "does not fit"
+    there = f"{island.devices} x {island.device_kind}, learner {island.slot}"
+    return "\n".join([f"{island.island} ({there}): {fits}", *(f"  {name.ljust(width)}  {text}" for name, text in rows)])
+
+
+def _rows(island: Island) -> Iterator[tuple[str, str]]:
+    memory = island.memory
+    limit = size(island.memory_limit_bytes)
+    yield "memory", f"{size(island.memory_bytes)} of the {limit} of each device, in {memory.function}"
+    parts = {
+        "state": memory.state,
+        "batch" if memory.function in ("step", "gradient") else "what it is given": memory.given,
+        "temporaries": memory.temporaries,
+        "code": memory.code,
+        "padding": memory.padding,
+        "all else": memory.unknown,
+    }
+    yield "", ", ".join(f"{name} {size(value)}" for name, value in parts.items() if value > 0)
+    if island.helps:
+        yield "would help", ", or ".join(_HELPS[each] for each in island.helps)
+    loops = island.unbounded_loops
+    once = f", loops without a known end counted once: {loops}" if loops else ""
+    yield "a step", f"{scaled(island.flops_per_device, 'FLOP')} of matrix products on each device{once}"
+    if island.predicted_step_seconds is not None:
+        yield "", f"predicted: at least {seconds(island.predicted_step_seconds)}, by published figures; nothing ran"
+    many = island.collectives
+    beside = f"{many.asynchronous} asynchronous, {many.overlapped} with computation scheduled beside them"
+    if island.devices > 1:
+        yield "collectives", f"{many.count} in a step, {beside}" if many.count else "none in a step"
+    if pieces := island.fragment_bytes:
+        low, high = size(min(pieces)), size(max(pieces))
+        yield "fragments", f"{len(pieces)}, of {low}" + (f" to {high}" if low != high else "")
+    versions = ", ".join(f"{name} {version}" for name, version in island.versions.items())
+    earlier = ", by an earlier command" if island.is_kept else ""
+    yield "compiled", f"{len(island.functions)} functions in {seconds(island.compile_seconds)}{earlier}; {versions}"
+    if island.hosts > 1:
+        yield "beware", f"these are {island.hosts} machines, and an island of a run is the devices of one"

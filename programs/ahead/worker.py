@@ -1,0 +1,140 @@
+"""A process that compiles a learner's functions for one island: `python -m isthmus.programs.ahead.worker`.
+
+One line of JSON comes in, the request {spec, target, slot, kept}; lines go out: {doing} for each function as it begins,
+and at the end {answer}, or {faults} where the request is wrong, or {error}. It is the only one that starts a backend,
+of the CPU: a TPU's compiler needs no TPU. What libraries write to standard output goes to standard error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import msgspec
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from isthmus.ops.island.device_call import DeviceCall
+from isthmus.ops.mesh.sharding import ShardingError
+from isthmus.ops.mesh.state_layout import lying
+from isthmus.programs.ahead.counting import counted
+from isthmus.programs.ahead.figures import Answer, Counted
+from isthmus.programs.ahead.kept import Kept
+from isthmus.programs.ahead.overflow import read_overflow
+from isthmus.programs.ahead.targets import Target, target
+from isthmus.programs.request import reference, spec
+from isthmus.programs.request.spec import Spec
+from isthmus.runtime.errors import ConfigError, InvariantError, RequestError
+from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.graph.template import Reference
+from isthmus.runtime.roles import LEARNER
+
+_PACKAGES: Final = ("jax", "jaxlib", "libtpu")
+_PR_SET_PDEATHSIG: Final = 1
+_TOO_LARGE: Final = (1 << 20, 1 << 18)
+"""float32: a TiB, which no device has."""
+
+
+def main() -> int:
+    """Answer one request."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    lines = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(told: Mapping[str, Any]) -> None:
+        lines.write(f"{json.dumps(told)}\n")
+        lines.flush()
+
+    request = json.loads(sys.stdin.readline())
+    try:
+        answer = answered(request, lambda name: say({"doing": name}))
+        say({"answer": msgspec.to_builtins(answer)})
+    except RequestError as error:
+        say({"faults": [list(fault) for fault in error.faults]})
+    except ShardingError as error:
+        say({"faults": [[error.doing, error.expected, error.found, error.do]]})
+    except BaseException:
+        say({"error": traceback.format_exc()})
+    return 0
+
+
+def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> Answer:
+    """What a request is answered with; `doing` hears the name of each function before it is compiled."""
+    told, wanted = spec.read(request["spec"]), target(request["target"])
+    sys.argv = list(told.argv)
+    devices = devices_of(wanted)
+    versions = {name: metadata.version(name) for name in _PACKAGES}
+    kept = Kept(None if request["kept"] is None else Path(request["kept"]))
+    functions: list[Counted] = []
+    for call in sorted(calls(told, request["slot"], devices), key=lambda call: not call.is_step):
+        doing(call.name)
+        functions.append(counted(call, wanted, kept, versions))
+    return Answer(
+        device_kind=str(devices[0].device_kind),
+        devices=len(devices),
+        hosts=len({device.process_index for device in devices}),
+        limit_bytes=limit_bytes(devices[0]),
+        functions=tuple(functions),
+        versions=versions,
+    )
+
+
+def devices_of(wanted: Target) -> tuple[Any, ...]:
+    """The devices of a target, which are not here; ConfigError for a topology that the compiler does not know."""
+    bounds = {"chips_per_host_bounds": list(wanted.host_bounds)} if wanted.host_bounds else {}
+    try:
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=wanted.name, **bounds)
+    except jax.errors.JaxRuntimeError as error:
+        do = "Choose another topology, for example v5p:2x2x1 or v6e:2x2."
+        raise ConfigError("Reading --island", "a topology that there is", f"{wanted.name!r}: {error}", do) from None
+    return tuple(topology.devices)
+
+
+def calls(told: Spec, slot: int, devices: tuple[Any, ...]) -> Iterator[DeviceCall]:
+    """All that a learner in this slot calls on these devices: the very functions of a run. On one device nothing is
+    said of where arrays are, as in a run; only here, where that device is not the one that jax takes by itself."""
+    plan = lower(told.graph())[LEARNER]
+    bodies = [node for node in plan.nodes if hasattr(node.body, "calls_on")]
+    if not bodies:
+        expected = "a node of role 'learner' whose body says what it calls: calls_on(devices, seed, slot)"
+        do = "Use a body of isthmus.ops.learner, or write this method (isthmus.ops.island.device_call)."
+        raise ConfigError(f"Compiling {told.job.program!r}", expected, "none", do)
+    for node in bodies:
+        given = {name: _resolved(value) for name, value in node.keywords.items()}
+        body = node.body(*map(_resolved, node.arguments), **given)
+        if len(devices) > 1:
+            yield from body.calls_on(devices, told.job.seed, slot)
+            continue
+        there = SingleDeviceSharding(devices[0])
+        for call in body.calls_on(None, told.job.seed, slot):
+            yield call._replace(arguments=jax.tree.map(lambda leaf: lying(leaf, there), call.arguments))
+
+
+def limit_bytes(device: Any) -> int:
+    """The memory of a device that programs can have, as its compiler says when it refuses one that is too large."""
+    shape = jax.ShapeDtypeStruct(_TOO_LARGE, jnp.float32, sharding=SingleDeviceSharding(device))  # type: ignore[no-untyped-call]
+    try:
+        jax.jit(lambda array: array + 1).lower(shape).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if (overflow := read_overflow(str(error))) is not None:
+            return overflow.limit_bytes
+        raise
+    raise InvariantError("asking a compiler for its limit: expected a program of a TiB to be refused, found it taken.")
+
+
+def _resolved(value: Any) -> Any:
+    return reference.resolve(value) if isinstance(value, Reference) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
