@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from isthmus.ops.island.device_call import DeviceCall
+from isthmus.ops.island.recipe import is_key
 from isthmus.programs.ahead.collectives import read_collectives
 from isthmus.programs.ahead.figures import Compiled, Counted, Memory, Refused
 from isthmus.programs.ahead.kept import Kept, digest
@@ -22,7 +23,7 @@ from isthmus.programs.ahead.targets import Target
 
 
 def counted(call: DeviceCall, target: Target, kept: Kept, versions: Mapping[str, str]) -> Counted:
-    """The figures of one function on the target that its arguments lie on; from those that are kept, where there are."""
+    """The figures of one function on the target that its arguments lie on, those that are kept where there are any."""
     traced = call.function.trace(*call.arguments)
     flops = matrix_flops(traced.jaxpr)
     lowered = traced.lower()
@@ -80,9 +81,8 @@ def bytes_on_device(arguments: Any) -> int:
 
 
 def _bytes_of(leaf: Any) -> int:
-    sharding = getattr(leaf, "sharding", None)
-    shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if is_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
-        shape = leaf.shape
+    sharding = getattr(leaf, "sharding", None)
+    shape: tuple[int, ...] = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
     return math.prod(shape) * int(leaf.dtype.itemsize)

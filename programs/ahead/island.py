@@ -41,7 +41,8 @@ class Filling:
 @dataclass(frozen=True, slots=True)
 class Island:
     """An island, as `--json` tells it: bytes are of each device, operations those of a step divided by the devices.
-    `helps` is what would make it fit, where it does not."""
+    `helps` is what would make it fit, where it does not. A step is predicted to take what its products take, or its
+    memory, whichever is longer, at published figures."""
 
     island: str
     slot: int
@@ -58,6 +59,7 @@ class Island:
     collectives: Collectives
     fragment_bytes: tuple[int, ...]
     predicted_step_seconds: float | None
+    predicted_products_seconds: float | None
     compile_seconds: float
     is_kept: bool
     options: dict[str, str]
@@ -96,6 +98,7 @@ def summed(target: Target, slot: int, answer: Answer) -> Island:
         collectives=_added([each.compiled.collectives for each in steps if each.compiled is not None]),
         fragment_bytes=tuple(each.made_bytes for each in functions if each.name.startswith(_EXTRACT)),
         predicted_step_seconds=roofline_seconds(target.device, flops, sum(accessed)) if is_whole else None,
+        predicted_products_seconds=roofline_seconds(target.device, flops, 0.0),
         compile_seconds=sum(_seconds(each) for each in functions),
         is_kept=all(each.is_kept for each in functions),
         options=target.options,

@@ -43,7 +43,8 @@ def _rows(island: Island) -> Iterator[tuple[str, str]]:
     once = f", loops without a known end counted once: {loops}" if loops else ""
     yield "a step", f"{scaled(island.flops_per_device, 'FLOP')} of matrix products on each device{once}"
     if island.predicted_step_seconds is not None:
-        yield "", f"predicted: at least {seconds(island.predicted_step_seconds)}, by published figures; nothing ran"
+        products = f"of which its products need {seconds(island.predicted_products_seconds)}"
+        yield "", f"predicted: {seconds(island.predicted_step_seconds)} at best, {products}; nothing ran"
     many = island.collectives
     beside = f"{many.asynchronous} asynchronous, {many.overlapped} with computation scheduled beside them"
     if island.devices > 1:

@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -115,9 +116,9 @@ def calls(told: Spec, slot: int, devices: tuple[Any, ...]) -> Iterator[DeviceCal
         if len(devices) > 1:
             yield from body.calls_on(devices, told.job.seed, slot)
             continue
-        there = SingleDeviceSharding(devices[0])
+        there = partial(lying, sharding=SingleDeviceSharding(devices[0]))
         for call in body.calls_on(None, told.job.seed, slot):
-            yield call._replace(arguments=jax.tree.map(lambda leaf: lying(leaf, there), call.arguments))
+            yield call._replace(arguments=jax.tree.map(there, call.arguments))
 
 
 def limit_bytes(device: Any) -> int:
