@@ -81,19 +81,20 @@ def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear)
         faults = (Fault(*fault) for fault in answer["faults"])
         raise ConfigError.of(fault._replace(doing=fault.doing + where) for fault in faults)
     if "answer" not in answer:
-        raise RunError(f"compiling for {target.name} failed:\n{answer.get('error', last)}")
+        how = answer.get("error") or f"its process ended with status {answer['status']}\n{last}"
+        raise RunError(f"compiling for {target.name} failed: {how.rstrip()}")
     return summed(target, slot, msgspec.convert(answer["answer"], Answer))
 
 
 def _heard(worker: subprocess.Popen[bytes], request: str, hear: Callable[[str, float], None]) -> dict[str, Any]:
-    """The last word of a worker, nothing if it has none."""
+    """The last word of a worker; {status}, of its process, if it has none."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     try:
         worker.stdin.write(request.encode() + b"\n")
         worker.stdin.flush()
     except BrokenPipeError:
-        return {}
+        return {"status": worker.wait()}
     begun, doing, buffered = time.monotonic(), "", b""
     while True:
         hear(doing, time.monotonic() - begun)
@@ -107,4 +108,4 @@ def _heard(worker: subprocess.Popen[bytes], request: str, hear: Callable[[str, f
                 return dict(told)
             doing = told["doing"]
         if not read:
-            return {}
+            return {"status": worker.wait()}

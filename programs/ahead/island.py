@@ -97,8 +97,8 @@ def summed(target: Target, slot: int, answer: Answer) -> Island:
         unbounded_loops=sum(each.unbounded for each in steps),
         collectives=_added([each.compiled.collectives for each in steps if each.compiled is not None]),
         fragment_bytes=tuple(each.made_bytes for each in functions if each.name.startswith(_EXTRACT)),
-        predicted_step_seconds=roofline_seconds(target.device, flops, sum(accessed)) if is_whole else None,
-        predicted_products_seconds=roofline_seconds(target.device, flops, 0.0),
+        predicted_step_seconds=_seconds_of(target, flops, sum(accessed)) if is_whole else None,
+        predicted_products_seconds=_seconds_of(target, flops, 0.0),
         compile_seconds=sum(_seconds(each) for each in functions),
         is_kept=all(each.is_kept for each in functions),
         options=target.options,
@@ -136,6 +136,11 @@ def _filling(function: Counted, state: int, needed: int) -> Filling:
     padding = memory.arguments - function.state_bytes - given
     made = memory.temporaries + memory.outputs - memory.aliased
     return Filling(function.name, state, given, made, memory.code, padding)
+
+
+def _seconds_of(target: Target, flops: float, accessed_bytes: float) -> float | None:
+    """What a device needs for this at best, at its share of what is published of a chip."""
+    return roofline_seconds(target.device, flops * target.devices_a_chip, accessed_bytes * target.devices_a_chip)
 
 
 def _seconds(function: Counted) -> float:

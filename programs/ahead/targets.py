@@ -36,14 +36,16 @@ v5p:2x2x1); on eight and more chips most overlap anyway."""
 @final
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An island to compile for: `name` as it was said, the `device` it has `count` of, the compiler's options, and how
-    its chips lie on one machine, in three dimensions; none where it is more than a machine has."""
+    """An island to compile for: `name` as it was said, the `device` it has `count` of, the compiler's options, how its
+    chips lie on one machine, in three dimensions, none where it is more than a machine has, and how many of the
+    compiler's devices are one chip, of which the figures of `device` are."""
 
     name: str
     device: Device
     count: int
     options: dict[str, str]
     host_bounds: tuple[int, ...] = ()
+    devices_a_chip: int = 1
 
 
 def target(text: str, doing: str = "Reading --island") -> Target:
@@ -57,11 +59,11 @@ def target(text: str, doing: str = "Reading --island") -> Target:
     if len(sides) != _DIMENSIONS[kind] or min(sides) < 1:
         expected = f"a topology of {_DIMENSIONS[kind]} dimensions for {kind}, each at least 1"
         raise ConfigError(doing, expected, repr(text), f"For example {kind}:{'x'.join('221'[: _DIMENSIONS[kind]])}.")
-    chips = math.prod(sides)
-    count = chips * _DEVICES_A_CHIP.get(kind, 1)
+    chips, parts = math.prod(sides), _DEVICES_A_CHIP.get(kind, 1)
+    count = chips * parts
     options = dict.fromkeys(_OVERLAPPING, "true") if count > 1 else {}
     bounds = (*sides, 1)[:3] if chips <= _CHIPS_A_HOST[kind] else ()
-    return Target(text, find(kind, doing), count, options, bounds)
+    return Target(text, find(kind, doing), count, options, bounds, parts)
 
 
 def roofline_seconds(device: Device, flops: float, bytes_accessed: float) -> float | None:

@@ -52,8 +52,10 @@ def _rows(island: Island) -> Iterator[tuple[str, str]]:
     if pieces := island.fragment_bytes:
         low, high = size(min(pieces)), size(max(pieces))
         yield "fragments", f"{len(pieces)}, of {low}" + (f" to {high}" if low != high else "")
+    if island.options:
+        yield "options", f"{len(island.options)}, in --json; a run has them where LIBTPU_INIT_ARGS says so"
     versions = ", ".join(f"{name} {version}" for name, version in island.versions.items())
     earlier = ", by an earlier command" if island.is_kept else ""
     yield "compiled", f"{len(island.functions)} functions in {seconds(island.compile_seconds)}{earlier}; {versions}"
     if island.hosts > 1:
-        yield "beware", f"these are {island.hosts} machines, and an island of a run is the devices of one"
+        yield "machines", f"{island.hosts}; but an island of a run is the devices of one"

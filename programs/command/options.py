@@ -115,7 +115,7 @@ Resume: TypeAlias = Annotated[
         "--resume",
         metavar="RUN",
         help="Go on with a run all of whose processes have died, from its last snapshot, as it was configured.",
-        rich_help_panel=_WHERE,
+        rich_help_panel=WHERE,
     ),
 ]
 Detach: TypeAlias = Annotated[

@@ -129,12 +129,11 @@ def compile_ahead(
     config: options.Config = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compile a run for TPU islands that are not here: what fits, and what it costs.
+    """Compile a run for TPU islands that are not here: what fits there.
 
-    The functions of its learners, by the compiler of TPUs, libtpu, which needs no TPU. Nothing is started, and no time
-    is measured but the compiler's.
+    What fills the memory, and what a step costs: of the functions of its learners, by libtpu, which needs no TPU.
 
-    Exit status 1 if an island is too small.
+    Exit status 1 if an island is too small. Nothing is started, and no step is timed.
     """
     from isthmus.programs.command.compile import compile_for
 

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from isthmus.programs.language_model import task
+from isthmus.programs.request.program import SHIPPED
+from isthmus.programs.request.request import prepare
 
 SECONDS_MAX = 100
 COUNT = """
@@ -101,3 +103,10 @@ def test_a_step_of_averaged_gradients_is_two_functions(tmp_path: Path) -> None:
     assert first["gradient"]["products"] == products()
     assert first["gradient"]["state_bytes"] == 4 * size
     assert first["apply"]["state_bytes"] == 3 * 4 * size + 4
+
+
+@pytest.mark.parametrize("program", sorted(SHIPPED))
+def test_in_every_program_one_body_of_a_learner_says_what_it_calls(tmp_path: Path, program: str) -> None:
+    (tmp_path / "text.txt").write_text("The sea is wide, and the land between two seas is narrow. " * 400)
+    plan = prepare(program, task_settings={"data": (str(tmp_path / "text.txt"),)}).plans["learner"]
+    assert [node.name for node in plan.nodes if hasattr(node.body, "calls_on")] == ["inner-step"]

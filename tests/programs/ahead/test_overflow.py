@@ -11,9 +11,7 @@ NOW = (
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (2.00T) exceeds "
     "available HBM (31.25G)."
 )
-BEFORE = (
-    "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.8G"
-)
+BEFORE = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm. Exceeded by 4.75G."
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,14 @@ def test_a_target_is_a_kind_and_a_topology(text: str, kind: str, count: int) -> 
 
 
 @pytest.mark.parametrize(
+    ("text", "bounds"),
+    [("v5p:2x2x1", (2, 2, 1)), ("v6e:1x1", (1, 1, 1)), ("v6e:2x4", (2, 4, 1)), ("v6e:4x4", ()), ("v5p:2x2x2", ())],
+)
+def test_an_island_lies_on_one_machine_where_that_has_as_many_chips(text: str, bounds: tuple[int, ...]) -> None:
+    assert target(text).host_bounds == bounds
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("v5p", "KIND:TOPOLOGY"),

@@ -1,0 +1,168 @@
+"""`isthmus compile`, with a stand-in for its worker: what is asked of it, what is shown, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from isthmus.programs.ahead import compiling
+from isthmus.programs.command.main import app
+from tests.programs.ahead.made import EXTRACT, REFUSED, STEP, answer
+
+SECONDS_MAX = 60
+FITS = {"answer": msgspec.to_builtins(answer(STEP, EXTRACT))}
+REFUSES = {"answer": msgspec.to_builtins(answer(replace(STEP, compiled=None, refused=REFUSED)))}
+STAND_IN = """
+import json, os, sys
+from pathlib import Path
+request = json.loads(sys.stdin.readline())
+with Path(os.environ["ASKED"]).open("a") as file:
+    file.write(json.dumps({**request, "environment": {n: os.environ.get(n) for n in ("JAX_PLATFORMS",)}}) + "\\n")
+print(json.dumps({"doing": "step"}), flush=True)
+said = json.loads(Path(os.environ["SAID"]).read_text())
+if said is None:
+    sys.exit("it broke")
+print(json.dumps(said), flush=True)
+"""
+
+
+class Worker:
+    """A stand-in in a folder: answers every request with `says`, and dies for None."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "stand_in.py").write_text(STAND_IN)
+        self.environment = {
+            "PYTHONPATH": str(folder),
+            "ASKED": str(folder / "asked"),
+            "SAID": str(folder / "said"),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+        }
+        self.says(FITS)
+
+    def says(self, what: Any) -> None:
+        (self._folder / "said").write_text(json.dumps(what))
+
+    @property
+    def asked(self) -> list[dict[str, Any]]:
+        path = self._folder / "asked"
+        return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    made = Worker(tmp_path)
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(compiling, "WORKER", "stand_in")
+    monkeypatch.setattr(compiling, "find_spec", lambda _: True)
+    (tmp_path / "text.txt").write_text("The sea is wide, and the land between two seas is narrow. " * 400)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def isthmus(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["compile", *arguments], catch_exceptions=False, prog_name="isthmus")
+
+
+def test_each_island_is_compiled_for_a_learner(worker: Worker) -> None:
+    line = "diloco --data text.txt --island v5p:2x2x1 --island v6e:2x2 --seed 3 --set task.layers=1 --json"
+    result = isthmus(*line.split())
+    assert result.exit_code == 0
+    islands = json.loads(result.stdout)["islands"]
+    assert [island["island"] for island in islands] == ["v5p:2x2x1", "v6e:2x2"]
+    for island in islands:
+        assert island["fits"] is True
+        assert {"device_kind", "devices", "memory_bytes", "memory_limit_bytes", "flops_per_device"} < set(island)
+        assert {"compile_seconds", "options", "collectives", "fragment_bytes", "memory"} < set(island)
+    first, second = worker.asked
+    assert [(each["target"], each["slot"]) for each in worker.asked] == [("v5p:2x2x1", 0), ("v6e:2x2", 1)]
+    assert first["spec"] == second["spec"]
+    job = first["spec"]["job"]
+    assert (job["program"], job["seed"]) == ("diloco", 3)
+    assert "layers = 1" in job["task"]
+    assert first["kept"] == str(Path("cache/isthmus/ahead").absolute())
+    assert first["environment"] == {"JAX_PLATFORMS": "cpu"}
+    assert "compiling for v6e:2x2\n" in result.stderr
+    assert not Path("runs").exists()
+
+
+def test_an_island_that_is_too_small_is_status_1(worker: Worker) -> None:
+    worker.says(REFUSES)
+    result = isthmus("--data", "text.txt", "--island", "v6e:2x2")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("v6e:2x2 (4 x TPU v6 lite, learner 0): does not fit\n")
+
+
+@pytest.mark.parametrize(
+    ("says", "status", "message"),
+    [
+        (
+            {"faults": [["Cutting 'w'", "an axis", "none", "Change it."]]},
+            2,
+            "Cutting 'w' (an island v6e:2x2): expected",
+        ),
+        ({"error": "ValueError: no"}, 1, "the run failed: compiling for v6e:2x2 failed: ValueError: no"),
+        (None, 1, "compiling for v6e:2x2 failed: its process ended with status 1\nit broke"),
+    ],
+)
+def test_what_is_wrong_in_the_worker_is_told(worker: Worker, says: Any, status: int, message: str) -> None:
+    worker.says(says)
+    result = isthmus("--data", "text.txt", "--island", "v6e:2x2")
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("", ["the islands to compile for", "found none", "--island v5p:2x2x1"]),
+        ("--island v9:2x2 --island v6e:2", ["2 things are wrong", "'v9:2x2'", "'v6e:2'"]),
+        ("--island v6e:2x2 --learners 0", ["Reading run.learners"]),
+        ("--island v6e:2x2 --set task.batch=6", ["(an island v6e:2x2)", "a batch that divides by 4", "6 rows"]),
+    ],
+)
+def test_a_wrong_request_asks_nobody(worker: Worker, line: str, told: list[str]) -> None:
+    result = isthmus("--data", "text.txt", *line.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert all(each in result.stderr for each in told), result.stderr
+    assert not worker.asked
+
+
+def test_without_the_compiler_it_is_said_how_to_get_it(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "find_spec", lambda _: None)
+    result = isthmus("--island", "v6e:2x2")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("isthmus: Compiling for v6e:2x2: expected libtpu, the compiler of TPUs")
+    assert "pip install 'isthmus[tpu]'" in result.stderr
+    assert not worker.asked
+
+
+APART = """
+import sys
+from isthmus.programs.ahead import compiling
+compiling.WORKER, compiling.find_spec = "stand_in", lambda _: True
+from isthmus.programs.command.main import main
+sys.argv = ["isthmus", "compile", "--data", "text.txt", "--island", "v6e:2x2"]
+try:
+    main()
+finally:
+    assert "jax" not in sys.modules
+"""
+
+
+def test_the_command_itself_imports_no_jax(tmp_path: Path, worker: Worker) -> None:
+    command = [sys.executable, "-c", APART]
+    environment = os.environ | worker.environment
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("v6e:2x2 (4 x TPU v6 lite, learner 0): fits\n")
