@@ -35,6 +35,7 @@ from isthmus.programs.ahead.overflow import read_overflow
 from isthmus.programs.ahead.targets import Target, target
 from isthmus.programs.request import reference, spec
 from isthmus.programs.request.spec import Spec
+from isthmus.programs.run.interrupts import unblock
 from isthmus.runtime.errors import ConfigError, InvariantError, RequestError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
@@ -48,6 +49,7 @@ _TOO_LARGE: Final = (1 << 20, 1 << 18)
 
 def main() -> int:
     """Answer one request."""
+    unblock()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
