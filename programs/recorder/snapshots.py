@@ -75,6 +75,8 @@ class Snapshots:
         self._folder, self._sizes, self._disk = folder, sizes, disk
         self._newest: Manifest | None = None
         self._before: Manifest | None = None
+        self._is_in_place = False
+        """The newest has the name of the newest, and is put aside before the next takes that."""
         self._old: set[str] = set()
         """Files that only manifests before the newest name."""
 
@@ -90,7 +92,7 @@ class Snapshots:
             except ValueError as error:
                 faults.append(f"{FOLDER}/{name}: {error}")
                 continue
-            self._newest = manifest
+            self._newest, self._is_in_place = manifest, name == MANIFEST
             return Found(manifest, held, faults)
         return Found(None, {}, faults)
 
@@ -110,10 +112,11 @@ class Snapshots:
         if before is not None and entries == before.fragments:
             return before
         manifest = Manifest(FORMAT, before.number + 1 if before is not None else 1, entries)
-        with suppress(FileNotFoundError):
+        if self._is_in_place:
             self._disk.rename(self._folder / MANIFEST, self._folder / BEFORE)
+            self._is_in_place = False
         write_bytes(self._folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n", self._disk)
-        self._newest, self._before = manifest, before
+        self._newest, self._before, self._is_in_place = manifest, before, True
         self._forget(before, manifest)
         return manifest
 

@@ -50,6 +50,16 @@ def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     return submitted(folder, folder.name)
 
 
+def _why_no_spec(folder: Path) -> str:
+    """Why there is no run in processes in a folder, or ''."""
+    try:
+        return "one in one process" if spec.load(folder).transport == spec.INPROC else ""
+    except FileNotFoundError:
+        return "no spec.json" if folder.is_dir() else "no such folder"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"a {spec.SPEC} that cannot be read: {error}"
+
+
 def _lock(folder: Path, doing: str) -> RunLock:
     try:
         return RunLock(folder)
@@ -59,13 +69,11 @@ def _lock(folder: Path, doing: str) -> RunLock:
 
 
 def _check_folder(folder: Path, doing: str) -> None:
-    has_spec = (folder / spec.SPEC).exists()
-    if not has_spec or spec.load(folder).transport == spec.INPROC:
-        found = "one in one process" if has_spec else "no spec.json" if folder.is_dir() else "no such folder"
+    if found := _why_no_spec(folder):
         do = "Runs with --transport inproc cannot be resumed: they have no daemon."
         raise ConfigError(doing, "the folder of a run in processes", found, do)
     if (folder / CLUSTER).exists():
-        do = "Its home's daemon takes it over when it is started again."
+        do = "That is not built. Start it again."
         raise ConfigError(doing, "a run of this machine alone", "one of a cluster", do)
     _lock(folder, doing).close()
     memory = recorder_memory.load(folder, DISK)

@@ -110,6 +110,23 @@ def test_one_that_is_damaged_is_named_and_the_one_before_it_is_read(name: str, d
         raise AssertionError(faults[0])
 
 
+def test_the_one_before_a_damaged_one_stays_until_the_next_is_there() -> None:
+    disk = SimulatedDisk("seed")
+    kept = snapshots(disk)
+    for count in (1, 2):
+        kept.write(model(count, 1))
+    damaged(disk, MANIFEST, b"{}")
+    kept = snapshots(disk)
+    kept.read()
+    disk.troubles[0] = trouble(room=200)  # For the values, and not for the manifest.
+    with pytest.raises(OSError, match="No space"):
+        kept.write(model(3, 1))
+    disk.troubles.clear()
+    assert same(snapshots(disk).read().held, model(1, 1))
+    kept.write(model(3, 1))
+    assert same(snapshots(disk).read().held, model(3, 1))
+
+
 def test_those_of_another_model_are_none() -> None:
     disk = SimulatedDisk("seed")
     snapshots(disk).write(model(1, 1))

@@ -69,6 +69,8 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run) -> None:
     config = copy(dead, "changed") / "config.toml"
     config.write_text(config.read_text().replace("interval = 8", "interval = 9"))
     assert "config.toml asks for another one now" in refusal(dead, folder="changed")
+    (copy(dead, "torn") / "spec.json").write_text('{"run": 1')
+    assert "spec.json that cannot be read" in refusal(dead, folder="torn")
     (copy(dead, "ended") / "summary.json").write_text('{"outcome": "done"}')
     assert "found one that is over: done" in refusal(dead, folder="ended")
     assert sorted(path.name for path in dead.folder.rglob("*")) == before
