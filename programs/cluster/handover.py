@@ -15,7 +15,7 @@ from typing import Any, Final, final
 
 from isthmus.programs.cluster.run_root import RUN_NAME, RunRoot
 from isthmus.programs.request import new_folder, spec
-from isthmus.programs.request.spec import Spec
+from isthmus.programs.request.spec import CLUSTER, Spec
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.topology import Machine
 from isthmus.runtime.ids import Replica
@@ -23,7 +23,6 @@ from isthmus.runtime.roles import LEARNER
 from isthmus.runtime.supervision.home.events import Places
 from isthmus.runtime.system.files import write_json
 
-CLUSTER: Final = "cluster.json"
 HOSTS_MAX: Final = 1024
 """How many hosts a run may have at its start, and how many slots."""
 MOVABLE: Final = ("syncer", "evaluator")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from isthmus.programs.cluster.handover import CLUSTER, Sites
+from isthmus.programs.cluster.handover import Sites
 from isthmus.programs.replay import tape_files
 from isthmus.programs.replay.cores import Core, again, strange
 from isthmus.programs.replay.outcome import Replay, Replayed
@@ -67,7 +67,7 @@ def replay(folder: Path) -> Replay:
 def _cast(folder: Path, doing: str) -> _Cast:
     try:
         told = spec.load(folder)
-        places = Sites.load(folder).places() if (folder / CLUSTER).exists() else Places(home="local")
+        places = Sites.load(folder).places() if (folder / spec.CLUSTER).exists() else Places(home="local")
     except FileNotFoundError:
         do = "Only a folder that a run of this version of isthmus has made can be replayed."
         raise ConfigError(doing, f"a {spec.SPEC}", "none", do) from None

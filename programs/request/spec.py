@@ -28,6 +28,8 @@ from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import boot_id
 
 SPEC: Final = "spec.json"
+CLUSTER: Final = "cluster.json"
+"""Beside it, where a run is of several machines: which, and which replica began where."""
 INPROC: Final = "inproc"
 """The `transport` of a run in one process."""
 

@@ -25,7 +25,6 @@ from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import DISK
 
 OVER: Final = ("summary.json", "over.json")
-CLUSTER: Final = "cluster.json"
 _OF_END: Final = ("report.html", "trace.json")
 
 
@@ -72,7 +71,7 @@ def _check_folder(folder: Path, doing: str) -> None:
     if found := _why_no_spec(folder):
         do = "Runs with --transport inproc cannot be resumed: they have no daemon."
         raise ConfigError(doing, "the folder of a run in processes", found, do)
-    if (folder / CLUSTER).exists():
+    if (folder / spec.CLUSTER).exists():
         do = "That is not built. Start it again."
         raise ConfigError(doing, "a run of this machine alone", "one of a cluster", do)
     _lock(folder, doing).close()

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 LATEST: Final = Path("runs", "latest")
 ANSWER_SECONDS: Final = 3.0
-CLUSTER: Final = "cluster.json"
 
 
 def folder_of(run: Path | None) -> Path:
@@ -121,6 +120,7 @@ def log_of(folder: Path, name: str, home: Daemon | None = None) -> str:
     ConfigError, with the nearest name, without one.
     """
     from isthmus.programs.machine.client import Daemon
+    from isthmus.programs.request.spec import CLUSTER
 
     logs = {path.stem.replace("-", "/"): path for path in sorted((folder / "logs").glob("*.log"))}
     if home is None and name in logs:

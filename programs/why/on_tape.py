@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from isthmus.ops.syncer.grace import OBSERVATIONS
 from isthmus.runtime.ids import Handle
 from isthmus.runtime.scheduler.events import DropItem, FiringEnded, ItemArrived, ItemsEmitted, Output, RunBody
 from isthmus.runtime.scheduler.tape import Record
 
-TYPICAL_ROUNDS: Final = 15
-"""Of which the shard takes the median (`ops.syncer.grace.OBSERVATIONS`)."""
 _ANSWER: Final = {"round", "begin", "end"}
 _OPENING: Final = {"round", "members", "count_min"}
 _PUBLISHED: Final = {"round", "version", "kind"}
@@ -83,7 +82,7 @@ def taped_round(records: Sequence[Record], number: int) -> TapedRound:
                 first.setdefault(fields["round"], fields)
                 if fields["round"] == number:
                     taped.openings.append(fields)
-                    taped.usual_ns = taped.usual_ns or usual[-TYPICAL_ROUNDS:]
+                    taped.usual_ns = taped.usual_ns or usual[-OBSERVATIONS:]
             elif fields.keys() >= _PUBLISHED:
                 if fields["round"] == number:
                     taped.published_at = taped.published_at or record.at
