@@ -99,7 +99,7 @@ def read(
     if model is not None:
         with collecting(faults):
             merged.update(_preset(model, has_own_task=("run", "task") in {**merged, **given.values}))
-    return _by_section({**merged, **_absolute(given.values, Path.cwd())}, faults), faults
+    return _by_section({**merged, **absolute(given.values, Path.cwd())}, faults), faults
 
 
 def _preset(model: str, *, has_own_task: bool) -> dict[tuple[str, str], Any]:
@@ -143,10 +143,10 @@ def _from_document(document: Mapping[str, Any], file: Path) -> dict[tuple[str, s
     if faults:
         raise ConfigError.of(faults)
     values = {(section, key): value for section, table in document.items() for key, value in table.items()}
-    return _absolute(values, file.absolute().parent)
+    return absolute(values, file.absolute().parent)
 
 
-def _absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[str, str], Any]:
+def absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[str, str], Any]:
     """The same with paths made absolute from `folder`: those of the data and of files that are references."""
     result = dict(values)
     for where in (("run", "program"), ("run", "task")):

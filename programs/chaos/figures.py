@@ -1,0 +1,119 @@
+"""The figures of one run under a plan, from its run folder: what `isthmus chaos` tells of a program.
+
+Nothing is measured here that the run did not write down itself: figures are those of `summary.json`, a recovery ends
+where the files show that a host works again, waits are on the tapes. Only when a fault began is told by the strikes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from isthmus.programs.chaos.plan import DAEMON, FORK_SERVER
+from isthmus.programs.chaos.strikes import Strike
+from isthmus.programs.chaos.waits import Wait, waits_on_others
+from isthmus.programs.replay import tape_files
+from isthmus.programs.request import spec
+from isthmus.programs.results import reading
+from isthmus.programs.results.record import RunRecord
+from isthmus.runtime.graph.plans import Plan, lower
+
+_BEFORE_SECONDS: Final = 0.5
+"""A daemon may have written of an end a moment before the strike was noted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """From the strike until the process, or the next life in its place, worked again; of a pause from its end. None
+    where the files do not show it."""
+
+    strike: Strike
+    seconds: float | None
+
+    def as_data(self) -> dict[str, Any]:
+        """For --json."""
+        fault = self.strike.fault
+        return {"role": fault.role, "fault": fault.kind, "seconds": self.seconds}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one run: `summary` is its summary.json, `waits` counts those of inner steps on other hosts."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+    strikes: Sequence[Strike]
+    recoveries: Sequence[Recovery]
+    waits: int
+
+    def number(self, name: str) -> float | None:
+        """A figure of the summary."""
+        value = self.summary.get(name)
+        return None if value is None else float(value)
+
+
+def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> Figures:
+    """The figures of the run in `folder`, which is over."""
+    record = reading.load(folder)
+    told = spec.load(folder)
+    zero = told.zero_ns / 1e9 + float(record.summary.get("start_seconds") or 0.0)
+    happened = [strike for strike in strikes if strike.proof]
+    plan = lower(told.graph()).get("learner")
+    waits = 0 if plan is None else _waits(folder, plan, happened, told.zero_ns)
+    return Figures(folder, record.summary, strikes, [_recovery(record, each, zero) for each in happened], waits)
+
+
+def _waits(folder: Path, plan: Plan, strikes: Sequence[Strike], zero_ns: int) -> int:
+    """How often learners waited for other hosts while they were not struck themselves."""
+    count = 0
+    for file in tape_files.found(folder)[0]:
+        if file.member is None or file.member.replica.role != "learner":
+            continue
+        own = [each for each in strikes if each.fault.host == str(file.member.replica)]
+        found = waits_on_others(plan, tape_files.read(file).records)
+        count += sum(not any(_meet(wait, strike, zero_ns) for strike in own) for wait in found)
+    return count
+
+
+def _meet(wait: Wait, strike: Strike, zero_ns: int) -> bool:
+    begun, ended = (zero_ns + wait.begun) / 1e9, (zero_ns + wait.ended) / 1e9
+    return begun <= strike.ended and ended >= strike.begun
+
+
+# -- recoveries --------------------------------------------------------------------------------------------------------
+
+
+def _recovery(record: RunRecord, strike: Strike, zero: float) -> Recovery:
+    """When it worked again, by the files."""
+    fault = strike.fault
+    if fault.kind == "kill":
+        begun = strike.begun - zero
+        back = _back_from_the_dead(record, fault.host, begun)
+    else:
+        begun = strike.ended - zero
+        back = next((at for at in _works(record, fault.host) if at > begun), None)
+    return Recovery(strike, None if back is None else round(max(0.0, back - begun), 3))
+
+
+def _back_from_the_dead(record: RunRecord, host: str, begun: float) -> float | None:
+    name = DAEMON if host == DAEMON else host
+    if host == FORK_SERVER:
+        # The next host that is started needs the next one.
+        starts = [each.restarted for each in record.absences if each.restarted is not None]
+        return next((at for at in sorted(starts) if at > begun), None)
+    ends = [each.ended for each in record.absences if each.host == name and each.begun >= begun - _BEFORE_SECONDS]
+    return next((end for end in ends if end is not None), None)
+
+
+def _works(record: RunRecord, host: str) -> Iterator[float]:
+    """The moments at which files show a host at its work, in order."""
+    role, _, slot = host.partition("/")
+    shows: Mapping[str, Callable[[], Iterator[float]]] = {
+        "learner": lambda: (each.time for each in record.reports if each.learner == int(slot)),
+        "syncer": lambda: (each.time for each in record.merges if each.fragment % record.shards == int(slot)),
+        "evaluator": lambda: (each.time for each in record.evaluations),
+        "recorder": lambda: (each.time for each in record.reports),
+    }
+    return shows[role]() if role in shows else iter(())

@@ -1,0 +1,198 @@
+"""What is to happen to the processes of a run, and when: a plan, from a file, from a seed, or the one that is built in.
+
+Decides what a plan may say. Pure: which hosts there are it is told, and whether a fault is permitted here others know.
+The words for faults are the simulator's (`runtime.sim.faults`), because they mean the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import msgspec
+
+from isthmus.runtime.errors import ConfigError, Fault, nearest
+
+Kind: TypeAlias = Literal["kill", "pause", "slow"]
+KINDS: Final[tuple[str, ...]] = get_args(Kind)
+DAEMON: Final = "daemon"
+FORK_SERVER: Final = "fork-server"
+FAULTS_MAX: Final = 1000
+"""In one plan: more are no plan but a loop, and each has a thread."""
+_LASTING: Final = {"pause": ("seconds",), "slow": ("seconds", "factor")}
+"""Which fields belong to a kind, beside `kind`, `host` and `at`."""
+_DO: Final = "Correct the plan."
+
+
+class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One fault: `kind` happens to `host` ('learner/2', 'daemon', 'fork-server'), `at` seconds after the run's first
+    inner step. A pause lasts `seconds`; what is slow has one part in `factor` of its CPU time for so long."""
+
+    kind: Kind
+    host: str
+    at: float
+    seconds: float = 2.0
+    factor: float = 4.0
+
+    @property
+    def role(self) -> str:
+        """What kind of process it is."""
+        return self.host.partition("/")[0]
+
+    @property
+    def until(self) -> float:
+        """When it is over."""
+        return self.at + (self.seconds if self.kind in _LASTING else 0.0)
+
+
+class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Faults from a seed: `count` of them, `mean_seconds` apart in the mean, of these kinds, to these hosts (all)."""
+
+    seed: int = 0
+    count: int = 8
+    mean_seconds: float = 8.0
+    kinds: tuple[Kind, ...] = ("kill", "pause", "slow")
+    hosts: tuple[str, ...] = ()
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    run: dict[str, Any] = {}
+    program: dict[str, dict[str, Any]] = {}
+    task: dict[str, Any] = {}
+    fault: list[dict[str, Any]] = []
+    random: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked for: `faults`, or those that are `drawn`, or, where there is neither, the built-in ones. `run` and
+    `task` are sections of the configuration, `program` has one for each program."""
+
+    faults: tuple[Planned, ...] = ()
+    drawn: Drawn | None = None
+    run: Mapping[str, Any] = field(default_factory=dict)
+    program: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
+
+    def in_folder(self, folder: Path, absolute: Callable[..., Mapping[tuple[str, str], Any]]) -> Plan:
+        """The same with the paths of its sections made `absolute`, from the plan's own folder."""
+        keys = {(name, key): value for name in ("run", "task") for key, value in getattr(self, name).items()}
+        found = absolute(keys, folder)
+        run, task = ({key: value for (of, key), value in found.items() if of == name} for name in ("run", "task"))
+        return replace(self, run=run, task=task)
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether its faults are the built-in ones."""
+        return not self.faults and self.drawn is None
+
+
+def read(document: Mapping[str, Any], where: str) -> Plan:
+    """The plan that a TOML document is; ConfigError with everything that is wrong with it by itself."""
+    doing, wrong = f"Reading the plan {where}", list[Fault]()
+    try:
+        told = msgspec.convert(document, _Document)
+    except msgspec.ValidationError as error:
+        expected = "tables [run], [program.NAME], [task], [[fault]] and [random]"
+        raise ConfigError(doing, expected, str(error), _DO) from None
+    if told.fault and told.random is not None:
+        wrong.append(Fault(doing, "[[fault]] or [random]", "both", "Leave one of them out."))
+    if len(told.fault) > FAULTS_MAX:
+        wrong.append(Fault(doing, f"at most {FAULTS_MAX} faults", str(len(told.fault)), _DO))
+    faults = []
+    for number, table in enumerate(told.fault[:FAULTS_MAX], 1):
+        try:
+            faults.append(msgspec.convert(table, Planned, strict=True))
+        except msgspec.ValidationError as error:
+            kind = table.get("kind")
+            do = nearest(kind, KINDS) if isinstance(kind, str) and kind not in KINDS else _DO
+            wrong.append(Fault(f"{doing}, fault {number}", "kind, host and at, and what the kind has", str(error), do))
+        else:
+            wrong += _of_fault(faults[-1], table, f"{doing}, fault {number}")
+    drawn = None
+    if told.random is not None:
+        try:
+            drawn = msgspec.convert(told.random, Drawn, strict=True)
+            wrong += _of_drawn(drawn, f"{doing}, [random]")
+        except msgspec.ValidationError as error:
+            wrong.append(Fault(f"{doing}, [random]", "seed, count, mean_seconds, kinds and hosts", str(error), _DO))
+    if wrong:
+        raise ConfigError.of(wrong)
+    faults.sort(key=lambda fault: fault.at)
+    return Plan(tuple(faults), drawn, told.run, told.program, told.task)
+
+
+def _of_fault(fault: Planned, table: Mapping[str, Any], doing: str) -> Iterator[Fault]:
+    """What is wrong with the numbers of a fault."""
+    for name in ("seconds", "factor"):
+        if name in table and name not in _LASTING.get(fault.kind, ()):
+            yield Fault(doing, f"no {name}: a {fault.kind} has none", f"{name} = {table[name]}", "Leave it out.")
+    if not 0.0 <= fault.at < 1e6:
+        yield Fault(doing, "at = seconds after the first inner step, from 0", str(fault.at), _DO)
+    if not 0.0 < fault.seconds < 1e6:
+        yield Fault(doing, "seconds above 0", str(fault.seconds), _DO)
+    if not 1.0 < fault.factor <= 1000.0:
+        yield Fault(doing, "factor above 1, at most 1000", str(fault.factor), _DO)
+
+
+def _of_drawn(drawn: Drawn, doing: str) -> Iterator[Fault]:
+    if not 1 <= drawn.count <= FAULTS_MAX:
+        yield Fault(doing, f"count from 1 to {FAULTS_MAX}", str(drawn.count), _DO)
+    if not 0.0 < drawn.mean_seconds < 1e6:
+        yield Fault(doing, "mean_seconds above 0", str(drawn.mean_seconds), _DO)
+    if not drawn.kinds:
+        yield Fault(doing, f"kinds of {', '.join(KINDS)}", "none", _DO)
+
+
+# -- the faults of a run -----------------------------------------------------------------------------------------------
+
+
+def check_hosts(plan: Plan, there: Collection[str]) -> None:
+    """ConfigError if the plan names a host that no run of it has."""
+    named = [fault.host for fault in plan.faults] + list(plan.drawn.hosts if plan.drawn else ())
+    known = [*there, DAEMON, FORK_SERVER]
+    wrong = [
+        Fault("Preparing the plan", f"one of {', '.join(known)}", repr(host), nearest(host, known))
+        for host in dict.fromkeys(named)
+        if host not in known
+    ]
+    if wrong:
+        raise ConfigError.of(wrong)
+
+
+def faults_of(plan: Plan, hosts: Sequence[str], seconds: float) -> tuple[Planned, ...]:
+    """The faults of a plan in runs of `hosts`, of which an undisturbed one took so many `seconds`, by their times."""
+    if plan.drawn is not None:
+        return tuple(_drawn(plan.drawn, hosts))
+    return tuple(_built_in(hosts, seconds)) if plan.is_built_in else plan.faults
+
+
+def _drawn(drawn: Drawn, hosts: Sequence[str]) -> Iterator[Planned]:
+    """A Poisson process: distances are exponential."""
+    rng, at = random.Random(f"chaos {drawn.seed}"), 0.0
+    for _ in range(drawn.count):
+        at += rng.expovariate(1.0 / drawn.mean_seconds)
+        kind = rng.choice(drawn.kinds)
+        host = rng.choice(list(drawn.hosts or hosts))
+        yield Planned(kind=kind, host=host, at=round(at, 3))
+
+
+def _built_in(hosts: Sequence[str], seconds: float) -> Iterator[Planned]:
+    """One fault after another, evenly over the first 90 % of the run: every kind of process is killed once, one learner
+    is stopped and another slowed for 4 % of the run."""
+    learners = [host for host in hosts if host.startswith("learner/")]
+    others = [host for host in hosts if not host.startswith("learner/")]
+    lasts = round(0.04 * seconds, 3)
+    story: list[dict[str, Any]] = [
+        {"kind": "kill", "host": learners[1 % len(learners)]},
+        *({"kind": "kill", "host": host} for host in others),
+        {"kind": "kill", "host": DAEMON},
+        {"kind": "pause", "host": learners[2 % len(learners)], "seconds": lasts},
+        {"kind": "slow", "host": learners[3 % len(learners)], "seconds": lasts},
+        {"kind": "kill", "host": FORK_SERVER},
+    ]
+    for number, told in enumerate(story, 1):
+        yield Planned(at=round(0.9 * seconds * number / (len(story) + 1), 3), **told)

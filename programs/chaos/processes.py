@@ -1,0 +1,83 @@
+"""The processes of a run that goes on, and what the kernel tells of them (proc(5)).
+
+Everything is read from outside: the daemon says which pid a host has, /proc whether that process is there, stands
+still, and how much CPU time it has had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from isthmus.programs.chaos.plan import DAEMON, FORK_SERVER
+from isthmus.programs.run.launch import FORK_SERVER_LOG
+from isthmus.programs.run.private_daemon import processes_of
+from isthmus.runtime.control.ask import ask
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.processes import started_at
+
+ANSWER_SECONDS = 1.0
+
+
+class Process(NamedTuple):
+    """A process that can be told from a later one of the same pid."""
+
+    pid: int
+    started: int
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has not ended."""
+        return started_at(self.pid) == self.started
+
+    @property
+    def cpu_seconds(self) -> float:
+        """User and system time so far; 0 once it is gone."""
+        with suppress(OSError):
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0
+
+
+def process(pid: int) -> Process | None:
+    """The process that has this pid now."""
+    started = started_at(pid) if pid else None
+    return None if started is None else Process(pid, started)
+
+
+class Cast:
+    """The processes of the run in `folder`, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def status(self) -> Mapping[str, Any]:
+        """What the run's daemon says; empty if none answers."""
+        with suppress(OSError, ValueError, KeyError, ConfigError):
+            told = json.loads((self._folder / "daemon.json").read_text())
+            return ask(told["endpoint"], {"type": "status"}, ANSWER_SECONDS) or {}
+        return {}
+
+    def zero(self) -> float | None:
+        """The first inner step of the run, in seconds of the monotonic clock; None before it."""
+        training = self.status().get("training") or {}
+        if training.get("zero") is None or not training.get("tokens"):
+            return None
+        zero_ns: int = json.loads((self._folder / "spec.json").read_text())["zero_ns"]
+        return float(zero_ns + training["zero"]) / 1e9
+
+    def find(self, name: str) -> Process | None:
+        """The process of this name, if it is there and does its work."""
+        if name == FORK_SERVER:
+            pids = [pid for pid, log in processes_of(self._folder) if log == FORK_SERVER_LOG]
+            return process(pids[0]) if pids else None
+        status = self.status()
+        if name == DAEMON:
+            return process(status.get("pid", 0))
+        host = next((host for host in status.get("hosts", ()) if host["name"] == name), None)
+        works = host is not None and host["phase"] in ("stepping", "serving")
+        return process(host["pid"] or 0) if host is not None and works else None

@@ -1,0 +1,168 @@
+"""Makes the faults of a plan happen to real processes, and proves each from /proc.
+
+A fault that is due waits for the process that it names: after an earlier fault it may not be back yet. How late it was
+is written down, and so is what was seen: that the process was gone, that it stood still and used no CPU time, how much
+less of it it had. A fault without such a proof has not happened.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from isthmus.programs.chaos.plan import Planned
+from isthmus.programs.chaos.processes import Cast, Process
+from isthmus.runtime.system.processes import is_stopped
+
+BACK_SECONDS_MAX: Final = 60.0
+"""For a process that is to be struck to be there and at work; a host from nothing takes a few seconds."""
+GONE_SECONDS_MAX: Final = 5.0
+"""For a killed process to be gone, and for a stopped one to stand still."""
+LOOK_SECONDS: Final = 0.02
+PERIOD_SECONDS: Final = 0.1
+"""Of the duty cycle by which a process is slowed: some ten inner steps of the small model."""
+
+
+class Strike(msgspec.Struct, frozen=True):
+    """What came of a planned fault: `begun` and `ended` in seconds of the monotonic clock, `pid`, and the `proof` in
+    words; empty `proof`: it did not happen, and `why`."""
+
+    fault: Planned
+    begun: float = 0.0
+    ended: float = 0.0
+    pid: int = 0
+    proof: str = ""
+    why: str = ""
+
+    def as_data(self) -> dict[str, Any]:
+        """For --json."""
+        return {**msgspec.to_builtins(self.fault), "proof": self.proof, "why": self.why}
+
+
+class Striker:
+    """Carries a plan out, a thread for each fault that is due."""
+
+    def __init__(self, cast: Cast, faults: Sequence[Planned], zero: float) -> None:
+        self._cast, self._zero = cast, zero
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._strikes: dict[int, Strike] = {}
+        self._told: set[int] = set()
+        self._threads = [
+            threading.Thread(target=self._await, args=(number, fault), name=f"fault {number}", daemon=True)
+            for number, fault in enumerate(faults)
+        ]
+        self._faults = faults
+        for thread in self._threads:
+            thread.start()
+
+    def news(self) -> list[Strike]:
+        """What has come about since the last call."""
+        with self._lock:
+            new = [strike for number, strike in self._strikes.items() if number not in self._told]
+            self._told.update(self._strikes)
+        return new
+
+    def close(self) -> list[Strike]:
+        """Wait for what is under way, and let go of what is not due; what came of every fault, in the plan's order."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        missed = "the run was over before it was due: give it more tokens, or an earlier moment"
+        return [self._strikes.get(number, Strike(fault, why=missed)) for number, fault in enumerate(self._faults)]
+
+    def _await(self, number: int, fault: Planned) -> None:
+        if self._over.wait(max(0.0, self._zero + fault.at - time.monotonic())):
+            return
+        until = time.monotonic() + BACK_SECONDS_MAX
+        while (found := self._cast.find(fault.host)) is None:
+            if self._over.wait(LOOK_SECONDS):
+                return
+            if time.monotonic() > until:
+                self._note(number, Strike(fault, why=f"no such process for {BACK_SECONDS_MAX:.0f} s"))
+                return
+        self._note(number, _STRIKES[fault.kind](fault, found, self._over))
+
+    def _note(self, number: int, strike: Strike) -> None:
+        with self._lock:
+            self._strikes[number] = strike
+
+
+def _kill(fault: Planned, process: Process, over: threading.Event) -> Strike:
+    begun = time.monotonic()
+    if not _signal(process, signal.SIGKILL):
+        return Strike(fault, begun, begun, process.pid, why="it had ended by itself")
+    if not _comes_about(lambda: not process.is_there):
+        return Strike(fault, begun, begun, process.pid, why="SIGKILL was sent, and it is still there")
+    return Strike(fault, begun, begun, process.pid, proof=f"process {process.pid} is gone")
+
+
+def _pause(fault: Planned, process: Process, over: threading.Event) -> Strike:
+    begun = time.monotonic()
+    try:
+        is_sent = _signal(process, signal.SIGSTOP)
+        if not is_sent or not _comes_about(lambda: is_stopped(process.pid)):
+            return Strike(fault, begun, begun, process.pid, why="it did not stand still")
+        before = process.cpu_seconds
+        over.wait(fault.seconds)
+        used, was_stopped = process.cpu_seconds - before, process.is_there and is_stopped(process.pid)
+    finally:
+        _signal(process, signal.SIGCONT)
+    ended = time.monotonic()
+    if not was_stopped or used:
+        return Strike(fault, begun, ended, process.pid, why=f"it did not stand still: {used:.2f} s of CPU time")
+    return Strike(fault, begun, ended, process.pid, proof=f"in state T, 0 s of CPU time in {ended - begun:.1f} s")
+
+
+def _slow(fault: Planned, process: Process, over: threading.Event) -> Strike:
+    """Let it run for one part in `factor` of each period."""
+    begun = time.monotonic()
+    before, stops = process.cpu_seconds, 0
+    until, runs = begun + fault.seconds, PERIOD_SECONDS / fault.factor
+    try:
+        while time.monotonic() < until and not over.is_set() and _signal(process, signal.SIGSTOP):
+            stops += _comes_about(lambda: is_stopped(process.pid) or not process.is_there)
+            over.wait(PERIOD_SECONDS - runs)
+            _signal(process, signal.SIGCONT)
+            over.wait(runs)
+    finally:
+        _signal(process, signal.SIGCONT)
+    ended = time.monotonic()
+    share = (process.cpu_seconds - before) / (ended - begun)
+    if not stops:
+        return Strike(fault, begun, ended, process.pid, why="it never stood still")
+    return Strike(fault, begun, ended, process.pid, proof=f"stopped {stops} times, {share:.0%} of a core")
+
+
+_STRIKES: Final[dict[str, Callable[[Planned, Process, threading.Event], Strike]]] = {
+    "kill": _kill,
+    "pause": _pause,
+    "slow": _slow,
+}
+
+
+def _signal(process: Process, number: int) -> bool:
+    """Whether this very process was sent a signal: its number may have gone to another one meanwhile."""
+    with suppress(OSError):
+        watch = os.pidfd_open(process.pid)
+        try:
+            if process.is_there:
+                signal.pidfd_send_signal(watch, number)
+                return True
+        finally:
+            os.close(watch)
+    return False
+
+
+def _comes_about(what: Callable[[], bool]) -> bool:
+    until = time.monotonic() + GONE_SECONDS_MAX
+    while not (found := what()) and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS / 10)
+    return found

@@ -1,0 +1,83 @@
+"""One run under a plan: begun as `isthmus train` begins it, struck, and waited for until it is over."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from isthmus.programs.chaos.figures import Figures, figures_of
+from isthmus.programs.chaos.plan import Planned
+from isthmus.programs.chaos.processes import Cast
+from isthmus.programs.chaos.strikes import Strike, Striker
+from isthmus.programs.run.private_daemon import kill_all
+from isthmus.runtime.errors import RunError
+
+LOOK_SECONDS: Final = 0.1
+END_SECONDS_MAX: Final = 120.0
+"""For a run that is ended from here: it may have a minute to write to a full disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is trained: `task` and `sets` are what `isthmus train` takes as --task and --set."""
+
+    program: str
+    task: str | None
+    sets: tuple[str, ...]
+
+    def command(self, folder: Path) -> list[str]:
+        """The command line."""
+        main = "from isthmus.programs.command.main import main; main()"
+        options = [part for text in self.sets for part in ("--set", text)]
+        options += ["--task", self.task] if self.task is not None else []
+        return [sys.executable, "-c", main, "train", self.program, *options, "--quiet", "--run-dir", str(folder)]
+
+
+def run(order: Order, folder: Path, faults: Sequence[Planned], say: Callable[[str], None]) -> Figures:
+    """Train under these faults; the figures. RunError if the run fails, or leaves no summary."""
+    strikes: list[Strike] = []
+    with _started(order.command(folder), folder) as command:
+        striker: Striker | None = None
+        try:
+            while command.poll() is None:
+                if striker is None and faults and (zero := Cast(folder).zero()) is not None:
+                    striker = Striker(Cast(folder), faults, zero)
+                if striker is not None:
+                    for strike in striker.news():
+                        say(_told(strike))
+                time.sleep(LOOK_SECONDS)
+        finally:
+            strikes = striker.close() if striker is not None else [Strike(fault) for fault in faults]
+    if not (folder / "summary.json").exists():
+        log = (folder.parent / f"{folder.name}.log").read_text().strip()
+        raise RunError(f"{order.program} left no summary in {folder}: {log}")
+    return figures_of(folder, strikes)
+
+
+@contextmanager
+def _started(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The command, with its output beside the folder; it and its processes are gone after the block."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f"{folder.name}.log").open("ab") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(END_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                kill_all(folder)
+
+
+def _told(strike: Strike) -> str:
+    return f"{strike.fault.kind} {strike.fault.host}: {strike.proof or strike.why}"

@@ -1,0 +1,138 @@
+"""`isthmus chaos`: what was asked for, checked before anything starts, and what came of it, told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console, Group
+from rich.text import Text
+
+from isthmus.programs.chaos import plan as plans
+from isthmus.programs.chaos.comparison import Tried, as_data, try_program
+from isthmus.programs.chaos.plan import Plan
+from isthmus.programs.chaos.trial import Order
+from isthmus.programs.command.config import absolute
+from isthmus.programs.command.options import Options
+from isthmus.programs.request import toml
+from isthmus.programs.request.new_folder import choose
+from isthmus.programs.request.program import DEFAULT
+from isthmus.programs.results.numbers import decimal, percent, seconds
+from isthmus.programs.run.in_processes import apart
+from isthmus.programs.terminal.fitted_table import Column, fitted
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.files import write_json
+
+PROGRAMS: Final = (DEFAULT,)
+FIGURES: Final = "chaos.json"
+_SUFFIX: Final = ".toml"
+
+
+def chaos(what: Sequence[str], run_dir: Path | None, *, as_json: bool) -> bool:
+    """Try programs under a plan, and show the figures; whether all runs were done and all faults happened. ConfigError
+    for a plan or a request that is wrong, before anything starts."""
+    file, programs = _named(what)
+    plan = plans.Plan() if file is None else _read(file)
+    orders = [_order(plan, program) for program in programs]
+    hosts = apart(lambda: {order.program: _hosts(order) for order in orders})
+    plans.check_hosts(plan, sorted({host for each in hosts.values() for host in each}))
+    folder = choose(run_dir, "chaos", datetime.now())
+    tried: list[Tried] = []
+    for order in orders:
+        tried.append(try_program(order, hosts[order.program], plan, folder, tried[:1], _say))
+        write_json(folder / FIGURES, as_data(tried))
+    if as_json:
+        sys.stdout.write(json.dumps(as_data(tried), indent=2) + "\n")
+    else:
+        console = Console(highlight=False)
+        console.print(_shown(tried, console.width))
+    return all(each.is_good for each in tried)
+
+
+def _named(what: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The plan's file and the programs."""
+    doing = "Reading the command line of `isthmus chaos`"
+    files, programs = [text for text in what if text.endswith(_SUFFIX)], []
+    if len(files) > 1:
+        raise ConfigError(doing, "one plan", " and ".join(files), "Name one.")
+    for text in what:
+        if text in programs:
+            raise ConfigError(doing, "each program once", f"{text} twice", "Name it once.")
+        programs += [text] * (text not in files)
+    return (Path(files[0]) if files else None), programs or list(PROGRAMS)
+
+
+def _read(file: Path) -> Plan:
+    document = toml.read_file(file, "the plan", "Name a plan, or leave it out for the built-in one.")
+    return plans.read(document, str(file)).in_folder(file.absolute().parent, absolute)
+
+
+def _order(plan: Plan, program: str) -> Order:
+    """A program with what the sections of a plan say."""
+    run = {key: value for key, value in plan.run.items() if key != "task"}
+    sections = {"run": run, "program": plan.program.get(program, {}), "task": plan.task}
+    keys = [(f"{name}.{key}", value) for name, section in sections.items() for key, value in section.items()]
+    return Order(program, plan.run.get("task"), tuple(f"{key}={toml.value(value)}" for key, value in keys))
+
+
+def _hosts(order: Order) -> list[str]:
+    """The hosts with which a run begins; ConfigError for what is wrong with the request."""
+    from isthmus.programs.recorder.summary import roster_counts
+
+    sets = list(order.sets)
+    request = Options(order.program, order.task, None, None, None, None, None, sets, None, None, None, None).request()
+    counts = roster_counts(request.to_train().graph, request.job.learners)
+    return [f"{role}/{slot}" for role, count in counts.items() for slot in range(count)]
+
+
+# -- telling -----------------------------------------------------------------------------------------------------------
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def _shown(tried: Sequence[Tried], width: int) -> Group:
+    """Tables: the programs, and what happened to each of them."""
+    legend = (
+        "calm: the same run undisturbed; waits: of inner steps on other hosts, more than 1 ms, by learners not struck"
+    )
+    parts: list[Any] = [_programs(tried, width), Text(legend, "dim")]
+    for each in tried:
+        parts += [Text(""), Text(f"{each.order.program}, {each.struck.folder}", "bold"), _faults(each, width)]
+    return Group(*parts)
+
+
+def _programs(tried: Sequence[Tried], width: int) -> Any:
+    rows = [each.as_data() for each in tried]
+    columns = [
+        Column("program", [row["program"] for row in rows], is_text=True),
+        Column("outcome", [row["outcome"] for row in rows], is_text=True),
+        Column("uptime", [percent(row["uptime"]) for row in rows]),
+        Column("goodput", [percent(row["goodput"]) for row in rows]),
+        Column("calm", [percent(row["goodput_undisturbed"]) for row in rows]),
+        Column("ratio", [decimal(each.ratio) for each in tried]),
+        Column("merged", [percent(row["merged_share"]) for row in rows]),
+        Column("loss", [decimal(row["eval_loss_final"]) for row in rows]),
+        Column("calm", [decimal(row["eval_loss_undisturbed"]) for row in rows]),
+        Column("waits", [str(row["waits_on_other_hosts"]) for row in rows]),
+    ]
+    return fitted(columns, width, ("outcome", "merged"))
+
+
+def _faults(tried: Tried, width: int) -> Any:
+    back = {id(each.strike): each.seconds for each in tried.struck.recoveries}
+    strikes = tried.struck.strikes
+    columns = [
+        Column("at", [seconds(each.fault.at) for each in strikes]),
+        Column("fault", [each.fault.kind for each in strikes], is_text=True),
+        Column("host", [each.fault.host for each in strikes], is_text=True),
+        Column("works again", [seconds(back.get(id(each))) for each in strikes]),
+        Column("proof", [each.proof or f"did not happen: {each.why}" for each in strikes], is_text=True),
+    ]
+    return fitted(columns, width)

@@ -1,0 +1,89 @@
+"""`isthmus chaos` on real processes: faults happen, are proved, and the run goes on; what is wrong starts nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.programs.run.process_run import ISTHMUS, TASK
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+PLAN = """
+[run]
+task = "paced.py:task"
+learners = 2
+tokens = 250_000
+[[fault]]
+kind = "kill"
+host = "learner/1"
+at = 0.5
+[[fault]]
+kind = "kill"
+host = "syncer/0"
+at = 0.6
+[[fault]]
+kind = "pause"
+host = "learner/0"
+at = 0.7
+seconds = 0.5
+[[fault]]
+kind = "slow"
+host = "evaluator/0"
+at = 0.8
+seconds = 0.5
+"""
+
+
+def chaos(folder: Path, *words: str, plan: str = PLAN) -> subprocess.CompletedProcess[str]:
+    (folder / "paced.py").write_text(TASK)
+    (folder / "plan.toml").write_text(plan)
+    command = [str(ISTHMUS), "chaos", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
+
+
+def test_every_fault_happens_and_the_run_is_done(tmp_path: Path) -> None:
+    done = chaos(tmp_path, "plan.toml", "--run-dir", "out", "--json")
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    [run] = json.loads(done.stdout)["runs"]
+    assert json.loads(done.stdout) == json.loads((tmp_path / "out" / "chaos.json").read_text())
+    assert (run["program"], run["outcome"], run["waits_on_other_hosts"]) == ("decoupled-diloco", "done", 0)
+    assert all(0.0 < run[name] <= 1.0 for name in ("uptime", "goodput", "goodput_undisturbed", "merged_share"))
+    assert [(each["role"], each["fault"]) for each in run["recoveries"]] == [
+        ("learner", "kill"),
+        ("syncer", "kill"),
+        ("learner", "pause"),
+        ("evaluator", "slow"),
+    ]
+    assert [each["proof"] != "" and each["why"] == "" for each in run["faults"]] == [True] * 4
+    # What the runs themselves wrote down says the same.
+    calm, struck = (tmp_path / "out" / "decoupled-diloco" / name for name in ("undisturbed", "plan"))
+    ends = {
+        (line["host"], line["end"]["signal"])
+        for line in map(json.loads, (struck / "events.jsonl").read_text().splitlines())
+        if line["kind"] == "ended" and line["end"].get("signal")
+    }
+    assert ends == {("learner/1", "SIGKILL"), ("syncer/0", "SIGKILL")}
+    assert "SIGKILL" not in (calm / "events.jsonl").read_text()
+    for folder, name in ((calm, "goodput_undisturbed"), (struck, "goodput")):
+        assert json.loads((folder / "summary.json").read_text())["goodput"] == run[name]
+
+
+@pytest.mark.parametrize(
+    ("words", "plan", "found"),
+    [
+        (["nowhere.toml"], "", "expected a file, found nothing there"),
+        (["plan.toml"], PLAN.replace("learner/1", "learner/2"), "'learner/2'"),
+        (["plan.toml", "diloco", "diloco"], PLAN, "diloco twice"),
+        (["plan.toml", "plan.toml"], PLAN, "expected one plan"),
+    ],
+)
+def test_what_is_wrong_starts_nothing(tmp_path: Path, words: list[str], plan: str, found: str) -> None:
+    done = chaos(tmp_path, *words, "--run-dir", "out", plan=plan)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert found in done.stderr
+    assert done.stderr.count("isthmus: ") == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,99 @@
+"""Plans: what they may say, and the faults that are drawn or built in."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from isthmus.programs.chaos.plan import KINDS, Plan, Planned, check_hosts, faults_of, read
+from isthmus.programs.command.config import absolute
+from isthmus.runtime.errors import ConfigError
+
+HOSTS = ["learner/0", "learner/1", "learner/2", "learner/3", "syncer/0", "evaluator/0", "recorder/0"]
+
+
+def plan(text: str) -> Plan:
+    return read(tomllib.loads(text), "plan.toml")
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        plan(text)
+    return str(caught.value)
+
+
+def test_faults_come_in_the_order_of_their_times() -> None:
+    read_ = plan(
+        '[[fault]]\nkind = "pause"\nhost = "learner/1"\nat = 9\nseconds = 0.5\n'
+        '[[fault]]\nkind = "kill"\nhost = "syncer/0"\nat = 3.5\n[run]\ntokens = 7\n'
+    )
+    assert read_.run == {"tokens": 7}
+    faults = (
+        Planned(kind="kill", host="syncer/0", at=3.5),
+        Planned(kind="pause", host="learner/1", at=9, seconds=0.5),
+    )
+    assert faults_of(read_, HOSTS, 1.0) == read_.faults == faults
+    check_hosts(read_, HOSTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[[fault]]\nkind = "kil"\nhost = "a"\nat = 1', "Did you mean 'kill'?"),
+        ('[[fault]]\nkind = "kill"\nat = 1', "missing required field `host`"),
+        ('[[fault]]\nkind = "kill"\nhost = "a"\nat = "soon"', "Expected `float`"),
+        ('[[fault]]\nkind = "kill"\nhost = "a"\nat = -1', "from 0, found -1"),
+        ('[[fault]]\nkind = "kill"\nhost = "a"\nat = nan', "from 0, found nan"),
+        ('[[fault]]\nkind = "kill"\nhost = "a"\nat = 1\nseconds = 2', "no seconds: a kill has none"),
+        ('[[fault]]\nkind = "pause"\nhost = "a"\nat = 1\nseconds = 0', "seconds above 0"),
+        ('[[fault]]\nkind = "slow"\nhost = "a"\nat = 1\nfactor = 1', "factor above 1"),
+        ("[random]\ncount = 0", "count from 1"),
+        ("[random]\nmean_seconds = 0", "mean_seconds above 0"),
+        ("[random]\nkinds = []", "kinds of"),
+        ('[random]\n[[fault]]\nkind = "kill"\nhost = "a"\nat = 1', "found both"),
+        ("[faults]", "faults"),
+        ("[program]\nfragments = 2", "program"),
+    ],
+)
+def test_what_is_wrong_with_a_plan_is_told(text: str, words: str) -> None:
+    assert words in refusal(text)
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    text = '[[fault]]\nkind = "kill"\nhost = "a"\nat = -1\n[[fault]]\nkind = "slow"\nhost = "a"\nat = 1\nfactor = 0\n'
+    assert refusal(text).count("expected") == 2
+
+
+def test_hosts_that_are_not_there_are_named() -> None:
+    with pytest.raises(ConfigError, match="'learner/4'") as caught:
+        check_hosts(Plan(faults=(Planned(kind="kill", host="learner/4", at=1.0),)), HOSTS)
+    assert "Did you mean 'learner/" in str(caught.value)
+    check_hosts(Plan(faults=(Planned(kind="kill", host="daemon", at=1.0),)), HOSTS)
+
+
+def test_the_same_seed_draws_the_same_faults() -> None:
+    drawn = plan('[random]\nseed = 3\ncount = 400\nmean_seconds = 5\nhosts = ["learner/0", "syncer/0"]')
+    faults = faults_of(drawn, HOSTS, 1.0)
+    assert faults == faults_of(drawn, HOSTS, 99.0)
+    assert faults != faults_of(plan("[random]\nseed = 4\ncount = 400\nmean_seconds = 5"), HOSTS, 1.0)
+    assert {fault.kind for fault in faults} == set(KINDS)
+    assert {fault.host for fault in faults} == {"learner/0", "syncer/0"}
+    assert 4.0 < faults[-1].at / 400 < 6.0
+
+
+@pytest.mark.parametrize("hosts", [HOSTS, ["learner/0", "evaluator/0", "recorder/0"]])
+def test_the_built_in_plan_strikes_every_kind_of_process(hosts: list[str]) -> None:
+    faults = faults_of(Plan(), hosts, 60.0)
+    killed = {fault.role for fault in faults if fault.kind == "kill"}
+    assert killed == {host.partition("/")[0] for host in hosts} | {"daemon", "fork-server"}
+    assert {fault.kind for fault in faults} == set(KINDS)
+    assert 0.0 < faults[0].at < faults[-1].until < 60.0
+    check_hosts(Plan(faults=faults), hosts)
+
+
+def test_paths_begin_in_the_folder_of_the_plan(tmp_path: Path) -> None:
+    found = plan('[run]\ntask = "mine.py:task"\nseed = 1\n[task]\nbatch = 2').in_folder(tmp_path, absolute)
+    assert found.run == {"task": f"{tmp_path}/mine.py:task", "seed": 1}
+    assert found.task == {"batch": 2}
