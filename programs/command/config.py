@@ -83,7 +83,7 @@ def read(
         given.add(section, key, value, name)
     for text in sets:
         with collecting(faults):
-            given.add(*_assignment(text), "--set")
+            given.add(*assignment(text), "--set")
     merged: dict[tuple[str, str], Any] = {}
     if cluster is not None:
         if islands := cluster.topology.learners_max:
@@ -113,15 +113,14 @@ def _preset(model: str, *, has_own_task: bool) -> dict[tuple[str, str], Any]:
     return {("task", key): value for key, value in MODELS[model].items()}
 
 
-def _assignment(text: str) -> tuple[str, str, Text]:
-    """section, key and value of one --set."""
+def assignment(text: str, option: str = "--set") -> tuple[str, str, Text]:
+    """section, key and value of one --set, or of another option of its form."""
     name, equals, value = text.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and key):
-        raise ConfigError(
-            "Reading --set", "section.key=value", repr(text), "Write for example --set program.interval=12."
-        )
-    _check_section(section, f"--set {text}")
+        do = f"Write for example {option} program.interval=12."
+        raise ConfigError(f"Reading {option}", "section.key=value", repr(text), do)
+    _check_section(section, f"{option} {text}")
     return section, key, Text(value.strip())
 
 

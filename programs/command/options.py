@@ -172,7 +172,7 @@ class Options:
         from isthmus.programs.request.settings import collecting
         from isthmus.programs.training import check_transport
 
-        sections, faults = config.read(self.config, self.model, self._keys(), self.sets or (), self.cluster)
+        sections, faults = config.read(self.config, self.model, self.keys(), self.sets or (), self.cluster)
         with collecting(faults):
             check_transport(self.transport)
 
@@ -194,7 +194,7 @@ class Options:
         batch = paced(request, None if self.cluster is None else self.cluster.topology)
         return prepared({**sections.run, "local_batch": "same"}, {**sections.task, "batch": batch})
 
-    def _keys(self) -> dict[tuple[str, str], tuple[str, Any]]:
+    def keys(self) -> dict[tuple[str, str], tuple[str, Any]]:
         """The options that stand for keys of the configuration: (section, key) -> (name of the option, value)."""
         from isthmus.programs.request.settings import Text
 

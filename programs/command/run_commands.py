@@ -1,4 +1,4 @@
-"""The commands about runs: train, graph, compile, status, stop, logs."""
+"""The commands about runs: train, graph, compile, compare, status, stop, logs."""
 
 from __future__ import annotations
 
@@ -139,6 +139,75 @@ def compile_ahead(
 
     asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, None, None, None)
     if not compile_for(asked, islands or [], as_json=as_json):
+        raise typer.Exit(FAILED)
+
+
+@commands.command(rich_help_panel=PANEL)
+def compare(
+    programs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROGRAM]...",
+            help="As for train; the first is the reference. Default: data-parallel decoupled-diloco.",
+            show_default=False,
+        ),
+    ] = None,
+    task: options.Task = None,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="How many seeds, from --seed on.")] = 3,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep",
+            metavar="section.key=A,B",
+            help="A side for each of these values; may be repeated: then for each combination.",
+            show_default=False,
+        ),
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            "--margin", metavar="X", help="By how much a loss may differ, and be as good.", show_default=False
+        ),
+    ] = None,
+    speeds: Annotated[
+        str | None,
+        typer.Option(
+            "--speeds",
+            metavar="S,S,...",
+            help="In virtual time, at these speeds of the slots; one 1 for all alike.",
+            rich_help_panel=options.WHERE,
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            metavar="DIR",
+            help="The folder of the runs. Default: runs/compare-ID.",
+            rich_help_panel=options.WHERE,
+        ),
+    ] = None,
+    data: options.Data = None,
+    model: options.Model = None,
+    learners: options.Learners = None,
+    tokens: options.Tokens = None,
+    seed: options.Seed = None,
+    sets: options.Sets = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Train by several programs, and tell whether they differ: seeds, intervals, and one learner alone as control.
+
+    The same call goes on where it was broken off, and shows again what came of it.
+
+    Exit status 1 if a run failed.
+    """
+    from isthmus.programs.command.compare import Asked
+    from isthmus.programs.command.compare import compare as comparing
+
+    given = options.Options(None, task, data, model, learners, tokens, seed, sets, config, None, None, None)
+    asked = Asked(given, programs or [], sweep or [], seeds, margin, speeds, folder)
+    if not comparing(asked, as_json=as_json):
         raise typer.Exit(FAILED)
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from isthmus.programs.request.program import Program
     from isthmus.programs.task import Task
     from isthmus.runtime.host.trace import Span
-    from isthmus.runtime.ids import Replica
     from isthmus.runtime.sim import Fault, Universe, World
 
 
@@ -86,86 +85,27 @@ class Worlds:
         'home'. RequestError for a request that is wrong, RunError if a body fails or a fault did not happen,
         TimeoutError if the run is not over after `seconds_max` virtual seconds.
         """
-        from isthmus.programs.recorder import recorded
-        from isthmus.programs.recorder.roles import resolving
-        from isthmus.programs.recorder.summary import fragment_sizes, roster_counts, summarise
         from isthmus.programs.request import new_folder
-        from isthmus.programs.request.reference import resolve
         from isthmus.programs.request.request import prepare
-        from isthmus.runtime.clock import Duration, milliseconds
-        from isthmus.runtime.errors import RunError
-        from isthmus.runtime.host.trace import Trace
-        from isthmus.runtime.ids import Replica
-        from isthmus.runtime.sim import Climate, Universe, World
-        from isthmus.runtime.sim.universe import HOME
+        from isthmus.programs.simulation.virtual_run import Pace, VirtualRun
+        from isthmus.runtime.sim import Universe
 
         self._count += 1
         tokens = steps * learners * task.tokens_mean(learners)
         budget = {"learners": learners, "tokens": tokens, "seed": seed}
         request = prepare(program, task, run=budget, run_dir=self._folder / f"run-{self._count}")
         new_folder.create(request.run_dir, request.config, latest=False)
-        trace = Trace()
-
-        def duration(replica: Replica, node: str) -> Duration:
-            if node != "inner-step":
-                return milliseconds(step_ms / 50)
-            return milliseconds(step_ms / (speeds[replica.slot] if replica.slot < len(speeds) else 1.0))
-
-        found = resolving(request.run_dir, resolve)
-        counts = roster_counts(request.graph, learners)
-        world: World | Universe
-        if faults:
-            world = Universe(
-                request.plans,
-                counts,
-                seed=seed,
-                resolve=found,
-                duration=duration,
-                jitter=jitter,
-                climate=Climate(latency=delay_ms / 1e3, jitter=jitter * delay_ms / 1e3),
-                faults=faults,
-                trace=trace,
-            )
-        else:
-            world = World(
-                request.plans,
-                counts,
-                seed=seed,
-                resolve=found,
-                duration=duration,
-                delay=lambda edge, size_bytes: milliseconds(delay_ms),
-                jitter=jitter,
-                trace=trace,
-            )
-        self._open.append(world)
-        world.run(lambda: ("recorder/0", "record") in world.ended, seconds_max=seconds_max)
-        if isinstance(world, Universe):
-            world.disks[HOME].copy_to(request.run_dir)
-        if isinstance(world, Universe) and world.injector.missed:
-            raise RunError(f"the run was over before these happened: {'; '.join(world.injector.missed)}")
-        hosts = world.hosts
-        status = hosts[Replica("recorder", 0)].published["record"]
-        summary = summarise(
-            status,
-            trace.spans,
-            program=request.program.name,
-            outcome="failed" if status["error"] is not None else "stopped" if status["stop_reason"] else "done",
-            learners=learners,
-            shards=counts.get("syncer", 0),
-            fragment_sizes=fragment_sizes(request.graph),
-            ended=world.clock.now(),
-            cpu_seconds=0.0,
-            bytes_sent_by_shards=sum(h.traffic.bytes_sent for r, h in hosts.items() if r.role == "syncer"),
-            merges_recorded=recorded.merges(request.run_dir),
-            tokens_per_batch=task.tokens_per_batch,
-        )
+        ran = VirtualRun(request, Pace(tuple(speeds), step_ms, delay_ms, jitter), faults)
+        self._open.append(ran.world)
+        ran.run(seconds_max)
+        world, status = ran.world, ran.status
         return Result(
-            summary=summary,
-            eval_loss=summary["eval_loss_final"],
+            summary=ran.summary,
+            eval_loss=ran.summary["eval_loss_final"],
             waits=sum(report["waited"] for report in status["learners"].values()),
             slots=_slots(status["learners"]),
             tapes=world.tape(),
-            spans=list(trace.spans),
+            spans=list(ran.trace.spans),
             folder=request.run_dir,
             status=status,
             faults=dict(world.injector.counts) if isinstance(world, Universe) else {},

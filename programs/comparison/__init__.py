@@ -1,0 +1,1 @@
+"""Programs side by side: which runs a comparison is made of, carrying them out, and what follows from their figures."""

@@ -1,0 +1,90 @@
+"""What is compared: variants, each a whole configuration, of which every seed is a run. Plain data, kept as JSON.
+
+The first variant is the reference. For each number of learners (and each task) there is a control: one learner alone on
+its share of the tokens, what each would reach without the others. It is `diloco` with one learner and an outer step of
+1 without momentum, which gives a learner its own parameters back: the inner optimizer alone, in every task.
+
+The `identity` says which runs belong together: configurations, sources, pace. How many seeds there are is not part of
+it, so that a comparison can be given more of them later; nor is the margin, which is given before the first run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+CONTROL: Final = "alone"
+CONTROL_PROGRAM: Final = "diloco"
+CONTROL_SETTINGS: Final[Mapping[str, Any]] = {"outer_lr": 1.0, "outer_momentum": 0.0}
+_SLUG_MAX: Final = 60
+"""Letters of a folder's name; file systems take 255."""
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """One side of a comparison: `config` has the sections run, program and task, resolved but for `run.seed`; `control`
+    is the name of its control, empty for a control itself. `folder` is that of its runs."""
+
+    name: str
+    folder: str
+    config: dict[str, dict[str, Any]]
+    fingerprint: str
+    control: str = ""
+
+    @property
+    def learners(self) -> int:
+        """How many learners it has."""
+        return int(self.config["run"]["learners"])
+
+
+class Pacing(msgspec.Struct, frozen=True):
+    """Virtual time: a speed for each slot, what an inner step takes at speed 1, and a transfer between hosts."""
+
+    speeds: tuple[float, ...]
+    step_ms: float = 10.0
+    delay_ms: float = 1.0
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A comparison. The reference is the first of `variants`, controls are last; in real time `pacing` is None, and
+    without a verdict `margin`, in units of the loss."""
+
+    variants: tuple[Variant, ...]
+    seed: int
+    tokens: int
+    pacing: Pacing | None = None
+    margin: float | None = None
+
+    @property
+    def compared(self) -> tuple[Variant, ...]:
+        """All but the controls."""
+        return tuple(variant for variant in self.variants if variant.control)
+
+    @property
+    def identity(self) -> str:
+        """Which comparison this is, as 32 hexadecimal digits."""
+        told = msgspec.json.encode([self.variants, self.seed, self.tokens, self.pacing], order="deterministic")
+        return hashlib.sha256(told).hexdigest()[:32]
+
+    def runs(self, seeds: int) -> list[tuple[Variant, int]]:
+        """All runs in the order in which they are carried out: seed by seed, so that there are pairs early."""
+        return [(variant, seed) for seed in range(self.seed, self.seed + seeds) for variant in self.variants]
+
+
+def variant_name(program: str, chosen: Mapping[str, Any]) -> str:
+    """A variant's name: its program, and what was chosen for it of the sweeps."""
+    return " ".join([program, *(f"{key.removeprefix('program.')}={value}" for key, value in chosen.items())])
+
+
+def control_name(tokens: int) -> str:
+    """A control's name."""
+    return f"{CONTROL} on {tokens:,} tokens"
+
+
+def folder_names(names: Sequence[str]) -> list[str]:
+    """A folder for each variant, numbered, so that they differ and stand in order."""
+    slugs = [re.sub(r"[^A-Za-z0-9.=]+", "-", name).strip("-")[:_SLUG_MAX] for name in names]
+    return [f"{number:02}-{slug}" for number, slug in enumerate(slugs)]

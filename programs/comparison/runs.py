@@ -1,0 +1,189 @@
+"""Carries the runs of a comparison out: in real time one after another, each as `isthmus train` would; in virtual time
+as many at once as there are cores, each in a process of its own.
+
+A run that fails is told, and the others go on. Ctrl-C ends all that are under way; the next call tries these again.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, final
+
+import msgspec
+
+from isthmus.programs.comparison import folder as folders
+from isthmus.programs.comparison.plan import Pacing, Plan, Variant
+from isthmus.programs.comparison.wanted import request_of
+from isthmus.programs.run.in_process import Watch
+from isthmus.programs.run.in_processes import run_processes, submit_apart
+from isthmus.programs.run.interrupts import interrupts
+from isthmus.runtime.errors import RequestError, RunError
+
+LOOK_SECONDS: Final = 0.1
+LOG: Final = "virtual.log"
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a process that runs one run in virtual time is told."""
+
+    variant: Variant
+    seed: int
+    folder: str
+    pacing: Pacing
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class News:
+    """What is told while runs go on: how many are `done` of how `many`, which one it is about, and what of it: empty
+    as it begins, or the `failure`, or its `summary`; its `share` of the tokens, where that is known."""
+
+    done: int
+    many: int
+    name: str
+    share: float | None = None
+    failure: str = ""
+    summary: dict[str, Any] | None = None
+
+
+def carry_out(folder: Path, plan: Plan, seeds: int, hear: Callable[[News], None]) -> int:
+    """Make every run that is not done; how many failed. KeyboardInterrupt at a signal."""
+    runs = plan.runs(seeds)
+    left = [(variant, seed) for variant, seed in runs if folders.done(folder, variant, seed) is None]
+    tally = _Tally(hear, len(runs) - len(left), len(runs))
+    if plan.pacing is None:
+        for variant, seed in left:
+            _real(folder, variant, seed, tally)
+    else:
+        _virtual(folder, left, plan.pacing, tally)
+    return tally.failed
+
+
+@final
+class _Tally:
+    """Counts runs, and tells of them."""
+
+    def __init__(self, hear: Callable[[News], None], done: int, many: int) -> None:
+        self._hear, self._done, self._many = hear, done, many
+        self.failed = 0
+
+    def begun(self, variant: Variant, seed: int, share: float | None = None) -> None:
+        self._hear(News(self._done, self._many, _named(variant, seed), share))
+
+    def ended(self, variant: Variant, seed: int, run: Path, failure: str) -> None:
+        self._done += not failure
+        self.failed += bool(failure)
+        told = None if failure else folders.summary(run)
+        self._hear(News(self._done, self._many, _named(variant, seed), failure=failure, summary=told))
+
+
+def _named(variant: Variant, seed: int) -> str:
+    return f"{variant.name}, seed {seed}"
+
+
+# -- real time ---------------------------------------------------------------------------------------------------------
+
+
+def _real(folder: Path, variant: Variant, seed: int, tally: _Tally) -> None:
+    run = folders.free(folder, variant, seed)
+    tally.begun(variant, seed)
+    failure = ""
+    try:
+        submitted = submit_apart(lambda: request_of(variant, seed, str(run)))
+        outcome = run_processes(submitted, watch=_Share(variant, seed, tally))
+        if outcome.summary["outcome"] == "stopped":
+            raise KeyboardInterrupt
+    except (RunError, RequestError) as error:
+        failure = str(error)
+    tally.ended(variant, seed, run, failure)
+
+
+@final
+class _Share(Watch):
+    """Tells how far a run is."""
+
+    def __init__(self, variant: Variant, seed: int, tally: _Tally) -> None:
+        self._variant, self._seed, self._tally = variant, seed, tally
+
+    def update(self, status: dict[str, Any]) -> None:
+        tokens = status.get("tokens") or 0
+        self._tally.begun(self._variant, self._seed, tokens / self._variant.config["run"]["tokens"])
+
+    def close(self, summary: dict[str, Any]) -> None:
+        """Its end is told by whoever runs it."""
+
+
+# -- virtual time ------------------------------------------------------------------------------------------------------
+
+
+def _virtual(folder: Path, left: list[tuple[Variant, int]], pacing: Pacing, tally: _Tally) -> None:
+    waiting, busy = list(left), list[_Process]()
+    workers = len(os.sched_getaffinity(0))
+    with interrupts() as interrupted:
+        try:
+            while waiting or busy:
+                if interrupted.count:
+                    raise interrupted.error()
+                if waiting and len(busy) < workers:
+                    variant, seed = waiting.pop(0)
+                    tally.begun(variant, seed)
+                    busy.append(_Process(Order(variant, seed, str(folders.free(folder, variant, seed)), pacing)))
+                    continue
+                for process in [each for each in busy if each.is_over()]:
+                    busy.remove(process)
+                    order = process.order
+                    tally.ended(order.variant, order.seed, Path(order.folder), process.failure())
+                time.sleep(LOOK_SECONDS)
+        finally:
+            for process in busy:
+                process.kill()
+
+
+@final
+class _Process:
+    """A process that runs one run in virtual time; it ends with this one, whose pipe it holds."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self._run = Path(order.folder)
+        self._run.mkdir(parents=True)
+        log: BinaryIO
+        with (self._run / LOG).open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "isthmus.programs.comparison.virtual_process"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+        self._process.stdin.flush()
+
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
+
+    def failure(self) -> str:
+        """Why it failed; empty if it did not."""
+        self._close()
+        if folders.summary(self._run).get("outcome") == "done":
+            return ""
+        said = (self._run / LOG).read_text(errors="replace").strip().splitlines()
+        status = self._process.returncode
+        last = said[-1] if said else f"its process ended with status {status}"
+        return f"{last}\n  Look at {self._run / LOG}"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()

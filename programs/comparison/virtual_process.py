@@ -1,0 +1,68 @@
+"""The process of one run in virtual time: told what to run on standard input, it leaves a run folder behind, and ends
+with whoever holds the other end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import msgspec
+
+from isthmus.programs.comparison.runs import Order
+from isthmus.programs.comparison.wanted import request_of
+from isthmus.programs.islands.taken import set_environment
+from isthmus.programs.request import new_folder, spec
+from isthmus.programs.request.graph_view import as_json
+from isthmus.programs.request.run_lock import RunLock
+from isthmus.programs.run.interrupts import ignore
+from isthmus.programs.run.last_files import leave_behind
+from isthmus.programs.simulation.virtual_run import Pace, VirtualRun
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.errors import RequestError, RunError
+from isthmus.runtime.system.files import append_bytes, write_json
+
+SECONDS_MAX = 1e7
+"""Virtual seconds: a hundred days, more than any run that anybody waits for computes."""
+
+
+def run(order: Order) -> None:
+    """Carry a run out, and leave its folder behind as a real run does; RequestError or RunError if it fails."""
+    request = request_of(order.variant, order.seed, order.folder)
+    folder = new_folder.create(request.run_dir, request.config, latest=False)
+    placement = {node.name: "virtual" for node in request.graph.nodes}
+    with RunLock(folder):
+        write_json(folder / "graph.json", as_json(request.graph, request.proof, request.fingerprint, placement))
+        spec.write(folder, spec.of(request, zero_ns=0, cpu_seconds=0.0, transport=spec.INPROC))
+        pacing = order.pacing
+        ran = VirtualRun(request, Pace(pacing.speeds, pacing.step_ms, pacing.delay_ms))
+        try:
+            ran.run(SECONDS_MAX)
+            (folder / "tape").mkdir(exist_ok=True)
+            for replica, tape in ran.world.tape().items():
+                append_bytes(folder / "tape" / f"{replica.replace('/', '-')}-1.tape", tape)
+        finally:
+            ran.world.close()
+        summary = {**ran.summary, "error": ran.status["error"]}
+        leave_behind(folder, summary, list(ran.trace.spans), Instant(ran.status.get("zero") or 0))
+
+
+def _end_with_sender() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def main() -> None:
+    """The process."""
+    ignore()  # A terminal sends them here, too; whoever gave the order acts on them.
+    set_environment({"JAX_PLATFORMS": "cpu"})
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
+    threading.Thread(target=_end_with_sender, daemon=True).start()
+    try:
+        run(order)
+    except (RequestError, RunError, TimeoutError) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

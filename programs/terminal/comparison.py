@@ -1,0 +1,136 @@
+"""A comparison on the terminal: a line while its runs go on, and a table of its sides."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final, final
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from isthmus.programs.comparison.outcome import Comparison, Figure
+from isthmus.programs.comparison.runs import News
+from isthmus.programs.comparison.statistics import Difference
+from isthmus.programs.results.numbers import UNKNOWN, decimal, percent, seconds, size
+from isthmus.programs.results.record import LOSS
+from isthmus.programs.terminal.fitted_table import Column, fitted
+
+_WIDE: Final = 160
+"""Letters a line where the output is no terminal."""
+_DISPENSABLE: Final = ("in a merge", "goodput", "merged", "sent", "time", "runs", "interval")
+
+
+@final
+class Progress:
+    """Tells on standard error which runs go on: on a terminal in one line that changes, elsewhere in a line a run."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._begun = time.monotonic()
+        self._made = 0
+
+    def hear(self, news: News) -> None:
+        """Show it."""
+        if news.failure:
+            self._line(f"{news.name} failed: {news.failure}")
+        elif news.summary is not None:
+            self._made += 1
+            took = seconds(news.summary.get("wall_seconds"))
+            loss = decimal(news.summary.get("eval_loss_final"))
+            self._line(f"{news.done} of {news.many}  {news.name}: {loss}, {took}{self._left(news)}")
+        elif self._is_terminal:
+            share = "" if news.share is None else f" {100 * news.share:.0f} %"
+            sys.stderr.write(f"\r\x1b[2K{news.done} of {news.many} runs; {news.name}{share}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._is_terminal:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+    def _left(self, news: News) -> str:
+        left = (time.monotonic() - self._begun) / self._made * (news.many - news.done)
+        return f"; about {seconds(left)} left" if left else ""
+
+    def _line(self, text: str) -> None:
+        self.clear()
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def show(comparison: Comparison, *, as_json: bool) -> None:
+    """Print it."""
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(comparison), indent=2).decode() + "\n")
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDE
+    for columns in _tables(comparison):
+        console.print(fitted(columns, console.width, _DISPENSABLE))
+        console.print()
+    for line in notes(comparison):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _tables(comparison: Comparison) -> Iterator[list[Column]]:
+    """What is compared, and below it how it went."""
+    sides = comparison.sides
+    names = Column("", [side.name for side in sides], is_text=True)
+    yield [
+        names,
+        Column("runs", [str(len(side.runs)) for side in sides]),
+        *(Column(name, [_figure(side.finals.get(name)) for side in sides]) for name in comparison.metrics),
+        Column("- reference", [_mean(side.differences.get(LOSS)) for side in sides]),
+        Column("interval", [_ends(side.differences.get(LOSS)) for side in sides]),
+        *([Column("", [side.verdict or "" for side in sides])] if comparison.margin is not None else []),
+    ]
+    yield [
+        names,
+        Column("alone - this", [_mean(side.gain) for side in sides]),
+        Column("interval", [_ends(side.gain) for side in sides]),
+        Column("time", [seconds(side.seconds.mean) for side in sides]),
+        Column("goodput", [_percent(side.goodput) for side in sides]),
+        Column("merged", [_percent(side.merged_share) for side in sides]),
+        Column("in a merge", ["" if (mean := side.contributors.mean) is None else decimal(mean, 2) for side in sides]),
+        Column("sent", [size(side.bytes.mean) for side in sides]),
+    ]
+
+
+def notes(comparison: Comparison) -> Iterator[str]:
+    """What the columns mean, and what is missing."""
+    clock = "real time" if comparison.clock == "real" else "virtual time"
+    speeds = f" at speeds {', '.join(f'{speed:g}' for speed in comparison.speeds)}" if comparison.speeds else ""
+    many = len(comparison.seeds)
+    yield (
+        f"{comparison.tokens:,} tokens, {many} seed{'s' if many > 1 else ''}, {clock}{speeds}. Means ± standard "
+        "deviations over seeds; differences are paired by seed, with 95 % intervals of Student's t."
+    )
+    yield f"The reference is {comparison.reference}; alone is one learner on its share of the tokens."
+    if comparison.margin is not None:
+        yield f"Verdicts are against a margin of {comparison.margin:g}, given before the first run."
+    if comparison.missing:
+        yield f"{comparison.missing} of {many * len(comparison.sides)} runs are missing; the same command goes on."
+    yield f"Runs and page: {comparison.folder}"
+
+
+def _mean(found: Difference | None) -> str:
+    return "" if found is None else f"{found.mean:+.3f}"
+
+
+def _ends(found: Difference | None) -> str:
+    return "" if found is None or found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
+
+
+def _figure(figure: Figure | None) -> str:
+    if figure is None or figure.mean is None:
+        return UNKNOWN
+    return decimal(figure.mean) + (f" ± {decimal(figure.deviation)}" if figure.deviation is not None else "")
+
+
+def _percent(figure: Figure) -> str:
+    return "" if figure.mean is None else percent(figure.mean)

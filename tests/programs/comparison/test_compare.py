@@ -1,0 +1,63 @@
+"""The command, with real runs in virtual time: what it makes, what it makes again, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.programs.replay.run_folder import replay
+
+from .comparing import written
+
+ISTHMUS = Path(sys.executable).with_name("isthmus")
+
+
+def compare(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    task = written(folder)
+    options = ["--task", task, "--learners", "2", "--tokens", "12800", "--set", "program.interval=12"]
+    command = [str(ISTHMUS), "compare", *arguments, *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+@pytest.mark.process
+def test_a_comparison_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
+    given = ("decoupled-diloco", "--seeds", "1", "--speeds", "1,0.5", "--margin", "0.1", "--json")
+    first = json.loads(compare(tmp_path, *given).stdout)
+    one, alone = first["sides"]
+    assert (one["name"], alone["name"]) == ("decoupled-diloco", "alone on 6,400 tokens")
+    assert (first["clock"], first["speeds"], first["missing"]) == ("virtual", [1.0, 0.5], 0)
+    assert one["finals"]["loss"]["mean"] == one["runs"][0]["finals"]["loss"]
+    assert one["gain"]["mean"] == pytest.approx(alone["finals"]["loss"]["mean"] - one["finals"]["loss"]["mean"])
+    assert one["finals"]["largest"]["mean"] > 0
+    # 200 steps at 1.5 steps in 10 virtual ms, and the end of it.
+    assert 1.3 < one["seconds"]["mean"] < 1.8
+    assert one["runs"][0]["places"][-1]["bytes"] > one["runs"][0]["places"][0]["bytes"]
+    folder = Path(first["folder"])
+    run = folder / one["runs"][0]["folder"]
+    assert all((run / name).exists() for name in ("config.toml", "graph.json", "trace.json", "report.html"))
+    assert replay(run).is_identical
+
+    (run / "summary.json").unlink()
+    again = compare(tmp_path, *given)
+    assert again.stderr.count("of 2") == 1  # The other one is not made again.
+    second = json.loads(again.stdout)
+    assert second["sides"][0]["runs"][0]["folder"].endswith("seed-0-2")
+    assert second["sides"][0]["finals"] == one["finals"]  # Virtual time: the same bits.
+
+    told = compare(tmp_path, *given[:-1], "--margin", "0.2", "--dir", str(folder), status=2).stderr
+    assert "the margin 0.1" in told
+
+
+def test_what_is_wrong_starts_nothing(tmp_path: Path) -> None:
+    given: tuple[Any, ...] = ("decopled", "--sweep", "program.interval", "--margin", "-1", "--seeds", "0")
+    told = compare(tmp_path, *given, status=2).stderr
+    for part in ("'decopled'", "section.key=value", "--margin", "--seeds"):
+        assert part in told
+    assert not (tmp_path / "runs").exists()
