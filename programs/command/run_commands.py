@@ -196,7 +196,9 @@ def compare(
     config: options.Config = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train by several programs, and tell whether they differ: seeds, intervals, and one learner alone as control.
+    """Train by several programs, over seeds: do they differ?
+
+    With intervals of differences, and one learner alone as the control.
 
     The same call goes on where it was broken off, and shows again what came of it.
 

@@ -213,8 +213,7 @@ def test_version_and_help() -> None:
     assert len(first.stdout.splitlines()) < 24
     assert max(map(len, first.stdout.splitlines())) <= 80
     assert all(name in first.stdout for name in ("train", "graph", "--version"))
-    for later in ("compare", "--keep-payloads"):
-        assert later not in isthmus("train", "--help").stdout + first.stdout
+    assert "--keep-payloads" not in isthmus("train", "--help").stdout
 
 
 def shown(*arguments: str) -> dict[str, Any]:
