@@ -35,7 +35,8 @@ _LOGARITHMIC_MIN: Final = 2.0
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """One line: `values` at `tokens` and at `time`, in the colour of a class; `is_main` is drawn bold, with dots."""
+    """One line: `values` at `tokens`, `time` and, if there are any, `bytes`, in the colour of a class; `is_main` is
+    drawn bold, with dots."""
 
     name: str
     colour: str
@@ -43,6 +44,7 @@ class Curve(msgspec.Struct, frozen=True):
     time: list[float]
     values: list[float | None]
     is_main: bool = False
+    bytes: list[float] = []
 
 
 class Band(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from isthmus.programs.command import config
 from isthmus.programs.command.options import Options
 from isthmus.programs.comparison import folder as folders
 from isthmus.programs.comparison.outcome import comparison
+from isthmus.programs.comparison.page import write_page
 from isthmus.programs.comparison.plan import Pacing, Plan
 from isthmus.programs.comparison.runs import carry_out
 from isthmus.programs.comparison.wanted import Wanted, plan
@@ -22,7 +23,7 @@ from isthmus.programs.request import reference
 from isthmus.programs.request.run_lock import InUseError, RunLock
 from isthmus.programs.request.settings import Text, collecting
 from isthmus.programs.run.in_processes import apart
-from isthmus.programs.terminal.comparison import Progress, show
+from isthmus.programs.terminal.comparison import Progress, notes, show
 from isthmus.runtime.errors import ConfigError, Fault
 
 PROGRAMS: Final = ("data-parallel", "decoupled-diloco")
@@ -57,6 +58,7 @@ def compare(asked: Asked, *, as_json: bool) -> bool:
             failed = carry_out(folder, made, asked.seeds, progress.hear)
             progress.clear()
             found = comparison(folder, made, asked.seeds, failed)
+            write_page(folder, found, list(notes(found)))
     except InUseError as error:
         do = "Wait for its end; then the same command shows what came of it."
         raise ConfigError(f"Comparing in {folder}", "a folder that nobody else uses", str(error), do) from None

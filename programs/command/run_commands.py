@@ -147,7 +147,7 @@ def compare(
     programs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PROGRAM]...",
+            metavar="PROGRAM",
             help="As for train; the first is the reference. Default: data-parallel decoupled-diloco.",
             show_default=False,
         ),

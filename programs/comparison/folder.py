@@ -14,7 +14,10 @@ from typing import Any, Final
 import msgspec
 
 from isthmus.programs.comparison.plan import Plan, Variant
+from isthmus.programs.recorder.verdict import TRAINED_SHARE_MIN
 from isthmus.programs.request.new_folder import RUNS
+from isthmus.programs.results.json_lines import objects
+from isthmus.programs.results.record import as_number
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.files import write_bytes
 
@@ -93,8 +96,19 @@ def _only(one: Variant, other: Variant) -> str:
 
 
 def done(folder: Path, variant: Variant, seed: int) -> Path | None:
-    """The folder of a run that is done; None if there is none."""
-    return next((path for path in attempts(folder, variant, seed) if summary(path).get("outcome") == "done"), None)
+    """The folder of a run that came to its end; None if there is none."""
+    return next((path for path in attempts(folder, variant, seed) if has_ended(path, variant)), None)
+
+
+def has_ended(run: Path, variant: Variant) -> bool:
+    """Whether a run trained its tokens and evaluated what came of it. One that is judged failed nevertheless, because
+    more was refused than merged, counts: that is what its side is like."""
+    figures = summary(run)
+    if figures.get("outcome") != "failed":
+        return figures.get("outcome") == "done"
+    last = objects(run / "evaluations.jsonl")[-1:]
+    is_whole = figures.get("tokens_total", 0) >= TRAINED_SHARE_MIN * variant.config["run"]["tokens"]
+    return is_whole and any(each.get("kind") == "final" and as_number(each.get("eval_loss")) for each in last)
 
 
 def attempts(folder: Path, variant: Variant, seed: int) -> list[Path]:

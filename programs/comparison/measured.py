@@ -49,6 +49,7 @@ class Run(msgspec.Struct, frozen=True):
     contributors: float | None
     bytes: float | None
     places: list[Place]
+    remark: str = ""
 
     def value(self, metric: str, axis: Axis, at: float) -> float | None:
         """A metric at a place along an axis, between the evaluations before and after it; None outside of them."""
@@ -97,6 +98,7 @@ def _run(folder: Path, variant: Variant, seed: int, path: Path) -> Run:
         contributors=record.number("contributors_mean") if record.number("outer_steps") else None,
         bytes=record.number("bytes_sent_total"),
         places=_places(record, is_alone=variant.learners == 1),
+        remark=record.text("error"),
     )
 
 

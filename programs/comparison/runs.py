@@ -100,7 +100,7 @@ def _real(folder: Path, variant: Variant, seed: int, tally: _Tally) -> None:
         if outcome.summary["outcome"] == "stopped":
             raise KeyboardInterrupt
     except (RunError, RequestError) as error:
-        failure = str(error)
+        failure = "" if folders.has_ended(run, variant) else str(error)
     tally.ended(variant, seed, run, failure)
 
 
@@ -172,7 +172,7 @@ class _Process:
     def failure(self) -> str:
         """Why it failed; empty if it did not."""
         self._close()
-        if folders.summary(self._run).get("outcome") == "done":
+        if folders.has_ended(self._run, self.order.variant):
             return ""
         said = (self._run / LOG).read_text(errors="replace").strip().splitlines()
         status = self._process.returncode

@@ -18,7 +18,7 @@
     if (hours) return `${hours} h ${String(minutes).padStart(2, "0")}`;
     return `${minutes} min ${String(Math.round(value) % 60).padStart(2, "0")}`;
   };
-  const write = { tokens: scaled, time: seconds };
+  const write = { tokens: scaled, time: seconds, bytes: (value) => `${scaled(value)}B` };
   const steps = { time: [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200,
     14400, 43200, 86400, 259200, 864000] };
 

@@ -1,4 +1,5 @@
-"""The page: what a `RunRecord` tells, through templates, in one file that needs nothing else.
+"""The page: what a `RunRecord` tells, through templates, in one file that needs nothing else; other pages are made
+alike.
 
 Each part of the page has a template and a function here or in `sections`, `failures` and `headline` that says what the
 template shows; a part for which the run folder has nothing is listed at the end with the reason. The scripts in the
@@ -47,20 +48,28 @@ def page(record: RunRecord) -> str:
         sections.graph(record),
         sections.configuration(record),
     ]
+    return rendered(
+        "page.html",
+        record=record,
+        header=headline.header(record),
+        tiles=headline.tiles(record) if record.summary else [],
+        parts=parts,
+        data_parallel_bytes=headline.data_parallel_bytes(record),
+    )
+
+
+def rendered(template: str, **values: object) -> str:
+    """A document of a template, which is given the style sheets and scripts of every page beside its own values."""
     scripts = [resource(name) for name in _SCRIPTS]
     html = (
         _templates()
-        .get_template("page.html")
+        .get_template(template)
         .render(
-            record=record,
-            header=headline.header(record),
-            tiles=headline.tiles(record) if record.summary else [],
-            parts=parts,
-            data_parallel_bytes=headline.data_parallel_bytes(record),
             styles=[resource("style.css"), resource("uplot/uPlot.min.css")],
             scripts=scripts,
             hashes=" ".join(f"'sha256-{_sha256(script)}'" for script in scripts),
             licence=resource("uplot/LICENSE"),
+            **values,
         )
     )
     return without_forbidden(html)

@@ -75,6 +75,7 @@ def show(comparison: Comparison, *, as_json: bool) -> None:
         console.print()
     for line in notes(comparison):
         console.print(Text(line), soft_wrap=True)
+    console.print(Text(f"Runs and page: {comparison.folder}"), soft_wrap=True)
 
 
 def _tables(comparison: Comparison) -> Iterator[list[Column]]:
@@ -115,7 +116,10 @@ def notes(comparison: Comparison) -> Iterator[str]:
         yield f"Verdicts are against a margin of {comparison.margin:g}, given before the first run."
     if comparison.missing:
         yield f"{comparison.missing} of {many * len(comparison.sides)} runs are missing; the same command goes on."
-    yield f"Runs and page: {comparison.folder}"
+    for side in comparison.sides:
+        for run in side.runs:
+            if run.remark:
+                yield f"{side.name}, seed {run.seed}, is judged failed, and counts all the same: {run.remark}"
 
 
 def _mean(found: Difference | None) -> str:

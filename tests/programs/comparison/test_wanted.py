@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,24 @@ def test_what_was_broken_off_is_tried_again_beside_it(task: str, tmp_path: Path)
     (second / "summary.json").write_text('{"outcome": "done"}')
     assert folders.done(tmp_path, side, 0) == second
     assert folders.done(tmp_path, side, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind", "loss", "counts"),
+    [
+        (25_600, "final", 1.5, True),
+        (20_000, "final", 1.5, False),
+        (25_600, "during", 1.5, False),
+        (25_600, "final", None, False),
+    ],
+)
+def test_one_that_is_judged_failed_counts_if_it_came_to_its_end(
+    task: str, tmp_path: Path, tokens: int, kind: str, loss: float | None, counts: bool
+) -> None:
+    side = plan(asked(task)).variants[0]
+    (tmp_path / "summary.json").write_text(json.dumps({"outcome": "failed", "tokens_total": tokens}))
+    (tmp_path / "evaluations.jsonl").write_text(json.dumps({"kind": kind, "eval_loss": loss}))
+    assert folders.has_ended(tmp_path, side) == counts
 
 
 def _with(made: Plan, **changes: Any) -> Plan:
