@@ -23,6 +23,7 @@ from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
+from isthmus.programs.outer_settings import Format, format_faults
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
@@ -55,6 +56,7 @@ def build(
     merge: Rule = "rda",
     alpha: float = 0.0,
     bounded: bool = True,
+    push: Format = "float32",
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
 ) -> Graph:
@@ -65,6 +67,7 @@ def build(
     - `grace`: whether the syncer waits for more answers while that costs nothing; `gamma`: its safety margin, below 1.
     - `shards`: S, syncers. `merge`: 'rda' or 'average'. `alpha`: how much of a learner's own fragment survives.
     - `bounded`: one learner's answer counts only as far as its length is in proportion to others'.
+    - `push`: the format of outer gradients on their way, 'float32', 'bf16', 'int8' or 'int4'.
     - `outer_lr`, `outer_momentum`: eta and mu; by the number of sweeps of the run if absent.
     """
     settings = dict(locals())
@@ -93,7 +96,7 @@ def build(
         alpha=alpha,
         free_running=True,
     )
-    send = learner.node("fragment-send", FragmentSend, parts)
+    send = learner.node("fragment-send", FragmentSend, parts, push=push)
     pacer = syncer.node(
         "pacer",
         Pacer,
@@ -164,6 +167,7 @@ def _faults(job: Job, settings: dict[str, Any]) -> Iterator[Fault]:
         yield fault("shards", f"1 to the number of fragments, {shards_max}", "A shard needs a fragment to serve.")
     if settings["merge"] not in get_args(Rule):
         yield fault("merge", "'rda' or 'average'", "Choose one of them.")
+    yield from format_faults("decoupled-diloco", settings)
     if not 0 <= settings["alpha"] < 1:
         yield fault("alpha", "at least 0 and below 1", "0 lets every update replace the learner's fragment.")
     if settings["outer_lr"] is not None and not settings["outer_lr"] > 0:

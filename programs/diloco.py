@@ -18,7 +18,7 @@ from isthmus.ops.learner.lock_step import Gate, LockStep
 from isthmus.ops.syncer.conductor import Conductor
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.programs.outer_settings import LEARNERS_MAX, Rule, faults, outer_settings
+from isthmus.programs.outer_settings import LEARNERS_MAX, Format, Rule, faults, outer_settings
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
@@ -28,15 +28,18 @@ def build(
     *,
     interval: int = 24,
     merge: Rule = "average",
+    push: Format = "float32",
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
 ) -> Graph:
     """The graph. ConfigError, with every fault, for settings out of range.
 
     - `interval`: H, inner steps between two outer steps. `merge`: 'average' (weighted by tokens) or 'rda'.
+    - `push`: the format of outer gradients on their way, 'float32', 'bf16', 'int8' or 'int4'.
     - `outer_lr`, `outer_momentum`: eta and mu of the outer step; by the number of outer steps of the run if absent.
     """
-    given = {"interval": interval, "merge": merge, "outer_lr": outer_lr, "outer_momentum": outer_momentum}
+    given = dict(locals())
+    given.pop("job")
     if found := list(faults("diloco", given)):
         raise ConfigError.of(found)
     parts = partition(job.layout, 1)
@@ -48,7 +51,7 @@ def build(
 
     data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
     step = learner.node("inner-step", LockStep, job.task, fragments=parts, report_every=interval, tokens=job.tokens)
-    send = learner.node("outer-gradient", FragmentSend, parts)
+    send = learner.node("outer-gradient", FragmentSend, parts, push=push)
     gate = learner.node("gate", Gate, fragments=1, overlap=0, free=0, fires=AnyOf("update", "pull"))
     conductor = syncer.node(
         "conductor",

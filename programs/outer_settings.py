@@ -10,6 +10,7 @@ from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import Job
 
 Rule = Literal["rda", "average"]
+Format = Literal["float32", "bf16", "int8", "int4"]
 LEARNERS_MAX: Final = 64
 INTERVAL_MAX: Final = 10_000
 """Inner steps: a gate may permit as many at once, and each permit is an item of a Queue."""
@@ -39,7 +40,8 @@ def outer_settings(job: Job, interval: int, lr: float | None, momentum: float | 
 
 
 def faults(program: str, settings: Mapping[str, Any]) -> Iterator[Fault]:
-    """Everything that is out of range among `interval`, `merge`, `outer_lr` and `outer_momentum`."""
+    """Everything that is out of range among `interval`, `merge`, `push`, `outer_lr` and `outer_momentum`."""
+    yield from format_faults(program, settings)
     if not 1 <= settings["interval"] <= INTERVAL_MAX:
         expected = f"1 to {INTERVAL_MAX} inner steps"
         yield fault(program, settings, "interval", expected, "The published interval is 24.")
@@ -49,6 +51,13 @@ def faults(program: str, settings: Mapping[str, Any]) -> Iterator[Fault]:
         yield fault(program, settings, "outer_lr", "a number above 0", "Leave it out for the default.")
     if settings["outer_momentum"] is not None and not 0 <= settings["outer_momentum"] < 1:
         yield fault(program, settings, "outer_momentum", "at least 0 and below 1", "Leave it out for the default.")
+
+
+def format_faults(program: str, settings: Mapping[str, Any]) -> Iterator[Fault]:
+    """What is wrong with the formats of what travels."""
+    if settings["push"] not in get_args(Format):
+        expected = f"one of {', '.join(get_args(Format))}"
+        yield fault(program, settings, "push", expected, "float32 loses nothing; the others save bytes.")
 
 
 def fault(program: str, settings: Mapping[str, Any], name: str, expected: str, do: str) -> Fault:

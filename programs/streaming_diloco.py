@@ -22,7 +22,7 @@ from isthmus.ops.learner.lock_step import Gate, LockStep
 from isthmus.ops.syncer.conductor import Conductor, open_rounds_max
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.programs.outer_settings import LEARNERS_MAX, Rule, fault, faults, outer_settings
+from isthmus.programs.outer_settings import LEARNERS_MAX, Format, Rule, fault, faults, outer_settings
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
@@ -35,6 +35,7 @@ def build(
     overlap: int = 2,
     alpha: float = 0.5,
     merge: Rule = "average",
+    push: Format = "float32",
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
 ) -> Graph:
@@ -43,6 +44,7 @@ def build(
     - `fragments`: P, min(8, units) if absent. `interval`: H, inner steps between two merges of one fragment.
     - `overlap`: tau, the steps between a fragment's capture and the adoption of what came of it.
     - `alpha`: how much of a learner's own fragment survives that. `merge`: 'average' (weighted by tokens) or 'rda'.
+    - `push`: the format of outer gradients on their way, 'float32', 'bf16', 'int8' or 'int4'.
     - `outer_lr`, `outer_momentum`: eta and mu of the outer step; by the number of sweeps of the run if absent.
     """
     given = dict(locals())
@@ -66,7 +68,7 @@ def build(
         tokens=job.tokens,
         alpha=alpha,
     )
-    send = learner.node("fragment-send", FragmentSend, parts)
+    send = learner.node("fragment-send", FragmentSend, parts, push=push)
     gate = learner.node(
         "gate",
         Gate,

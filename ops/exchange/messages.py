@@ -6,7 +6,7 @@ nanoseconds of the clock of the host that wrote them; only differences of one ho
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +71,9 @@ class Answer(TypedDict):
 
     Tokens (begin, end] were trained since the adoption of version `base`, in `steps` inner steps. `norms` has the
     gradient's Euclidean norm per unit, float32. `positions` are [slot, position]: below which batch of each slot's work
-    is in it, of its own slot, or, of kind 'recover', of all; `state` is [position, state] of the slot's stream.
+    is in it, of its own slot, or, of kind 'recover', of all; `state` is [position, state] of the slot's stream. Of
+    kinds 'merge' and 'final' a gradient may be coded (`kernels.coding`): `gradient` has the codes then, and `scales`
+    what they are in units of.
     """
 
     fragment: int
@@ -84,7 +86,8 @@ class Answer(TypedDict):
     end: int
     steps: int
     clock: list[list[int]]
-    gradient: Vector
+    gradient: npt.NDArray[Any]
+    scales: NotRequired[Vector]
     norms: Vector
     positions: list[list[int]]
     state: list[Any] | None

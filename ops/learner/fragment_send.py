@@ -3,13 +3,17 @@
 It waits for the device in its own thread, so that inner-step does not; anchors belong to whoever decodes updates, and
 here they are only subtracted from. A leaf of lower precision begins at what it can hold of the anchor, so that is what
 is subtracted from: what adopting rounded away was not trained.
+
+An outer gradient may leave in fewer bits. Its norms are those from before, so that where the merge goes by direction
+and length the codes cost direction alone. What coding loses is not kept for the next answer: that was not needed at 4
+bits, and an answer that is refused would have to give it back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -17,15 +21,30 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, Capture
 from isthmus.ops.learner.outer_gradient import as_held, norms, subtract
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
 
 class FragmentSend:
-    """Capture in, Answer out: the outer gradient anchor - values, and its norm per unit."""
+    """Capture in, Answer out: the outer gradient anchor - values, and its norm per unit; `push` is the format in which
+    it leaves. First and recovered versions leave as float32."""
 
     outputs = ("answer",)
     noted: ClassVar = {"answer": ("begin", "end")}
 
-    def __init__(self, fragments: Sequence[Fragment]) -> None:
+    def __init__(
+        self, fragments: Sequence[Fragment], *, push: Literal["float32", "bf16", "int8", "int4"] = "float32"
+    ) -> None:
         self._fragments = fragments
+        self._push = push
+
+    def open(self, context: Any) -> None:
+        """Load the kernels that code; float32 needs none."""
+        if self._push != "float32":
+            from isthmus.ops.kernels import coding
+
+            coding.warm_pushes()
+            self._coding: ModuleType = coding
 
     def __call__(self, fragment: Mapping[Any, Capture]) -> list[tuple[str, Answer]]:
         """The answers to all captures that are new, in order of their rounds."""
@@ -38,7 +57,7 @@ class FragmentSend:
         # A copy, because the device may hand out a view of memory that is its own.
         fragment = self._fragments[capture["fragment"]]
         gradient = np.array(values) if anchor is None else subtract(as_held(anchor, fragment), values)
-        return Answer(
+        answer = Answer(
             fragment=capture["fragment"],
             round=capture["round"],
             kind=capture["kind"],
@@ -54,3 +73,6 @@ class FragmentSend:
             positions=capture["positions"],
             state=capture["state"],
         )
+        if self._push != "float32" and anchor is not None:
+            answer.update(self._coding.told("gradient", self._coding.encode(gradient, fragment, self._push)))
+        return answer

@@ -18,13 +18,14 @@ from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, Gradient, Merging, Reached, Round
 from isthmus.ops.exchange.token_accounts import FragmentAccount, weight
-from isthmus.ops.kernels.opposition import Opposition
+from isthmus.ops.kernels.opposition import LEARNERS_MIN, Opposition, stride_of
 from isthmus.ops.syncer.bounds import NOT_FINITE, Extent, Voices, are_own, length
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from isthmus.ops.kernels.averaging import Merged
+    from isthmus.ops.kernels.coding import Values
 
 
 class Merge:
@@ -62,11 +63,12 @@ class Merge:
 
     def open(self, context: Any) -> None:
         """Load the kernels before the first round closes; whoever only builds the graph does without them."""
-        from isthmus.ops.kernels import averaging
+        from isthmus.ops.kernels import averaging, coding
 
         self._shard, self._epoch = context.member.replica.slot, context.member.incarnation
         averaging.warm()
         self._merging: ModuleType = averaging
+        self._coding: ModuleType = coding
 
     def __call__(
         self, round: Round, answer: Mapping[Any, Answer], decision: Mapping[str, Any] | None = None
@@ -107,13 +109,15 @@ class Merge:
                 continue
             if share < 1.0:
                 record["shortened"].append([vote["slot"], share])
-                vote = vote.copy()
-                vote["gradient"], vote["norms"] = (
-                    vote["gradient"] * np.float32(share),
-                    vote["norms"] * np.float32(share),
-                )
+                shortened = self._coding.told("gradient", self._coding.scaled(self._values(vote), share))
+                vote = {**vote, **shortened, "norms": vote["norms"] * np.float32(share)}
             bounded.append(vote)
         return bounded
+
+    def _values(self, vote: Answer) -> Values:
+        """What an answer holds, as kernels take it."""
+        values: Values = self._coding.as_sent(vote["gradient"], vote.get("scales"))
+        return values
 
     def _held(self, round: Round, bounded: list[Answer], record: Merging) -> list[Answer]:
         """Those of them after which the model is still finite."""
@@ -128,7 +132,7 @@ class Merge:
     def _begin(self, round: Round, answers: list[Answer], record: Merging) -> Gradient:
         """The first version, as it is: of the one learner that was asked, or the newest that learners still hold."""
         p = round["fragment"]
-        sound = [vote for vote in answers if vote["fragment"] == p and self._merging.is_finite(vote["gradient"])]
+        sound = [vote for vote in answers if vote["fragment"] == p and self._is_version(vote)]
         if not sound or p in self._accounts:
             return self._gradient(round, record, None)
         newest = max(sound, key=lambda vote: (vote["base"] or [self._epoch, 0], -vote["slot"]))
@@ -141,6 +145,10 @@ class Merge:
         merged = self._merging.Merged(newest["gradient"], np.ones(len(self._fragments[p].units), np.float32))
         return self._gradient(round, record, merged)
 
+    def _is_version(self, vote: Answer) -> bool:
+        """Whether an answer holds values, which are no codes, and finite."""
+        return vote["gradient"].dtype == np.float32 and self._coding.is_finite(vote["gradient"])
+
     def _merge(self, round: Round, accepted: list[Answer], record: Merging) -> Gradient:
         weights = [weight(vote["end"] - vote["begin"], vote["steps"]) for vote in accepted]
         if not any(weights):
@@ -148,7 +156,7 @@ class Merge:
         account = self._accounts[round["fragment"]]
         record["opposed"] = self._opposed([vote for vote in accepted if tuple(vote["base"] or ()) == account.newest])
         merged = self._merging.merge(
-            [vote["gradient"] for vote in accepted],
+            [self._values(vote) for vote in accepted],
             weights,
             [vote["norms"] for vote in accepted],
             self._fragments[round["fragment"]],
@@ -183,7 +191,11 @@ class Merge:
         """Who pulls against everybody else, of those that answer on the same version, and have stepped."""
         stepped = [vote for vote in votes if vote["steps"]]
         lives = [(vote["slot"], vote["incarnation"]) for vote in stepped]
-        return self._opposition.observe([vote["gradient"] for vote in stepped], lives)
+        if len(stepped) < LEARNERS_MIN:
+            return []
+        fragment = self._fragments[stepped[0]["fragment"]]
+        samples = [self._coding.sampled(self._values(vote), fragment, stride_of(fragment.size)) for vote in stepped]
+        return self._opposition.observe(samples, lives)
 
     def _refusal(self, round: Round, vote: Answer) -> str | None:
         """Why an answer is not merged."""
@@ -203,12 +215,19 @@ class Merge:
             vote["end"] - vote["begin"],
         )
         if refusal is None:
-            actual = self._merging.unit_norms(vote["gradient"], self._fragments[vote["fragment"]])
-            if not (np.isfinite(actual).all() and np.isfinite(vote["norms"]).all()):
-                return "not finite"
-            if not are_own(vote["norms"], actual):
-                return "norms of other values"
+            refusal = self._unsound(vote)
         return refusal
+
+    def _unsound(self, vote: Answer) -> str | None:
+        """What is wrong with the values and norms of an answer."""
+        values, fragment = self._values(vote), self._fragments[vote["fragment"]]
+        if not self._coding.is_whole(values, fragment):
+            return "codes without their scales"
+        if not (self._coding.is_finite(values) and np.isfinite(vote["norms"]).all()):
+            return "not finite"
+        if not are_own(vote["norms"], self._merging.unit_norms(values, fragment), vote["gradient"].dtype == np.uint8):
+            return "norms of other values"
+        return None
 
     def _gradient(self, round: Round, record: Merging, merged: Merged | None) -> Gradient:
         p = round["fragment"]

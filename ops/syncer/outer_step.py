@@ -38,11 +38,10 @@ class OuterStep:
 
     def open(self, context: Any) -> None:
         """Load the kernel before the first gradient comes."""
-        from isthmus.ops.kernels import averaging as merging
-        from isthmus.ops.kernels import nesterov
+        from isthmus.ops.kernels import coding, nesterov
 
         nesterov.warm()
-        self._is_finite = merging.is_finite
+        self._is_finite = coding.is_finite
         self._nesterov: ModuleType = nesterov
         self._now = context.now
 

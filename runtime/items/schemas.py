@@ -14,6 +14,7 @@ input ports, or a static method that makes it from the arguments of the node. A 
     ("array", dtype, sizes)     an array of these sizes, None for any size
     ("of", field, (x, y))       in sizes: x where the item's `field` is 0, y where it is 1
     ("optional", rule)          None, or what follows the rule
+    ("either", rule, rule)      what follows one of the rules
     ("sender", "slot")          the slot, or the "incarnation", of the host that sent the item
     ("product", field, n)       n times the item's `field`; of a tuple, the number of the sender's slot, or the last;
                                 ("product", field, n, start): so much more than the item's `start`
@@ -214,6 +215,21 @@ def _optional(rule: Rule) -> Check:
     return lambda value, item, sender: None if value is None else inner(value, item, sender)
 
 
+def _either(*rules: Rule) -> Check:
+    checks = [compiled(rule) for rule in rules]
+
+    def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
+        found = []
+        for each in checks:
+            mismatch = each(value, item, sender)
+            if mismatch is None:
+                return None
+            found.append(mismatch)
+        return _wrong(" or ".join(mismatch.expected for mismatch in found), value)
+
+    return check
+
+
 def _sender(what: str) -> Check:
     def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
         own = sender.replica.slot if what == "slot" else sender.incarnation
@@ -253,6 +269,7 @@ _MAKERS: Final[Mapping[str, Callable[..., Check]]] = {
     "row": _row,
     "array": _array,
     "optional": _optional,
+    "either": _either,
     "sender": _sender,
     "product": _product,
     "firings": compiled,

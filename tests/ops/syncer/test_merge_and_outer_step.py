@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
+from isthmus.ops.exchange import schemas
+from isthmus.ops.kernels import coding
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.outer_gradient import norms
 from isthmus.ops.syncer.bounds import NOT_FINITE
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.items.schemas import compiled
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull
 
 PARTS = fragments_of(SmallTask(), 2)
@@ -111,7 +114,7 @@ def test_what_would_step_beyond_float32_is_refused_before_it_is_booked() -> None
 
 def test_steps_add_up_and_the_last_that_fits_is_made() -> None:
     syncer = Syncer(lr=1.0, momentum=0.0)
-    row = np.where(np.arange(PARTS[0].size) == 0, -6e37, 0.0)
+    row = np.where(np.arange(PARTS[0].size) == 0, -5e37, 0.0)
     told = [syncer.fire(answer(0, row, base=(1, at), begin=80 * at, end=80 * at + 80)) for at in range(2)]
     assert [each["merged"]["refused"] for each in told] == [[], [[0, NOT_FINITE]]]
     assert np.isfinite(told[1]["update"]["values"]).all()
@@ -244,3 +247,84 @@ def test_a_shard_that_comes_back_takes_the_newest_version_with_its_clock_and_no_
         decision=DECISION,
     )
     assert twice["gradient"]["merging"]["refused"] == [[1, "already merged"]]
+
+
+def coded(vote: Any, form: Any) -> Any:
+    return {**vote, **coding.told("gradient", coding.encode(vote["gradient"], PARTS[0], form))}
+
+
+@pytest.mark.parametrize("form", get_args(coding.CodeFormat))
+def test_coded_answers_are_merged_as_what_they_stand_for(form: Any) -> None:
+    rows = np.linspace(-1, 2, PARTS[0].size), np.linspace(2, -1, PARTS[0].size)
+    plain, other = Syncer(), Syncer()
+    votes = [answer(slot, row) for slot, row in enumerate(rows)]
+    whole = plain.fire(*votes)
+    emitted = other.fire(*(coded(vote, form) for vote in votes))
+    assert emitted["merged"]["voters"] == [0, 1]
+    np.testing.assert_allclose(emitted["update"]["values"], whole["update"]["values"], atol=0.15)
+    other.fire(coded(answer(0, rows[0], base=(1, 1), begin=80, end=160), form), answer(1, rows[1], base=(1, 1)))
+
+
+def test_one_coded_answer_of_any_length_keeps_the_length_that_it_had() -> None:
+    syncer = Syncer(lr=1.0, momentum=0.0)
+    row = np.where(np.arange(PARTS[0].size) == 0, 1.0, 0.4 / 7)  # All but the first are coded as 0.
+    emitted = syncer.fire(coded(answer(0, row), "int4"))
+    moved = emitted["update"]["values"].astype(np.float64) - syncer.first
+    assert np.linalg.norm(moved) == pytest.approx(np.linalg.norm(row), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"scales": np.full(len(PARTS[0].units), np.nan, np.float32)}, "not finite"),
+        ({"scales": np.full(len(PARTS[0].units), -1.0, np.float32)}, "not finite"),
+        ({"scales": np.full(len(PARTS[0].units), 3e38, np.float32)}, "not finite"),
+        ({"scales": np.full(len(PARTS[0].units), 1e3, np.float32)}, "norms of other values"),
+        ({"norms": np.full(len(PARTS[0].units), 1e-3, np.float32)}, "norms of other values"),
+        ({"scales": np.empty(0, np.float32)}, "codes without their scales"),
+    ],
+)
+def test_codes_that_no_sound_learner_sends_are_refused(change: Any, reason: str) -> None:
+    emitted = Syncer().fire({**coded(answer(0, 1.0), "int4"), **change}, answer(1, 1.0))
+    assert emitted["merged"]["refused"] == [[0, reason]]
+    assert emitted["merged"]["voters"] == [1]
+
+
+def test_codes_are_no_version_of_a_fragment() -> None:
+    merge = Merge(PARTS, method="rda", lr=0.5, momentum=0.5)
+    merge.open(Context("syncer"))
+    vote = {**coded(answer(0, 1.0, base=None), "int4"), "kind": "initial"}
+    emitted = merge(round=pull(0, 1, kind="initial"), answer={(Replica("learner", 0), 1): vote}, decision=DECISION)
+    assert emitted["gradient"]["version"] is None
+
+
+def test_a_coded_answer_that_is_too_long_is_shortened() -> None:
+    syncer = Syncer(method="average", lr=1.0, momentum=0.0)
+    votes = [coded(answer(slot, value), "int4") for slot, value in enumerate([1.0, 1.0, 100.0])]
+    emitted = syncer.fire(*votes)
+    assert emitted["merged"]["shortened"] == [[2, pytest.approx(0.1)]]
+    np.testing.assert_allclose(emitted["update"]["values"], syncer.first - 12 / 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("push", ["float32", "bf16", "int8", "int4"])
+def test_answers_leave_in_the_format_that_was_asked_for(push: Any) -> None:
+    send = FragmentSend(PARTS, push=push)
+    send.open(Context("learner"))
+    values, check = np.linspace(-1, 1, PARTS[0].size).astype(np.float32), compiled(schemas.answer(PARTS, 8))
+    capture = {**answer(0, 0.0), "values": values, "anchor": np.ones(PARTS[0].size, np.float32)}
+    for each in (capture, {**capture, "kind": "recover", "anchor": None}):
+        ((_, sent),) = send(fragment={("learner/0", 0): each})
+        assert check(sent, sent, Member(Replica("learner", 0), 1)) is None
+        is_coded = push != "float32" and each is capture
+        assert (sent["gradient"].dtype != np.float32) == is_coded
+        assert ("scales" in sent) == (is_coded and push != "bf16")
+        np.testing.assert_array_equal(sent["norms"], norms(1 - values if each is capture else values, PARTS[0]))
+
+
+def test_codes_of_any_other_size_follow_no_schema() -> None:
+    check, sender = compiled(schemas.answer(PARTS, 8)), Member(Replica("learner", 0), 1)
+    vote = coded(answer(0, 1.0), "int4")
+    assert check(vote, vote, sender) is None
+    for change in ({"gradient": vote["gradient"][1:]}, {"gradient": b"x"}, {"scales": np.ones(99, np.float32)}):
+        wrong = {**vote, **change}
+        assert check(wrong, wrong, sender) is not None

@@ -1,0 +1,307 @@
+"""Vectors in fewer bits: the codes of an outer gradient, and of what an outer step adds to a published fragment.
+
+Decides what is lost. Does not decide what is coded, nor what becomes of the loss.
+
+Theory of operation. Each unit is cut, from its own start, into blocks of 256 values, each with one scale:
+
+    int8    scale = max |x| / 127, code = x / scale rounded, ties to even
+    int4    scale = max |x| / 7,   code = x / scale rounded, ties to even; -8 is no code
+    bf16    x rounded to the nearest bfloat16, ties to even; no scales
+
+A block that is not finite has a scale that is not finite, so whether values are finite is asked of scales alone; one
+whose values are all below 1e-36 is coded as zeros. Decoding (`sweeps`) is one rounded product, and what it is added to
+makes one rounded sum; `advance` does just that as it codes, so that whoever adds the codes gets its result bit for bit.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.exchange.schemas import CODE_BLOCK
+from isthmus.ops.kernels import sweeps
+from isthmus.ops.kernels.buffers import Float32, empty
+from isthmus.ops.kernels.stripes import Int64, kernel, kernel_input
+from isthmus.ops.kernels.sweeps import BF16, FLOAT32, INT4, INT8, Bytes
+
+CodeFormat: TypeAlias = Literal["bf16", "int8", "int4"]
+_FORMS: Final = {"bf16": BF16, "int8": INT8, "int4": INT4}
+_DTYPES: Final[dict[int, np.dtype[Any]]] = {
+    BF16: np.dtype(ml_dtypes.bfloat16),
+    INT8: np.dtype(np.int8),
+    INT4: np.dtype(np.uint8),
+}
+SCALE_MAX: Final = float(np.finfo(np.float32).max) / 128
+"""Of a scale that decodes to finite values whatever the codes are."""
+_NONE: Final = np.empty(0, np.float32)
+_NONE.setflags(write=False)
+
+_ONES: Final = np.ones(2, np.float32)
+_ONE: Final = Fragment(0, (Unit("a", 0, 2, (2,)),))
+_MAGNITUDE_BITS: Final = np.int32(0x7FFFFFFF)
+_EXPONENT_BITS: Final = np.int32(0x7F800000)
+_ROUNDER: Final = np.float32(12582912.0)
+"""1.5 * 2^23: adding and subtracting it rounds what is below 2^22 to an integer, ties to even."""
+_LEAST: Final = np.float32(1e-36)
+"""Of the largest value of a block: 7 and 127 divided by it are finite."""
+
+
+class Coded(NamedTuple):
+    """A coded float32[n]: `codes` bfloat16[n], int8[n] or, of int4, uint8[ceil(n_u / 2) summed over units]; `scales`
+    float32[blocks], none for bf16."""
+
+    codes: NDArray[Any]
+    scales: Float32
+
+
+Values: TypeAlias = Float32 | Coded
+
+
+class Places(NamedTuple):
+    """Where each unit begins: its values, its bytes of int4 and its scales, int64[units + 1]."""
+
+    offsets: Int64
+    codes: Int64
+    scales: Int64
+
+
+@lru_cache(maxsize=256)
+def places(offsets: tuple[int, ...]) -> Places:
+    """Those of a payload whose unit u holds values [offsets[u], offsets[u + 1])."""
+    at = np.array(offsets, np.int64)
+    sizes = np.diff(at)
+    starts = np.zeros(1, np.int64)
+    codes = np.concatenate([starts, np.cumsum(-(-sizes // 2))])
+    scales = np.concatenate([starts, np.cumsum(-(-sizes // CODE_BLOCK))])
+    return Places(at, codes, scales)
+
+
+def as_sent(codes: NDArray[Any], scales: Float32 | None) -> Values:
+    """What came as `codes`, which are the values if they are float32, and `scales`, if any came."""
+    if codes.dtype == np.float32:
+        return codes
+    return Coded(codes, _NONE if scales is None else scales)
+
+
+def told(name: str, values: Values) -> dict[str, Any]:
+    """The fields of an item that `as_sent` reads, the first of this name."""
+    if not isinstance(values, Coded):
+        return {name: values}
+    return {name: values.codes, "scales": values.scales} if values.scales.size else {name: values.codes}
+
+
+def is_whole(values: Values, fragment: Fragment) -> bool:
+    """Whether there are as many codes and scales as the fragment has values."""
+    if not isinstance(values, Coded):
+        return values.shape == (fragment.size,)
+    form, where = form_of(values), places(fragment.offsets)
+    codes = int(where.codes[-1]) if form == INT4 else fragment.size
+    return values.codes.shape == (codes,) and values.scales.shape == (0 if form == BF16 else int(where.scales[-1]),)
+
+
+def form_of(values: Values) -> int:
+    """The number of a format, as kernels have it."""
+    if not isinstance(values, Coded):
+        return FLOAT32
+    return next(form for form, dtype in _DTYPES.items() if dtype == values.codes.dtype)
+
+
+def kernel_inputs(values: Values) -> tuple[Bytes, Float32, int]:
+    """(bytes, scales, format) as kernels take them."""
+    if not isinstance(values, Coded):
+        return kernel_input(values).view(np.uint8), _NONE, FLOAT32
+    codes = np.require(values.codes, None, ["C", "A"]).view(np.uint8)
+    codes.flags.writeable = False
+    return codes, kernel_input(values.scales), form_of(values)
+
+
+def is_finite(values: Values) -> bool:
+    """Whether all values are finite; of int8 and int4 the scales say that, which are not negative either."""
+    if not isinstance(values, Coded):
+        return bool(_bits_are_finite(kernel_input(values).view(np.int32)))
+    if form_of(values) == BF16:
+        return bool(_halves_are_finite(np.require(values.codes, None, ["C", "A"]).view(np.uint16)))
+    return bool(((values.scales >= 0) & (values.scales <= SCALE_MAX)).all())
+
+
+def scaled(values: Values, share: float) -> Values:
+    """So much of a vector."""
+    if not isinstance(values, Coded):
+        return values * np.float32(share)
+    if form_of(values) == BF16:
+        return Coded((values.codes.astype(np.float32) * np.float32(share)).astype(ml_dtypes.bfloat16), values.scales)
+    return Coded(values.codes, values.scales * np.float32(share))
+
+
+def encode(values: Float32, fragment: Fragment, code_format: CodeFormat) -> Coded:
+    """The codes of float32[n], n = fragment.size."""
+    form, where = _FORMS[code_format], places(fragment.offsets)
+    if form == BF16:
+        halves = np.empty(fragment.size, np.uint16)
+        _encode_halves(kernel_input(values).view(np.int32), halves)
+        return Coded(halves.view(ml_dtypes.bfloat16), _NONE)
+    coded = _room(fragment, form)
+    _encode(kernel_input(values), _NONE, form, *where, coded.codes.view(np.uint8), coded.scales, empty(0))
+    return coded
+
+
+def advance(target: Float32, published: Float32, fragment: Fragment, code_format: CodeFormat) -> tuple[Coded, Float32]:
+    """The codes q of target - published, and published + q, which `add` makes of them too; float32[n] each."""
+    form, where = _FORMS[code_format], places(fragment.offsets)
+    if form == BF16:
+        coded = encode(target - published, fragment, code_format)
+        return coded, add(published, coded, fragment)
+    coded, moved = _room(fragment, form), empty(fragment.size)
+    raw = coded.codes.view(np.uint8)
+    _encode(kernel_input(target), kernel_input(published), form, *where, raw, coded.scales, moved)
+    return coded, moved
+
+
+def add(published: Float32, coded: Coded, fragment: Fragment) -> Float32:
+    """published + what is coded, float32[n] in a new buffer."""
+    moved = empty(fragment.size)
+    sweeps.add_to(kernel_input(published), *kernel_inputs(coded), *places(fragment.offsets), moved)
+    return moved
+
+
+def sampled(values: Values, fragment: Fragment, stride: int) -> Float32:
+    """Every value number 0, stride, 2 stride and so on, float32."""
+    if not isinstance(values, Coded):
+        return values[::stride]
+    picked = np.empty(-(-fragment.size // stride), np.float32)
+    sweeps.pick(*kernel_inputs(values), *places(fragment.offsets), stride, picked)
+    return picked
+
+
+def warm_pushes() -> None:
+    """Compile what codes a push, or load it from the cache; otherwise the first call does it."""
+    for code_format in get_args(CodeFormat):
+        encode(_ONES, _ONE, code_format)
+
+
+def warm_updates() -> None:
+    """Compile what codes an update and decodes it, or load it from the cache."""
+    for code_format in get_args(CodeFormat):
+        add(_ONES, advance(_ONES, _ONES, _ONE, code_format)[0], _ONE)
+
+
+def _room(fragment: Fragment, form: int) -> Coded:
+    where = places(fragment.offsets)
+    codes = np.empty(int(where.codes[-1]) if form == INT4 else fragment.size, _DTYPES[form])
+    return Coded(codes, np.empty(int(where.scales[-1]), np.float32))
+
+
+@kernel
+def _bits_are_finite(bits: NDArray[np.int32]) -> bool:
+    for begin in range(0, len(bits), 2048):  # noqa: SIM110 -- numba compiles loops.
+        if largest_of(bits[begin : begin + 2048]) >= _EXPONENT_BITS:
+            return False
+    return True
+
+
+@kernel
+def largest_of(bits: NDArray[np.int32]) -> np.int32:
+    """The largest magnitude of float32 values, as their bits: an integer maximum vectorises, a float one does not, nor
+    does one of unsigned integers, which numba widens."""
+    largest = np.int32(0)
+    for i in range(len(bits)):
+        magnitude = np.int32(bits[i] & _MAGNITUDE_BITS)
+        largest = magnitude if magnitude > largest else largest
+    return largest
+
+
+@kernel
+def _halves_are_finite(halves: NDArray[np.uint16]) -> bool:
+    largest = np.uint16(0)
+    for half in halves:
+        largest = max(largest, np.uint16(half & np.uint16(0x7FFF)))
+    return bool(largest < np.uint16(0x7F80))
+
+
+@kernel
+def _encode_halves(bits: NDArray[np.int32], halves: NDArray[np.uint16]) -> None:
+    for i in range(len(bits)):
+        word = np.uint32(bits[i])
+        rounded = np.uint32(word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1)))
+        is_nan = np.int32(bits[i] & _MAGNITUDE_BITS) > _EXPONENT_BITS
+        halves[i] = np.uint16((np.uint32(word | np.uint32(0x400000)) if is_nan else rounded) >> np.uint32(16))
+
+
+@kernel
+def _encode(
+    target: Float32,
+    published: Float32,
+    form: int,
+    offsets: Int64,
+    code_offsets: Int64,
+    scale_offsets: Int64,
+    codes: Bytes,
+    scales: Float32,
+    moved: Float32,
+) -> None:
+    """Code target - published and write published plus what is coded into `moved`; where `published` has no values,
+    code `target`."""
+    room, bits = np.empty(CODE_BLOCK, np.float32), np.empty(1, np.int32)
+    largest, is_alone = bits.view(np.float32), len(published) == 0
+    levels = np.float32(127.0) if form == INT8 else np.float32(7.0)
+    for unit in range(len(offsets) - 1):
+        for number in range(scale_offsets[unit + 1] - scale_offsets[unit]):
+            begin = offsets[unit] + number * CODE_BLOCK
+            end = min(begin + CODE_BLOCK, offsets[unit + 1])
+            block = target[begin:end]
+            if not is_alone:
+                block = _differences(block, published[begin:end], room[: end - begin])
+            bits[0] = largest_of(block.view(np.int32))
+            scale = np.float32(0.0) if largest[0] < _LEAST else largest[0] / levels
+            is_sound = scale > np.float32(0.0) and scale < np.float32(np.inf)
+            inverse = np.float32(1.0) / scale if is_sound else np.float32(0.0)
+            scales[scale_offsets[unit] + number] = scale
+            if form == INT8:
+                _write_bytes(block, inverse, codes[begin:end].view(np.int8))
+            else:
+                at = code_offsets[unit] + number * (CODE_BLOCK // 2)
+                _write_pairs(block, inverse, codes[at : at + (end - begin + 1) // 2])
+            if not is_alone:
+                before, after = published[begin:end], moved[begin:end]
+                for i in range(len(block)):
+                    after[i] = before[i] + _rounded(block[i] * inverse) * scale
+
+
+@kernel
+def _differences(target: Float32, published: Float32, room: Float32) -> Float32:
+    for i in range(len(room)):
+        room[i] = target[i] - published[i]
+    return room
+
+
+@kernel
+def _rounded(value: Any) -> Any:
+    return (value + _ROUNDER) - _ROUNDER
+
+
+@kernel
+def _write_bytes(block: Float32, inverse: Any, codes: NDArray[np.int8]) -> None:
+    if inverse == np.float32(0.0):
+        codes[:] = np.int8(0)
+        return
+    for i in range(len(block)):
+        codes[i] = np.int8(np.int32(_rounded(block[i] * inverse)))
+
+
+@kernel
+def _write_pairs(block: Float32, inverse: Any, codes: Bytes) -> None:
+    if inverse == np.float32(0.0):
+        codes[:] = np.uint8(136)
+        return
+    half = len(codes)
+    lower, upper = block[:half], block[half:]
+    for i in range(len(upper)):
+        pair = _rounded(lower[i] * inverse) + np.float32(16.0) * _rounded(upper[i] * inverse)
+        codes[i] = np.uint8(np.int32(pair + np.float32(136.0)))
+    if len(upper) < half:
+        codes[half - 1] = np.uint8(np.int32(_rounded(lower[half - 1] * inverse) + np.float32(136.0)))

@@ -1,0 +1,232 @@
+"""Kernels that read gradients as they came, whole or coded: decoded block by block in the first-level cache, where they
+are used.
+
+Decides how codes become values. Kernels that call each other share a file, because numba's cache looks at no other.
+
+Theory of operation. A coded vector (`coding`) is a run of bytes, and a scale for each block of 256 values of one unit.
+A value is its code times the scale, one rounded float32 product; what it is added to makes a second rounding. Nothing
+is fused, so that a value has the same bits on every host. The formats, as numbers:
+
+    0  float32: no codes, the values themselves
+    1  bf16: the upper half of a float32; no scales
+    2  int8: a signed byte for each value
+    3  int4: a block's first half in the lower, its second in the upper four bits of its bytes; 8 stands for 0
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.ops.exchange.schemas import CODE_BLOCK
+from isthmus.ops.kernels.buffers import Float32
+from isthmus.ops.kernels.stripes import Int64, kernel
+
+Bytes: TypeAlias = NDArray[np.uint8]
+Float64: TypeAlias = NDArray[np.float64]
+
+FLOAT32: Final = 0
+BF16: Final = 1
+INT8: Final = 2
+INT4: Final = 3
+# Values done at a time, 8 KiB: the sums of all learners are added while the block is in the first-level cache.
+_BLOCK_SIZE: Final = 2048
+_LANES: Final = 32
+
+
+@kernel
+def decoded(raw: Bytes, scales: Float32, form: int, at: int, code_at: int, scale_at: int, room: Float32) -> Float32:
+    """The len(room) values from number `at` on, whose codes begin at byte `code_at` and at scale `scale_at`: those of
+    float32 where they are, others in `room`."""
+    size = len(room)
+    if form == FLOAT32:
+        return raw.view(np.float32)[at : at + size]
+    if form == BF16:
+        halves = raw.view(np.uint16)[at : at + size]
+        whole = room.view(np.uint32)
+        for i in range(size):
+            whole[i] = np.uint32(halves[i]) << np.uint32(16)
+        return room
+    for begin in range(0, size, CODE_BLOCK):
+        scale = scales[scale_at + begin // CODE_BLOCK]
+        block = room[begin : min(begin + CODE_BLOCK, size)]
+        if form == INT8:
+            codes = raw.view(np.int8)[at + begin : at + begin + len(block)]
+            for i in range(len(block)):
+                block[i] = np.float32(codes[i]) * scale
+        else:
+            half = (len(block) + 1) // 2
+            pairs = raw[code_at + begin // 2 : code_at + begin // 2 + half]
+            lower, upper = block[:half], block[half:]
+            for i in range(len(upper)):
+                lower[i] = (np.float32(pairs[i] & np.uint8(15)) - np.float32(8.0)) * scale
+                upper[i] = (np.float32(pairs[i] >> np.uint8(4)) - np.float32(8.0)) * scale
+            if len(upper) < half:
+                lower[half - 1] = (np.float32(pairs[half - 1] & np.uint8(15)) - np.float32(8.0)) * scale
+    return room
+
+
+@kernel
+def sweep(
+    raws: tuple[Bytes, ...],
+    scales: tuple[Float32, ...],
+    forms: Int64,
+    coefficients: Float32,
+    is_first: bool,
+    begins: Int64,
+    ends: Int64,
+    units: Int64,
+    offsets: Int64,
+    code_offsets: Int64,
+    scale_offsets: Int64,
+    direction: Float32,
+    squares: Float64,
+    first: int,
+    last: int,
+) -> None:
+    """Add coefficients[units[s], m] * gradient m to the values of stripes first..last-1; their sums of squares."""
+    lanes = np.empty(_LANES, np.float64)
+    rooms = np.empty((4, _BLOCK_SIZE), np.float32)
+    count = coefficients.shape[1]
+    for s in range(first, last):
+        c, unit = coefficients[units[s]], units[s]
+        lanes[:] = 0.0
+        for begin in range(begins[s], ends[s], _BLOCK_SIZE):
+            end = min(begin + _BLOCK_SIZE, ends[s])
+            within = begin - offsets[unit]
+            code_at, scale_at = code_offsets[unit] + within // 2, scale_offsets[unit] + within // CODE_BLOCK
+            # Slices taken before the loops: an index with an offset of unknown sign is not vectorised.
+            total = direction[begin:end]
+            room0, room1 = rooms[0, : end - begin], rooms[1, : end - begin]
+            room2, room3 = rooms[2, : end - begin], rooms[3, : end - begin]
+            if is_first:
+                total[:] = 0.0
+            m = 0
+            while m + 4 <= count:
+                _add_four(
+                    total,
+                    decoded(raws[m], scales[m], forms[m], begin, code_at, scale_at, room0),
+                    decoded(raws[m + 1], scales[m + 1], forms[m + 1], begin, code_at, scale_at, room1),
+                    decoded(raws[m + 2], scales[m + 2], forms[m + 2], begin, code_at, scale_at, room2),
+                    decoded(raws[m + 3], scales[m + 3], forms[m + 3], begin, code_at, scale_at, room3),
+                    c[m : m + 4],
+                )
+                m += 4
+            while m < count:
+                _add_one(total, decoded(raws[m], scales[m], forms[m], begin, code_at, scale_at, room0), c[m])
+                m += 1
+            _add_squares(total, lanes)
+        squares[s] = _sum_lanes(lanes)
+
+
+@kernel
+def squares_of(
+    raw: Bytes,
+    scales: Float32,
+    form: int,
+    begins: Int64,
+    ends: Int64,
+    units: Int64,
+    offsets: Int64,
+    code_offsets: Int64,
+    scale_offsets: Int64,
+    squares: Float64,
+) -> None:
+    """The sum of squares of each stripe."""
+    lanes = np.empty(_LANES, np.float64)
+    room = np.empty(_BLOCK_SIZE, np.float32)
+    for s in range(len(begins)):
+        lanes[:] = 0.0
+        unit = units[s]
+        for begin in range(begins[s], ends[s], _BLOCK_SIZE):
+            size, within = min(_BLOCK_SIZE, ends[s] - begin), begin - offsets[unit]
+            code_at, scale_at = code_offsets[unit] + within // 2, scale_offsets[unit] + within // CODE_BLOCK
+            _add_squares(decoded(raw, scales, form, begin, code_at, scale_at, room[:size]), lanes)
+        squares[s] = _sum_lanes(lanes)
+
+
+@kernel
+def add_to(
+    values: Float32,
+    raw: Bytes,
+    scales: Float32,
+    form: int,
+    offsets: Int64,
+    code_offsets: Int64,
+    scale_offsets: Int64,
+    sums: Float32,
+) -> None:
+    """Write values + what is coded into `sums`."""
+    room = np.empty(_BLOCK_SIZE, np.float32)
+    for unit in range(len(offsets) - 1):
+        for begin in range(offsets[unit], offsets[unit + 1], _BLOCK_SIZE):
+            end = min(begin + _BLOCK_SIZE, offsets[unit + 1])
+            within = begin - offsets[unit]
+            code_at, scale_at = code_offsets[unit] + within // 2, scale_offsets[unit] + within // CODE_BLOCK
+            moved = decoded(raw, scales, form, begin, code_at, scale_at, room[: end - begin])
+            before, after = values[begin:end], sums[begin:end]
+            for i in range(end - begin):
+                after[i] = before[i] + moved[i]
+
+
+@kernel
+def pick(
+    raw: Bytes,
+    scales: Float32,
+    form: int,
+    offsets: Int64,
+    code_offsets: Int64,
+    scale_offsets: Int64,
+    stride: int,
+    picked: Float32,
+) -> None:
+    """Every value number 0, stride, 2 stride and so on."""
+    room = np.empty(CODE_BLOCK, np.float32)
+    for unit in range(len(offsets) - 1):
+        for number in range(scale_offsets[unit + 1] - scale_offsets[unit]):
+            begin = offsets[unit] + number * CODE_BLOCK
+            end = min(begin + CODE_BLOCK, offsets[unit + 1])
+            first = -(-begin // stride)
+            if first * stride >= end:
+                continue
+            code_at, scale_at = code_offsets[unit] + number * (CODE_BLOCK // 2), scale_offsets[unit] + number
+            values = decoded(raw, scales, form, begin, code_at, scale_at, room[: end - begin])
+            for at in range(first, -(-end // stride)):
+                picked[at] = values[at * stride - begin]
+
+
+@kernel
+def _add_four(total: Float32, g0: Float32, g1: Float32, g2: Float32, g3: Float32, c: Float32) -> None:
+    c0, c1, c2, c3 = c[0], c[1], c[2], c[3]
+    for i in range(len(total)):
+        total[i] = total[i] + c0 * g0[i] + c1 * g1[i] + c2 * g2[i] + c3 * g3[i]
+
+
+@kernel
+def _add_one(total: Float32, g: Float32, c: float) -> None:
+    for i in range(len(total)):
+        total[i] = total[i] + c * g[i]
+
+
+@kernel
+def _add_squares(values: Float32, lanes: Float64) -> None:
+    """Add values[i]^2 to lane i mod 32: independent sums, which vectorise without reordering any of them."""
+    whole = len(values) - len(values) % _LANES
+    for begin in range(0, whole, _LANES):
+        row = values[begin : begin + _LANES]
+        for lane in range(_LANES):
+            value = np.float64(row[lane])
+            lanes[lane] += value * value
+    for lane in range(len(values) - whole):
+        value = np.float64(values[whole + lane])
+        lanes[lane] += value * value
+
+
+@kernel
+def _sum_lanes(lanes: Float64) -> float:
+    total = 0.0
+    for lane in range(_LANES):
+        total += lanes[lane]
+    return total
