@@ -59,6 +59,9 @@ def compare(asked: Asked, *, as_json: bool) -> bool:
             progress.clear()
             found = comparison(folder, made, asked.seeds, failed)
             write_page(folder, found, list(notes(found)))
+    except KeyboardInterrupt:
+        progress.broken_off()
+        raise
     except InUseError as error:
         do = "Wait for its end; then the same command shows what came of it."
         raise ConfigError(f"Comparing in {folder}", "a folder that nobody else uses", str(error), do) from None

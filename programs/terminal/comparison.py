@@ -31,9 +31,11 @@ class Progress:
         self._is_terminal = sys.stderr.isatty()
         self._begun = time.monotonic()
         self._made = 0
+        self._done = "no"
 
     def hear(self, news: News) -> None:
         """Show it."""
+        self._done = f"{news.done} of {news.many}"
         if news.failure:
             self._line(f"{news.name} failed: {news.failure}")
         elif news.summary is not None:
@@ -51,6 +53,10 @@ class Progress:
         if self._is_terminal:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()
+
+    def broken_off(self) -> None:
+        """Say that somebody has ended it, and how it goes on."""
+        self._line(f"{self._done} runs are done; the same command goes on with the others.")
 
     def _left(self, news: News) -> str:
         left = (time.monotonic() - self._begun) / self._made * (news.many - news.done)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,33 @@ def test_a_comparison_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
 
     told = compare(tmp_path, *given[:-1], "--margin", "0.2", "--dir", str(folder), status=2).stderr
     assert "the margin 0.1" in told
+
+
+@pytest.mark.soak
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_ctrl_c_ends_a_real_run_and_the_next_call_makes_it_again(tmp_path: Path) -> None:
+    given = ["diloco", "--task", written(tmp_path), "--learners", "2", "--tokens", "640000", "--seeds", "1", "--json"]
+    command = [str(ISTHMUS), "compare", *given, "--sweep", "program.interval=12,24", "--dir", "there"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        metrics = tmp_path / "there" / "00-diloco-interval=12" / "seed-0" / "metrics.jsonl"
+        while not (metrics.exists() and b"stepping" in metrics.read_bytes()):
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=100)[1]
+    assert process.returncode == 1
+    assert "0 of 3 runs are done; the same command goes on" in said
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [side["runs"][0]["folder"] for side in found["sides"]] == [
+        "00-diloco-interval=12/seed-0-2",
+        "01-diloco-interval=24/seed-0",
+        "02-alone-on-320-000-tokens/seed-0",
+    ]
+    assert found["clock"] == "real"
+    assert (tmp_path / "there" / "compare.html").exists()
 
 
 def test_what_is_wrong_starts_nothing(tmp_path: Path) -> None:
