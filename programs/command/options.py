@@ -126,6 +126,22 @@ Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", help="Only errors and the last line.", rich_help_panel=WHERE)
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Page: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--page", metavar="FILE.html", help="Write a page with a drawing, too.", show_default=False),
+]
+
+
+def whole_numbers(text: str, option: str) -> list[int]:
+    """The numbers of a list such as 1,2,4 or 150e3,1.2e6, each once, by size; ConfigError for what are none."""
+    try:
+        found = [float(part) for part in text.split(",")]
+        if not all(number.is_integer() for number in found):
+            raise ValueError(text)
+    except ValueError as error:
+        expected = "whole numbers with commas between them"
+        raise ConfigError(f"Reading {option}", expected, repr(text), "As in 1,2,4 or 150e3,1.2e6.") from error
+    return sorted({int(number) for number in found})
 
 
 def cluster_of(file: Path | None) -> ClusterFile | None:

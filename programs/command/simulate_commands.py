@@ -1,13 +1,14 @@
-"""The commands about runs that never happen: simulate world."""
+"""The commands about runs that never happen: simulate world, simulate goodput."""
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
 
 from isthmus.programs.command.group import FAILED, Commands
-from isthmus.programs.command.options import AsJson
+from isthmus.programs.command.options import AsJson, Page, whole_numbers
 
 commands = typer.Typer(cls=Commands, help="Try runs that never happened.")
 
@@ -40,3 +41,29 @@ def world(
 
     if not simulating.world(seed, seeds, program, least=each, as_json=as_json):
         raise typer.Exit(FAILED)
+
+
+@commands.command()
+def goodput(
+    learners: Annotated[
+        str, typer.Option("--learners", metavar="N,...", help="Numbers of learners of decoupled-diloco.")
+    ] = "2,4,8,16",
+    chips: Annotated[
+        str, typer.Option("--chips", metavar="N,...", help="Numbers of chips in all.")
+    ] = "150e3,300e3,600e3,1.2e6,2.4e6",
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Days to simulate of each.")] = 8,
+    page: Page = None,
+    as_json: AsJson = False,
+) -> None:
+    """Goodput when chips fail once a year, of learners of thousands of slices, beside what was published.
+
+    An event model, calibrated to the published cells. Nothing is trained.
+    """
+    from isthmus.programs.goodput import shown
+    from isthmus.programs.goodput.cells import cells
+    from isthmus.programs.report.sheet import write_sheet
+
+    found = cells(whole_numbers(learners, "--learners"), whole_numbers(chips, "--chips"), seeds)
+    if page is not None:
+        write_sheet(page, shown.sheet(found, seeds))
+    typer.echo(json.dumps(shown.as_object(found), indent=2) if as_json else shown.table(found), nl=as_json)

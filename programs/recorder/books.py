@@ -197,6 +197,7 @@ class Books:
         told = {"former": former, "learners": present, "totals": self.totals.told(), **self._by_shards()}
         if self._live is not None:
             told["gone"] = self._unheard(self._live)
+        found = entries(told, len(self._sizes))
         return {
             **told,
             "zero": self.zero,
@@ -204,8 +205,8 @@ class Books:
             "tokens": self.totals.trained,
             "outer_steps": merges,
             "contributors_mean": votes / merges if merges else 0.0,
-            "merged_share": merged_share(self.accounts(told), self._sizes),
-            "goodput": goodput(lives, learners * passed),
+            "merged_share": merged_share(fragment_accounts(found, len(self._sizes)), self._sizes),
+            "goodput": goodput(lives, found, self._sizes, learners * passed),
             "eval_loss": finite(self.evaluations[-1]["loss"]) if self.evaluations else None,
             "eval_loss_initial": finite(self.evaluations[0]["loss"]) if self.evaluations else None,
             "evaluations": len(self.evaluations),

@@ -16,6 +16,7 @@ from isthmus.ops.data.batches import of_slot
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.token_accounts import FATES
 from isthmus.programs.books.balance import Entry, Known, books, entries, fragment_accounts, merged_share
+from isthmus.programs.books.shards import Life
 from isthmus.runtime.graph.template import Graph
 from isthmus.runtime.host.trace import Span
 from isthmus.runtime.ids import Replica
@@ -108,7 +109,7 @@ def summarise(
         "eval_metrics": status.get("eval_metrics", {}),
         "start_seconds": round((zero or 0) / 1e9, 6),
         "wall_seconds": round(wall, 3),
-        "goodput": round(goodput(lives, status.get("slots", learners) * stepped), 6),
+        "goodput": round(goodput(lives, found, fragment_sizes, status.get("slots", learners) * stepped), 6),
         "uptime": round(_uptime(spans, zero, ended), 6),
         "bytes_sent_total": bytes_sent,
         **lines_missing(status.get("files", {})),
@@ -150,15 +151,22 @@ def _means(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int], tokens: 
     }
 
 
-def goodput(lives: Sequence[Mapping[str, Any]], allocated: float) -> float:
+def goodput(
+    lives: Sequence[Mapping[str, Any]], found: Sequence[Entry], sizes: Sequence[int], allocated: float
+) -> float:
     """Inner-step wall time whose tokens were neither lost nor refused, over the `allocated` seconds: those of all slots
-    from the run's first step to the last report of a step.
+    from the run's first step to the last report of a step. Of each life in `lives` the entries say what was wasted.
     """
+    wasted: dict[Life, float] = {}
+    for entry in found:
+        if entry.trained:
+            share = (entry.lost + entry.refused) * sizes[entry.fragment] / entry.trained / sum(sizes)
+            life = (entry.learner, entry.incarnation)
+            wasted[life] = wasted.get(life, 0.0) + share
     good = 0.0
-    for life in lives:
-        wasted = sum(account[2] + account[3] for account in life["accounts"]) / max(len(life["accounts"]), 1)
-        share = 1.0 - wasted / life["tokens"] if life["tokens"] else 0.0
-        good += share * max(0, life["stepping"] - life["waited"]) / 1e9
+    for told in lives:
+        stepped = max(0, told["stepping"] - told["waited"]) / 1e9
+        good += (1.0 - wasted.get((told["slot"], told["incarnation"]), 0.0)) * stepped
     return min(1.0, good / allocated) if allocated > 0 else 0.0
 
 

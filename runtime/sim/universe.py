@@ -49,7 +49,7 @@ MOVABLE: Final = ("syncer", "evaluator")
 CRASH_SECONDS: Final = 0.3
 """After it began, a life ends that is one of a crash loop."""
 BOOT_SECONDS: Final = 0.5
-"""Half to three halves of it, from when a process is there until it is a host."""
+"""From when a process is there until it is a host, on average."""
 REBOOT_SECONDS: Final = 0.5
 """After its power is back, a machine has a daemon again."""
 
@@ -82,6 +82,7 @@ class Universe:
     """Hosts of one run on machines of their own. `addresses` and `disks` are those of the machines, by name.
 
     `duration(replica, node)` is what a firing takes before `jitter` (a share); `place(replica)` the machine of each;
+    processes boot for half to three halves of `boot_seconds`;
     `least` with how many replicas of a role the run can go on. `error` is what a body raised, `outcome` how the run
     ended, once its last process has; `incidents` what became of hosts; `is_stopped` whether somebody who asked for the
     end was told that it comes.
@@ -103,6 +104,7 @@ class Universe:
         limits: Limits = Limits(),  # noqa: B008
         least: Mapping[str, int] = MappingProxyType({}),
         trace: Trace | None = None,
+        boot_seconds: float = BOOT_SECONDS,
     ) -> None:
         self.clock = VirtualClock()
         self.window_bytes = limits.window_bytes
@@ -118,7 +120,7 @@ class Universe:
         self.failure: Failure | None = None
         self.is_stopped = False
         self._pids = 0
-        self._seed = seed
+        self._seed, self._boot_seconds = seed, boot_seconds
         self._has_started = False
         self._checkers = tuple(checkers)
         faults = tuple(faults)
@@ -346,7 +348,7 @@ class Universe:
         self._pids += 1
         process = machine.processes[self._pids] = Process(member, self._pids)
         rng = random.Random(f"{self._seed} boot {member}")
-        at = Instant(self.clock.now() + seconds(BOOT_SECONDS * (0.5 + rng.random())))
+        at = Instant(self.clock.now() + seconds(self._boot_seconds * (0.5 + rng.random())))
         process.cancel_boot = self.clock.call_at(at, partial(self._booted, machine, process, machine.daemon))
         if machine.crashes.get(member.replica):
             machine.crashes[member.replica] -= 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.programs.books.balance import entries
 from isthmus.programs.recorder import recorded
 from isthmus.programs.recorder.node import Recorder
 from isthmus.programs.recorder.summary import goodput, summarise
@@ -32,8 +33,16 @@ MERGED = {0: [[0, 1, 50], [0, 2, 70], [1, 1, 90]], 1: [[0, 1, 60], [0, 2, 100], 
 
 def test_goodput_leaves_out_what_was_refused_and_what_was_waited_for() -> None:
     worker = life(0, 1, [[50, 0, 50, 0, 0]], stepping=10 * SECOND, waited=2 * SECOND)
-    assert goodput([worker], 16.0) == pytest.approx(0.5 * 8 / 16)
-    assert goodput([worker], 0.0) == 0.0
+    found = entries({"learners": {0: worker}, "merged_tokens": {0: [[0, 1, 50]]}}, 1)
+    assert goodput([worker], found, [8], 16.0) == pytest.approx(0.5 * 8 / 16)
+    assert goodput([worker], found, [8], 0.0) == 0.0
+
+
+def test_goodput_leaves_out_what_died_with_a_learner_that_could_not_say_so() -> None:
+    former = {**FORMER, "stepping": 10 * SECOND}
+    status = {"former": [former], "learners": {0: PRESENT[0]}, "merged_tokens": MERGED}
+    died, refused = (40 * 300 + 20 * 100) / 400, 20 * 100 / 400
+    assert goodput([former], entries(status, 2), SIZES, 10.0) == pytest.approx(1 - (died + refused) / 100)
 
 
 def test_a_row_says_what_died_with_a_learner_and_when_the_run_began() -> None:
