@@ -7,9 +7,19 @@ import numpy as np
 from isthmus.ops.exchange.messages import Update
 
 
-def copied(update: Update) -> Update:
-    """What was published, for those who hold an older version or none."""
-    return update if update["kind"] == "final" else {**update, "kind": "copy", "refused": []}
+def copied(held: Update) -> Update:
+    """What was published, for those who hold an older version or none; of a shard's state the update alone."""
+    is_final = held["kind"] == "final"
+    return Update(
+        fragment=held["fragment"],
+        version=held["version"],
+        kind="final" if is_final else "copy",
+        values=held["values"],
+        clock=held["clock"],
+        positions=held["positions"],
+        totals=held["totals"],
+        refused=held["refused"] if is_final else [],
+    )
 
 
 def withdrawn(fragment: int) -> Update:

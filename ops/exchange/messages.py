@@ -97,7 +97,8 @@ class Merging(TypedDict):
     """What is told of one merge to everybody who wants to know: who contributed and why it closed when it did.
 
     `version` is None where nothing was merged; `origin` is the version that this epoch of the shard began with, None
-    before it has one. `refused` has [slot, why] of answers that did not count, `shortened` [slot, share] of those that
+    before it has one; `momentum` the one whose momentum it goes on with, None where that began with zero.
+    `refused` has [slot, why] of answers that did not count, `shortened` [slot, share] of those that
     were too long, `opposed` [slot, merges] of learners that have pulled against all others in so many merges in a row.
     `merged_tokens` counts, as [slot, incarnation, tokens], everything of this fragment that was merged on top of
     `origin`; `merges` and `votes` count the merges of kind 'merge', in this `epoch` of the shard, and their
@@ -112,6 +113,7 @@ class Merging(TypedDict):
     kind: Kind
     version: Version | None
     origin: Version | None
+    momentum: Version | None
     voters: list[int]
     weights: list[float]
     left_out: list[int]
@@ -170,6 +172,23 @@ class Update(TypedDict):
     positions: list[list[int]]
     totals: list[list[int]]
     refused: list[list[int]]
+
+
+class State(Update):
+    """outer-step -> the hold node of the run's home: an update, and what else a shard needs to go on from it.
+
+    `tensors` are float32 vectors by name: the `momentum`, where the program has any.
+    """
+
+    tensors: dict[str, Vector]
+
+
+class Kept(TypedDict):
+    """the hold node of the run's home -> outer-step, in a new life of the shard: the `tensors` of a State."""
+
+    fragment: int
+    version: Version
+    tensors: dict[str, Vector]
 
 
 class Final(TypedDict):

@@ -50,6 +50,10 @@ UPDATE: Final = {
     "totals": TRIPLES,
     "refused": MEMBERS,
 }
+TENSORS: Final = {"momentum?": ("array", "float32", (None,))}
+"""What a shard goes on with beside the values."""
+STATE: Final = {**UPDATE, "tensors": TENSORS}
+KEPT: Final = {"fragment": COUNT, "version": VERSION, "tensors": TENSORS}
 ROUND: Final = {
     "round": COUNT,
     "fragment": COUNT,

@@ -45,6 +45,9 @@ TINY: Final = 1e-30
 NOT_FINITE: Final = "the outer step would not be finite"
 VALUE_MAX: Final = float(np.finfo(np.float32).max) / 2
 """Of a value and of what is computed on the way to it: half of what float32 holds, for a million roundings."""
+KEPT_MAX: Final = 1e12
+"""Of a value of the momentum with which a shard that comes back goes on: more is begun anew, so that what came from
+elsewhere takes no room that answers need."""
 NORM_SLACK: Final = 3.0
 """By how much a merged value may exceed the largest norm that is claimed: more than INT4_TOLERANCE and roundings."""
 
@@ -97,9 +100,9 @@ class Extent:
     |Theta'| <= |Theta| + eta (G + mu |b'|): see `kernels.nesterov`.
     """
 
-    def __init__(self, largest: float, lr: float, momentum: float) -> None:
-        """Start at values of at most `largest`, and no momentum."""
-        self._theta, self._velocity = largest, 0.0
+    def __init__(self, largest: float, lr: float, momentum: float, *, velocity: float = 0.0) -> None:
+        """Start at values of at most `largest`, with a momentum of at most `velocity`."""
+        self._theta, self._velocity = largest, velocity
         self._lr, self._momentum = lr, momentum
 
     def holds(self, norms: Float32) -> bool:

@@ -11,7 +11,7 @@ the recorder, which says that a model is lost once nobody holds it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from isthmus.ops.exchange.copies import copied, withdrawn
 from isthmus.ops.exchange.messages import Held, Update
@@ -24,8 +24,8 @@ HOLDERS: Final = ("evaluator", "recorder")
 class Hold:
     """Updates in, copies of them out, on a timer. Fragment p belongs to the replica p mod `shards` of `role`."""
 
-    outputs = ("copy", "held")
-    schemas: Final = {"update": UPDATE}
+    outputs: ClassVar[tuple[str, ...]] = ("copy", "held")
+    schemas: ClassVar[dict[str, Any]] = {"update": UPDATE}
 
     def __init__(self, *, role: str, shards: int) -> None:
         self._role, self._shards = role, shards
@@ -60,11 +60,15 @@ class Hold:
             life, given = lives.get(fragment % self._shards, 0), self._given.get(fragment, 0)
             if held["version"][0] < life and given < life:
                 self._given[fragment] = life
-                emitted.append(("copy", copied(held)))
+                emitted += self._gifts(held)
             elif given and held["version"][0] >= given:
                 del self._given[fragment]
                 emitted.append(("copy", withdrawn(fragment)))
         return emitted or None
+
+    def _gifts(self, held: Update) -> list[tuple[str, Any]]:
+        """What is given of a fragment whose shard has a new life."""
+        return [("copy", copied(held))]
 
     def _saved(self) -> list[list[int]]:
         """The versions on disk; here there is none."""

@@ -19,7 +19,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, Gradient, Merging, Reached, Round
 from isthmus.ops.exchange.token_accounts import FragmentAccount, weight
 from isthmus.ops.kernels.opposition import LEARNERS_MIN, Opposition, stride_of
-from isthmus.ops.syncer.bounds import NOT_FINITE, Extent, Voices, are_own, length
+from isthmus.ops.syncer.bounds import KEPT_MAX, NOT_FINITE, Extent, Voices, are_own, length
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -140,7 +140,8 @@ class Merge:
         self._accounts[p] = FragmentAccount((epoch, count), round["interval"], newest["clock"])
         self._positions[p] = by_slot(newest["positions"]) if newest["base"] else {}
         largest = float(np.abs(newest["gradient"]).max(initial=0.0))
-        self._extents[p] = Extent(largest, self._lr, self._momentum)
+        velocity = KEPT_MAX if round["kind"] == "recover" and self._momentum else 0.0
+        self._extents[p] = Extent(largest, self._lr, self._momentum, velocity=velocity)
         record["voters"], record["weights"] = [newest["slot"]], [1.0]
         merged = self._merging.Merged(newest["gradient"], np.ones(len(self._fragments[p].units), np.float32))
         return self._gradient(round, record, merged)
@@ -261,6 +262,7 @@ class Merge:
             kind=round["kind"],
             version=None,
             origin=None,
+            momentum=None,
             voters=[],
             weights=[],
             left_out=list(decision.get("left_out", [])),

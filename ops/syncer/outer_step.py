@@ -4,29 +4,37 @@ Holds Theta and the momentum of this shard's fragments in float32. Without compr
 for bit, in a new buffer each time. A fragment is published again, unchanged, where an answer to it was refused: its
 learner may have missed the version before, or hold what nobody can use, and begins again from this one, which names it;
 the others leave it aside. It is published once more as final at the end. A shard that comes back begins with the
-version that learners hold, and with a momentum of zero; it publishes that version, for those who hold an older one or
-none, and whoever holds it leaves it aside.
+version that learners hold; it publishes that version, for those who hold an older one or none, and whoever holds it
+leaves it aside.
+
+The hold node of the run's home has, beside what is published, the momentum (port `state`), and gives it to a shard that
+comes back (port `kept`). It counts if it is of the version that the shard began with, or of an older one of the same
+epoch. The momentum is linear in its past, so what is n outer steps late, or old, is added as mu^n of itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Final as FinalItem
-from isthmus.ops.exchange.messages import Gradient, Merging, Update, Vector
+from isthmus.ops.exchange.messages import Gradient, Kept, Merging, State, Update, Vector, Version
+from isthmus.ops.exchange.schemas import KEPT
+from isthmus.ops.syncer.bounds import KEPT_MAX
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 
 class OuterStep:
-    """Gradient in; Update to everybody, Merging to pacer and recorder, and, at the end, Final once."""
+    """Gradient in; Update to everybody, State to the hold node of the home, Merging to pacer and recorder, and, at the
+    end, Final once."""
 
-    outputs = ("update", "merged", "final")
+    outputs = ("update", "state", "merged", "final")
+    schemas: ClassVar = {"kept": KEPT}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters")}
 
     def __init__(self, fragments: Sequence[Fragment], *, lr: float, momentum: float) -> None:
@@ -34,6 +42,11 @@ class OuterStep:
         self._lr, self._momentum = lr, momentum
         self._theta: dict[int, Vector] = {}
         self._velocity: dict[int, Vector] = {}
+        self._begun: dict[int, Version] = {}
+        """Fragment -> the version with which this life recovered, as long as its momentum may yet come."""
+        self._gone_on: dict[int, Version] = {}
+        """Fragment -> the version whose momentum this life goes on with."""
+        self._kept: dict[int, Kept] = {}
         self._now: Any = None
 
     def open(self, context: Any) -> None:
@@ -45,17 +58,21 @@ class OuterStep:
         self._nesterov: ModuleType = nesterov
         self._now = context.now
 
-    def __call__(self, gradient: Gradient) -> dict[str, Any]:
+    def __call__(self, gradient: Gradient, kept: Mapping[Any, Kept] | None = None) -> dict[str, Any]:
         """Step, and publish; where there is nothing to merge only the fact is told."""
         p = gradient["fragment"]
+        self._kept |= {item["fragment"]: item for item in (kept or {}).values() if self._is_sound(item)}
         merged = gradient["direction"] is not None
         if merged:
             self._step(gradient)
-        merging: Merging = {**gradient["merging"], "published_at": self._now()}
+        gone_on = self._gone_on.get(p)
+        merging: Merging = {**gradient["merging"], "published_at": self._now(), "momentum": gone_on}
         emitted: dict[str, Any] = {"merged": merging}
         if merged or (p in self._theta and (gradient["kind"] == "final" or merging["refused"])):
             slots = {slot for slot, _ in merging["refused"]}
-            emitted["update"] = self._update(gradient, [life for life in gradient["lives"] if life[0] in slots])
+            update = self._update(gradient, [life for life in gradient["lives"] if life[0] in slots])
+            tensors = {"momentum": self._velocity[p]} if self._momentum else {}
+            emitted |= {"update": update, "state": State(**update, tensors=tensors)}
         if gradient["kind"] == "final" and p in self._theta:
             emitted["final"] = self._final(p, emitted["update"])
         return emitted
@@ -69,7 +86,12 @@ class OuterStep:
         if gradient["kind"] in ("initial", "recover"):
             self._theta[p] = direction
             self._velocity[p] = np.zeros(self._fragments[p].size, np.float32)
+            if gradient["kind"] == "recover" and self._momentum and gradient["version"] is not None:
+                self._begun[p] = gradient["version"]
+                self._go_on(p, gradient["version"])
             return
+        assert gradient["version"] is not None
+        self._go_on(p, [gradient["version"][0], gradient["version"][1] - 1])
         theta, velocity = self._nesterov.outer_step(
             self._theta[p], self._velocity[p], direction, scale, self._fragments[p], self._lr, self._momentum
         )
@@ -80,6 +102,23 @@ class OuterStep:
                 f"The merge should have refused answers of {gradient['merging']['voters']}; report this."
             )
         self._theta[p], self._velocity[p] = theta, velocity
+
+    def _go_on(self, p: int, newest: Version) -> None:
+        """Take the momentum of the former life into that of the `newest` version, if it has come."""
+        begun, kept = self._begun.get(p), self._kept.pop(p, None)
+        if begun is None or kept is None or kept["version"][0] != begun[0] or kept["version"] > begun:
+            return
+        share = np.float32(self._momentum ** (newest[1] - kept["version"][1]))
+        self._velocity[p] = self._velocity[p] + share * kept["tensors"]["momentum"]
+        self._gone_on[p] = kept["version"]
+        del self._begun[p]
+
+    def _is_sound(self, kept: Kept) -> bool:
+        """Whether its momentum is one of its fragment: a file may be damaged in ways that no digest tells."""
+        p, momentum = kept["fragment"], kept["tensors"].get("momentum")
+        if momentum is None or p >= len(self._fragments) or momentum.shape != (self._fragments[p].size,):
+            return False
+        return bool(np.abs(momentum).max(initial=0.0) <= KEPT_MAX)
 
     def _final(self, p: int, update: Update) -> FinalItem:
         fragment, values = self._fragments[p], update["values"]

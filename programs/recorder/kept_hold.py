@@ -3,22 +3,27 @@
 Decides when a snapshot is taken: once every fragment has a version, and from then on at intervals in which one is
 new. A hold that opens begins with what the last snapshot had: for shards and learners it is a holder like any
 other, whose versions may be older than those of hosts that live. Nobody waits for it, and a disk that takes nothing
-costs nothing but the snapshot: the one before stays.
+costs nothing but the snapshot: the one before stays. It is given whole states of shards (`State`), and gives a shard in
+a new life what of that no learner has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
-from isthmus.ops.exchange.messages import Update
+from isthmus.ops.exchange.messages import Kept, State, Update
+from isthmus.ops.exchange.schemas import STATE
 from isthmus.ops.syncer.hold import Hold
 from isthmus.programs.recorder.snapshots import FOLDER, Snapshots
 
 
 class KeptHold(Hold):
     """A `Hold` of fragments of `sizes` values, kept in the run folder `folder`, every so many `seconds`."""
+
+    outputs = (*Hold.outputs, "kept")
+    schemas: ClassVar[dict[str, Any]] = {"update": STATE}
 
     def __init__(self, folder: Path, seconds: float, *, role: str, shards: int, sizes: Sequence[int]) -> None:
         super().__init__(role=role, shards=shards)
@@ -66,9 +71,17 @@ class KeptHold(Hold):
             return
         self._taken_at = now
         try:
-            self._tell(number=self._snapshots.write(self._held).number, error=None, taken_at=now)
+            self._tell(
+                number=self._snapshots.write(cast(dict[int, State], self._held)).number, error=None, taken_at=now
+            )
         except OSError as error:
             self._tell(error=error.strerror or str(error))
+
+    def _gifts(self, held: Update) -> list[tuple[str, Any]]:
+        """A copy for learners; for the shard, what it needs beside."""
+        state = cast(State, held)
+        kept = Kept(fragment=state["fragment"], version=state["version"], tensors=state["tensors"])
+        return [*super()._gifts(held), *([("kept", kept)] if kept["tensors"] else [])]
 
     def _saved(self) -> list[list[int]]:
         return self._snapshots.versions()

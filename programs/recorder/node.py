@@ -56,8 +56,8 @@ LINES_NS_MAX: Final = 30_000_000_000
 _METRIC_FIELDS: Final = ("incarnation", "phase", "step", "tokens")
 _TRAFFIC_FIELDS: Final = ("staleness", "bytes_sent", "bytes_received", "sick", "sick_step")
 _MERGE_FIELDS: Final = (
-    *("shard", "epoch", "fragment", "round", "kind", "version", "origin", "voters", "weights", "left_out", "refused"),
-    "reason",
+    *("shard", "epoch", "fragment", "round", "kind", "version", "origin", "momentum", "voters", "weights"),
+    *("left_out", "refused", "reason"),
     *("merges", "votes", "merged_tokens", "shortened", "opposed"),
 )
 

@@ -119,7 +119,9 @@ def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
     else:
         hold = role.node(name, Hold, role=outer.role, shards=shards, fires=every)
     adopting = [edge.target for edge in graph.edges_out_of(outer) if edge.target.node.role == LEARNER]
-    graph.edge(outer["update"], hold["update"], Latest("fragment"))
+    graph.edge(outer["state" if role.name == RECORDER else "update"], hold["update"], Latest("fragment"))
+    if role.name == RECORDER:
+        graph.edge(hold["kept"], outer["kept"], Latest("fragment"), to=graph.role_of(outer.role).at("fragment"))
     for port in adopting:
         graph.edge(hold["copy"], port, Latest("fragment"))
     for node in graph.nodes:

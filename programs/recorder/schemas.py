@@ -14,6 +14,7 @@ MERGED: Final = {
     "kind": ("text", *KINDS),
     "version": ("optional", VERSION),
     "origin": ("optional", VERSION),
+    "momentum": ("optional", VERSION),
     "voters": ("list", COUNT),
     "weights": ("list", "number"),
     "left_out": ("list", COUNT),

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,19 +25,20 @@ import xxhash
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from isthmus.ops.exchange.messages import Kind, Update
+from isthmus.ops.exchange.messages import Kind, State, Vector
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import encoded, write_bytes
 
 FOLDER: Final = "snapshots"
 MANIFEST: Final = "manifest.json"
 BEFORE: Final = "manifest-before.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
+VALUES: Final = "values"
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One fragment of a snapshot: the fields of its `Update`, and the `file` that has its values, float32, under the
-    name `values`: how many `bytes` it has, and their `digest` (xxh3-128, hexadecimal)."""
+    """One fragment of a snapshot: the fields of its `State`, and the `file` that has its `values` and `tensors` by
+    name, float32: how many `bytes` it has, and their `digest` (xxh3-128, hexadecimal)."""
 
     fragment: int
     version: tuple[int, int]
@@ -63,7 +64,7 @@ class Found(NamedTuple):
     is wrong with newer ones."""
 
     manifest: Manifest | None
-    held: dict[int, Update]
+    held: dict[int, State]
     faults: list[str]
 
 
@@ -101,7 +102,7 @@ class Snapshots:
         kept = [manifest for manifest in (self._newest, self._before) if manifest is not None]
         return sorted([entry.fragment, *entry.version] for manifest in kept for entry in manifest.fragments)
 
-    def write(self, held: Mapping[int, Update]) -> Manifest:
+    def write(self, held: Mapping[int, State]) -> Manifest:
         """Take a snapshot of these items, one of each fragment; the newest as it is where nothing is new."""
         before = self._newest
         known = {entry.fragment: entry for entry in before.fragments} if before is not None else {}
@@ -120,9 +121,9 @@ class Snapshots:
         self._forget(before, manifest)
         return manifest
 
-    def _write_values(self, item: Update) -> Entry:
+    def _write_values(self, item: State) -> Entry:
         p, (epoch, count) = item["fragment"], item["version"]
-        name, data = f"fragment-{p}-{epoch}-{count}.safetensors", encoded({"values": item["values"]})
+        name, data = f"fragment-{p}-{epoch}-{count}.safetensors", encoded({**item["tensors"], VALUES: item["values"]})
         write_bytes(self._folder / name, data, self._disk)
         return Entry(
             fragment=p,
@@ -145,7 +146,7 @@ class Snapshots:
                 self._old.discard(name)
         self._old |= kept
 
-    def _read(self, name: str) -> tuple[Manifest, dict[int, Update]]:
+    def _read(self, name: str) -> tuple[Manifest, dict[int, State]]:
         manifest = msgspec.json.decode(self._disk.read(self._folder / name), type=Manifest)
         if manifest.format != FORMAT:
             raise ValueError(f"expected format {FORMAT}, found {manifest.format}")
@@ -153,7 +154,7 @@ class Snapshots:
             raise ValueError(f"expected {len(self._sizes)} fragments, found {len(manifest.fragments)}")
         return manifest, dict(self._items(manifest))
 
-    def _items(self, manifest: Manifest) -> Iterator[tuple[int, Update]]:
+    def _items(self, manifest: Manifest) -> Iterator[tuple[int, State]]:
         for entry, size in zip(manifest.fragments, self._sizes, strict=True):
             try:
                 data = self._disk.read(self._folder / entry.file)
@@ -164,20 +165,25 @@ class Snapshots:
             yield entry.fragment, _item(entry, data, size)
 
 
-def _item(entry: Entry, data: bytes, size: int) -> Update:
+def _item(entry: Entry, data: bytes, size: int) -> State:
     try:
-        values: Any = load(data)["values"]
-    except (SafetensorError, KeyError) as error:
+        tensors: dict[str, Vector] = load(data)
+    except SafetensorError as error:
         raise ValueError(f"{entry.file} is no file of a fragment: {error}") from None
-    if values.dtype != np.float32 or values.shape != (size,):
-        raise ValueError(f"{entry.file}: expected {size} values of float32, found {values.dtype}{values.shape}")
-    return Update(
+    if VALUES not in tensors:
+        raise ValueError(f"{entry.file}: expected a tensor {VALUES!r}, found {sorted(tensors)}")
+    for name, found in tensors.items():
+        if found.dtype != np.float32 or found.shape != (size,):
+            expected = f"{size} values of float32"
+            raise ValueError(f"{entry.file}, {name}: expected {expected}, found {found.dtype}{found.shape}")
+    return State(
         fragment=entry.fragment,
         version=list(entry.version),
         kind=entry.kind,
-        values=values,
+        values=tensors.pop(VALUES),
         clock=[list(each) for each in entry.clock],
         positions=[list(each) for each in entry.positions],
         totals=[list(each) for each in entry.totals],
         refused=[],
+        tensors=tensors,
     )

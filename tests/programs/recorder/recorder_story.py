@@ -126,6 +126,7 @@ def merging(fragment: int, number: int, at: int, *, epoch: int = 1, kind: str = 
         "kind": kind,
         "version": [epoch, number],
         "origin": [epoch, 0],
+        "momentum": None,
         "voters": [0, 1],
         "weights": [0.5, 0.5],
         "left_out": [],

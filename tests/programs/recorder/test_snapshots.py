@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.exchange.messages import Update
+from isthmus.ops.exchange.messages import State, Update
 from isthmus.programs.recorder.kept_hold import KeptHold
 from isthmus.programs.recorder.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import Context
 
@@ -22,9 +22,9 @@ RUN = Path("/run")
 EVERY = 15_000_000_000
 
 
-def item(fragment: int, count: int, epoch: int = 1) -> Update:
+def item(fragment: int, count: int, epoch: int = 1) -> State:
     values = np.full(SIZES[fragment], 100 * epoch + count, np.float32)
-    return Update(
+    return State(
         fragment=fragment,
         version=[epoch, count],
         kind="merge",
@@ -33,17 +33,19 @@ def item(fragment: int, count: int, epoch: int = 1) -> Update:
         positions=[[0, count]],
         totals=[[0, 1, 10 * count], [1, 2, 7]],
         refused=[],
+        tensors={"momentum": -values},
     )
 
 
-def model(*counts: int) -> dict[int, Update]:
+def model(*counts: int) -> dict[int, State]:
     return {fragment: item(fragment, count) for fragment, count in enumerate(counts)}
 
 
-def same(found: dict[int, Update], held: dict[int, Update]) -> bool:
+def same(found: dict[int, State], held: dict[int, State]) -> bool:
     return found.keys() == held.keys() and all(
         np.array_equal(found[p]["values"], held[p]["values"])
-        and {**found[p], "values": None} == {**held[p], "values": None}
+        and np.array_equal(found[p]["tensors"]["momentum"], held[p]["tensors"]["momentum"])
+        and {**found[p], "values": None, "tensors": None} == {**held[p], "values": None, "tensors": None}
         for p in held
     )
 
@@ -90,10 +92,14 @@ def damaged(disk: SimulatedDisk, name: str, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "told"),
     [
-        ("fragment-0-1-2.safetensors", b"short", r"fragment-0-1-2\.safetensors is not what was written: 5 of 84 bytes"),
+        (
+            "fragment-0-1-2.safetensors",
+            b"short",
+            r"fragment-0-1-2\.safetensors is not what was written: 5 of 160 bytes",
+        ),
         (MANIFEST, b"{}", "missing required field"),
-        (MANIFEST, b'{"format": 2, "number": 9, "fragments": []}', "expected format 1, found 2"),
-        (MANIFEST, b'{"format": 1, "number": 9, "fragments": []}', "expected 2 fragments, found 0"),
+        (MANIFEST, b'{"format": 3, "number": 9, "fragments": []}', "expected format 2, found 3"),
+        (MANIFEST, b'{"format": 2, "number": 9, "fragments": []}', "expected 2 fragments, found 0"),
         (MANIFEST, b"\xff\x00", "invalid|malformed"),
     ],
 )
@@ -118,7 +124,7 @@ def test_the_one_before_a_damaged_one_stays_until_the_next_is_there() -> None:
     damaged(disk, MANIFEST, b"{}")
     kept = snapshots(disk)
     kept.read()
-    disk.troubles[0] = trouble(room=200)  # For the values, and not for the manifest.
+    disk.troubles[0] = trouble(room=400)  # For the values, and not for the manifest.
     with pytest.raises(OSError, match="No space"):
         kept.write(model(3, 1))
     disk.troubles.clear()
@@ -168,7 +174,7 @@ class Home:
         self.context.disk = Mount(disk)
         self.hold.open(self.context)
 
-    def fire(self, *items: Update, after: int = 0) -> dict[str, Any]:
+    def fire(self, *items: State, after: int = 0) -> dict[str, Any]:
         self.context.at += after
         emitted = self.hold(update={(Replica("syncer", 0), each["fragment"]): each for each in items})
         told = [sent for port, sent in emitted or [] if port == "held"]
@@ -205,6 +211,19 @@ def test_the_next_life_holds_what_the_last_one_had_on_disk() -> None:
         "merged": [0, 1],
         "saved": [[0, 1, 3], [1, 1, 4]],
     }
+
+
+def test_a_shard_in_a_new_life_is_given_its_momentum_and_learners_are_not() -> None:
+    disk = SimulatedDisk("seed")
+    Home(disk).fire(item(0, 3), item(1, 4))
+    home = Home(disk)
+    home.context.live = {Member(Replica("syncer", 0), 2)}
+    emitted = home.hold(update=None) or []
+    copies = [sent for port, sent in emitted if port == "copy"]
+    assert [sorted(each) for each in copies] == [sorted(Update.__annotations__)] * 2
+    kept = [(sent["fragment"], sent["version"], sent["tensors"]) for port, sent in emitted if port == "kept"]
+    assert [each[:2] for each in kept] == [(0, [1, 3]), (1, [1, 4])]
+    assert np.array_equal(kept[0][2]["momentum"], item(0, 3)["tensors"]["momentum"])
 
 
 def test_nothing_is_written_over_snapshots_that_the_disk_does_not_show_yet() -> None:

@@ -136,6 +136,7 @@ def merging(fragment: int, kind: str, epoch: int, tokens: list[list[int]]) -> di
         "refused": [],
         "shortened": [],
         "opposed": [],
+        "momentum": None,
         "reason": "",
         "merged_tokens": tokens,
         "merges": 1,
