@@ -114,7 +114,7 @@ Resume: TypeAlias = Annotated[
     typer.Option(
         "--resume",
         metavar="RUN",
-        help="Go on with a run all of whose processes have died, from its last snapshot, as it was configured.",
+        help="Go on with a run all of whose processes have died, from its last snapshot.",
         rich_help_panel=WHERE,
     ),
 ]
@@ -172,13 +172,17 @@ class Options:
     cluster: ClusterFile | None
 
     def resumed(self, folder: Path) -> Options:
-        """Those of the run in a folder; ConfigError if anything else was asked for beside it."""
-        given = sorted(name for name in self.__slots__ if getattr(self, name) not in (None, [], ()))
-        if given:
-            found = ", ".join(f"--{name.replace('_', '-')}" if name != "program" else "PROGRAM" for name in given)
+        """Those of the run in a folder; ConfigError if anything was asked for that is not for a resume to change."""
+        given = [name for name in self.__slots__ if getattr(self, name) not in (None, [], ())]
+        if wrong := sorted({*given} - {"tokens", "learners", "sets"}):
+            found = ", ".join(f"--{name.replace('_', '-')}" if name != "program" else "PROGRAM" for name in wrong)
             do = "A run goes on as it was configured. Leave the others out."
-            raise ConfigError("Reading --resume", "it alone, or with --detach and --quiet", found, do)
+            raise ConfigError("Reading --resume", "beside it --tokens, --learners, --set, --detach, --quiet", found, do)
         return replace(self, config=folder / "config.toml")
+
+    def with_sets(self, sets: list[str]) -> Options:
+        """The same, with some more of --set."""
+        return replace(self, sets=[*(self.sets or ()), *sets])
 
     def request(self) -> Request:
         """The request that was asked for; ConfigError or GraphError, with every fault of the step that found any."""

@@ -46,7 +46,7 @@ def resume(folder: Path, asked: Options, *, is_detached: bool, quiet: bool) -> N
     """Go on with a run that was cut off; watch it unless it is detached."""
     given = asked.resumed(folder)
     with preparing(quiet=quiet):
-        submitted = resumed(folder, lambda: given.request().to_train())
+        submitted = resumed(folder, lambda sets: given.with_sets(sets).request().to_train())
     _run(submitted, is_detached=is_detached, quiet=quiet)
 
 

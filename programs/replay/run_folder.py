@@ -33,11 +33,17 @@ _DAEMON_NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Cast:
-    """What cores of this run are made from."""
+    """What cores of this run are made from; `formers` are those of the run before it was resumed in another way, with
+    the names of the tapes that there were then."""
 
     told: spec.Spec
     plans: Mapping[str, Plan]
     places: Places
+    formers: tuple[tuple[_Cast, frozenset[str]], ...] = ()
+
+    def of(self, file: TapeFile) -> _Cast:
+        """The one under which a tape was written."""
+        return next((former for former, names in self.formers if file.path.name in names), self)
 
 
 def replay(folder: Path) -> Replay:
@@ -61,12 +67,12 @@ def replay(folder: Path) -> Replay:
     faults += _faults(folder, cast, read)
     if faults:
         raise ConfigError.of(faults)
-    return Replay(str(folder), [_replayed(file, tape, cast) for file, tape in read], _absent(cast, files))
+    return Replay(str(folder), [_replayed(file, tape, cast.of(file)) for file, tape in read], _absent(cast, files))
 
 
 def _cast(folder: Path, doing: str) -> _Cast:
     try:
-        told = spec.load(folder)
+        told, formers = spec.load(folder), list(spec.formers(folder))
         places = Sites.load(folder).places() if (folder / spec.CLUSTER).exists() else Places(home="local")
     except FileNotFoundError:
         do = "Only a folder that a run of this version of isthmus has made can be replayed."
@@ -74,7 +80,8 @@ def _cast(folder: Path, doing: str) -> _Cast:
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", _WHOLE) from None
     try:
-        return _Cast(told, lower(told.graph()), places)
+        before = tuple((_Cast(each, lower(each.graph()), places), names) for each, names in formers)
+        return _Cast(told, lower(told.graph()), places, before)
     except RequestError as error:
         do = "Replay with the sources with which it was trained: those of isthmus, and the file of its program."
         found = error.faults[0]
@@ -88,7 +95,7 @@ def _faults(folder: Path, cast: _Cast, read: Sequence[tuple[TapeFile, Read]]) ->
     newest = max((tape.records[0].at for file, tape in read if file.kind != "host" and tape.records), default=0)
     for file, tape in read:
         doing = f"Reading {file.path.name}"
-        if wrong := _wrong(file, tape, cast):
+        if wrong := _wrong(file, tape, cast.of(file)):
             faults.append(Fault(doing, "the tape of such a host in this run", wrong, _WHOLE))
         elif tape.torn_bytes and is_over and not _may_be_torn(file, tape, broken_off, newest):
             found = f"{tape.torn_bytes} bytes of an unfinished one, of a host that was not killed"

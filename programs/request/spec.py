@@ -10,8 +10,9 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -147,6 +148,24 @@ def count_on(folder: Path) -> None:
     told = json.loads((folder / SPEC).read_text())
     if told["here"]["boot"] != boot_id().decode():
         write(folder, {**told, "zero_ns": time.monotonic_ns() - (time.time_ns() - int(told["here"]["wall_ns"]))})
+
+
+def put_aside(folder: Path) -> None:
+    """Keep the spec of a run that is to go on under another one, for the tapes that there are by now."""
+    tapes = sorted(path.name for path in (folder / "tape").glob("*.tape"))
+    number = 1 + sum(1 for _ in formers(folder))
+    write_json(folder / f"spec-{number}.json", {"spec": json.loads((folder / SPEC).read_text()), "tapes": tapes})
+
+
+def formers(folder: Path) -> Iterator[tuple[Spec, frozenset[str]]]:
+    """The specs under which a run has gone on before, oldest first, with the names of the tapes that there were when
+    each was put aside."""
+    for number in count(1):
+        try:
+            told = json.loads((folder / f"spec-{number}.json").read_text())
+        except FileNotFoundError:
+            return
+        yield read(told["spec"]), frozenset(told["tapes"])
 
 
 def load(folder: Path) -> Spec:

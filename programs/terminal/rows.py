@@ -13,7 +13,7 @@ from isthmus.programs.terminal.figures import METRICS_SHOWN
 from isthmus.programs.terminal.fitted_table import Column, fitted
 from isthmus.runtime.membership.messages import SILENT
 
-RETIRED: Final = ("expelled", "left", "given up")
+RETIRED: Final = ("expelled", "left", "left out", "given up")
 """The states of a learner that has gone with its machine, which is no failure, or that joined and came to nothing."""
 COLUMNS: Final = ("step", "tokens", "loss", "step time", "stale", "sent", "received")
 """The figures of a learner. stale: the most inner steps since it adopted a fragment."""

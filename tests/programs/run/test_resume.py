@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs.recorder.snapshots import FOLDER, MANIFEST
+from tests.effort import soaked
 from tests.programs.run.process_run import ISTHMUS, PAUSE, Run
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -58,7 +59,11 @@ def copy(run: Run, name: str) -> Path:
 
 def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run) -> None:
     before = sorted(path.name for path in dead.folder.rglob("*"))
-    assert "expected it alone" in refusal(dead, "--tokens", "7")
+    assert "expected beside it --tokens" in refusal(dead, "--seed", "7")
+    told = refusal(dead, "--set", "program.fragments=2", "--set", "program.interval=9", "--set", "run.seed=3")
+    assert "would change program.fragments: expected None, with which it was begun, found 2" in told
+    assert "would change run.seed" in told
+    assert "interval" not in told
     assert "found no such folder" in refusal(dead, folder="nowhere")
     spec = copy(dead, "inproc") / "spec.json"
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "transport": "inproc"}))
@@ -66,13 +71,37 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run) -> None:
     shutil.rmtree(copy(dead, "without") / FOLDER)
     assert "expected a snapshot" in refusal(dead, folder="without")
     config = copy(dead, "changed") / "config.toml"
-    config.write_text(config.read_text().replace("interval = 8", "interval = 9"))
-    assert "config.toml asks for another one now" in refusal(dead, folder="changed")
+    config.write_text(config.read_text().replace("shards = 1", "shards = 2"))
+    assert "would change program.shards" in refusal(dead, folder="changed")
+    spec = copy(dead, "sources") / "spec.json"
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), "fingerprint": "0" * 32}))
+    assert "The program or isthmus itself was changed since" in refusal(dead, folder="sources")
     (copy(dead, "torn") / "spec.json").write_text('{"run": 1')
     assert "spec.json that cannot be read" in refusal(dead, folder="torn")
     (copy(dead, "ended") / "summary.json").write_text('{"outcome": "done"}')
     assert "found one that is over: done" in refusal(dead, folder="ended")
     assert sorted(path.name for path in dead.folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("learners", [1, soaked(3)])
+def test_it_may_go_on_with_other_learners_and_another_budget_and_its_accounts_add_up(dead: Run, learners: int) -> None:
+    folder = copy(dead, f"other-{learners}")
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    trained = sum({line["learner"]: line["tokens"] for line in lines}.values())
+    asked = ("--learners", f"{learners}", "--tokens", f"{trained + 20_000}", "--set", "program.overlap=3")
+    process = resume(dead, *asked, folder=folder.name)
+    _, error = process.communicate(timeout=100)
+    assert process.returncode == 0, error
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["outcome"], summary["learners"]) == ("done", learners)
+    assert summary["tokens_total"] >= trained + 20_000
+    assert [account["difference"] for account in summary["fragment_accounts"]] == [0] * summary["fragments"]
+    lives = {(life["learner"], life["incarnation"]) for life in summary["books"]["lives"]}
+    assert lives == {(0, 1), (1, 1), *((slot, 2 if slot < 2 else 1) for slot in range(learners))}
+    config = (folder / "config.toml").read_text()
+    assert all(line in config for line in (f"learners = {learners}", "overlap = 3", "outer_momentum = 0.5"))
+    found = subprocess.run([str(ISTHMUS), "replay", str(folder), "--json"], capture_output=True, text=True, check=False)
+    assert json.loads(found.stdout)["identical"] is True, found.stdout
 
 
 def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(dead: Run) -> None:

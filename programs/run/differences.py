@@ -1,0 +1,92 @@
+"""What a resume may change of a run, and what it may not.
+
+Decides from the job that a run was begun with and the request that its configuration makes today. A snapshot stays true
+as long as fragments, slots and the tokens of a step are what they were: then every version says of the same tokens that
+they are in it. What a default was decided from (the outer settings follow from the number of sweeps) does not change by
+itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.request import reference
+from isthmus.programs.request.program import SHIPPED
+from isthmus.programs.request.request import SHIPPED_TASK
+from isthmus.programs.request.spec import Spec
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph.template import Graph, Job
+
+MAY_RUN: Final = ("tokens", "learners")
+MAY_PROGRAM: Final = (
+    *("interval", "overlap", "quorum", "grace", "gamma", "merge", "alpha", "bounded", "outer_lr", "outer_momentum"),
+)
+"""Settings of the shipped programs that say how fragments are merged and when, and not which there are."""
+MAY_TASK: Final = ("lr", "warmup", "weight_decay", "clip")
+"""Settings of the shipped task that say how it is trained."""
+_OUTER: Final = {"outer_lr": "lr", "outer_momentum": "momentum"}
+_DO: Final = "Leave it as it was, or start a new run."
+
+
+def changes(told: Spec, wanted: Job, doing: str) -> dict[str, tuple[Any, Any]]:
+    """What a job changes of a run, by key: what it was, and what it is to be. ConfigError, with every key that may not
+    change, if there is one."""
+    found = dict(_differences(told.job, wanted))
+    faults = [
+        Fault(f"{doing}, which would change {key}", f"{was!r}, with which it was begun", f"{now!r}", _DO)
+        for key, (was, now) in found.items()
+        if not _may_change(key, wanted)
+    ]
+    if faults:
+        raise ConfigError.of(faults)
+    return found
+
+
+def pinned(graph: Graph, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a run's graph was built with, of those that are defaults in the `wanted` ones and follow from
+    more than one key."""
+    outer = next((node for node in graph.nodes if node.body is OuterStep), None)
+    if outer is None:
+        return {}
+    return {key: outer.keywords[name] for key, name in _OUTER.items() if key in wanted and wanted[key] is None}
+
+
+def _may_change(key: str, wanted: Job) -> bool:
+    section, _, name = key.partition(".")
+    allowed = {"run": MAY_RUN, "program": MAY_PROGRAM if wanted.program in SHIPPED else (), "task": MAY_TASK}
+    return name in allowed.get(section, ())
+
+
+def _differences(told: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Each key that differs, once, with both values; and what follows from none of them."""
+    pairs: list[tuple[str, Any, Any]] = [
+        (f"run.{name}", getattr(told, name), getattr(wanted, name))
+        for name in ("program", "tokens", "learners", "slots_max", "seed")
+    ]
+    names = sorted({*told.settings, *wanted.settings})
+    pairs += [(f"program.{name}", told.settings.get(name), wanted.settings.get(name)) for name in names]
+    pairs += _of_tasks(told.task.text, wanted.task.text)
+    found = [(key, (was, now)) for key, was, now in pairs if _plain(was) != _plain(now)]
+    yield from found
+    if _sizes(told) != _sizes(wanted) and all(_may_change(key, wanted) for key, _ in found):
+        yield "the model, or the tokens of a step", (_sizes(told), _sizes(wanted))
+
+
+def _of_tasks(told: str, wanted: str) -> list[tuple[str, Any, Any]]:
+    """The keywords of the shipped task, by key; of others only that they are others."""
+    shipped = [text for text in (told, wanted) if text.startswith(f"{SHIPPED_TASK}(")]
+    if len(shipped) < 2:
+        return [("run.task", told, wanted)]
+    was, now = (reference.parse(text, "Reading a task").keywords or {} for text in (told, wanted))
+    return [(f"task.{name}", was.get(name), now.get(name)) for name in sorted({*was, *now})]
+
+
+def _sizes(job: Job) -> tuple[Any, ...]:
+    by_slot = job.tokens_by_slot or (job.tokens_per_batch,)
+    return tuple((tensor.name, tensor.shape, tensor.dtype, tensor.merge) for tensor in job.layout), by_slot
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
