@@ -245,12 +245,14 @@ class Report(Progress):
 
 class Held(TypedDict):
     """hold -> pacers and recorder: of which fragments a host has a version, and of which one that was merged; `holder`
-    is its role. `saved` are the versions that its disk has, as [fragment, epoch, count]."""
+    is its role. `saved` are the versions that its disk has, as [fragment, epoch, count]; `totals` the progress of the
+    run by the snapshot that it began with, of which a recorder that died with everybody may not have heard."""
 
     holder: str
     fragments: list[int]
     merged: list[int]
     saved: list[list[int]]
+    totals: list[list[int]]
 
 
 class Control(TypedDict):

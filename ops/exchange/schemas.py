@@ -39,7 +39,13 @@ CONTROL: Final = {
     "totals": TRIPLES,
     "published": ("list", ("row", COUNT, COUNT, COUNT)),
 }
-HELD: Final = {"holder": "text", "fragments": ("list", COUNT), "merged": ("list", COUNT), "saved": TRIPLES}
+HELD: Final = {
+    "holder": "text",
+    "fragments": ("list", COUNT),
+    "merged": ("list", COUNT),
+    "saved": TRIPLES,
+    "totals": TRIPLES,
+}
 UPDATE: Final = {
     "fragment": COUNT,
     "version": VERSION,

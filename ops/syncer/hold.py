@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 from isthmus.ops.exchange.copies import copied, withdrawn
 from isthmus.ops.exchange.messages import Held, Update
 from isthmus.ops.exchange.schemas import UPDATE
+from isthmus.ops.exchange.token_totals import Totals
 
 HOLDERS: Final = ("evaluator", "recorder")
 """The roles that hold a model beside shards and learners."""
@@ -30,6 +31,8 @@ class Hold:
     def __init__(self, *, role: str, shards: int) -> None:
         self._role, self._shards = role, shards
         self._held: dict[int, Update] = {}
+        self._recalled = Totals()
+        """The progress of the run by what it began with."""
         self._told: Held | None = None
         self._given: dict[int, int] = {}
         """Fragment -> the life of its shard for which copies were given."""
@@ -52,7 +55,8 @@ class Hold:
         emitted: list[tuple[str, Any]] = []
         merged = sorted(fragment for fragment, held in self._held.items() if held["version"][1])
         role = self._context.member.replica.role
-        told = Held(holder=role, fragments=sorted(self._held), merged=merged, saved=self._saved())
+        saved, totals = self._saved(), self._recalled.told()
+        told = Held(holder=role, fragments=sorted(self._held), merged=merged, saved=saved, totals=totals)
         if told != self._told:
             self._told = told
             emitted.append(("held", told))

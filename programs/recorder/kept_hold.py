@@ -62,6 +62,8 @@ class KeptHold(Hold):
             return
         self._has_recalled = True
         self._held = found.held | self._held
+        for state in found.held.values():
+            self._recalled.hear(state["totals"])
         number = found.manifest.number if found.manifest is not None else 0
         self._tell(number=number, faults=found.faults, error=None)
 

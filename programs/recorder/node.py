@@ -194,7 +194,9 @@ class Recorder:
     def _take(self, arrived: Mapping[str, Mapping[Any, Any]], now: int) -> None:
         """Take in all that has come since the last firing, by port and key."""
         self._holders.hear(arrived["held"])
-        self._books.shards.saved(version for item in arrived["held"].values() for version in item["saved"])
+        for item in arrived["held"].values():
+            self._books.shards.saved(item["saved"])
+            self._books.totals.hear(item["totals"])
         for report in self._reports.whole(arrived["progress"], self._context.members(), now):
             self._take_report(report, now)
         for merging in sorted(arrived["merged"].values(), key=lambda item: (item["published_at"], item["fragment"])):

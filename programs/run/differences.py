@@ -21,7 +21,8 @@ from isthmus.runtime.graph.template import Graph, Job
 
 MAY_RUN: Final = ("tokens", "learners")
 MAY_PROGRAM: Final = (
-    *("interval", "overlap", "quorum", "grace", "gamma", "merge", "alpha", "bounded", "outer_lr", "outer_momentum"),
+    *("interval", "overlap", "quorum", "grace", "gamma", "merge", "alpha", "bounded", "push"),
+    *("outer_lr", "outer_momentum"),
 )
 """Settings of the shipped programs that say how fragments are merged and when, and not which there are."""
 MAY_TASK: Final = ("lr", "warmup", "weight_decay", "clip")

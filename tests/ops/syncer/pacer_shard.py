@@ -73,7 +73,13 @@ def holding(*held):
     """What hosts say that they hold: each (role, fragments), all of them merged, or (role, fragments, merged)."""
     told = [(role, fragments, more[0] if more else fragments) for role, fragments, *more in held]
     return {
-        (Replica(role, 0), role): {"holder": role, "fragments": list(fragments), "merged": list(merged), "saved": []}
+        (Replica(role, 0), role): {
+            "holder": role,
+            "fragments": list(fragments),
+            "merged": list(merged),
+            "saved": [],
+            "totals": [],
+        }
         for role, fragments, merged in told
     }
 

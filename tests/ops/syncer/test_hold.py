@@ -54,21 +54,29 @@ class Holder:
 
 def test_it_says_at_once_that_it_holds_nothing_and_then_only_what_is_news() -> None:
     holder = Holder()
-    assert holder.fire() == ({}, {"holder": "recorder", "fragments": [], "merged": [], "saved": []})
+    assert holder.fire() == ({}, {"holder": "recorder", "fragments": [], "merged": [], "saved": [], "totals": []})
     assert holder.fire() == ({}, None)
     assert holder.fire(published(1, 1, 0, kind="initial"))[1] == {
         "holder": "recorder",
         "fragments": [1],
         "merged": [],
         "saved": [],
+        "totals": [],
     }
-    assert holder.fire(published(1, 1, 1))[1] == {"holder": "recorder", "fragments": [1], "merged": [1], "saved": []}
+    assert holder.fire(published(1, 1, 1))[1] == {
+        "holder": "recorder",
+        "fragments": [1],
+        "merged": [1],
+        "saved": [],
+        "totals": [],
+    }
     assert holder.fire(published(1, 1, 2)) == ({}, None)
     assert holder.fire(published(0, 1, 1))[1] == {
         "holder": "recorder",
         "fragments": [0, 1],
         "merged": [0, 1],
         "saved": [],
+        "totals": [],
     }
 
 

@@ -50,6 +50,7 @@ class Life:
                 "fragments": list(fragments),
                 "merged": list(merged),
                 "saved": [],
+                "totals": [],
             }
             for role, fragments in (held or {}).items()
         }
