@@ -4,7 +4,8 @@
     between:       ring ==passed, Queue==> ring of the next learner, 2 M - 1 times a step
 
 No syncer, and nobody steps before everybody has: any learner that is slow, or gone, holds up all others. The number of
-learners is part of the graph.
+learners is part of the graph. The evaluator's host keeps a snapshot of the state, from which they go on where all of
+them begin again.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ from __future__ import annotations
 from typing import Final
 
 from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.exchange.kept_state import SECONDS, Keep
 from isthmus.ops.island.evaluate_model import EvaluateModel
 from isthmus.ops.learner.gradient_step import NO_MEAN, GradientStep
 from isthmus.ops.learner.ring import START, Ring
 from isthmus.programs.outer_settings import check_gradients
-from isthmus.runtime.graph.template import Graph, Job, Latest, Queue, Route
+from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Route
 
 EVALUATIONS: Final = 20
 """How often the model leaves a learner in a run."""
 
 
-def build(job: Job) -> Graph:
-    """The graph; it has no settings. ConfigError for a task whose gradients cannot be averaged."""
-    check_gradients(job, "data-parallel")
+def build(job: Job, *, snapshot_seconds: float = SECONDS) -> Graph:
+    """The graph. ConfigError for a task whose gradients cannot be averaged, and for seconds that are none.
+
+    - `snapshot_seconds`: between two snapshots of the state.
+    """
+    check_gradients(job, "data-parallel", snapshot_seconds)
     graph = Graph("data-parallel")
     learner = graph.role("learner", replicas=(job.learners, job.learners))
     evaluator = graph.role("evaluator", replicas=(1, 1))
@@ -38,9 +43,11 @@ def build(job: Job) -> Graph:
         learners=job.learners,
         tokens=job.tokens,
         emit_every=max(1, steps // EVALUATIONS),
+        snapshot_seconds=snapshot_seconds,
     )
     ring = learner.node("ring", Ring, job.learners)
     evaluate = evaluator.node("evaluate", EvaluateModel, job.task, tokens=job.tokens)
+    keep = evaluator.node("keep", Keep, fires=AnyOf("state"))
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(step["part"], ring["mine"], Queue(capacity=2 * job.learners))
@@ -48,4 +55,7 @@ def build(job: Job) -> Graph:
     graph.edge(ring["mean"], step["mean"], Queue(capacity=2, initial=(NO_MEAN,)))
     graph.edge(step["hello"], step["hello"], Latest(), to=Route("learner", "all"))
     graph.edge(step["model"], evaluate["model"], Latest())
+    graph.edge(step["state"], keep["state"], Latest())
+    graph.edge(keep["kept"], step["kept"], Latest())
+    graph.edge(step["place"], data["place"], Latest("slot"))
     return graph

@@ -5,7 +5,8 @@
     between:       inner-step ==vote==> average        caller ==call, with the mean==> inner-step
 
 Like data-parallel it waits for every member at every step. But a member that dies is let go of, and the step is made by
-those left; one that comes, or comes back, gets the state of another and is a member two steps later.
+those left; one that comes, or comes back, gets the state of another and is a member two steps later. If the syncer
+dies, all go back to the last snapshot, which the evaluator's host keeps.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import partition
+from isthmus.ops.exchange.kept_state import SECONDS, Keep
 from isthmus.ops.island.evaluate_model import EvaluateModel
 from isthmus.ops.learner.elastic_step import ElasticStep
 from isthmus.ops.syncer.elastic_rounds import Average, Caller
@@ -24,9 +26,12 @@ EVALUATIONS: Final = 20
 """How often the model leaves the learners in a run."""
 
 
-def build(job: Job) -> Graph:
-    """The graph; it has no settings. ConfigError for a task whose gradients cannot be averaged."""
-    check_gradients(job, "elastic-data-parallel")
+def build(job: Job, *, snapshot_seconds: float = SECONDS) -> Graph:
+    """The graph. ConfigError for a task whose gradients cannot be averaged, and for seconds that are none.
+
+    - `snapshot_seconds`: between two snapshots of the state.
+    """
+    check_gradients(job, "elastic-data-parallel", snapshot_seconds)
     graph = Graph("elastic-data-parallel")
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(1, 1))
@@ -35,12 +40,20 @@ def build(job: Job) -> Graph:
     steps = -(-job.tokens // (job.learners * job.tokens_per_batch))
     emit_every = max(1, steps // EVALUATIONS)
     data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
-    step = learner.node("inner-step", ElasticStep, job.task, tokens=job.tokens, emit_every=emit_every)
-    rounds = AnyOf("progress", "averaged", "control")
+    step = learner.node(
+        "inner-step",
+        ElasticStep,
+        job.task,
+        tokens=job.tokens,
+        emit_every=emit_every,
+        snapshot_seconds=snapshot_seconds,
+    )
+    rounds = AnyOf("progress", "averaged", "kept", "control")
     caller = syncer.node("caller", Caller, learners=job.learners, tokens=job.tokens, fires=rounds)
     everybody = Quorum(port="vote", key="round", opened_by="round", count_min=job.learners)
     average = syncer.node("average", Average, partition(job.layout, 1), fires=everybody)
     evaluate = evaluator.node("evaluate", EvaluateModel, job.task, tokens=job.tokens)
+    keep = evaluator.node("keep", Keep, fires=AnyOf("state"))
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
@@ -50,5 +63,7 @@ def build(job: Job) -> Graph:
     graph.edge(average["averaged"], caller["averaged"], Latest())
     graph.edge(caller["call"], step["call"], Latest())
     graph.edge(step["progress"], caller["progress"], Latest())
+    graph.edge(step["state"], keep["state"], Latest())
+    graph.edge(keep["kept"], caller["kept"], Latest())
     graph.edge(step["model"], evaluate["model"], Latest())
     return graph

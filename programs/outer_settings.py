@@ -20,8 +20,13 @@ SETTINGS_FEW: Final = (1.0, 0.0)
 """(eta, mu) of programs in lock-step: of those tried on the nano model, no momentum was best at 20 and 41 sweeps."""
 
 
-def check_gradients(job: Job, program: str) -> None:
-    """ConfigError for a task whose gradients nobody can average."""
+def check_gradients(job: Job, program: str, snapshot_seconds: float) -> None:
+    """ConfigError for a task whose gradients nobody can average, and for a distance of snapshots that is none."""
+    if not snapshot_seconds > 0:
+        settings = {"snapshot_seconds": snapshot_seconds}
+        raise ConfigError.of(
+            [fault(program, settings, "snapshot_seconds", "seconds above 0", "Leave it out for the default.")]
+        )
     if job.has_gradients:
         return
     raise ConfigError(

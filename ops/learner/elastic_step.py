@@ -6,7 +6,8 @@ gradient of the batch. All who have taken every mean since the first hold the sa
 is at the same step as everybody.
 
 Phases. *ready*: it holds no model that counts, and waits for the beginning, or for a state that is meant for it.
-*stepping*. *final*. What a learner has trained counts when its vote is in the mean.
+*stepping*. *final*. What a learner has trained counts when its vote is in the mean. A beginning that brings a state is
+that of a syncer in its next life: all go back to that state.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 from isthmus.ops.data.places import Cursor
 from isthmus.ops.data.streams import first_batch
+from isthmus.ops.exchange.kept_state import SECONDS, Due, State
 from isthmus.ops.exchange.messages import Call, Vector, Vote
 from isthmus.ops.island.contract import gradient_learner_of
 from isthmus.ops.island.device_call import DeviceCall
@@ -24,17 +26,19 @@ from isthmus.ops.learner.gradient_report import Reporter
 
 
 class ElasticStep:
-    """Batches and calls in; votes out, and every `emit_every` steps, of the lowest slot, the model.
+    """Batches and calls in; votes out, and of the lowest slot every `emit_every` steps the model, and every
+    `snapshot_seconds` the state.
 
     `tokens` is the budget of the run, which the learning rate follows.
     """
 
-    outputs = ("vote", "model", "progress")
+    outputs = ("vote", "model", "state", "progress")
 
-    def __init__(self, task: Any, *, tokens: int, emit_every: int) -> None:
+    def __init__(self, task: Any, *, tokens: int, emit_every: int, snapshot_seconds: float = SECONDS) -> None:
         self._task, self._budget, self._emit_every = task, tokens, emit_every
         self._phase: Literal["ready", "stepping", "final"] = "ready"
         self._round = 0
+        self._is_due = Due(snapshot_seconds)
         self._scalars: Mapping[str, float] = {}
         self._feed = Feed()
         self.is_idle = True
@@ -54,6 +58,7 @@ class ElasticStep:
 
     def open(self, context: Any) -> None:
         """Compile every function, and make the first parameters."""
+        self._context = context
         self._feed.open(context)
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         batch = first_batch(self._task, context.seed, self._slot)
@@ -78,6 +83,8 @@ class ElasticStep:
         """Step along the mean, and vote; whoever has missed a mean waits for a state."""
         me = [self._slot, self._incarnation]
         if call["mean"] is None:
+            if call["state"]:
+                self._learner.restore(call["state"])
             self._phase = "stepping" if me in call["members"] else "ready"
         elif self._phase == "stepping" and call["round"] == self._round + 1:
             self._step(call["mean"], call)
@@ -90,7 +97,7 @@ class ElasticStep:
         if self._phase == "ready":
             return []
         self._round = call["round"]
-        return [*self._model(call), *self._vote(batch, call)]
+        return [*self._model(call), *self._state(call), *self._vote(batch, call)]
 
     def _step(self, mean: Vector, call: Call) -> None:
         self._learner.apply(mean, min(1.0, call["trained_before"] / self._budget))
@@ -106,6 +113,13 @@ class ElasticStep:
         if not is_final and not (is_first and (call["round"] - 1) % self._emit_every == 0):
             return []
         return [("model", {"tree": self._learner.tree(), "tokens": call["trained"], "is_final": is_final})]
+
+    def _state(self, call: Call) -> list[tuple[str, Any]]:
+        """A snapshot, when it is due."""
+        is_first = call["members"][:1] == [[self._slot, self._incarnation]]
+        if not is_first or self._phase == "final" or not self._is_due(self._context.now()):
+            return []
+        return [("state", State(tokens=call["trained"], steps=0, leaves=list(self._learner.state())))]
 
     def _vote(self, batch: Any, call: Call) -> list[tuple[str, Any]]:
         if self._phase == "final":

@@ -6,8 +6,9 @@ bytes and agree, without another word, when the budget is spent. That somebody a
 gradients, so that all end after the same step.
 
 Phases. *ready*: the ring is whole only when every learner knows all others; each says whether it has heard all of them,
-and begins when all say so. *stepping*. *final*. The others cannot go on without a learner that died, and are somewhere
-else by the time it is back: so a learner that comes back ends the run, and says why.
+with a state as far as its own, and begins when all say so. *stepping*. *final*. The others cannot go on without a
+learner that died: one that comes back while they step ends the run, and says why. Where all come back, because whoever
+started them ended all, they go on from the last snapshot (`kept_state`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 from isthmus.ops.data.batches import of_slot
+from isthmus.ops.data.places import Place
 from isthmus.ops.data.streams import first_batch
+from isthmus.ops.exchange.kept_state import SECONDS, Due, State, newest
 from isthmus.ops.exchange.messages import Control
 from isthmus.ops.island.contract import gradient_learner_of
 from isthmus.ops.island.device_call import DeviceCall
@@ -28,19 +31,25 @@ NO_MEAN: Final[dict[str, Any]] = START
 
 
 class GradientStep:
-    """Batches and means in; parts of the gradient out, and every `emit_every` steps, of slot 0, the model.
+    """Batches and means in; parts of the gradient out, and of slot 0 every `emit_every` steps the model, and every
+    `snapshot_seconds` the state.
 
     `learners` is M, `tokens` the budget of the run.
     """
 
-    outputs = ("part", "hello", "model", "progress")
+    outputs = ("part", "hello", "model", "state", "place", "progress")
 
-    def __init__(self, task: Any, *, learners: int, tokens: int, emit_every: int) -> None:
+    def __init__(
+        self, task: Any, *, learners: int, tokens: int, emit_every: int, snapshot_seconds: float = SECONDS
+    ) -> None:
         self._task, self._learners, self._budget, self._emit_every = task, learners, tokens, emit_every
         self._phase: Literal["ready", "stepping", "final"] = "ready"
-        self._heard: dict[int, bool] = {}
-        self._said: bool | None = None
-        self._trained = 0
+        self._heard: dict[int, Mapping[str, Any]] = {}
+        self._saying: dict[str, Any] = {}
+        self._said: Mapping[str, Any] = {}
+        self._trained = self._steps_before = 0
+        self._has_state = True
+        self._is_due = Due(snapshot_seconds)
         self._scalars: Mapping[str, float] = {}
         self._is_asked = False
         self.is_idle = True
@@ -59,13 +68,11 @@ class GradientStep:
         return calls(self._task, first_batch(self._task, seed, slot), devices)
 
     def open(self, context: Any) -> None:
-        """Compile every function, and make the first parameters. RuntimeError in any life but the first."""
-        self._slot = context.member.replica.slot
-        if context.member.incarnation > 1:
-            raise RuntimeError(
-                f"learner {self._slot} died, and data-parallel cannot go on without it: the others wait for its "
-                "gradient. Train anew, or by elastic-data-parallel, which goes on with those that are left"
-            )
+        """Compile every function, and make the first parameters; a later life waits for a state."""
+        self._context = context
+        self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
+        self._has_state = self._incarnation == 1
+        self._saying = {"slot": self._slot, "incarnation": self._incarnation}
         batch = first_batch(self._task, context.seed, self._slot)
         self._learner = gradient_learner_of(self._task, context.seed, batch, context.island)
         self._reporter = Reporter(context, self._learner.device_kind)
@@ -75,10 +82,15 @@ class GradientStep:
         batch: Any,
         mean: Mean | dict[str, Any] | None,
         hello: Mapping[Any, Mapping[str, Any]] | None = None,
+        kept: Mapping[Any, State] | None = None,
         control: Mapping[Any, Control] | None = None,
     ) -> list[tuple[str, Any]]:
-        """One step; `batch` and `mean` are None as long as the ring is not whole."""
+        """One step; `batch` and `mean` are None as long as the ring is not whole.
+
+        RuntimeError in a life that comes back while others step.
+        """
         self._is_asked |= any(told["stop"] for told in (control or {}).values())
+        self._take(newest(kept))
         emitted = self._greet(hello)
         if mean is not None:
             emitted += self._step(batch, mean)
@@ -87,16 +99,49 @@ class GradientStep:
         self.is_finished = self._phase == "final"
         return emitted
 
+    def _take(self, state: State | None) -> None:
+        """Go back to a state; in a first life, and once it steps, of no use."""
+        if state is None or self._incarnation == 1 or self._phase != "ready":
+            return
+        if state["leaves"]:
+            self._learner.restore(state["leaves"])
+        self._has_state, self._trained, self._steps_before = True, state["tokens"], state["steps"]
+
+    def _place(self) -> Place:
+        """Where the batches of this life begin."""
+        return Place(
+            slot=self._slot,
+            incarnation=self._incarnation,
+            shard=0,
+            shards=1,
+            position=self._steps_before,
+            state_position=0,
+            state=None,
+        )
+
     def _greet(self, hello: Mapping[Any, Mapping[str, Any]] | None) -> list[tuple[str, Any]]:
-        """Say whether all others were heard; begin when all say so."""
-        self._heard.update({said["slot"]: said["hears_all"] for said in (hello or {}).values()})
-        if self._phase == "ready" and sum(self._heard.values()) == self._learners:
-            self._phase = "stepping"
-        hears_all = len(self._heard) == self._learners
-        if hears_all == self._said:
+        """Say whether all others were heard, and in which lives; begin when all say so, and have the same state.
+
+        RuntimeError where another steps with a former life of this learner.
+        """
+        self._heard.update({said["slot"]: said for said in (hello or {}).values()})
+        if self._phase == "ready":
+            lives = sorted([said["slot"], said["incarnation"]] for said in self._heard.values())
+            self._saying |= {"at": self._trained, "hears_all": self._has_state and len(lives) == self._learners}
+            me = [self._slot, self._incarnation]
+            if any(said["steps"] and me not in said["lives"] for said in self._heard.values()):
+                raise RuntimeError(
+                    f"learner {self._slot} died, and data-parallel cannot go on without it: the others wait for its "
+                    "gradient. Train anew, or by elastic-data-parallel, which goes on with those that are left"
+                )
+            agreeing = [said for said in self._heard.values() if said["hears_all"] and said["at"] == self._trained]
+            if self._has_state and len(agreeing) == self._learners:
+                self._phase = "stepping"
+            self._saying |= {"lives": lives, "steps": self._phase == "stepping"}
+        if self._saying == self._said:
             return []
-        self._said = hears_all
-        return [("hello", {"slot": self._slot, "hears_all": hears_all})]
+        self._said = dict(self._saying)
+        return [("hello", self._said), *([("place", self._place())] if self._said["steps"] else [])]
 
     def _step(self, batch: Any, mean: Mean | dict[str, Any]) -> list[tuple[str, Any]]:
         """Step along the mean, and send the next gradient, unless this was the last step."""
@@ -106,7 +151,7 @@ class GradientStep:
             self._reporter.trained(of_slot(self._task.tokens_per_batch, self._slot), self._scalars)
             if mean["stop"] or self._trained >= self._budget:
                 self._phase = "final"
-        emitted = self._model()
+        emitted = [*self._model(), *self._state()]
         if self._phase == "final":
             return emitted
         self._reporter.begins()
@@ -124,6 +169,13 @@ class GradientStep:
     def _model(self) -> list[tuple[str, Any]]:
         """The model for whoever evaluates it: now and then of one learner, at the end of all, for each may be gone."""
         is_final = self._phase == "final"
-        if not is_final and (self._slot or self._reporter.step % self._emit_every):
+        if not is_final and (self._slot or (self._steps_before + self._reporter.step) % self._emit_every):
             return []
         return [("model", {"tree": self._learner.tree(), "tokens": self._trained, "is_final": is_final})]
+
+    def _state(self) -> list[tuple[str, Any]]:
+        """A snapshot, when it is due."""
+        if self._slot or self._phase == "final" or not self._is_due(self._context.now()):
+            return []
+        steps = self._steps_before + self._reporter.step
+        return [("state", State(tokens=self._trained, steps=steps, leaves=list(self._learner.state())))]

@@ -112,6 +112,7 @@ class Ring:
         passed = {
             "step": mine["step"],
             "hop": self._hop,
+            "chunk": hop.chunk,
             "values": values,
             "tokens": neighbour.get("tokens", 0) + mine["tokens"],
             "stop": neighbour.get("stop", False) or mine["stop"],
@@ -123,10 +124,12 @@ class Ring:
         return {"passed": START, "mean": self._mean(passed)}
 
     def _is_expected(self, mine: Part, neighbour: dict[str, Any], hop: Hop) -> bool:
-        """Whether the neighbour's item is that of the hop before this one, in the same step."""
+        """Whether the neighbour's item is that of the hop before this one, in the same step. Where a learner died that
+        was between them, it is of another chunk."""
         if self._hop == 0:
             return not neighbour
-        return bool(neighbour) and (neighbour["step"], neighbour["hop"]) == (mine["step"], self._hop - 1)
+        where = mine["step"], self._hop - 1, hop.chunk
+        return bool(neighbour) and (neighbour["step"], neighbour["hop"], neighbour["chunk"]) == where
 
     def _mean(self, last: dict[str, Any]) -> Mean:
         whole: Sequence[Vector] = [self._chunks[chunk] for chunk in range(self._learners)]

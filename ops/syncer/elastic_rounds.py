@@ -7,18 +7,21 @@ and the step is made by those left.
 Theory of operation. Members of a round are those whose votes were in the one before, and those who get a state with its
 mean. A learner that reports *ready* while others step is a newcomer: in the next round the lowest slot is the donor,
 whose vote carries its state, and from the one after it the newcomer is a member. If the donor dies on the way, another
-is asked. The state is nowhere but in the learners: when all are gone, so is the run.
+is asked. The state is nowhere but in the learners: when all are gone, so is the run. The syncer's next life begins
+rounds anew, with the last snapshot (`kept_state`): all go back to that. Its rounds have numbers that none of its former
+lives has used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import numpy as np
 
 from isthmus.ops.data.places import position_of
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.kept_state import State, newest
 from isthmus.ops.exchange.messages import Call, Control, Opening, Progress, Reached, Vector, Vote
 from isthmus.ops.syncer.learners import Roster
 from isthmus.ops.syncer.placing import Placing
@@ -26,6 +29,12 @@ from isthmus.ops.syncer.start import START_WAIT
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+
+ROUNDS_MAX: Final = 1 << 40
+"""Of one life of the syncer: it makes one in a thousandth of a second at the very best."""
+KEPT_WAIT: Final = 10_000_000_000
+"""Nanoseconds for the last snapshot to come, once learners are heard."""
 
 
 class Averaged(TypedDict):
@@ -42,8 +51,8 @@ class Averaged(TypedDict):
 class Caller:
     """Opens one round after the other: Opening to average, Call to every learner; and tells new lives where to begin.
 
-    Fires on AnyOf("progress", "averaged", "control"), the last so that time passes for it at the start, where it waits
-    for `learners`, and because somebody may ask for the end. `tokens` is the budget of the run.
+    Fires on AnyOf("progress", "averaged", "kept", "control"), the last so that time passes for it at the start, where
+    it waits for `learners`, and because somebody may ask for the end. `tokens` is the budget of the run.
     """
 
     outputs = ("round", "call", "place")
@@ -52,33 +61,33 @@ class Caller:
         self._learners, self._budget = learners, tokens
         self._roster, self._placing = Roster(), Placing()
         self._begins_by: int | None = None
-        self._round = self._trained = 0
+        self._round = self._trained = self._rounds_before = 0
+        self._kept: State | None = None
         self._newcomers: list[list[int]] = []
         self._is_asked = False
         self.is_finished = False
 
     def open(self, context: Any) -> None:
-        """Learn the clock. RuntimeError in any life but the first."""
+        """Learn the clock, and which rounds are this life's."""
         self._context = context
-        if context.member.incarnation > 1:
-            raise RuntimeError(
-                "the syncer of elastic-data-parallel died, and nobody else knows at which step the learners are. "
-                "Train anew"
-            )
+        self._round = self._rounds_before = (context.member.incarnation - 1) * ROUNDS_MAX
 
     def __call__(
         self,
         progress: Mapping[Any, Progress] | None = None,
         averaged: Averaged | None = None,
+        kept: Mapping[Any, State] | None = None,
         control: Mapping[Any, Control] | None = None,
     ) -> list[tuple[str, Any]]:
         """Take what is new; the next round, if it is its turn, and the lives that can be placed."""
+        told = newest(kept)
+        self._kept = told if told is not None and told["leaves"] else self._kept
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
             self._roster.hear(report)
             self._placing.hear_learner(report["slot"], report["incarnation"], [self._round])
         self._is_asked |= any(told["stop"] for told in (control or {}).values())
         opened: dict[str, Any] | None = None
-        if self._round == 0:
+        if self._round == self._rounds_before:
             opened = self._begin()
         elif averaged is not None:
             self._placing.hear_merges({0: averaged["reached"]})
@@ -87,7 +96,8 @@ class Caller:
         return [*(opened or {}).items(), *(("place", place) for place in places)]
 
     def _begin(self) -> dict[str, Any] | None:
-        """The first round, once all learners are there: they begin with the same parameters."""
+        """The first round, once all learners are there: they begin with the same parameters, or go back to a snapshot.
+        RuntimeError in a later life, if there is none."""
         ready, now = [learner.member for learner in self._roster.live()], self._context.now()
         if not ready:
             return None
@@ -95,6 +105,14 @@ class Caller:
             self._begins_by = now + START_WAIT
         if len(ready) < self._learners and now < self._begins_by:
             return None
+        if self._rounds_before and self._kept is None:
+            # It comes with the first word of the host that keeps it; a report may overtake it.
+            if now < self._begins_by - START_WAIT + KEPT_WAIT:
+                return None
+            raise RuntimeError(
+                "the syncer of elastic-data-parallel died before any learner had taken a snapshot. Train anew"
+            )
+        self._trained = self._kept["tokens"] if self._rounds_before and self._kept else 0
         return self._open(ready, None, served=[], is_last=False)
 
     def _next(self, averaged: Averaged) -> dict[str, Any]:
@@ -112,14 +130,14 @@ class Caller:
         self._round += 1
         before = self._trained
         self._trained += averaged["tokens"] if averaged is not None else 0
-        self._context.publish({"rounds_opened": self._round, "members": len(members)})
+        self._context.publish({"rounds_opened": self._round - self._rounds_before, "members": len(members)})
         call = Call(
             round=self._round,
             members=members,
             mean=averaged["mean"] if averaged is not None else None,
             voters=averaged["voters"] if averaged is not None else [],
             served=served,
-            state=averaged["state"] if averaged is not None else None,
+            state=self._kept["leaves"] if averaged is None and self._kept else averaged and averaged["state"],
             donor=members[0][0] if self._newcomers else None,
             trained_before=before,
             trained=self._trained,

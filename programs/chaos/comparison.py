@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.programs.chaos.figures import Figures
-from isthmus.programs.chaos.plan import Plan, faults_of
+from isthmus.programs.chaos.plan import DAEMON, FORK_SERVER, Plan, faults_of
 from isthmus.programs.chaos.trial import Order, run
 
 
@@ -58,14 +58,18 @@ def try_program(
     first: Sequence[Tried],
     say: Callable[[str], None],
 ) -> Tried:
-    """Train undisturbed, and then under the faults of the plan: those of the `first` program that was tried, if any.
-    RunError if a run leaves nothing to tell of."""
+    """Train undisturbed, and then under the faults of the plan: those that the `first` program that was tried had, as
+    far as there are such `hosts`. RunError if a run leaves nothing to tell of."""
     own = folder / order.program.replace("/", "-")
     say(f"{order.program}: undisturbed")
     calm = run(order, own / "undisturbed", (), say)
-    length = (first[0].calm if first else calm).number("wall_seconds")
+    if first:
+        faults = [each.fault for each in first[0].struck.strikes]
+    else:
+        faults = list(faults_of(plan, hosts, calm.number("wall_seconds") or 0.0))
     say(f"{order.program}: under the plan")
-    return Tried(order, calm, run(order, own / "plan", faults_of(plan, hosts, length or 0.0), say))
+    own_faults = [fault for fault in faults if fault.host in (*hosts, DAEMON, FORK_SERVER)]
+    return Tried(order, calm, run(order, own / "plan", own_faults, say))
 
 
 def as_data(tried: Sequence[Tried]) -> dict[str, Any]:

@@ -165,9 +165,12 @@ def check_hosts(plan: Plan, there: Collection[str]) -> None:
 
 def faults_of(plan: Plan, hosts: Sequence[str], seconds: float) -> tuple[Planned, ...]:
     """The faults of a plan in runs of `hosts`, of which an undisturbed one took so many `seconds`, by their times."""
+    found = plan.faults
     if plan.drawn is not None:
-        return tuple(_drawn(plan.drawn, hosts))
-    return tuple(_built_in(hosts, seconds)) if plan.is_built_in else plan.faults
+        found = tuple(_drawn(plan.drawn, hosts))
+    elif plan.is_built_in:
+        found = tuple(_built_in(hosts, seconds))
+    return found
 
 
 def _drawn(drawn: Drawn, hosts: Sequence[str]) -> Iterator[Planned]:

@@ -70,6 +70,11 @@ class Cast:
         zero_ns: int = json.loads((self._folder / "spec.json").read_text())["zero_ns"]
         return float(zero_ns + training["zero"]) / 1e9
 
+    def find_all(self, role: str) -> list[Process]:
+        """The processes of a role, whatever they do."""
+        pids = [host["pid"] for host in self.status().get("hosts", ()) if host["role"] == role]
+        return [found for pid in pids if (found := process(pid or 0)) is not None]
+
     def find(self, name: str) -> Process | None:
         """The process of this name, if it is there and does its work."""
         if name == FORK_SERVER:

@@ -1,5 +1,8 @@
 """Makes the faults of a plan happen to real processes, and proves each from /proc.
 
+Where the learners of a program cannot go on without one of them (`TOGETHER`), all are ended with it, as launchers of
+such programs do, and begin again at once from the last snapshot: each as fast as one that was struck alone.
+
 A fault that is due waits for the process that it names: after an earlier fault it may not be back yet. How late it was
 is written down, and so is what was seen: that the process was gone, that it stood still and used no CPU time, how much
 less of it it had. A fault without such a proof has not happened.
@@ -26,6 +29,8 @@ BACK_SECONDS_MAX: Final = 60.0
 GONE_SECONDS_MAX: Final = 5.0
 """For a killed process to be gone, and for a stopped one to stand still."""
 LOOK_SECONDS: Final = 0.02
+TOGETHER: Final = {"data-parallel": "learner"}
+"""Program -> the role whose replicas are ended together."""
 PERIOD_SECONDS: Final = 0.1
 """Of the duty cycle by which a process is slowed: some ten inner steps of the small model."""
 
@@ -49,8 +54,8 @@ class Strike(msgspec.Struct, frozen=True):
 class Striker:
     """Carries a plan out, a thread for each fault that is due."""
 
-    def __init__(self, cast: Cast, faults: Sequence[Planned], zero: float) -> None:
-        self._cast, self._zero = cast, zero
+    def __init__(self, cast: Cast, faults: Sequence[Planned], zero: float, program: str) -> None:
+        self._cast, self._zero, self._together = cast, zero, TOGETHER.get(program)
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._strikes: dict[int, Strike] = {}
@@ -88,7 +93,11 @@ class Striker:
             if time.monotonic() > until:
                 self._note(number, Strike(fault, why=f"no such process for {BACK_SECONDS_MAX:.0f} s"))
                 return
-        self._note(number, _STRIKES[fault.kind](fault, found, self._over))
+        others = self._cast.find_all(fault.role) if fault.kind == "kill" and fault.role == self._together else []
+        strike = _STRIKES[fault.kind](fault, found, self._over)
+        for other in others:
+            _signal(other, signal.SIGKILL)
+        self._note(number, strike)
 
     def _note(self, number: int, strike: Strike) -> None:
         with self._lock:

@@ -47,7 +47,7 @@ def run(order: Order, folder: Path, faults: Sequence[Planned], say: Callable[[st
         try:
             while command.poll() is None:
                 if striker is None and faults and (zero := Cast(folder).zero()) is not None:
-                    striker = Striker(Cast(folder), faults, zero)
+                    striker = Striker(Cast(folder), faults, zero, order.program)
                 if striker is not None:
                     for strike in striker.news():
                         say(_told(strike))

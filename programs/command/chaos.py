@@ -27,7 +27,7 @@ from isthmus.programs.terminal.fitted_table import Column, fitted
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import write_json
 
-PROGRAMS: Final = (DEFAULT,)
+PROGRAMS: Final = (DEFAULT, "data-parallel", "elastic-data-parallel")
 FIGURES: Final = "chaos.json"
 _SUFFIX: Final = ".toml"
 

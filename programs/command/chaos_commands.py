@@ -21,7 +21,7 @@ def chaos(
         typer.Argument(
             metavar="[PLAN.toml] [PROGRAM ...]",
             help="Which faults, and which programs. Without a plan every kind of process is struck once; without "
-            "programs decoupled-diloco is tried.",
+            "programs decoupled-diloco, data-parallel and elastic-data-parallel are tried.",
             show_default=False,
         ),
     ] = None,

@@ -210,6 +210,7 @@ class Books:
             "eval_loss": finite(self.evaluations[-1]["loss"]) if self.evaluations else None,
             "eval_loss_initial": finite(self.evaluations[0]["loss"]) if self.evaluations else None,
             "evaluations": len(self.evaluations),
+            "tokens_final": next((each["tokens"] for each in self.evaluations if each["kind"] == "final"), None),
             "metrics": metrics_of(mean_of(present.values()).items()),
             "eval_metrics": metrics_of(self.evaluations[-1]["metrics"] if self.evaluations else []),
             "epochs": self._epochs(),

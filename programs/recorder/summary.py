@@ -89,7 +89,7 @@ def summarise(
     accounts = fragment_accounts(found, len(fragment_sizes))
     has_batches = bool(fragment_sizes and tokens_per_batch)
     tokens_of_step = {slot: of_slot(tokens_per_batch, slot) for slot, _ in known.trained} if has_batches else {}
-    means = _means(accounts, fragment_sizes, tokens)
+    means = _means(accounts, fragment_sizes, tokens, status.get("tokens_final"))
     bytes_sent = sum(life["bytes_sent"] for life in lives) + bytes_sent_by_shards
     return {
         "program": program,
@@ -109,7 +109,11 @@ def summarise(
         "eval_metrics": status.get("eval_metrics", {}),
         "start_seconds": round((zero or 0) / 1e9, 6),
         "wall_seconds": round(wall, 3),
-        "goodput": round(goodput(lives, found, fragment_sizes, status.get("slots", learners) * stepped), 6),
+        "goodput": round(
+            goodput(lives, found, fragment_sizes, status.get("slots", learners) * stepped)
+            * (1.0 if accounts or not tokens else 1.0 - means["lost"] / tokens),
+            6,
+        ),
         "uptime": round(_uptime(spans, zero, ended), 6),
         "bytes_sent_total": bytes_sent,
         **lines_missing(status.get("files", {})),
@@ -141,10 +145,14 @@ def lines_missing(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _means(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int], tokens: int) -> dict[str, float]:
-    """The parts of all trained tokens, as means over fragments weighted by size; all pending without fragments."""
+def _means(
+    accounts: Sequence[Mapping[str, int]], sizes: Sequence[int], tokens: int, tokens_final: int | None
+) -> dict[str, float]:
+    """The parts of all trained tokens, as means over fragments weighted by size. Without fragments all are pending but
+    those that are not in the final model, which was trained with `tokens_final`, because it went back to a snapshot."""
     if not accounts:
-        return {part: float(tokens if part == "pending" else 0) for part in FATES}
+        lost = 0 if tokens_final is None else max(0, tokens - tokens_final)
+        return {**dict.fromkeys(FATES, 0.0), "lost": float(lost), "pending": float(tokens - lost)}
     total = sum(sizes)
     return {
         part: sum(account[part] * size for account, size in zip(accounts, sizes, strict=True)) / total for part in FATES

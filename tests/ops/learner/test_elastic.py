@@ -166,13 +166,11 @@ def test_who_asks_for_the_end_gets_it_after_the_open_round() -> None:
     assert "round" not in group.called
 
 
-def test_without_a_learner_or_its_syncer_the_run_fails_and_says_why() -> None:
+def test_without_a_learner_the_run_fails_and_says_why() -> None:
     group = Group(2)
     assert group.called is not None
     with pytest.raises(RuntimeError, match="all learners of elastic-data-parallel are gone"):
         group.average(round=group.called["round"], vote={})
-    with pytest.raises(RuntimeError, match="the syncer of elastic-data-parallel died"):
-        Caller(learners=2, tokens=100).open(Context("syncer", incarnation=2))
 
 
 def test_the_mean_is_weighted_by_tokens() -> None:

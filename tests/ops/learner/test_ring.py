@@ -85,10 +85,11 @@ def test_the_hops_of_three_learners() -> None:
         assert [hop.chunk for hop in hops(rank, 3)[1:]] == [hop.chunk for hop in hops((rank - 1) % 3, 3)[:-1]]
 
 
-@pytest.mark.parametrize("broken", [START, {"step": 0, "hop": 1}, {"step": 1, "hop": 0}])
+@pytest.mark.parametrize("broken", [START, {"hop": 1}, {"step": 1}, {"chunk": 1}])
 def test_an_item_of_a_ring_that_was_closed_anew_is_not_summed(broken: dict[str, Any]) -> None:
     ring, own = rings(3)[0], parts(np.ones(6, np.float32), 0, 3, step=0, tokens=8, stop=False)
     assert ring(own[0], START) is not None
-    item = {"values": np.ones(2, np.float32), "tokens": 8, "stop": False, **broken} if broken else broken
+    values = {"values": np.ones(2, np.float32), "tokens": 8, "stop": False}
+    item = {**values, "step": 0, "hop": 0, "chunk": hops(0, 3)[1].chunk, **broken} if broken else broken
     assert ring(own[1], item) is None
     assert ring.is_idle  # For good: it has no sampled port that could wake it.

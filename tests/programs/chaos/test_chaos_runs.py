@@ -46,7 +46,7 @@ def chaos(folder: Path, *words: str, plan: str = PLAN) -> subprocess.CompletedPr
 
 
 def test_every_fault_happens_and_the_run_is_done(tmp_path: Path) -> None:
-    done = chaos(tmp_path, "plan.toml", "--run-dir", "out", "--json")
+    done = chaos(tmp_path, "plan.toml", "decoupled-diloco", "--run-dir", "out", "--json")
     assert done.returncode == 0, (done.stdout, done.stderr)
     [run] = json.loads(done.stdout)["runs"]
     assert json.loads(done.stdout) == json.loads((tmp_path / "out" / "chaos.json").read_text())

@@ -1,0 +1,71 @@
+"""Data-parallel programs go on from their snapshots: what that undoes is lost, the rest as if nothing had happened."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.programs import Program
+from isthmus.programs.results.json_lines import objects
+from isthmus.programs.simulation.pytest_plugin import Result, Worlds
+from isthmus.runtime.errors import RunError
+from isthmus.runtime.sim import Kill
+from tests.programs.family import ADAM
+
+STEPS, LEARNERS = 60, 3
+STEP = LEARNERS * 16
+"""Tokens."""
+ALL = [Kill(f"learner/{slot}", at_step=40) for slot in range(LEARNERS)]
+
+
+def run(world: Worlds, name: str, faults: list[Kill], seconds: float = 0.3) -> Result:
+    program = Program(name, snapshot_seconds=seconds)
+    return world.run(program, task=ADAM, learners=LEARNERS, steps=STEPS, faults=faults)
+
+
+def evaluations(result: Result) -> dict[tuple[int, str], list[float]]:
+    """(tokens, kind) -> the losses of all evaluations there."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for line in objects(result.folder / "evaluations.jsonl"):
+        found.setdefault((line["tokens"], line["kind"]), []).append(line["eval_loss"])
+    return found
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1e6])
+def test_learners_that_all_begin_again_have_the_bits_of_a_run_without_deaths(world: Worlds, seconds: float) -> None:
+    calm, struck = run(world, "data-parallel", []), run(world, "data-parallel", ALL, seconds)
+    assert struck.faults == {"kill": LEARNERS}
+    # Evaluations at the same tokens are the same to the last bit, whichever life made them.
+    known, found = evaluations(calm), evaluations(struck)
+    both = [where for where in found if where[1] == "during" and where in known]
+    assert len(both) >= 8
+    assert all(set(found[where]) == set(known[where]) for where in both)
+    # The budget is of all that was trained, and what a snapshot undid is lost.
+    assert (calm.summary["tokens_lost"], calm.summary["tokens_total"]) == (0, STEPS * STEP)
+    lost, total = struck.summary["tokens_lost"], struck.summary["tokens_total"]
+    assert total >= STEPS * STEP
+    assert (0 < lost < 30 * STEP) if seconds < 1 else (30 * STEP < lost < 45 * STEP)
+    assert struck.summary["goodput"] < calm.summary["goodput"]
+
+
+def test_one_that_comes_back_alone_ends_the_run_and_says_why(world: Worlds) -> None:
+    with pytest.raises(RunError, match="learner 1 died, and data-parallel cannot go on without it"):
+        run(world, "data-parallel", ALL[1:2])
+
+
+def test_the_next_life_of_the_syncer_goes_back_to_the_last_snapshot(world: Worlds) -> None:
+    calm = run(world, "elastic-data-parallel", [])
+    struck = run(world, "elastic-data-parallel", [Kill("syncer/0", at_step=40)])
+    assert struck.faults == {"kill": 1}
+    assert [struck.slots[slot].restarts for slot in range(LEARNERS)] == [0] * LEARNERS
+    assert 0 < struck.summary["tokens_lost"] < 40 * STEP
+    assert struck.summary["tokens_total"] >= STEPS * STEP
+    assert calm.eval_loss is not None
+    assert struck.eval_loss is not None
+    assert struck.eval_loss < 1.2 * calm.eval_loss
+    twice = [Kill("syncer/0", at_step=30), Kill("syncer/0", at_step=50), Kill("learner/0", at_step=45)]
+    assert run(world, "elastic-data-parallel", twice).faults == {"kill": 3}
+
+
+def test_without_a_snapshot_a_syncer_that_died_ends_the_run_and_says_why(world: Worlds) -> None:
+    with pytest.raises(RunError, match="died before any learner had taken a snapshot"):
+        run(world, "elastic-data-parallel", [Kill("syncer/0", at_step=40)], seconds=1e6)
