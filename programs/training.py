@@ -90,7 +90,7 @@ def _train(
 
     warn(request.warnings)
     if transport == "inproc":
-        opened = request.with_folder()
+        opened = request.in_one_process().with_folder()
         with watching(opened, quiet=quiet) as watch:
             outcome = start(opened, watch)
     else:

@@ -1,8 +1,10 @@
-"""Names of roles that the runtime itself knows."""
+"""Names of roles that the runtime itself knows, and of the processes of an island that several make up together."""
 
 from __future__ import annotations
 
 from typing import Final
+
+from isthmus.runtime.ids import Replica
 
 LEARNER: Final = "learner"
 """The role whose replicas take an island each; all others run on the machine beside them."""
@@ -10,3 +12,19 @@ RECORDER: Final = "recorder"
 """The role of the one replica that keeps the run folder; its machine is the run's home."""
 ROLES: Final = (LEARNER, "syncer", "evaluator")
 """What a machine may say that it takes, whether a graph has such a role or not."""
+
+
+def follower(leader: Replica, number: int) -> Replica:
+    """A process of the island of a learner beside its first one, which leads: `learner.1/0` of `learner/0`."""
+    return Replica(f"{leader.role}.{number}", leader.slot)
+
+
+def gang_number(replica: Replica) -> int:
+    """The number of a process in its island; 0 for one that leads, or is alone."""
+    _, _, number = replica.role.partition(".")
+    return int(number) if number.isdecimal() else 0
+
+
+def leader(replica: Replica) -> Replica:
+    """The replica whose graph and whose devices this one works for: itself, unless it follows."""
+    return Replica(replica.role.partition(".")[0], replica.slot) if gang_number(replica) else replica

@@ -19,7 +19,7 @@ AHEAD_SIZE_BYTES_MAX: Final = 1 << 20
 """Of the batches that a firing makes beyond the first."""
 
 
-class _Source(Protocol):
+class Source(Protocol):
     """What makes the batches of one slot."""
 
     def seek(self, begin: Beginning) -> int:
@@ -67,6 +67,13 @@ class _Streamed:
         return packed(self._stream.get_state())
 
 
+def source_of(task: Any, seed: int, slot: int, slots: int, learners: int) -> Source:
+    """What makes the batches of a slot, at its first one."""
+    if getattr(task, "stream", None) is None:
+        return _Function(task, seed, slot, slots, learners)
+    return _Streamed(opened(task, slot, slots, seed))
+
+
 class Batches:
     """Emits the batches of this slot, one to eight a firing: in a first life from position 0, in a later one, once all
     shards have told it (`place`), from after what is merged of the lives before it.
@@ -93,11 +100,7 @@ class Batches:
         """Learn which life of which slot this is, and open its stream."""
         self._member, self._now = context.member, context.now
         seed, slot = context.seed, self._member.replica.slot
-        self._source: _Source
-        if getattr(self._task, "stream", None) is None:
-            self._source = _Function(self._task, seed, slot, self._slots, self._learners)
-        else:
-            self._source = _Streamed(opened(self._task, slot, self._slots, seed))
+        self._source = source_of(self._task, seed, slot, self._slots, self._learners)
         self.is_idle = self._member.incarnation > 1 and "place" in context.connected
 
     def __call__(self, place: Mapping[Any, Place] | None = None) -> list[tuple[str, Any]]:

@@ -8,13 +8,17 @@ imported only then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.life import Life, Tensors
 from isthmus.ops.mesh.island import Island
+
+if TYPE_CHECKING:
+    from isthmus.ops.gang.leader import Led
+    from isthmus.ops.gang.orders import Following
 
 
 class Learning(Protocol):
@@ -91,9 +95,17 @@ class Evaluating(Protocol):
 
 
 def learner_of(
-    task: Any, fragments: Sequence[Fragment], *, life: Life, alpha: float, island: Island | None
+    task: Any,
+    fragments: Sequence[Fragment],
+    *,
+    life: Life,
+    alpha: float,
+    island: Island | None,
+    position: Callable[[], int],
 ) -> Learning:
-    """The learner of a task on an island, in the thread that will call it."""
+    """The learner of a task on an island, in the thread that will call it. `position` tells which batch of its slot
+    comes with a step, for the other processes of an island, who make their part of it. GangError if they do not come.
+    """
     if hasattr(task, "learner"):
         own: Learning = task.learner(fragments, life=life, alpha=alpha)
         return own
@@ -102,7 +114,29 @@ def learner_of(
     give_way()  # Before jax makes its threads, which inherit it.
     from isthmus.ops.island.jax_learner import Learner
 
-    return Learner(task, fragments, life=life, alpha=alpha, island=island)
+    if island is None or island.gang is None:
+        return Learner(task, fragments, life=life, alpha=alpha, island=island)
+    from isthmus.ops.gang.leader import Leader
+    from isthmus.ops.gang.meeting import lead
+
+    orders = lead(island.gang)
+    return Leader(Learner(task, fragments, life=life, alpha=alpha, island=island), orders, position)
+
+
+def follower_of(
+    task: Any, fragments: Sequence[Fragment], *, life: Life, alpha: float, island: Island
+) -> tuple[Led, Following]:
+    """This process's part of a learner that another process leads, and the orders of that; GangError if it is not
+    found."""
+    from isthmus.ops.gang.meeting import join
+    from isthmus.ops.island.core_turns import give_way
+
+    give_way()
+    from isthmus.ops.island.jax_learner import Learner
+
+    assert island.gang is not None
+    orders = join(island.gang)
+    return Learner(task, fragments, life=life, alpha=alpha, island=island), orders
 
 
 def gradient_learner_of(task: Any, seed: int, batch: Any, island: Island | None) -> GradientLearning:

@@ -138,11 +138,13 @@ class Functions:
 
     def put_batch(self, batch: Any) -> Any:
         """A batch where the step takes it; ShardingError if it does not divide."""
-        return batch if self.layout is None else jax.device_put(batch, self.layout.of_batch(batch))
+        return batch if self.layout is None else self.layout.put(batch, self.layout.of_batch(batch))
 
     def put(self, leaves: Sequence[Any]) -> list[Any]:
         """Merged leaves where they lie."""
-        return jax.device_put(list(leaves), None if self.layout is None else self.layout.merged)  # type: ignore[no-any-return]
+        if self.layout is None:
+            return jax.device_put(list(leaves))  # type: ignore[no-any-return]
+        return self.layout.put(list(leaves), self.layout.merged)  # type: ignore[no-any-return]
 
     def _lying(self, shapes: Sequence[Any], what: Literal["merged", "local"]) -> list[Any]:
         """Shapes of leaves, with where they lie."""
@@ -156,9 +158,14 @@ class Functions:
         named = zip(self.names, self.shapes, strict=True)
         loaded = [None if load is None else load(name, shape) for name, shape in named]
         made = loaded if all(leaf is not None for leaf in loaded) else self.first(jax.random.key(seed))
-        chosen = zip(made, loaded, self.shapes, strict=True)
-        first = [own if given is None else jnp.asarray(given, shape.dtype) for own, given, shape in chosen]
-        return first if self.layout is None else self.put(first)
+        if self.layout is None:
+            chosen = zip(made, loaded, self.shapes, strict=True)
+            return [own if given is None else jnp.asarray(given, shape.dtype) for own, given, shape in chosen]
+        lie = zip(made, loaded, self.shapes, self.layout.merged, strict=True)
+        return [
+            own if given is None else self.layout.put(np.asarray(given, shape.dtype), sharding)
+            for own, given, shape, sharding in lie
+        ]
 
     def model(self, merged: Sequence[Any], others: Sequence[Any]) -> Any:
         """The model of merged leaves and its local ones."""
@@ -248,7 +255,7 @@ class Learner:
             self._functions = functions_of(task, tuple(fragments), alpha, unless_usual(self._devices))
         layout = self._functions.layout
         self._seed = life.seed
-        self._life = jax.device_put(_words(life), None if layout is None else layout.replicated)
+        self._life = jax.device_put(_words(life)) if layout is None else layout.put(_words(life), layout.replicated)
         self._step_number = self._restarts = 0
         shapes = self._functions.shapes
         self._leaves: list[Any] = self._functions.put([np.zeros(each.shape, each.dtype) for each in shapes])
@@ -307,15 +314,16 @@ class Learner:
             values.copy_to_host_async()
         return values
 
-    def adopt(self, fragment: int, values: Vector) -> None:
-        """Replace a fragment by alpha times itself and 1 - alpha times `values`, float32[n]."""
+    def adopt(self, fragment: int, values: Vector | None) -> None:
+        """Replace a fragment by alpha times itself and 1 - alpha times `values`, float32[n]; None where another process
+        of the island has them."""
         self._write(fragment, self._functions.fragments[fragment].adopt, values)
 
-    def replace(self, fragment: int, values: Vector) -> None:
-        """Replace a fragment by `values`, float32[n], whatever alpha is."""
+    def replace(self, fragment: int, values: Vector | None) -> None:
+        """Replace a fragment by `values`, float32[n], whatever alpha is; None as for `adopt`."""
         self._write(fragment, self._functions.fragments[fragment].replace, values)
 
-    def _write(self, fragment: int, adopt: jax.stages.Wrapped, values: Vector) -> None:
+    def _write(self, fragment: int, adopt: jax.stages.Wrapped, values: Vector | None) -> None:
         touched, given = self._functions.touched[fragment], self._functions.fragments[fragment].put(values)
         for i, leaf in zip(touched, adopt([self._leaves[i] for i in touched], given), strict=True):
             self._leaves[i] = leaf

@@ -2,7 +2,8 @@
 
 On one device a payload is made there, as one array. On several no device holds a whole fragment: each unit leaves as
 it lies, each device gives its part, and the host puts the parts in their places, in C order, so that the payload is the
-same whatever the mesh is. On the way back each device gets its part.
+same whatever the mesh is. On the way back each device gets its part. Where the devices are those of several processes,
+the first of these reads all and brings all, and the devices pass on to each other what they have to.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.messages import Vector
-from isthmus.ops.mesh.state_layout import StateLayout, lying
+from isthmus.ops.mesh.state_layout import Crossing, StateLayout, lying
 
 
 @final
@@ -33,57 +34,78 @@ class FragmentFunctions:
         """`leaves` are the shardings of the touched leaves, where there is a layout."""
         self._fragment = fragment
         self._units = None if layout is None else layout.of_fragment(fragment)
-        if layout is None:
+        self._processes = 1 if layout is None else layout.processes
+        if self._units is None:
             self.extract: jax.stages.Wrapped = jax.jit(partial(_extract, fragment, places))
             self.replace: jax.stages.Wrapped = jax.jit(partial(_adopt, fragment, places, 0.0), donate_argnums=0)
         else:
-            self.extract = jax.jit(partial(_units, fragment, places), out_shardings=self._units)
-            adopt = partial(_adopt_units, fragment, places, 0.0)
+            shapes = [unit.shape for unit in self._units]
+            out = [unit.leaves for unit in self._units]
+            self.extract = jax.jit(partial(_units, fragment, places, shapes), out_shardings=out)
+            adopt = partial(_adopt_crossed, fragment, places, self._processes, 0.0)
             self.replace = jax.jit(adopt, donate_argnums=0, out_shardings=leaves)
         self.adopt = self.replace
         if alpha and layout is None:
             self.adopt = jax.jit(partial(_adopt, fragment, places, alpha), donate_argnums=0)
         elif alpha:
-            adopt = partial(_adopt_units, fragment, places, alpha)
+            adopt = partial(_adopt_crossed, fragment, places, self._processes, alpha)
             self.adopt = jax.jit(adopt, donate_argnums=0, out_shardings=leaves)
 
-    def put(self, values: Vector) -> Any:
-        """A payload float32[n] as `adopt` takes it; its memory may be used for ever."""
-        return values if self._units is None else jax.device_put(_cut(self._fragment, values), self._units)
+    def put(self, values: Vector | None) -> Any:
+        """A payload float32[n] as `adopt` takes it; its memory may be used for ever. None where another process of the
+        island brings it."""
+        if self._units is None:
+            return values
+        if self._processes == 1:
+            return jax.device_put(_cut(self._fragment, values), [unit.arrives for unit in self._units])
+        parts = [None] * len(self._units) if values is None else _cut(self._fragment, values)
+        return [self._brought(unit, part) for unit, part in zip(self._units, parts, strict=True)]
+
+    def _brought(self, unit: Crossing, values: Any) -> jax.Array:
+        """One unit of several processes' devices, of which this one brings `values`, or nothing."""
+        shape = (1, *unit.shape)
+        own = np.broadcast_to(np.float32(0), shape) if values is None else values.reshape(shape)
+
+        def part(index: Any) -> Any:
+            return own[(slice(None), *index[1:])]
+
+        return jax.make_array_from_callback((self._processes, *unit.shape), unit.arrives, part)
 
     def shapes(self) -> Any:
         """What `put` gives, as shapes."""
-        fragment, units = self._fragment, self._units
-        if units is None:
-            return lying(np.broadcast_to(np.float32(0), fragment.size))
-        zeros = [np.broadcast_to(np.float32(0), unit.values_shape) for unit in fragment.units]
-        return list(map(lying, zeros, units))
+        if self._units is None:
+            return lying(np.broadcast_to(np.float32(0), self._fragment.size))
+        ahead = () if self._processes == 1 else (self._processes,)
+        return [lying(np.broadcast_to(np.float32(0), (*ahead, *unit.shape)), unit.arrives) for unit in self._units]
 
     def payload(self, extracted: Any) -> Any:
         """What `extract` gave, as something that NumPy takes for a payload float32[n]."""
-        return extracted if self._units is None else Pieces(self._fragment, extracted)
+        return extracted if self._units is None else Pieces(self._fragment, extracted, self._units)
 
 
 @final
 class Pieces:
     """The units of a fragment, in parts on several devices; an array of all once somebody asks for it."""
 
-    def __init__(self, fragment: Fragment, units: Sequence[jax.Array]) -> None:
-        self._fragment, self._units = fragment, units
+    def __init__(self, fragment: Fragment, units: Sequence[jax.Array], crossings: Sequence[Crossing]) -> None:
+        self._fragment, self._units, self._crossings = fragment, units, crossings
 
     def copy_to_host_async(self) -> None:
         """Have the parts come."""
         for unit in self._units:
-            unit.copy_to_host_async()
+            for shard in unit.addressable_shards:
+                if shard.replica_id == 0:
+                    shard.data.copy_to_host_async()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """The payload, float32[n] in new memory."""
         del copy
         payload = np.empty(self._fragment.size, np.float32)
-        for place, unit in zip(_cut(self._fragment, payload), self._units, strict=True):
+        for place, unit, crossing in zip(_cut(self._fragment, payload), self._units, self._crossings, strict=True):
+            crossed = place.reshape(crossing.shape)
             for shard in unit.addressable_shards:
                 if shard.replica_id == 0:
-                    place[shard.index] = shard.data
+                    crossed[shard.index] = shard.data
         return payload if dtype is None else payload.astype(dtype, copy=False)
 
 
@@ -100,14 +122,27 @@ def _extract(fragment: Fragment, places: dict[str, int], leaves: list[Any]) -> j
     )
 
 
-def _units(fragment: Fragment, places: dict[str, int], leaves: list[Any]) -> list[jax.Array]:
-    """The units of a fragment, float32; copies, because jit gives back an argument that it has nothing to do with."""
-    return [jnp.copy(_rows(unit, leaves[places[unit.tensor]])).astype(jnp.float32) for unit in fragment.units]
+def _units(
+    fragment: Fragment, places: dict[str, int], shapes: Sequence[tuple[int, ...]], leaves: list[Any]
+) -> list[jax.Array]:
+    """The units of a fragment in these shapes, float32; copies, because jit gives back an argument that it has nothing
+    to do with."""
+    units = [jnp.copy(_rows(unit, leaves[places[unit.tensor]])).astype(jnp.float32) for unit in fragment.units]
+    return [unit.reshape(shape) for unit, shape in zip(units, shapes, strict=True)]
 
 
 def _adopt(fragment: Fragment, places: dict[str, int], alpha: float, leaves: list[Any], values: Any) -> list[Any]:
     """The touched leaves with a fragment's payload written into them."""
     return _adopt_units(fragment, places, alpha, leaves, _cut(fragment, values))
+
+
+def _adopt_crossed(
+    fragment: Fragment, places: dict[str, int], processes: int, alpha: float, leaves: list[Any], units: Any
+) -> list[Any]:
+    """The touched leaves with units written into them as they have arrived: of several processes, from the first."""
+    firsts = units if processes == 1 else [unit[0] for unit in units]
+    shaped = [first.reshape(unit.values_shape) for first, unit in zip(firsts, fragment.units, strict=True)]
+    return _adopt_units(fragment, places, alpha, leaves, shaped)
 
 
 def _adopt_units(fragment: Fragment, places: dict[str, int], alpha: float, leaves: list[Any], units: Any) -> list[Any]:

@@ -30,6 +30,11 @@ class Feed:
         """A first life begins at 0, and so does every life of a graph in which nobody says otherwise."""
         self.is_placed = context.member.incarnation == 1 or "cursor" not in context.connected
 
+    @property
+    def latest(self) -> int:
+        """The position of the batch that was taken last."""
+        return self._position - 1
+
     def hear(self, cursor: Cursor) -> None:
         """Take where this life begins, and a state of a batch that is yet to come."""
         if not self.is_placed:

@@ -32,6 +32,7 @@ from isthmus.ops.island.contract import Learning, learner_of
 from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.island.life import Life
 from isthmus.ops.learner.feed import Feed
+from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.step_metrics import StepMetrics
 
 REPORT_NS: Final = 100_000_000
@@ -66,6 +67,7 @@ class InnerStep:
 
     outputs = ("parameters", "fragment", "progress", "report")
     noted: ClassVar = {"report": ("step",)}
+    follower: ClassVar = Follow
 
     @staticmethod
     def schemas(task: Any, *, fragments: Sequence[Fragment] = (), **_: Any) -> dict[str, Any]:
@@ -133,6 +135,7 @@ class InnerStep:
             life=Life(context.seed, self._slot, self._incarnation),
             alpha=self._alpha,
             island=context.island,
+            position=lambda: self._feed.latest,
         )
         self._learner.compile(first_batch(self._task, context.seed, self._slot))
         if not self._fragments:

@@ -27,6 +27,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Permit, Round, Turn, Update
 from isthmus.ops.exchange.schemas import TURN, UPDATE
 from isthmus.ops.island.device_call import DeviceCall
+from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.inner_step import InnerStep
 
 
@@ -37,6 +38,7 @@ class LockStep:
     """
 
     outputs = ("fragment", "progress", "report")
+    follower: Final = Follow
 
     def __init__(
         self, task: Any, *, fragments: Sequence[Fragment], report_every: int, tokens: int, alpha: float = 0.0

@@ -37,6 +37,8 @@ def devices_of(island: Island | None) -> tuple[Any, ...]:
             f"{', '.join(map(repr, found))}. Correct `device` of the machine in the cluster file, or install what jax "
             "needs for it there."
         )
+    if island.gang is not None:
+        return _of_gang(island.devices or len(devices), island.gang.size)
     if island.devices is None:
         return devices
     end = island.begin + island.devices
@@ -46,3 +48,15 @@ def devices_of(island: Island | None) -> tuple[Any, ...]:
             "of the machine in the cluster file."
         )
     return devices[island.begin : end]
+
+
+def _of_gang(each: int, size: int) -> tuple[Any, ...]:
+    """The devices of all processes of an island, in the order of these; IslandError if they have not as many each."""
+    devices = tuple(sorted(jax.devices(), key=lambda device: (device.process_index, device.id)))
+    counts = [sum(device.process_index == number for device in devices) for number in range(size)]
+    if counts != [each] * size:
+        raise IslandError(
+            f"Opening an island of {size} processes: expected {each} devices of each, found {counts}. Give every "
+            "machine of an island the same `devices`."
+        )
+    return devices

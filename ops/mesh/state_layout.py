@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import jax
 import numpy as np
@@ -14,6 +14,9 @@ from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.exchange.path_patterns import Rules
 from isthmus.ops.mesh.sharding import Axes, MeshShape, Shard, Spec, alike, said_of
 
+PROCESS: Final = "process"
+LOCAL: Final = "local"
+
 
 class Leaf(NamedTuple):
     """A leaf of a state: its path, its shape, and whether fragments cut it into rows."""
@@ -23,11 +26,25 @@ class Leaf(NamedTuple):
     has_rows: bool = False
 
 
+class Crossing(NamedTuple):
+    """How a unit of a fragment crosses between devices and host: its shape there, which has the same C order, and how
+    what leaves and what arrives lie.
+
+    Of an island of several processes each has all that leaves. What arrives has an axis more, in front, of the
+    processes: the first brings the unit, the others zeros.
+    """
+
+    shape: tuple[int, ...]
+    leaves: NamedSharding
+    arrives: NamedSharding
+
+
 @final
 class StateLayout:
     """The shardings of merged leaves, by their paths, and of all others, in order; ShardingError if one does not fit.
 
-    `model` are the leaves of the model, `others` what a state holds beside what is merged.
+    `devices` are in the order of their `processes`, as many of each. `model` are the leaves of the model, `others` what
+    a state holds beside what is merged.
     """
 
     def __init__(
@@ -37,6 +54,8 @@ class StateLayout:
         sizes = [size for _, size in self._shape.axes]
         # Cut by the compiler from what goes in and comes out: a task's functions know of no mesh.
         self._mesh = Mesh(np.array(devices).reshape(sizes), [name for name, _ in self._shape.axes])
+        self.processes = len({device.process_index for device in devices})
+        self._by_process = Mesh(np.array(devices).reshape(self.processes, -1), (PROCESS, LOCAL))
         self._specs = {
             leaf.path: self._shape.of_leaf(leaf.path, leaf.shape, rules, has_rows=leaf.has_rows) for leaf in model
         }
@@ -45,11 +64,35 @@ class StateLayout:
         self.merged = [self._sharding(self._specs[leaf.path]) for leaf in model]
         self.local = [self._sharding(self._of_other(leaf, known, rules)) for leaf in others]
 
-    def of_fragment(self, fragment: Fragment) -> list[NamedSharding]:
-        """The shardings of a fragment's units: each lies as the tensor that it is of, or is cut for itself."""
-        return [
-            self._sharding(self._shape.of_rows(self._specs[unit.tensor], unit.values_shape)) for unit in fragment.units
-        ]
+    def put(self, tree: Any, shardings: Any) -> Any:
+        """A tree of arrays of the host, which are the same in every process, where they are to lie."""
+        if self.processes == 1:
+            return jax.device_put(tree, shardings)
+        return jax.tree.map(self._put, tree, shardings)
+
+    @staticmethod
+    def _put(array: Any, sharding: NamedSharding) -> jax.Array:
+        array = np.asarray(array)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    def of_fragment(self, fragment: Fragment) -> list[Crossing]:
+        """How a fragment's units cross: each lies as the tensor that it is of, or is cut for itself."""
+        shapes = [(unit.tensor, unit.values_shape) for unit in fragment.units]
+        return [self._crossing(self._shape.of_rows(self._specs[tensor], shape), shape) for tensor, shape in shapes]
+
+    def _crossing(self, spec: Spec, shape: tuple[int, ...]) -> Crossing:
+        if self.processes == 1:
+            return Crossing(shape, self._sharding(spec), self._sharding(spec))
+        inner: Spec = ()
+        if spec and len(self._shape.axes) == 1:
+            # The cut axis as (process, local, rest): each process gathers the parts of the others, and moves nothing.
+            axis = next(axis for axis, name in enumerate(spec) if name is not None)
+            processes, local = self._by_process.devices.shape
+            parts = processes, local, shape[axis] // (processes * local)
+            shape = (*shape[:axis], *parts, *shape[axis + 1 :])
+            inner = (*[None] * (axis + 1), LOCAL)
+        by_process = [NamedSharding(self._by_process, PartitionSpec(*each)) for each in (inner, (PROCESS, *inner))]  # type: ignore[no-untyped-call]
+        return Crossing(shape, *by_process)
 
     def of_batch(self, batch: Any) -> Any:
         """The shardings of a batch, as a tree like it; ShardingError if an array does not divide."""

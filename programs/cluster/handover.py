@@ -19,7 +19,7 @@ from isthmus.programs.request.spec import CLUSTER, Spec
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.topology import Machine
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.roles import LEARNER, leader
 from isthmus.runtime.supervision.home.events import Places
 from isthmus.runtime.system.files import write_json
 
@@ -167,7 +167,9 @@ class Handover:
         with new_folder.prepared(folder):
             write_json(folder / "graph.json", self.graph)
             write_json(folder / CLUSTER, self.sites.as_data())
-            learners = sum(where == home.name and who.role == LEARNER for who, where in self.sites.placement.items())
+            learners = sum(
+                where == home.name and leader(who).role == LEARNER for who, where in self.sites.placement.items()
+            )
             address = home.host if secret is not None or self.sites.others else "127.0.0.1"
             here = home.here(address, learners, str(secret or ""))
             spec.write(folder, {**self.spec, "zero_ns": zero_ns, "here": asdict(here)})

@@ -68,7 +68,7 @@ def train(
     from isthmus.programs.terminal.live import warn, watching
     from isthmus.programs.training import start
 
-    request = asked.request().to_train().with_folder()
+    request = asked.request().to_train().in_one_process().with_folder()
     warn(request.warnings)
     with watching(request, quiet=quiet) as view:
         start(request, view)

@@ -16,21 +16,23 @@ from isthmus.programs.islands.environment import (
     learner_environment,
     platform_of,
 )
+from isthmus.programs.islands.gang import GangOfProcesses
 from isthmus.programs.request.spec import Spec
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import Island
-from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.ids import Member
+from isthmus.runtime.roles import LEARNER, leader
 
 EVALUATOR: Final = "evaluator"
 _CLAIMS: Final[list[Claim]] = []
 """Held until this process ends."""
 
 
-def take(replica: Replica, told: Spec) -> Island | None:
+def take(member: Member, told: Spec) -> Island | None:
     """The island of a host that computes, None for all that jax finds; the environment of this process is set for it.
     What is in the way is told by the island, and refused by the body that is to use it."""
     is_on_cpu = told.evaluate_on == "cpu"
+    replica = leader(member.replica)
     if replica.role not in (LEARNER, EVALUATOR) or replica.role not in told.computing:
         return None
     if replica.role == EVALUATOR and is_on_cpu:
@@ -45,12 +47,14 @@ def take(replica: Replica, told: Spec) -> Island | None:
             return None
         number = _claimed(islands)
         set_environment(learner_environment(islands, number, total, has_evaluator=not is_on_cpu))
-    except ConfigError as error:
+        size = told.processes_of(replica.slot)
+        gang = GangOfProcesses(member, size, told.here.address) if size > 1 else None
+    except (ConfigError, OSError) as error:
         return Island(refusal=str(error))
     if islands.platform is None:
-        return None
+        return None if gang is None else Island(gang=gang)
     kinds = told.here.kinds if platform_of(told.here.kinds) == islands.platform else ()
-    return Island(kinds, islands.devices)
+    return Island(kinds, islands.devices, gang=gang)
 
 
 def shares(devices: int, learners: int) -> list[Island]:

@@ -19,7 +19,7 @@ from isthmus.programs.replay.tape_files import HOME, Read, TapeFile
 from isthmus.programs.request import spec
 from isthmus.programs.request.run_lock import user_of
 from isthmus.runtime.errors import ConfigError, Fault, RequestError
-from isthmus.runtime.graph.plans import Plan, lower
+from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.scheduler.core import Scheduler
 from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.home.events import HomeBegan, Places
@@ -80,8 +80,8 @@ def _cast(folder: Path, doing: str) -> _Cast:
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", _WHOLE) from None
     try:
-        before = tuple((_Cast(each, lower(each.graph()), places), names) for each, names in formers)
-        return _Cast(told, lower(told.graph()), places, before)
+        before = tuple((_Cast(each, each.plans(), places), names) for each, names in formers)
+        return _Cast(told, told.plans(), places, before)
     except RequestError as error:
         do = "Replay with the sources with which it was trained: those of isthmus, and the file of its program."
         found = error.faults[0]

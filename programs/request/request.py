@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, final
 
 from isthmus.programs import language_model
+from isthmus.programs.checks.processes import process_faults
 from isthmus.programs.recorder.roles import SNAPSHOT_SECONDS_DEFAULT, with_recorder
 from isthmus.programs.request import new_folder, reference
 from isthmus.programs.request.environment import prepare_environment
@@ -35,7 +36,7 @@ SHIPPED_TASK: Final = "isthmus.programs.language_model:task"
 NAMELESS_TASK: Final = "a Task object that no module names"
 SLOTS_MAX_DEFAULT: Final = 16
 _SEED_MAX: Final = (1 << 63) - 1
-_OF_REQUEST: Final = ("local_batch", "argv", "evaluate_on", "snapshot_every_seconds")
+_OF_REQUEST: Final = ("local_batch", "argv", "evaluate_on", "snapshot_every_seconds", "processes")
 """Keys of section `run.` that are of no job."""
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -78,6 +79,23 @@ class Request:
             raise ConfigError(f"Training by {self.program.reference!r}", expected, "none", do)
         return self
 
+    def in_one_process(self) -> Request:
+        """This request, if one process can have all of it; ConfigError for islands of several."""
+        if max(self.processes, default=1) > 1:
+            do = "Leave --transport out, or run.processes."
+            raise ConfigError(
+                "Reading --transport inproc",
+                "learners of one process each",
+                f"run.processes = {list(self.processes)}",
+                do,
+            )
+        return self
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The processes of each learner's island, by slot; of a slot beyond the end, one."""
+        return tuple(self.config["run"].get("processes", ()))
+
     def with_folder(self) -> Request:
         """This request, with its run folder made, which has another name where that was taken meanwhile. ConfigError if
         it cannot be made."""
@@ -114,9 +132,13 @@ def prepare(
     with_recorder(graph, job)
     proof = verify(graph)
     _check_learners(graph, job)
+    plans = lower(graph)
+    if faults := list(process_faults(plans, parts.run["processes"], job.learners)):
+        raise ConfigError.of(faults)
     section = {"program": program.reference, **parts.run}
-    if not section["argv"]:
-        del section["argv"]
+    for name in ("argv", "processes"):
+        if not section[name]:
+            del section[name]
     if task is not None:
         section["task"] = job.task.text
     return Request(
@@ -126,7 +148,7 @@ def prepare(
         job=job,
         graph=graph,
         proof=proof,
-        plans=lower(graph),
+        plans=plans,
         fingerprint=fingerprint(graph, job, program.builder()),
         run_dir=parts.run_dir,
         is_run_dir_given=run_dir is not None,
@@ -198,6 +220,7 @@ def _run(
     argv: tuple[str, ...] = (),
     evaluate_on: Literal["cpu", "island"] = "cpu",
     snapshot_every_seconds: float = SNAPSHOT_SECONDS_DEFAULT,
+    processes: tuple[int, ...] = (),
 ) -> Mapping[str, Any]:
     """Section `run.`; ConfigError for values out of range."""
     rules = (
@@ -223,6 +246,7 @@ def _run(
         "argv": argv,
         "evaluate_on": evaluate_on,
         "snapshot_every_seconds": snapshot_every_seconds,
+        "processes": processes,
     }
 
 

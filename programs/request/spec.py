@@ -17,13 +17,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from isthmus.programs.checks.processes import follower_plan
 from isthmus.programs.recorder.roles import OF_RUN, SNAPSHOT_SECONDS_DEFAULT, least_replicas, with_recorder
 from isthmus.programs.recorder.summary import roster_counts
 from isthmus.programs.request.fingerprint import fingerprint
 from isthmus.programs.request.program import Program
 from isthmus.programs.request.request import Request
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Job, Node, Reference, TensorSpec
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.roles import LEARNER, follower
 from isthmus.runtime.supervision.home.events import Cast
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import boot_id
@@ -61,7 +65,8 @@ class Spec:
     as they are imported, `zero_ns` the instant of the machine's monotonic clock that all its times count from,
     `cpu_seconds` what the command had used by then, `tokens_of_step` the tokens of a batch, by slot
     (`ops.data.batches.of_slot`), `evaluate_on` where the evaluator computes: "cpu" or "island", `transport` whether
-    hosts are processes ("zmq") or all in one ("inproc")."""
+    hosts are processes ("zmq") or all in one ("inproc"), `processes` how many make up the island of each learner, by
+    slot; of a slot beyond the end, one."""
 
     run: str
     job: Job
@@ -78,11 +83,29 @@ class Spec:
     evaluate_on: str = "cpu"
     snapshot_every_seconds: float = SNAPSHOT_SECONDS_DEFAULT
     transport: str = "zmq"
+    processes: tuple[int, ...] = ()
 
     @property
     def cast(self) -> Cast:
         """Who takes part, as a home's core takes it."""
-        return Cast(roles=dict(self.roles), slots_max=dict(self.slots_max), least=dict(self.least))
+        return Cast(
+            roles=dict(self.roles),
+            slots_max=dict(self.slots_max),
+            least=dict(self.least),
+            processes=self.processes,
+        )
+
+    def processes_of(self, slot: int) -> int:
+        """How many make up the island of a learner."""
+        return self.processes[slot] if slot < len(self.processes) else 1
+
+    def plans(self) -> dict[str, Plan]:
+        """What each kind of host runs; ConfigError as for `graph`."""
+        plans, job = lower(self.graph()), self.job
+        for number in range(1, max(self.processes, default=1)):
+            role = follower(Replica(LEARNER, 0), number).role
+            plans[role] = follower_plan(plans[LEARNER], role, job.learners, job.slots_max)
+        return plans
 
     def graph(self) -> Graph:
         """The graph, built here; ConfigError if it is not the one that was submitted."""
@@ -115,7 +138,8 @@ def of(request: Request, *, zero_ns: int, cpu_seconds: float, transport: str = "
         "evaluate_on": request.config["run"]["evaluate_on"],
         "snapshot_every_seconds": request.config["run"]["snapshot_every_seconds"],
         "transport": transport,
-        "here": asdict(Here("127.0.0.1", counts.get("learner", 0))),
+        "processes": list(request.processes),
+        "here": asdict(Here("127.0.0.1", counts.get("learner", 0) + sum(request.processes) - len(request.processes))),
         "job": {
             "program": job.program,
             "task": job.task.text,
@@ -182,7 +206,7 @@ def read(data: Mapping[str, Any]) -> Spec:
     computing, argv = tuple(told.pop("computing")), tuple(told.pop("argv"))
     here = told.pop("here")
     here = Here(**{**here, "kinds": tuple(here.get("kinds", ()))})
-    told["tokens_of_step"] = tuple(told["tokens_of_step"])
+    told |= {name: tuple(told.get(name, ())) for name in ("tokens_of_step", "processes")}
     job = Job(layout=layout, task=Reference(work.pop("task")), settings=settings, tokens_by_slot=by_slot, **work)
     return Spec(job=job, computing=computing, argv=argv, here=here, **told)
 

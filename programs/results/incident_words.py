@@ -16,6 +16,7 @@ from isthmus.runtime.membership.messages import LongExcuse, Pace, Refusal, Silen
 from isthmus.runtime.supervision.home.restarts import HEALTHY
 from isthmus.runtime.supervision.incidents import (
     Adopted,
+    Bereft,
     BodyFailed,
     Condemned,
     CutOff,
@@ -170,6 +171,8 @@ def verdict(verdict: Verdict) -> str:
         case Unreached():
             told = f"cut off for {_time(verdict.lasted_ns)}: its heartbeats came, but it {_reaches_none(verdict.peers)}"
             return f"{told}{_times(verdict.patience_times)}"
+        case Bereft():
+            return f"part of an island whose process {verdict.of} is gone"
         case Misbehaved():
             return f"sent {_items(verdict.count)}, refused{_mismatch(verdict)}"
         case _:
@@ -251,6 +254,8 @@ def _condemnation(verdict: Verdict) -> str:
         case Unreached():
             took = _time(verdict.lasted_ns)
             return f"was cut off for {took}, without a data connection to any other host, and was killed"
+        case Bereft():
+            return f"is part of the same island as {verdict.of}, which is gone, and was killed"
         case Misbehaved():
             return f"sent {_items(verdict.count)} that {verdict.by} refused, and was killed by the daemon"
         case _:

@@ -16,10 +16,10 @@ from isthmus.programs.recorder.roles import resolving
 from isthmus.programs.request import reference, spec
 from isthmus.programs.request.environment import prepare_environment
 from isthmus.programs.run.interrupts import unblock
-from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.host.own_process import HostProcess
 from isthmus.runtime.host.roster import meets
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.roles import LEARNER, gang_number, leader
 from isthmus.runtime.security.keys import Keyring, read_pair
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
@@ -32,8 +32,8 @@ def settle_on_core(replica: Replica, learners: int) -> None:
     to itself, and theirs are the answers that come too late (docs/decisions/0012).
     """
     cores = sorted(os.sched_getaffinity(0))
-    if replica.role == "learner" and learners > len(cores):
-        os.sched_setaffinity(0, {cores[replica.slot % len(cores)]})
+    if leader(replica).role == LEARNER and learners > len(cores):
+        os.sched_setaffinity(0, {cores[(replica.slot + gang_number(replica)) % len(cores)]})
 
 
 def main(arguments: list[str]) -> int:
@@ -45,9 +45,10 @@ def main(arguments: list[str]) -> int:
     prepare_environment(1)
     told = spec.load(folder)
     sys.argv = list(told.argv)
-    island = take(replica, told)
+    island = take(member, told)
     settle_on_core(replica, told.here.learners)
-    plan = lower(told.graph())[replica.role]
+    plan = told.plans()[replica.role]
+    gang = None if island is None else island.gang
 
     resolve = resolving(folder, reference.resolve, told.snapshot_every_seconds)
     machines: dict[Replica, str] = {}
@@ -62,7 +63,9 @@ def main(arguments: list[str]) -> int:
         daemon=arguments[3],
         zero_ns=told.zero_ns,
         seed=told.job.seed,
-        listens=None if replica.role == "learner" else told.here.address,
+        listens=None if leader(replica).role == LEARNER else told.here.address,
+        endpoints=() if gang is None else gang.endpoints,
+        on_roster=None if gang is None else gang.hear,
         machines=machines,
         keys=keys,
         meets=lambda other: meets(replica, other),

@@ -24,6 +24,7 @@ from isthmus.programs.run.fork_link import ForkLink
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.host.own_process import environment
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.roles import leader
 
 FORK_SERVER_LOG: Final = "forkserver.log"
 RETRY_SECONDS: Final = 1.0
@@ -59,16 +60,16 @@ class Launcher:
 
     def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
         """Start the fork server, if one of these needs it; they come last, because it is not ready at once."""
-        if any(replica.role in self._computing for replica in wanted):
+        if any(self._computes(replica) for replica in wanted):
             with suppress(OSError):  # There is no room for it, which whoever asks it for a host is told.
                 self._fork_server()
-        return sorted(wanted, key=lambda replica: replica.role in self._computing)
+        return sorted(wanted, key=self._computes)
 
     def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
         """Start one host, which finds its daemon at `endpoint`, and call `started` with its pid; OSError if there is no
         room for it."""
         wanted = _Wanted(member, endpoint, started)
-        if member.replica.role not in self._computing:
+        if not self._computes(member.replica):
             started(self._start(wanted))
             return
         server = self._fork_server()
@@ -85,6 +86,9 @@ class Launcher:
         for server in servers:
             server.close()  # It holds nothing, and may be busy with the imports of the user's task.
         self._server, self._former = None, [server for server in servers if not server.is_gone]
+
+    def _computes(self, replica: Replica) -> bool:
+        return leader(replica).role in self._computing
 
     # -- the fork server -----------------------------------------------------------------------------------------------
 
@@ -145,7 +149,7 @@ class Launcher:
     def _start(self, wanted: _Wanted) -> int:
         member, replica = wanted.member, wanted.member.replica
         arguments = ["isthmus.programs.run.host_process", str(self._folder), str(replica), str(member.incarnation)]
-        computes = replica.role in self._computing
+        computes = self._computes(replica)
         return _spawn([*arguments, wanted.endpoint], log_of(self._folder, replica), computes=computes)
 
 

@@ -46,12 +46,14 @@ class Traffic:
 class Island:
     """The devices that a host may use: `kinds` are the names that they may have, none for any; `devices` is how many
     there are, None for all that its process sees, and `begin` the number of the first among those; `refusal` says why
-    it cannot have them, where that is so."""
+    it cannot have them, where that is so; `gang` are the processes that make it up together, None where one does, and
+    `devices` then those of each."""
 
     kinds: tuple[str, ...] = ()
     devices: int | None = None
     begin: int = 0
     refusal: str = ""
+    gang: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,7 @@ from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Island
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.raised import untold
-from isthmus.runtime.host.roster import Meeting, Meetings, phase, steps
+from isthmus.runtime.host.roster import Meeting, Meetings, Row, phase, steps
 from isthmus.runtime.host.supply import Supply
 from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
 from isthmus.runtime.host.trace import Span, Trace
@@ -56,7 +56,8 @@ OpenChannel = Callable[[Clock, Any, Callable[[int, Member, Member, int, Instant,
 class HostProcess:
     """Runs one plan as one member of the run named `run`, until the daemon says that it is over. `listens` is the
     address where others may dial it, None if nobody does; `machines` and `keys` are kept up to date by what the daemon
-    says: where each member is, and whose keys are admitted. `island` are the devices that this host may use."""
+    says: where each member is, and whose keys are admitted. `island` are the devices that this host may use.
+    `endpoints` are what it says of where it is, if nobody dials it; `on_roster` is called with every roster."""
 
     def __init__(
         self,
@@ -75,6 +76,8 @@ class HostProcess:
         resolve: Callable[[Reference], Any],
         open_channel: OpenChannel,
         island: Island | None = None,
+        endpoints: Sequence[str] = (),
+        on_roster: Callable[[Sequence[Row]], None] | None = None,
     ) -> None:
         self._member, self._plan, self._folder = member, plan, folder
         self._listens, self._run = listens, run
@@ -103,7 +106,8 @@ class HostProcess:
             on_failed=self._failed,
         )
         self._meetings = Meetings(plan, member, channel=self._channel, meets=meets, tell=self._host.handle)
-        self._endpoints: list[str] = []
+        self._endpoints = list(endpoints)
+        self._on_roster = on_roster
         self._supply = Supply(plan)
         self._silence = Silence(time.monotonic(), HEARTBEAT_SECONDS)
         self._error: str | None = None
@@ -144,6 +148,8 @@ class HostProcess:
         if self._keys is not None:
             self._keys.replace({key: machine for machine, key in keys.items()})
         self._meetings.take(rows, keys)
+        if self._on_roster is not None:
+            self._on_roster(rows)
 
     def _say(self, kind: str, **more: Any) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 from isthmus.runtime.channels.contract import DiallingChannel, Endpoints
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.roles import LEARNER, leader
 from isthmus.runtime.scheduler.events import Event, ReplicaJoined, ReplicaLeft
 
 RELAY: Final = "recorder"
@@ -97,7 +98,7 @@ def meets(mine: Replica, other: Replica) -> Meeting:
 def phase(replica: Replica, published: Mapping[str, Mapping[str, Any]], *, is_open: bool) -> str:
     """The phase of a host that shows `published`: of a learner, that of its inner-step."""
     if not is_open:
-        return "compiling" if replica.role == "learner" else "starting"
+        return "compiling" if leader(replica).role == LEARNER else "starting"
     for each in published.values():
         if "phase" in each and replica.role == "learner":
             return "recovering" if each["phase"] == "ready" else str(each["phase"])

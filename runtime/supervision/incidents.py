@@ -50,7 +50,14 @@ class Misbehaved(Finding, frozen=True, tag="misbehaved"):
     count: int
 
 
-Verdict: TypeAlias = Silence | LongExcuse | Stall | Unspoken | Hurried | Unreached | Misbehaved
+class Bereft(Finding, frozen=True, tag="bereft"):
+    """Process `of` of the island that it is part of has ended, or could not be had: its processes live and end
+    together."""
+
+    of: str
+
+
+Verdict: TypeAlias = Silence | LongExcuse | Stall | Unspoken | Hurried | Unreached | Misbehaved | Bereft
 
 
 # -- what a body raised ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from isthmus.runtime.clock import seconds
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision import incidents
-from isthmus.runtime.supervision.home import endings
+from isthmus.runtime.supervision.home import endings, watch
 from isthmus.runtime.supervision.home.restarts import BACKOFF_SECONDS
 from isthmus.runtime.supervision.home.state import RunState
 from isthmus.runtime.supervision.station_events import NoteLives
@@ -18,12 +18,25 @@ def start(run: RunState, replicas: list[Replica]) -> None:
         run.due.pop(replica, None)
     if run.is_unsure or run.is_ending:
         return
-    idle = [each for each in replicas if each not in run.noting and not run.fleet.is_tracked(each)]
-    fresh = [each for each in idle if each not in run.fleet.retired]
+    gangs = dict.fromkeys(tuple(run.fleet.gang(each)) for each in replicas if not run.fleet.is_retired(each))
+    fresh = [gang for gang in gangs if not any(each in run.noting or run.fleet.is_tracked(each) for each in gang)]
     if fresh:
-        run.noting.update(fresh)
-        numbers = {replica: 1 + max(run.floor, run.newest.get(replica, 0)) for replica in fresh}
+        numbers: dict[Replica, int] = {}
+        for gang in fresh:
+            numbers |= dict.fromkeys(gang, 1 + max(run.floor, *(run.newest.get(each, 0) for each in gang)))
+        run.noting.update(numbers)
         run.commands.append(NoteLives(tuple(Member(*each) for each in numbers.items())))
+
+
+def mend(run: RunState) -> None:
+    """Have what is left of an island killed, of which not every process has the same life: after a ledger was lost,
+    nobody knows what became of the others."""
+    for gang in run.fleet.gangs:
+        numbers = {each: run.newest.get(each) for each in gang if run.fleet.is_tracked(each)}
+        missing = next((each for each in gang if each not in numbers), None)
+        if numbers and (missing is not None or len(set(numbers.values())) > 1):
+            for each, number in numbers.items():
+                watch.condemn(run, Member(each, number or 0), incidents.Bereft(str(missing or gang[0])))
 
 
 def start_later(run: RunState, replica: Replica) -> None:
@@ -38,7 +51,7 @@ def noted(run: RunState, members: tuple[Member, ...]) -> None:
         replica, is_next = member.replica, member.replica in run.noting
         run.noting.discard(replica)
         run.newest[replica] = max(member.incarnation, run.newest.get(replica, 0))
-        if is_next and not run.is_ending and replica not in run.fleet.retired and _has_place(run, replica):
+        if is_next and not run.is_ending and not run.fleet.is_retired(replica) and _has_place(run, replica):
             run.fleet.of(replica).track(member, is_new=True)
     run.has_news = True
 

@@ -18,6 +18,7 @@ from typing import assert_never
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.membership.messages import Stall
+from isthmus.runtime.roles import gang_number
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.home import births, deaths, endings, takeover, watch
 from isthmus.runtime.supervision.home.events import (
@@ -254,6 +255,8 @@ class Home:
     def _roster(self) -> tuple[Row, ...]:
         rows = []
         for member in self._run.roll.members():
+            if gang_number(member.replica):  # Nobody but its leader talks with it.
+                continue
             life = self.lives.get(member.replica)
             endpoints = () if life is None else life.seen.said.endpoints
             rows.append((str(member.replica), member.incarnation, endpoints, self.fleet.name(member.replica)))
@@ -283,6 +286,18 @@ class Home:
         for replica, life in self.lives.items():
             demand(life.member.replica == replica, f"{life.member} is kept as {replica}")
             demand(self.fleet.machines[life.machine].has(life.member), f"{life.member} is known, and not tracked")
+        if self._run.adopt_until is None and not self.is_ending:
+            self._check_gangs()
         for replica in self._run.due:
             demand(not self.fleet.is_tracked(replica), f"{replica} lives, and its next life is due")
         self._run.roll.check()
+
+    def _check_gangs(self) -> None:
+        """Raise InvariantError unless the lives of an island's processes are one life, or are being ended."""
+        fleet = self.fleet
+        for gang in fleet.gangs:
+            there = [each for each in gang if fleet.is_tracked(each)]
+            condemned = all(each in fleet.of(each).condemned for each in there)
+            numbers = {self._run.newest[each] for each in there}
+            is_one = len(numbers) <= 1 and len(there) in (0, len(gang))
+            demand(is_one or condemned, f"of {gang[0]} there are {', '.join(map(str, there))}, with lives {numbers}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from isthmus.runtime.ids import Member
 from isthmus.runtime.membership.messages import HostEnded
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.roles import LEARNER, leader
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.home import births, endings, watch
 from isthmus.runtime.supervision.home.machine import Machine
-from isthmus.runtime.supervision.home.state import Life, RunState
+from isthmus.runtime.supervision.home.state import Fallen, RunState
 from isthmus.runtime.supervision.messages import Gone, Seen
 
 
@@ -31,12 +31,32 @@ def bury(run: RunState, machine: Machine, gone: Gone) -> None:
     if not run.is_ending:
         run.write(member, ended)
     watch.find(run, run.roll.take(HostEnded(member), run.now))
-    if replica.role == LEARNER:
-        run.repeats.ended(replica, gone.error, None if life is None else life.served_at, run.now)
+    fallen = _fallen(run, member, Fallen(ended, None if life is None else life.served_at))
+    if fallen is None:
+        return
+    first = Member(leader(replica), member.incarnation)
+    if first.replica.role == LEARNER:
+        run.repeats.ended(first.replica, fallen.ended.error, fallen.served_at, run.now)
     if not run.is_ending and (repeated := run.repeats.common(run.fleet.learners)) is not None:
         endings.end_run(run, "failed", incidents.ProgramFailed(repeated.error, repeated.lives))
-    if not run.is_ending and not (run.is_stopping and replica.role == LEARNER and _has_learner(run)):
-        _follow(run, member, life, ended)
+    if not run.is_ending and not (run.is_stopping and first.replica.role == LEARNER and _has_learner(run)):
+        _follow(run, first, fallen)
+
+
+def _fallen(run: RunState, member: Member, fallen: Fallen) -> Fallen | None:
+    """What ended the life of an island of which a process has ended; None as long as others are there, which end,
+    too. Of a replica that is alone its own end."""
+    gang = run.fleet.gang(member.replica)
+    if len(gang) == 1:
+        return fallen
+    lead = run.lives.get(gang[0])
+    if lead is not None:  # What a follower serves, its leader says.
+        fallen = Fallen(fallen.ended, lead.served_at)
+    fallen = run.fallen.setdefault(gang[0], fallen)
+    others = [each for each in gang if run.fleet.is_tracked(each)]
+    for each in () if run.is_ending else others:
+        watch.condemn(run, Member(each, run.newest[each]), incidents.Bereft(str(member.replica)))
+    return None if others else run.fallen.pop(gang[0])
 
 
 def lose(run: RunState, machine: Machine, end: incidents.End) -> None:
@@ -52,9 +72,9 @@ def _has_learner(run: RunState) -> bool:
     return any(life.seen.said.phase in watch.SERVING for life in run.learners)
 
 
-def _follow(run: RunState, former: Member, life: Life | None, ended: incidents.Ended) -> None:
+def _follow(run: RunState, former: Member, fallen: Fallen) -> None:
     """Begin the next life of a replica in time, unless lives of it end again and again."""
-    replica = former.replica
+    replica, ended, served_at = former.replica, fallen.ended, fallen.served_at
     if replica in run.fleet.retired:
         return
     is_unreached = isinstance(ended.verdict, incidents.Unreached)
@@ -66,7 +86,6 @@ def _follow(run: RunState, former: Member, life: Life | None, ended: incidents.E
     if isinstance(ended.end, incidents.NotStarted):  # Nor here: there may be room later.
         births.start_later(run, replica)
         return
-    served_at = None if life is None else life.served_at
     if isinstance(ended.verdict, incidents.Misbehaved):  # However long it took, it came to nothing.
         served_at = None
     delay = run.restarts.delay(replica, served_at, run.now)

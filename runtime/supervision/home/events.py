@@ -32,11 +32,13 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
 
 class Cast(msgspec.Struct, frozen=True, kw_only=True):
     """Who takes part in a run: the replicas of each role at its start; the most (`slots_max`) and the `least` that
-    there may be, where those are others: a run that has fewer of a role cannot go on."""
+    there may be, where those are others: a run that has fewer of a role cannot go on. `processes` are those of the
+    island of each learner, by slot; of a slot beyond the end, one."""
 
     roles: dict[str, int]
     slots_max: dict[str, int] = {}
     least: dict[str, int] = {}
+    processes: tuple[int, ...] = ()
 
 
 class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

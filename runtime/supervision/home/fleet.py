@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.roles import LEARNER, follower, leader
 from isthmus.runtime.supervision.home.events import Cast, Places, Taken
 from isthmus.runtime.supervision.home.machine import Machine
 from isthmus.runtime.supervision.messages import Wanted
@@ -25,6 +25,11 @@ class Fleet:
         self.home = places.home
         self.slots_max = {**cast.roles, **cast.slots_max}
         self.replicas = [Replica(role, slot) for role in cast.roles for slot in range(cast.roles[role])]
+        self._processes = dict(enumerate(cast.processes))
+        for learner in [each for each in self.replicas if each.role == LEARNER]:
+            for each in self.gang(learner)[1:]:
+                self.replicas.append(each)
+                self.slots_max[each.role] = self.slots_max[LEARNER]
         self.machines: dict[str, Machine] = {}
         self.retired: dict[Replica, str] = {}
         self._least = {**cast.roles, **cast.least}
@@ -42,6 +47,18 @@ class Fleet:
     def of(self, replica: Replica) -> Machine:
         """The same."""
         return self.machines[self.name(replica)]
+
+    def gang(self, replica: Replica) -> list[Replica]:
+        """The processes that live and end with one: those of its island, the leader first; itself, if it is alone."""
+        first = leader(replica)
+        count = self._processes.get(first.slot, 1) if first.role == LEARNER else 1
+        return [first, *(follower(first, number) for number in range(1, count))]
+
+    @property
+    def gangs(self) -> list[list[Replica]]:
+        """The islands of several processes."""
+        found = [self.gang(Replica(LEARNER, slot)) for slot in self._processes]
+        return [gang for gang in found if len(gang) > 1]
 
     @property
     def others(self) -> list[str]:
@@ -61,8 +78,12 @@ class Fleet:
     def is_tracked(self, replica: Replica) -> bool:
         return any(replica in machine.tracked for machine in self.machines.values())
 
+    def is_retired(self, replica: Replica) -> bool:
+        """Whether it is to have no next life; an island goes as one."""
+        return leader(replica) in self.retired
+
     def is_expected(self, replica: Replica) -> bool:
-        return replica not in self.retired and not self.of(replica).is_away
+        return not self.is_retired(replica) and not self.of(replica).is_away
 
     def is_spare(self, replica: Replica) -> bool:
         """Whether the run can go on without a replica."""
@@ -74,7 +95,7 @@ class Fleet:
         return [
             replica
             for replica in self.replicas
-            if replica.role != LEARNER
+            if leader(replica).role != LEARNER
             and self.is_expected(replica)
             and not self.is_spare(replica)
             and (self.name(replica) == self.home or not self.of(replica).is_silent)
@@ -91,7 +112,8 @@ class Fleet:
         return [each for each in self.replicas if each.role == LEARNER and self.is_expected(each)]
 
     def learners_on(self, name: str) -> list[Replica]:
-        return [each for each in self.replicas if each.role == LEARNER and self.name(each) == name]
+        """The processes of learners on a machine."""
+        return [each for each in self.replicas if leader(each).role == LEARNER and self.name(each) == name]
 
     def wanted(self) -> dict[str, tuple[Wanted, ...]]:
         """What each machine is to have."""
@@ -125,15 +147,15 @@ class Fleet:
         """Have a machine take part no more; its learners' slots go with it."""
         self.machines[name].is_away = True
         for replica in self.learners_on(name):
-            self.retired.setdefault(replica, how)
+            self.retired.setdefault(leader(replica), how)
 
     def relocate(self, replica: Replica) -> bool:
         """Move a replica whose machine is lost or taken away to one that offers its role; whether it has a place."""
         where = self.of(replica)
         if where.is_reached:
             return True
-        if replica.role == LEARNER:
-            return replica not in self.retired
+        if leader(replica).role == LEARNER:
+            return not self.is_retired(replica)
         names = [name for name in self.others if replica.role in self._offers.get(name, ())]
         able = [name for name in names if self.machines[name].is_reached]
         if replica.role in self._home_offers:

@@ -31,7 +31,7 @@ from isthmus.runtime.membership.messages import (
     SuspectMember,
 )
 from isthmus.runtime.membership.options import MembershipOptions
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.roles import LEARNER, leader
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS
 
@@ -137,7 +137,7 @@ class Roll:
         self._hurried = {
             member: self._hurried.get(member, now)
             for member, _ in silent
-            if is_hurried and member.replica.role == LEARNER
+            if is_hurried and leader(member.replica).role == LEARNER
         }
         for member, state in silent:
             if now - self._hurried.get(member, now) >= HURRY:

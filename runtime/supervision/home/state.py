@@ -32,12 +32,22 @@ class Life:
     """Of its items, by who refused them and the edge."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fallen:
+    """What ended the life of an island of several processes: how the first of these ended, and since when the leader
+    had served."""
+
+    ended: incidents.Ended
+    served_at: Instant | None
+
+
 @dataclass(slots=True)
 class RunState:
     """Of one run. Numbers of lives: the `newest` of each replica, those that are `noting` now, and the `floor` above
     which they are taken. `is_unsure`: the ledger was lost, and nobody knows yet which lives there are. A daemon that
     took over waits until `adopt_until` for the replicas that it is `adopting`. `due` is when the next life of a replica
-    begins. `has_news`: machines are to be told, `has_changed`: the journal is to be written."""
+    begins. `fallen`: the islands, by their leaders, whose last processes are about to end. `has_news`: machines are to
+    be told, `has_changed`: the journal is to be written."""
 
     fleet: Fleet
     roll: Roll
@@ -55,6 +65,7 @@ class RunState:
     adopting: set[Replica] = field(default_factory=set)
     adopt_until: Instant | None = None
     due: dict[Replica, Instant] = field(default_factory=dict)
+    fallen: dict[Replica, Fallen] = field(default_factory=dict)
     reasons: dict[Replica, incidents.Incident] = field(default_factory=dict)
     used: dict[str, float] = field(default_factory=dict)
     outcome: Outcome = "running"

@@ -110,5 +110,6 @@ def adopted_all(run: RunState) -> None:
         run.has_changed = True
         run.write(DAEMON, incidents.NumbersLost(run.floor + 1))
         run.commands.append(NoteFound())
+        births.mend(run)
         births.start(run, run.fleet.replicas)
     run.has_news = True

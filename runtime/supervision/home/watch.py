@@ -12,6 +12,7 @@ from isthmus.runtime.clock import seconds
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items.refused import Refusal
 from isthmus.runtime.membership.messages import Excuse, HeartbeatArrived, HostAnnounced, Phase
+from isthmus.runtime.roles import gang_number
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.home import endings
 from isthmus.runtime.supervision.home.liveness import Findings
@@ -71,7 +72,8 @@ def beat(run: RunState) -> None:
     is_hurried = run.is_coming_to_its_end and not run.is_ending
     find(run, run.roll.review(run.now, is_hurried=is_hurried))
     if not run.is_ending:
-        heard = {life.member: life.seen.said for life in run.lives.values() if run.roll.is_heard(life.member)}
+        lives = [life for life in run.lives.values() if not gang_number(life.member.replica)]
+        heard = {life.member: life.seen.said for life in lives if run.roll.is_heard(life.member)}
         find(run, run.reach.beat(heard, is_hurried=is_hurried))
         if unserved := run.service.beat(run.fleet.needed(), heard, is_hurried=is_hurried):
             replica, lasted = unserved

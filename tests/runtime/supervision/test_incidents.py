@@ -23,6 +23,7 @@ VERDICTS: Final = (
     incidents.Hurried(),
     incidents.Unreached(20_000_000_000, 3, 2),
     incidents.Misbehaved("syncer/0", "a.answer -> b.answer", "norms", "a list", "'ä'", 3),
+    incidents.Bereft("learner.1/0"),
 )
 ENDS: Final = (
     Exited(3),

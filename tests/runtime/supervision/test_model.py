@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from isthmus.runtime.clock import milliseconds
 from isthmus.runtime.ids import Replica
+from isthmus.runtime.roles import gang_number, leader
 from isthmus.runtime.supervision.home.events import Cast, EndAsked, MachineJoined, MachineTakenAway, Places, StopAsked
 from isthmus.runtime.supervision.incidents import Exited, Ordered
 from tests.effort import examples
@@ -43,9 +45,11 @@ REQUESTS: Final = ("stop", "over", "end", "leave", "join", *20 * ("nothing",))
 class Runs(RuleBasedStateMachine):
     """One run, from when its daemons begin."""
 
+    cast, places = CAST, PLACES
+
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(CAST, PLACES)
+        self.world = World(self.cast, self.places)
         self.lost: set[str] = set()
 
     @initialize(beats=st.integers(0, 6))
@@ -140,10 +144,14 @@ class Runs(RuleBasedStateMachine):
         home = world.home.daemon.home
         if not home.is_ending and not home.is_stopping:
             closed = {name for name, computer in world.computers.items() if computer.is_closed}
-            expected = [each for each in home.fleet.replicas if each not in home.fleet.retired]
+            expected = [each for each in home.fleet.replicas if not home.fleet.is_retired(each)]
             expected = [each for each in expected if home.fleet.name(each) not in closed]
             assert world.living() == sorted(home.lives[each].member for each in expected)
-            rows = sorted((str(each.replica), each.incarnation) for each in world.living())
+            for life in world.living():
+                gang = [each.incarnation for each in world.living() if leader(each.replica) == leader(life.replica)]
+                assert gang == [life.incarnation] * len(home.fleet.gang(life.replica))
+            leaders = [each for each in world.living() if not gang_number(each.replica)]
+            rows = sorted((str(each.replica), each.incarnation) for each in leaders)
             for process in (process for each in world.computers.values() for process in each.processes.values()):
                 assert sorted(row[:2] for row in process.roster or ()) == rows
         world.is_over = True
@@ -173,5 +181,23 @@ def chosen(computer: Computer, number: int) -> int:
     return sorted(computer.processes)[number % len(computer.processes)]
 
 
+class Gangs(Runs):
+    """The same, where the islands of two learners are of several processes, on several machines."""
+
+    cast = msgspec.structs.replace(CAST, processes=(2, 1, 3))
+    places = msgspec.structs.replace(
+        PLACES,
+        machines={
+            **PLACES.machines,
+            **{
+                Replica.parse(each): name
+                for each, name in (("learner.1/0", "gamma"), ("learner.1/2", "gamma"), ("learner.2/2", "beta"))
+            },
+        },
+    )
+
+
 Runs.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=40)
 TestRuns = Runs.TestCase
+Gangs.TestCase.settings = settings(max_examples=examples(100) // 2, stateful_step_count=25)
+TestGangs = Gangs.TestCase

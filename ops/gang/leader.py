@@ -1,0 +1,103 @@
+"""The learner of an island of several processes: says every call to the others before it makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Protocol, final
+
+from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.gang.orders import Order, Orders
+
+
+class Led(Protocol):
+    """What is called on every process of an island."""
+
+    @property
+    def device_kind(self) -> str: ...
+
+    def begin(self) -> None: ...
+
+    def compile(self, batch: Any) -> None: ...
+
+    def step(self, batch: Any, progress: float) -> Mapping[str, Any]: ...
+
+    def extract(self, fragment: int) -> Any: ...
+
+    def adopt(self, fragment: int, values: Vector | None) -> None: ...
+
+    def replace(self, fragment: int, values: Vector | None) -> None: ...
+
+    def restart(self) -> None: ...
+
+
+@final
+class Leader:
+    """One that leads, as inner-step has it. `position` tells which batch of its slot comes with a step."""
+
+    def __init__(self, learner: Led, orders: Orders, position: Callable[[], int]) -> None:
+        self._learner, self._orders, self._position = learner, orders, position
+
+    @property
+    def device_kind(self) -> str:
+        return self._learner.device_kind
+
+    def compile(self, batch: Any) -> None:
+        """Compile everything, and wait until the others have: a collective operation waits for nobody for long."""
+        self._learner.compile(batch)
+        self._orders.wait()
+
+    def begin(self) -> None:
+        self._orders.give("begin")
+        self._learner.begin()
+
+    def step(self, batch: Any, progress: float) -> Mapping[str, Any]:
+        self._orders.give("step", self._position(), progress)
+        return self._learner.step(batch, progress)
+
+    def extract(self, fragment: int) -> Any:
+        self._orders.give("extract", fragment)
+        return self._learner.extract(fragment)
+
+    def adopt(self, fragment: int, values: Vector) -> None:
+        self._orders.give("adopt", fragment)
+        self._learner.adopt(fragment, values)
+
+    def replace(self, fragment: int, values: Vector) -> None:
+        self._orders.give("replace", fragment)
+        self._learner.replace(fragment, values)
+
+    def restart(self) -> None:
+        self._orders.give("restart")
+        self._learner.restart()
+
+    def adopt_tree(self, parameters: Any) -> NoReturn:
+        raise _of_whole_trees()
+
+    def copy(self) -> NoReturn:
+        raise _of_whole_trees()
+
+    def tree(self, leaves: Any) -> NoReturn:
+        raise _of_whole_trees()
+
+
+def follow(learner: Led, order: Order, batch: Callable[[int], Any]) -> None:
+    """Do what the leader does, with the batch of a position from `batch`; ValueError for an order that there is not."""
+    match order:
+        case ["begin"]:
+            learner.begin()
+        case ["step", int(position), float(progress)]:
+            learner.step(batch(position), progress)
+        case ["extract", int(fragment)]:
+            learner.extract(fragment)
+        case ["adopt", int(fragment)]:
+            learner.adopt(fragment, None)
+        case ["replace", int(fragment)]:
+            learner.replace(fragment, None)
+        case ["restart"]:
+            learner.restart()
+        case _:
+            raise ValueError(f"no order of a leader: {order!r}")
+
+
+def _of_whole_trees() -> NotImplementedError:
+    return NotImplementedError("an island of several processes exchanges fragments, and no whole trees")

@@ -1,0 +1,111 @@
+"""How the processes of one island meet: the others come to their leader's door, and then all start jax together.
+
+Decides how long is waited, and names who has not come. Where the door is, is told by the daemons: whoever knows the
+token that they tell beside it is let in, and nobody else.
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import struct
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+import jax
+
+from isthmus.ops.gang.orders import Following, Orders
+from isthmus.ops.mesh.island import Gang
+
+MEETING_SECONDS: Final = 60.0
+"""As long as a process may take for its first word to its daemon: it imports and traces before."""
+HELLO_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 0.05
+_NUMBER: Final = struct.Struct("!I")
+
+
+class GangError(RuntimeError):
+    """An island that does not come together."""
+
+
+def lead(gang: Gang) -> Orders:
+    """Wait for the others, and start jax with them. GangError, with those that are missing, if they do not come."""
+    door, others = gang.door, dict[int, socket.socket]()
+    begun = time.monotonic()
+    while len(others) < gang.size - 1:
+        left = begun + MEETING_SECONDS - time.monotonic()
+        if left <= 0:
+            for other in others.values():
+                other.close()
+            missing = [gang.names[number] for number in range(1, gang.size) if number not in others]
+            raise GangError(
+                f"Opening an island of {gang.size} processes: expected all of them within {MEETING_SECONDS:.0f} s, "
+                f"found {1 + len(others)}; {', '.join(missing)} did not come. Look at the log and the machine of each."
+            )
+        door.settimeout(min(left, HELLO_SECONDS))
+        with suppress(OSError):
+            other, _ = door.accept()
+            number = _admitted(other, gang)
+            if number is None or number in others:
+                other.close()
+            else:
+                other.settimeout(None)
+                other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                others[number] = other
+    orders = Orders([others[number] for number in sorted(others)])
+    coordinator = f"{door.getsockname()[0]}:{_free_port(door.getsockname()[0])}"
+    orders.give("meet", coordinator)
+    _start(coordinator, gang)
+    return orders
+
+
+def join(gang: Gang) -> Following:
+    """Go to the leader, once it is known where it is, and start jax with it. GangError if it is not found."""
+    begun = time.monotonic()
+    while time.monotonic() < begun + MEETING_SECONDS:
+        found = gang.find()
+        if found is not None:
+            host, _, port = found[0].rpartition(":")
+            with suppress(OSError):
+                leader = socket.create_connection((host, int(port)), timeout=MEETING_SECONDS)
+                leader.sendall(found[1].encode() + _NUMBER.pack(gang.number))
+                following = Following(leader)
+                order = following.next(MEETING_SECONDS)
+                if order is not None and order[0] == "meet":
+                    _start(str(order[1]), gang)
+                    return following
+        time.sleep(LOOK_SECONDS)
+    found_text = "nowhere" if gang.find() is None else "no answer"
+    raise GangError(
+        f"Joining the island of {gang.names[0]}: expected its leader within {MEETING_SECONDS:.0f} s, found "
+        f"{found_text}. Look at the log of {gang.names[0]}."
+    )
+
+
+def _admitted(other: socket.socket, gang: Gang) -> int | None:
+    """The number of who has come; None for a stranger."""
+    other.settimeout(HELLO_SECONDS)
+    data, length = b"", len(gang.token) + _NUMBER.size
+    while len(data) < length:
+        part = other.recv(length - len(data))
+        if not part:
+            return None
+        data += part
+    (number,) = _NUMBER.unpack(data[-_NUMBER.size :])
+    is_known = hmac.compare_digest(data[: -_NUMBER.size], gang.token.encode())
+    return number if is_known and 0 < number < gang.size else None
+
+
+def _free_port(host: str) -> int:
+    """A port that is free now; jax takes none that it finds for itself."""
+    with socket.socket() as found:
+        found.bind((host, 0))
+        return int(found.getsockname()[1])
+
+
+def _start(coordinator: str, gang: Gang) -> None:
+    """Have jax know the devices of all processes."""
+    config: Any = jax.config
+    config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(coordinator, gang.size, gang.number, initialization_timeout=round(MEETING_SECONDS))

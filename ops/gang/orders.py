@@ -1,0 +1,86 @@
+"""The orders of a gang's leader: what every process of its island calls next, in one order for all of them.
+
+Functions over an island of several processes run only where each of them calls the same ones in the same order. So the
+leader says what it is about to call, and the others do the same. An order is a name and numbers: values of fragments
+cross between devices, and batches are made by each process for itself. Who follows is told by the connection that the
+leader is gone.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias, final
+
+import msgpack  # type: ignore[import-untyped]
+
+Order: TypeAlias = list[Any]
+"""A name, and numbers or short texts."""
+ORDER_BYTES_MAX: Final = 512
+"""An order is a name and two numbers; the first one has an address."""
+_LENGTH: Final = struct.Struct("!I")
+
+
+@final
+class Orders:
+    """Of the leader, to those that have come."""
+
+    def __init__(self, others: Sequence[socket.socket]) -> None:
+        self._others = tuple(others)
+
+    def give(self, *order: Any) -> None:
+        """Say what is about to be called; OSError if one of the others is gone."""
+        data = msgpack.packb(order)
+        for other in self._others:
+            other.sendall(_LENGTH.pack(len(data)) + data)
+
+    def wait(self) -> None:
+        """Return once all others have said that they are ready; EOFError if one is gone. There is no time limit: how
+        long a process may compile, and whether it lives, is for its daemon to judge."""
+        for other in self._others:
+            if not other.recv(1):
+                raise EOFError("a process of this island is gone")
+
+    def close(self) -> None:
+        for other in self._others:
+            other.close()
+
+
+@final
+class Following:
+    """Of one of the others, from its leader."""
+
+    def __init__(self, leader: socket.socket) -> None:
+        self._leader, self._data = leader, b""
+
+    def ready(self) -> None:
+        """Say that everything is compiled, and the next order can be followed at once."""
+        self._leader.settimeout(None)
+        self._leader.sendall(b"!")
+
+    def next(self, seconds: float) -> Order | None:
+        """The next order, None if none has come within so many seconds; EOFError if the leader is gone, ValueError for
+        what is none."""
+        self._leader.settimeout(seconds)
+        while True:
+            if len(self._data) >= _LENGTH.size:
+                end = _LENGTH.size + _LENGTH.unpack_from(self._data)[0]
+                if end > ORDER_BYTES_MAX:
+                    raise ValueError(f"an order of {end} bytes: expected at most {ORDER_BYTES_MAX}")
+                if len(self._data) >= end:
+                    told, self._data = self._data[_LENGTH.size : end], self._data[end:]
+                    order: Order = msgpack.unpackb(told)
+                    return order
+            try:
+                data = self._leader.recv(ORDER_BYTES_MAX)
+            except TimeoutError:
+                return None
+            except OSError:
+                data = b""
+            if not data:
+                raise EOFError("the leader of this island is gone")
+            self._data += data
+
+    def close(self) -> None:
+        self._leader.close()

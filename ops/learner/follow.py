@@ -1,0 +1,75 @@
+"""The node of a process that is part of an island, but does not lead it: it does what its leader is doing.
+
+It has neither inputs nor outputs: the wire, the quorum and the accounts know the leader alone. What it computes is its
+part of every function; of every batch, which it makes as the leader does, its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from isthmus.ops.data.batches_node import Source, source_of
+from isthmus.ops.data.places import Beginning
+from isthmus.ops.data.streams import first_batch
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.island.contract import follower_of
+from isthmus.ops.island.life import Life
+
+ORDER_SECONDS: Final = 0.2
+"""For how long a firing waits for an order: the host is told to end between two firings."""
+
+
+class Follow:
+    """Does one order a firing, until the leader is gone. `fragments` and `alpha` are those of its inner-step,
+    `learners` and `slots` those of its data."""
+
+    outputs: Final = ()
+
+    def __init__(
+        self,
+        task: Any,
+        *,
+        learners: int,
+        slots: int,
+        fragments: Sequence[Fragment] = (),
+        alpha: float = 0.0,
+        **_: Any,
+    ) -> None:
+        self._task, self._fragments, self._alpha = task, tuple(fragments), alpha
+        self._learners, self._slots = learners, slots
+        self.is_finished = False
+
+    def open(self, context: Any) -> None:
+        """Meet the others, and compile every function, as the leader does."""
+        from isthmus.ops.gang.leader import follow
+
+        self._follow = follow
+        slot, seed = context.member.replica.slot, context.seed
+        life = Life(seed, slot, context.member.incarnation)
+        self._learner, self._orders = follower_of(
+            self._task, self._fragments, life=life, alpha=self._alpha, island=context.island
+        )
+        self._learner.compile(first_batch(self._task, seed, slot))
+        self._orders.ready()
+        self._source: Source = source_of(self._task, seed, slot, self._slots, self._learners)
+        self._next: int | None = None
+
+    def __call__(self) -> None:
+        """Do what the leader says next, if it says something."""
+        try:
+            order = self._orders.next(ORDER_SECONDS)
+        except EOFError:
+            self.is_finished = True  # The daemon ends this host, too.
+            return
+        if order is not None:
+            self._follow(self._learner, order, self._batch)
+
+    def _batch(self, position: int) -> Any:
+        """The batch of a position, which is after that of the last one."""
+        if self._next is None:
+            self._next = self._source.seek(Beginning(position, 0, None))
+        for skipped in range(self._next, position):
+            self._source.take(skipped)
+        self._next = position + 1
+        return self._source.take(position)

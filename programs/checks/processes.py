@@ -1,0 +1,59 @@
+"""Whether a graph's learners may be of several processes each, and what a process does that follows its leader.
+
+A learner's processes call the same functions in the same order, as its inner-step does. So its inner-step has to be a
+body that names its `follower`, and to train on what the shipped data node makes: every process makes it for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from isthmus.ops.data.batches_node import Batches
+from isthmus.runtime.errors import Fault
+from isthmus.runtime.graph.plans import NodePlan, Plan
+from isthmus.runtime.graph.template import AllOf
+from isthmus.runtime.roles import LEARNER
+
+PROCESSES_MAX: Final = 64
+"""Of an island: a v5p of 256 chips has as many hosts."""
+
+
+def process_faults(plans: Mapping[str, Plan], processes: Sequence[int], learners: int) -> Iterator[Fault]:
+    """What is wrong with so many processes of each learner, by slot."""
+    for count in processes:
+        if not 1 <= count <= PROCESSES_MAX:
+            do = "Say how many processes the island of each learner has: run.processes=[2, 1]."
+            yield Fault("Reading run.processes", f"from 1 to {PROCESSES_MAX} of each learner", str(count), do)
+    if len(processes) > learners:
+        do = "Lower it, or raise run.learners."
+        yield Fault(
+            "Reading run.processes", f"at most one number for each of {learners} learners", str(len(processes)), do
+        )
+    if max(processes, default=1) > 1 and followed(plans.get(LEARNER)) is None:
+        do = "Use InnerStep with fragments on the batches of Batches, or leave run.processes out."
+        yield Fault("Reading run.processes", "learners that exchange fragments, by InnerStep", "others", do)
+
+
+def follower_plan(plan: Plan, role: str, learners: int, slots: int) -> Plan:
+    """What a process runs, in this role, that follows the leader of an island, whose plan this is."""
+    step = followed(plan)
+    assert step is not None
+    keywords = {**step.keywords, "learners": learners, "slots": slots}
+    node = NodePlan(step.index, "follow", step.body.follower, step.arguments, keywords, AllOf(()), (), ())
+    replicas = {**plan.replicas, role: plan.replicas[plan.role]}
+    return replace(plan, role=role, nodes=(node,), edges={}, replicas=replicas)
+
+
+def followed(plan: Plan | None) -> NodePlan | None:
+    """The node of a learner whose calls others may repeat; None where there is none."""
+    for node in () if plan is None else plan.nodes:
+        if hasattr(node.body, "follower") and node.keywords.get("fragments"):
+            assert plan is not None
+            sources = [
+                edge.source for edge in plan.edges.values() if (edge.target, edge.target_port) == (node.index, "batch")
+            ]
+            if [each.body for each in plan.nodes if each.index in sources] == [Batches]:
+                return node
+    return None

@@ -1,0 +1,56 @@
+"""What a process that makes up an island together with others knows of them: where their leader is to be found.
+
+The leader listens on an address of its machine, and says where to its daemon, beside a token that nobody else knows.
+Daemons tell that to all hosts of the run, as they tell who is live; a follower goes by the row of its own life.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Sequence
+from typing import Any, final
+
+from isthmus.runtime.ids import Member
+from isthmus.runtime.roles import follower, gang_number, leader
+
+TOKEN_BYTES = 16
+
+
+@final
+class GangOfProcesses:
+    """Of one of the `size` processes of an island, in its life as `member`."""
+
+    def __init__(self, member: Member, size: int, address: str) -> None:
+        """`address` is that of this machine. OSError if the leader cannot listen there."""
+        first = leader(member.replica)
+        self.number, self.size = gang_number(member.replica), size
+        self.names = (str(first), *(str(follower(first, number)) for number in range(1, size)))
+        self.token = secrets.token_hex(TOKEN_BYTES)
+        self._life = str(first), member.incarnation
+        self._found: tuple[str, str] | None = None
+        self._door = socket.create_server((address, 0), backlog=size) if self.number == 0 else None
+
+    @property
+    def door(self) -> socket.socket:
+        """Where the leader listens."""
+        assert self._door is not None
+        return self._door
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """What the leader's host says of where it is; nothing of a follower."""
+        if self._door is None:
+            return ()
+        host, port = self._door.getsockname()[:2]
+        return f"{host}:{port}", self.token
+
+    def hear(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Take in a roster: rows of (replica, incarnation, endpoints, machine)."""
+        for name, incarnation, endpoints, _ in rows:
+            if (name, incarnation) == self._life and len(endpoints) == 2:
+                self._found = endpoints[0], endpoints[1]
+
+    def find(self) -> tuple[str, str] | None:
+        """Where the leader of this life is, and its token; None as long as no roster has said so."""
+        return self._found

@@ -1,0 +1,68 @@
+"""Who comes to an island's door, who is let in, and what is said of those who do not come."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from isthmus.ops.gang import meeting
+from isthmus.ops.gang.leader import follow
+from isthmus.ops.gang.meeting import GangError, join, lead
+from isthmus.ops.gang.orders import ORDER_BYTES_MAX, Following, Orders
+from isthmus.programs.islands.gang import GangOfProcesses
+from isthmus.runtime.ids import Member, Replica
+
+
+def gang_of(role: str, size: int = 3) -> GangOfProcesses:
+    return GangOfProcesses(Member(Replica(role, 0), 2), size, "127.0.0.1")
+
+
+def test_a_process_that_never_comes_is_named_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.3)
+    leader = gang_of("learner")
+    host, _, port = leader.endpoints[0].rpartition(":")
+    with socket.create_connection((host, int(port))) as stranger, socket.create_connection((host, int(port))) as one:
+        stranger.sendall(b"?" * 36)
+        one.sendall(leader.token.encode() + (1).to_bytes(4, "big"))
+        expected = r"island of 3 processes: expected all of them within 0 s, found 2; learner\.2/0 did not come"
+        with leader.door, pytest.raises(GangError, match=expected):
+            lead(leader)
+
+
+def test_a_follower_goes_by_the_roster_of_its_own_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.1)
+    follower = gang_of("learner.1")
+    follower.hear([["learner/0", 1, ["127.0.0.1:1", "token"], ""], ["learner/1", 2, ["127.0.0.1:2", "token"], ""]])
+    assert follower.find() is None
+    with pytest.raises(GangError, match="expected its leader within 0 s, found nowhere"):
+        join(follower)
+    follower.hear([["learner/0", 2, ["127.0.0.1:3", "token"], ""]])
+    assert follower.find() == ("127.0.0.1:3", "token")
+
+
+def test_orders_arrive_in_order_and_what_is_none_is_refused() -> None:
+    ours, theirs = socket.socketpair()
+    orders, following = Orders([ours]), Following(theirs)
+    assert following.next(0.01) is None
+    orders.give("step", 7, 0.5)
+    orders.give("extract", 1)
+    assert [following.next(1.0), following.next(1.0)] == [["step", 7, 0.5], ["extract", 1]]
+    following.ready()
+    orders.wait()
+    ours.sendall((ORDER_BYTES_MAX + 1).to_bytes(4, "big"))
+    with pytest.raises(ValueError, match="an order of 517 bytes: expected at most 512"):
+        following.next(1.0)
+    with pytest.raises(ValueError, match="no order of a leader"):
+        follow(None, ["step", "x", 1.0], lambda position: None)  # type: ignore[arg-type]
+    orders.close()
+    following.close()
+
+
+def test_a_leader_that_is_gone_is_told() -> None:
+    ours, theirs = socket.socketpair()
+    following = Following(theirs)
+    ours.close()
+    with pytest.raises(EOFError):
+        following.next(1.0)
+    following.close()

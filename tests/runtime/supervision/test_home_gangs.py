@@ -1,0 +1,82 @@
+"""The core of a home: an island of several processes has one life, which ends when one of them does."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from isthmus.runtime.supervision.home.events import HomeCommand, SendOrders, WriteIncident
+from isthmus.runtime.supervision.incidents import Bereft, Condemned, Ended, GivenUp
+from isthmus.runtime.supervision.station_events import NoteLives
+from tests.runtime.supervision.supervision_stories import (
+    CAST,
+    CRASHED,
+    KILLED,
+    PLACES,
+    HomeStory,
+    gone,
+    life,
+    lives,
+    seen,
+)
+
+FOLLOWER: Final = "learner.1/0"
+ON_BETA: Final = f"learner/1 syncer/0 {FOLLOWER}"
+
+
+def began() -> HomeStory:
+    """Learner 0 has a process on either machine."""
+    places = msgspec.structs.replace(PLACES, machines={**PLACES.machines, life(FOLLOWER).replica: "beta"})
+    story = HomeStory(msgspec.structs.replace(CAST, processes=(2,)), places)
+    story.hears(1, "alpha", *(seen(name) for name in ("learner/0", "recorder/0")))
+    story.hears(1, "beta", *(seen(name) for name in ON_BETA.split()))
+    return story
+
+
+def told(commands: list[HomeCommand]) -> list[object]:
+    return [(each.member, each.incident) for each in commands if isinstance(each, WriteIncident)]
+
+
+def numbered(commands: list[HomeCommand]) -> list[object]:
+    return [member for each in commands if isinstance(each, NoteLives) for member in each.members]
+
+
+def test_both_processes_get_one_number_and_nobody_hears_of_a_follower() -> None:
+    story = began()
+    assert story.core.incarnation(life(FOLLOWER).replica) == story.core.incarnation(life("learner/0").replica) == 1
+    orders = [each for each in story.beat(2) if isinstance(each, SendOrders)]
+    names = [row[0] for row in orders[-1].roster or ()]
+    assert "learner/0" in names
+    assert FOLLOWER not in names
+
+
+def test_the_end_of_a_follower_ends_its_leader_and_both_begin_again() -> None:
+    story = began()
+    commands = story.hears(3, "beta", gone(FOLLOWER))
+    lead = life("learner/0")
+    assert told(commands) == [
+        (life(FOLLOWER), Ended(KILLED)),
+        (lead, Condemned(Bereft(FOLLOWER))),
+    ]
+    assert numbered(commands) == []
+    commands = story.hears(4, "alpha", gone("learner/0"))
+    assert numbered(commands) == [*lives(f"learner/0#2 {FOLLOWER}#2")]
+
+
+def test_the_end_of_a_leader_ends_its_follower() -> None:
+    story = began()
+    commands = story.hears(3, "alpha", gone("learner/0"))
+    assert (life(FOLLOWER), Condemned(Bereft("learner/0"))) in told(commands)
+    assert numbered(story.hears(4, "beta", gone(FOLLOWER))) == [*lives(f"learner/0#2 {FOLLOWER}#2")]
+
+
+def test_lives_that_come_to_nothing_are_counted_once_for_the_island() -> None:
+    story = began()
+    for number in range(1, 7):
+        commands = story.hears(10 * number, "beta", gone(f"{FOLLOWER}#{number}", CRASHED))
+        commands = story.hears(10 * number + 1, "alpha", gone(f"learner/0#{number}"))
+        story.fire(10 * number + 6)
+    given_up = [(member, incident) for member, incident in told(commands) if isinstance(incident, GivenUp)]  # type: ignore[misc]
+    assert given_up == [(life("learner/0#6"), GivenUp(6, Ended(CRASHED)))]
+    assert story.core.fleet.is_retired(life(FOLLOWER).replica)
