@@ -20,6 +20,8 @@ Rule: TypeAlias = Any
 CODE_BLOCK: Final = 256
 """Values that share a scale: the largest of them costs the others the least, and a scale of 4 bytes is 3 % of the
 codes."""
+BITS: Final = {"float32": 32.0, "bf16": 16.0, "int8": 8 + 32 / CODE_BLOCK, "int4": 4 + 32 / CODE_BLOCK}
+"""Of a value as it travels, with its share of the scale, by the name of the format."""
 COUNT: Final = ("integer", 0)
 LIFE: Final = ("integer", 1)
 VERSION: Final = ("row", COUNT, COUNT)

@@ -11,7 +11,14 @@ from typing import Annotated
 
 import typer
 
-from isthmus.programs.command import chaos_commands, machine_commands, past_commands, run_commands, simulate_commands
+from isthmus.programs.command import (
+    chaos_commands,
+    machine_commands,
+    past_commands,
+    plan_commands,
+    run_commands,
+    simulate_commands,
+)
 from isthmus.programs.command.group import Commands
 from isthmus.programs.run.interrupts import handle, ignore, interrupt, unblock
 
@@ -25,6 +32,7 @@ app = typer.Typer(
 app.add_typer(run_commands.commands)
 app.add_typer(past_commands.commands)
 app.add_typer(chaos_commands.commands)
+app.add_typer(plan_commands.commands)
 app.add_typer(machine_commands.commands)
 app.add_typer(
     simulate_commands.commands,
