@@ -48,7 +48,7 @@ def plan(
     page: Page = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a run would need of links, memory and money, program by program.
+    """What a run would need of links, memory and money, by program.
 
     Only the merge is measured, on this machine; everything else is computed.
     """
