@@ -26,7 +26,8 @@ class Round(TypedDict):
 
     `members` are [slot, incarnation] pairs; `count_min`, `grace` (None: no limit), `required`, `deadline` and `chain`
     (late votes of one of its rounds count in the next; None: they are refused) are what the firing rule of `merge`
-    reads. `interval` is H as the pacer has it now, `totals` the progress of the whole run.
+    reads. `interval` is H as the pacer has it now, `totals` the progress of the whole run; `known`, of kind 'recover',
+    the versions that those hold who only hold the model, as [epoch, count, digest].
     """
 
     round: int
@@ -41,6 +42,7 @@ class Round(TypedDict):
     chain: int | None
     interval: int
     totals: list[list[int]]
+    known: list[list[Any]]
 
 
 class Capture(TypedDict):
@@ -246,13 +248,17 @@ class Report(Progress):
 class Held(TypedDict):
     """hold -> pacers and recorder: of which fragments a host has a version, and of which one that was merged; `holder`
     is its role. `saved` are the versions that its disk has, as [fragment, epoch, count]; `totals` the progress of the
-    run by the snapshot that it began with, of which a recorder that died with everybody may not have heard."""
+    run by the snapshot that it began with, of which a recorder that died with everybody may not have heard. `lives` are
+    those of shards, [shard, incarnation], for which it looked; `given` what it holds of fragments that a former life of
+    their shard has published, as [fragment, epoch, count, digest]."""
 
     holder: str
     fragments: list[int]
     merged: list[int]
     saved: list[list[int]]
     totals: list[list[int]]
+    lives: list[list[int]]
+    given: list[list[Any]]
 
 
 class Control(TypedDict):

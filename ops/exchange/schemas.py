@@ -47,6 +47,8 @@ HELD: Final = {
     "merged": ("list", COUNT),
     "saved": TRIPLES,
     "totals": TRIPLES,
+    "lives": MEMBERS,
+    "given": ("list", ("row", COUNT, COUNT, COUNT, "text")),
 }
 UPDATE: Final = {
     "fragment": COUNT,
@@ -74,6 +76,7 @@ ROUND: Final = {
     "deadline": ("optional", COUNT),
     "interval": COUNT,
     "totals": TRIPLES,
+    "known": ("list", ("row", COUNT, COUNT, "text")),
 }
 TURN: Final = {**ROUND, "steps": COUNT}
 

@@ -190,7 +190,8 @@ class Conductor:
         unborn = [fragment for fragment in range(self._fragments) if fragment not in self._born | self._open.keys()]
         holders = {fragment: [learner.member for learner in self._roster.holding(fragment)] for fragment in unborn}
         if any(holders.values()):
-            if not self._is_due_by("recovery", RECOVERY_GRACE, len(self._roster.live())):
+            there = len(self._roster.live()) if self._memory.has_heard_holders(self._context) else 0
+            if not self._is_due_by("recovery", RECOVERY_GRACE, there):
                 return []
             self._has_begun, self._planned = True, self._totals.trained
             self._counted.hear(self._totals.told())
@@ -275,6 +276,7 @@ class Conductor:
             chain=None,
             interval=self._interval,
             totals=self._counted.told(),
+            known=self._memory.known(fragment) if kind == "recover" else [],
             steps=steps,
         )
         self._open[fragment], self._opened_at[fragment] = turn, self._context.now()

@@ -4,8 +4,9 @@ Decides when a learner is given a copy: when the shard that published a fragment
 there. Whoever holds that version, or a newer one, leaves the copy aside; who holds none adopts it, and is then asked by
 the shard like any learner that held it all along. So a model that was merged is not begun anew as long as one host of
 any role has it. Once the shard has published under its new epoch, the copies are withdrawn, for learners that join
-later would be given them, too. Shards are told which fragments are held, so that they wait for the copies, and so is
-the recorder, which says that a model is lost once nobody holds it.
+later would be given them, too. Shards are told which fragments are held, so that they wait for the copies, with
+digests of them, so that they know whom to believe; and so is the recorder, which says that a model is lost once nobody
+holds it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from isthmus.ops.exchange.copies import copied, withdrawn
 from isthmus.ops.exchange.messages import Held, Update
 from isthmus.ops.exchange.schemas import UPDATE
 from isthmus.ops.exchange.token_totals import Totals
+from isthmus.ops.syncer.belief import digest_of
 
 HOLDERS: Final = ("evaluator", "recorder")
 """The roles that hold a model beside shards and learners."""
@@ -34,8 +36,8 @@ class Hold:
         self._recalled = Totals()
         """The progress of the run by what it began with."""
         self._told: Held | None = None
-        self._given: dict[int, int] = {}
-        """Fragment -> the life of its shard for which copies were given."""
+        self._given: dict[int, tuple[int, list[Any]]] = {}
+        """Fragment -> the life of its shard for which copies were given, and what is told of them."""
 
     def open(self, context: Any) -> None:
         """Learn who tells which hosts are live."""
@@ -55,19 +57,26 @@ class Hold:
         emitted: list[tuple[str, Any]] = []
         merged = sorted(fragment for fragment, held in self._held.items() if held["version"][1])
         role = self._context.member.replica.role
-        saved, totals = self._saved(), self._recalled.told()
-        told = Held(holder=role, fragments=sorted(self._held), merged=merged, saved=saved, totals=totals)
-        if told != self._told:
-            self._told = told
-            emitted.append(("held", told))
         for fragment, held in sorted(self._held.items()):
-            life, given = lives.get(fragment % self._shards, 0), self._given.get(fragment, 0)
+            life, given = lives.get(fragment % self._shards, 0), self._given.get(fragment, (0,))[0]
             if held["version"][0] < life and given < life:
-                self._given[fragment] = life
+                self._given[fragment] = life, [fragment, *held["version"], _digest(held)]
                 emitted += self._gifts(held)
             elif given and held["version"][0] >= given:
                 del self._given[fragment]
                 emitted.append(("copy", withdrawn(fragment)))
+        told = Held(
+            holder=role,
+            fragments=sorted(self._held),
+            merged=merged,
+            saved=self._saved(),
+            totals=self._recalled.told(),
+            lives=[[shard, life] for shard, life in sorted(lives.items())],
+            given=[row for _, (_, row) in sorted(self._given.items())],
+        )
+        if told != self._told:
+            self._told = told
+            emitted.append(("held", told))
         return emitted or None
 
     def _gifts(self, held: Update) -> list[tuple[str, Any]]:
@@ -77,3 +86,7 @@ class Hold:
     def _saved(self) -> list[list[int]]:
         """The versions on disk; here there is none."""
         return []
+
+
+def _digest(held: Update) -> str:
+    return digest_of(held["values"], held["clock"], held["positions"])

@@ -31,7 +31,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._merged: set[int] = set()
-        self._heard: set[Any] = set()
+        self._heard: dict[Any, Held] = {}
         self._has_recorder = False
 
     def hear_recorder(self, control: Control) -> None:
@@ -42,13 +42,27 @@ class Memory:
     def hear_holders(self, held: Mapping[Any, Held] | None) -> None:
         """Take what others hold, by (replica, key)."""
         for (replica, _), item in (held or {}).items():
-            self._heard.add(replica)
+            self._heard[replica] = item
             self._merged.update(item["merged"])
 
     def fresh(self, unborn: Iterable[int], context: ShardContext) -> list[int]:
         """Those of the fragments without a version that may begin now."""
-        if context.member.incarnation > 1:
-            holders = {member.replica for member in context.members() if member.replica.role in HOLDERS}
-            if self._merged or not self._has_recorder or not holders <= self._heard:
-                return []
+        has_heard = self._has_recorder and _holders(context) <= self._heard.keys()
+        if context.member.incarnation > 1 and (self._merged or not has_heard):
+            return []
         return [fragment for fragment in unborn if fragment not in self._merged]
+
+    def has_heard_holders(self, context: ShardContext) -> bool:
+        """Whether all that hold the model, and are live, have looked what they hold for this life of the shard."""
+        own = [context.member.replica.slot, context.member.incarnation]
+        looked = {replica for replica, item in self._heard.items() if own in item["lives"]}
+        return _holders(context) <= looked
+
+    def known(self, fragment: int) -> list[list[Any]]:
+        """The versions of a fragment that are held, as [epoch, count, digest of the values]."""
+        rows = [row[1:] for _, item in sorted(self._heard.items()) for row in item["given"] if row[0] == fragment]
+        return [row for index, row in enumerate(rows) if row not in rows[:index]]
+
+
+def _holders(context: ShardContext) -> set[Any]:
+    return {member.replica for member in context.members() if member.replica.role in HOLDERS}

@@ -19,6 +19,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, Gradient, Merging, Reached, Round
 from isthmus.ops.exchange.token_accounts import FragmentAccount, weight
 from isthmus.ops.kernels.opposition import LEARNERS_MIN, Opposition, stride_of
+from isthmus.ops.syncer.belief import Claim, believed, digest_of, is_denied
 from isthmus.ops.syncer.bounds import KEPT_MAX, NOT_FINITE, Extent, Voices, are_own, length
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Merge:
 
         self._shard, self._epoch = context.member.replica.slot, context.member.incarnation
         averaging.warm()
+        self._context = context
         self._merging: ModuleType = averaging
         self._coding: ModuleType = coding
 
@@ -132,10 +134,11 @@ class Merge:
     def _begin(self, round: Round, answers: list[Answer], record: Merging) -> Gradient:
         """The first version, as it is: of the one learner that was asked, or the newest that learners still hold."""
         p = round["fragment"]
-        sound = [vote for vote in answers if vote["fragment"] == p and self._is_version(vote)]
-        if not sound or p in self._accounts:
+        if p in self._accounts:
             return self._gradient(round, record, None)
-        newest = max(sound, key=lambda vote: (vote["base"] or [self._epoch, 0], -vote["slot"]))
+        newest = self._newest(round, answers, record)
+        if newest is None:
+            return self._gradient(round, record, None)
         epoch, count = newest["base"] or (self._epoch, 0)
         self._accounts[p] = FragmentAccount((epoch, count), round["interval"], newest["clock"])
         self._positions[p] = by_slot(newest["positions"]) if newest["base"] else {}
@@ -149,6 +152,27 @@ class Merge:
     def _is_version(self, vote: Answer) -> bool:
         """Whether an answer holds values, which are no codes, and finite."""
         return vote["gradient"].dtype == np.float32 and self._coding.is_finite(vote["gradient"])
+
+    def _newest(self, round: Round, answers: list[Answer], record: Merging) -> Answer | None:
+        """The answer to begin from; whoever gives another version than those hold who only hold it is refused."""
+        known = {(epoch, count): digest for epoch, count, digest in round["known"]}
+        claims: dict[Claim, Answer] = {}
+        for vote in answers:
+            epoch, count = vote["base"] or (self._epoch, 0)
+            if vote["fragment"] != round["fragment"] or not self._is_version(vote):
+                continue
+            if vote["base"] is not None and epoch >= self._epoch:
+                record["refused"].append([vote["slot"], "unknown base"])
+                continue
+            claim = Claim((epoch, count), digest_of(vote["gradient"], vote["clock"], vote["positions"]), vote["slot"])
+            if is_denied(claim, known):
+                record["refused"].append([vote["slot"], "not as published"])
+                told = f"version {[epoch, count]} as it was published, {known[epoch, count]}"
+                self._context.refuse("answer", (vote["slot"], vote["incarnation"]), ("gradient", told, claim.digest))
+                continue
+            claims[claim] = vote
+        found = believed(list(claims), known)
+        return None if found is None else claims[found]
 
     def _merge(self, round: Round, accepted: list[Answer], record: Merging) -> Gradient:
         weights = [weight(vote["end"] - vote["begin"], vote["steps"]) for vote in accepted]

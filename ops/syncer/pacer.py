@@ -302,7 +302,8 @@ class Pacer:
         if self._recovers_at is None:
             self._recovers_at = now + RECOVERY_GRACE
         heard = {learner.slot for learner in self._roster.live()}
-        return now < self._recovers_at and not self._hearsay.slots() <= heard
+        is_heard = self._hearsay.slots() <= heard and self._memory.has_heard_holders(self._context)
+        return now < self._recovers_at and not is_heard
 
     def _open_merges(self) -> list[Round]:
         """What is due, the longest overdue first, as far as there is room in flight."""
@@ -385,6 +386,7 @@ class Pacer:
             chain=fragment if kind == "merge" else None,
             interval=self.interval,
             totals=self._totals.told(),
+            known=self._memory.known(fragment) if kind == "recover" else [],
         )
 
 

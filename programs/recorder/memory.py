@@ -1,7 +1,9 @@
 """What a recorder has to know in its next life: a file beside the lines that it writes, and those lines.
 
-Decides nothing. The file is written whole, once a second; what came after it is in the lines, which are read when a
-recorder opens. All that is known only grows, so what is read twice changes nothing (`record_books`).
+Decides which life of a recorder may write: the latest that has. One that was replaced may live on for a while, cut off
+from its daemon; what it writes then would be behind what the next one has written. The file is written whole, once a
+second; what came after it is in the lines, which are read when a recorder opens. All that is known only grows, so what
+is read twice changes nothing (`record_books`).
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ TAIL_BYTES: Final = 1 << 20
 
 class Memory(msgspec.Struct):
     """As the fields of `Books` of these names; `reports` and `former` are Reports, `shards` rows of `ShardBooks`,
-    `early` lines by the name of their file that wait for the first step."""
+    `early` lines by the name of their file that wait for the first step; `incarnation` is that of the writer."""
 
+    incarnation: int = 0
     totals: list[list[int]] = []
     reports: list[dict[str, Any]] = []
     former: list[dict[str, Any]] = []
@@ -39,14 +42,32 @@ class Memory(msgspec.Struct):
     early: list[tuple[str, dict[str, Any]]] = []
 
 
-def encoded(memory: Memory) -> bytes:
-    """The bytes of the file."""
-    return msgspec.msgpack.encode(memory)
+class Remembering:
+    """The file, as one life of a recorder writes it."""
 
+    def __init__(self, folder: Path, disk: Disk, incarnation: int) -> None:
+        self._folder, self._disk, self._incarnation = folder, disk, incarnation
+        self._saved: bytes | None = None
 
-def save(data: bytes, folder: Path, disk: Disk) -> None:
-    """Write the file, to stay; OSError if the disk does not take it, and the file is as it was."""
-    write_bytes(folder / FILE, data, disk)
+    def is_replaced(self) -> bool:
+        """Whether a later life has written; no, where the disk does not say."""
+        try:
+            found = load(self._folder, self._disk)
+        except OSError:
+            return False
+        return found is not None and found.incarnation > self._incarnation
+
+    def save(self, memory: Memory) -> None:
+        """Write what is new, to stay; what the disk does not take now it is given the next time."""
+        memory.incarnation = self._incarnation
+        data = msgspec.msgpack.encode(memory)
+        if data == self._saved or self.is_replaced():
+            return
+        try:
+            write_bytes(self._folder / FILE, data, self._disk)
+        except OSError:
+            return
+        self._saved = data
 
 
 def load(folder: Path, disk: Disk) -> Memory | None:

@@ -92,7 +92,6 @@ class Recorder:
         self._save_tries = 0
         self._save_at = 0
         self._save_error: str | None = None
-        self._remembered: bytes | None = None
         self._remembered_at = self._early_count = 0
         self._published_at = -STATUS_NS
         self._controlled_at = -CONTROL_NS
@@ -108,11 +107,12 @@ class Recorder:
         self._began_at = context.now()
         self._disk: Disk = context.disk
         self._lines = RecordLines(self._folder, self._disk)
+        self._memory = recorder_memory.Remembering(self._folder, self._disk, context.member.incarnation)
         self._recall()
 
     def close(self) -> None:
-        """Close the files."""
-        if self._has_recalled:
+        """Close the files; what another life of this recorder has taken over is that one's to write."""
+        if self._has_recalled and not self._memory.is_replaced():
             self._write_all_withheld(self._context.now())
             self._lines.give_up_waiting(self._began_at)
             self._remember(self._context.now())
@@ -178,16 +178,9 @@ class Recorder:
         return True
 
     def _remember(self, now: int) -> None:
-        """Write down what the next recorder has to know; what the disk does not take now it takes a second later."""
+        """Write down what the next recorder has to know."""
         self._remembered_at, self._early_count = now, len(self._lines.early)
-        data = recorder_memory.encoded(self._books.memory(self._lines.early))
-        if data == self._remembered:
-            return
-        try:
-            recorder_memory.save(data, self._folder, self._disk)
-        except OSError:
-            return
-        self._remembered = data
+        self._memory.save(self._books.memory(self._lines.early))
 
     # -- what came -----------------------------------------------------------------------------------------------------
 

@@ -92,13 +92,15 @@ class _Books:
     answers: dict[tuple[int, int, int], list[Any]] = field(default_factory=dict)
     voters: dict[Version, dict[int, float]] = field(default_factory=dict)
     recovered: list[tuple[int, Version]] = field(default_factory=list)
+    held: Version = (0, 0)
     closed_at: int = 0
 
 
 class MergesChecker(Checker):
     """Every merge is of answers that arrived from those who were live, once each, in slot order, on bases that the
     shard published, of tokens that are not in the model yet, weighted by tokens x tokens / steps; the clock of the new
-    version says just that; and a shard that comes back goes on from the newest version that it was given."""
+    version says just that; and a shard that comes back goes on from no older version than the newest that it was given
+    of those that holders know, and than the one that half of those that answered have reached."""
 
     def __init__(self) -> None:
         self._books: dict[tuple[Member, int], _Books] = {}
@@ -121,6 +123,9 @@ class MergesChecker(Checker):
                 raise ViolationError(f"{life.member}, round {item['round']}: {voters} are not in slot order, once each")
             weights = dict(zip(voters, item["weights"], strict=True))
             self._of(life, item["fragment"]).voters[item["version"][0], item["version"][1]] = weights
+        elif edge.source_port == "pull" and item["kind"] == "recover":
+            held = max(((epoch, count) for epoch, count, _ in item["known"]), default=(0, 0))
+            self._of(life, item["fragment"]).held = held
         elif edge.source_port == "merged" and item["kind"] == "recover":
             self._of(life, item["fragment"]).closed_at = item["closed_at"]
         elif edge.source_port == "update":
@@ -136,7 +141,9 @@ class MergesChecker(Checker):
         if version == books.newest and clock != books.clock:
             raise ViolationError(f"{doing}: clock {clock} where it was {books.clock}")
         if update["kind"] == "recover" and not books.known:
-            newest = max((each for at, each in books.recovered if at <= books.closed_at), default=version)
+            given = sorted((each for at, each in books.recovered if at <= books.closed_at), reverse=True)
+            sure = [given[(len(given) - 1) // 2]] if given else [version]
+            newest = max(sure + [each for each in given if each <= books.held])
             if version < newest:
                 raise ViolationError(f"{doing}: it goes on from there, and was given {newest}")
         if books.known and version[1] == books.newest[1] + 1:

@@ -6,6 +6,7 @@ end is handed to `emitted` at once.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from types import GeneratorType
@@ -22,7 +23,7 @@ from isthmus.runtime.host.payloads import Payload
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items import freezing
 from isthmus.runtime.items.encoding import encode
-from isthmus.runtime.items.schemas import attested
+from isthmus.runtime.items.schemas import Mismatch, attested
 from isthmus.runtime.scheduler.events import Fields
 from isthmus.runtime.system.disk import Disk
 
@@ -46,6 +47,15 @@ class Ended(msgspec.Struct, frozen=True):
     is_finished: bool
 
 
+class Accusation(NamedTuple):
+    """What the body of a node says is wrong with what came to one of its ports from a [slot, incarnation]."""
+
+    node: int
+    port: str
+    sender: tuple[int, int]
+    mismatch: Mismatch
+
+
 class _Exit(NamedTuple):
     """An output port by its number: whether what is emitted there leaves the host, what cores may see of it, and which
     of its fields the count of firings bears out."""
@@ -65,7 +75,8 @@ def _exit(plan: Plan, port: int, output: OutputPlan) -> _Exit:
 class Bodies:
     """Those of the host that runs `plan` for `member`, by number of their node.
 
-    `published` is what each has said of itself; `stop_requested` is set by the host, for bodies to see.
+    `published` is what each has said of itself, `accusations` what they have refused since the host took those away;
+    `stop_requested` is set by the host, for bodies to see.
     """
 
     def __init__(
@@ -83,6 +94,7 @@ class Bodies:
         island: Island | None = None,
     ) -> None:
         self.published: dict[str, dict[str, Any]] = {}
+        self.accusations: deque[Accusation] = deque()
         self.stop_requested = False
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
@@ -120,6 +132,7 @@ class Bodies:
                     members=self._members,
                     stop_requested=lambda: self.stop_requested,
                     publish=partial(self._publish, node.name),
+                    refuse=partial(self._refuse, node.index),
                     traffic=self._traffic,
                     disk=self._disk,
                     island=self._island,
@@ -160,6 +173,9 @@ class Bodies:
 
     def _publish(self, node: str, values: Mapping[str, Any]) -> None:
         self.published[node] = dict(values)
+
+    def _refuse(self, node: int, port: str, sender: tuple[int, int], mismatch: tuple[str, str, str]) -> None:
+        self.accusations.append(Accusation(node, port, sender, Mismatch(*mismatch)))
 
     def _go_on(self, node: NodePlan, body: Callable[..., Any], firing: Generator[Any, None, Any]) -> Any:
         """Emit what a firing yields; the result is what it returns."""

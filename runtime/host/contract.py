@@ -62,7 +62,9 @@ class Context:
 
     `connected` names the ports that have an edge; `now` may be called at any time; `members` says who is live, of any
     role, as far as this host knows; `stop_requested` whether somebody asked the run to stop; `publish` gives the host a
-    small dict to show in its status; `disk` is the machine's, for whoever keeps files; `island` is None for a host that
+    small dict to show in its status; `refuse` says that what came to a port, from a (slot, incarnation), is wrong in
+    a way that only the body can tell (at which field, what was expected, what was found), as if it were not what the
+    port declares; `disk` is the machine's, for whoever keeps files; `island` is None for a host that
     may use every device of its process.
     """
 
@@ -74,6 +76,7 @@ class Context:
     members: Callable[[], frozenset[Member]]
     stop_requested: Callable[[], bool]
     publish: Callable[[dict[str, Any]], None]
+    refuse: Callable[[str, tuple[int, int], tuple[str, str, str]], None]
     traffic: Traffic
     disk: Disk
     island: Island | None = None

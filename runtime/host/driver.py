@@ -31,7 +31,7 @@ from isthmus.runtime.host.listening import Attention
 from isthmus.runtime.host.payloads import Payload, Payloads
 from isthmus.runtime.host.raised import raised
 from isthmus.runtime.host.trace import Span, Trace
-from isthmus.runtime.ids import Member
+from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items import freezing
 from isthmus.runtime.items.refused import Refusal
 from isthmus.runtime.items.schemas import Mismatch, compiled
@@ -196,6 +196,8 @@ class Host:
         mismatch = self.mismatch(source, parcel)
         if mismatch is not None:
             self._refuse(source, parcel.edge, mismatch)
+            if self.plan.edges[parcel.edge].kind == "queue":
+                self._channel.grant(source, parcel.edge, 1)
             return
         handle = self._payloads.keep(Payload(parcel.item, parcel.digest, parcel.size_bytes))
         self.traffic.bytes_received += parcel.size_bytes
@@ -211,7 +213,7 @@ class Host:
         self.handle(CreditGranted(edge, target, count))
 
     def _refuse(self, source: Member, index: int, mismatch: Mismatch) -> None:
-        """Count an item that is refused, in the name of its sender; whoever may send again does."""
+        """Count an item that is refused, in the name of its sender."""
         edge = self.plan.edges[index]
         known = self.refusals.get((source, index))
         if known is not None:
@@ -220,8 +222,16 @@ class Host:
             fires = self._nodes[edge.target].fires
             is_vote = isinstance(fires, Quorum) and edge.target_port == fires.port
             self.refusals[source, index] = Refusal(source, edge.name, *mismatch, is_vote=is_vote)
-        if edge.kind == "queue":
-            self._channel.grant(source, index, 1)
+
+    def _hear_accusations(self) -> None:
+        """Refuse what bodies have found to be wrong."""
+        while self.bodies.accusations:
+            accused = self.bodies.accusations.popleft()
+            for index, edge in self.plan.edges.items():
+                if (edge.target, edge.target_port) == (accused.node, accused.port):
+                    slot, incarnation = accused.sender
+                    sender = Member(Replica(edge.source_role, slot), incarnation)
+                    self._refuse(sender, index, accused.mismatch)
 
     # -- the core ------------------------------------------------------------------------------------------------------
 
@@ -308,6 +318,7 @@ class Host:
             if not self._attention.is_needed:
                 self._executor.hear()
             now = self._clock.now()
+            self._hear_accusations()
             self.busy.ended(node.name, now)
             self._attention.ended(node.index, Duration(0 if ended is None else now - ended.begun))
             self.handle(self._ending(node, ended, error, now), now)

@@ -4,8 +4,9 @@ Decides whom to dial, to wait for, to reach through another, and to forget, and 
 Does not decide who is live, nor how a roster gets here.
 
 A roster says everything each time. Who is missing in it is gone; who is in it with another incarnation has been
-replaced. Members to whom and from whom no edge leads are left aside, and whoever cannot be met yet is met with a later
-roster. When the one that relays has a new life, those behind it are reached through that.
+replaced. Nobody who has gone comes back: a daemon whose disk failed may name lives that ended before it began, until it
+finds that they have. Members to whom and from whom no edge leads are left aside, and whoever cannot be met yet is met
+with a later roster. When the one that relays has a new life, those behind it are reached through that.
 """
 
 from __future__ import annotations
@@ -47,16 +48,20 @@ class Meetings:
         self._roles = {edge.target_role for edge in crossing if edge.source_role == mine}
         self._roles |= {edge.source_role for edge in crossing if edge.target_role == mine}
         self._relay: Member | None = None
+        self._gone: dict[Replica, int] = {}
+        """The latest life of each that has gone."""
 
     def take(self, rows: Sequence[Row], keys: Mapping[str, str]) -> None:
         """Let everybody in who is new, and everybody go who is gone. `keys` gives the public keys of machines."""
-        present = {Replica.parse(row[0]): (Member(Replica.parse(row[0]), row[1]), *row[2:]) for row in rows}
+        named = [(Member(Replica.parse(row[0]), row[1]), *row[2:]) for row in rows]
+        present = {row[0].replica: row for row in named if row[0].incarnation > self._gone.get(row[0].replica, 0)}
         if present.get(self._member.replica, (None,))[0] != self._member:
             return  # The daemon does not know this host yet.
         relay = next((row[0] for replica, row in present.items() if replica.role == RELAY), None)
         for replica, member in list(self.live.items()):
             if replica not in present or present[replica][0] != member:
                 del self.live[replica]
+                self._gone[replica] = member.incarnation
                 self._channel.forget(member)
                 self._tell(ReplicaLeft(member))
         if relay != self._relay and relay is not None:

@@ -14,7 +14,7 @@ from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.host.roster import Row
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.host import Life
-from isthmus.runtime.sim.universe import Universe
+from isthmus.runtime.sim.universe import HOME, Universe
 from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.incidents import Happened
 
@@ -102,10 +102,14 @@ class BoundsChecker(Checker):
 
 class RosterChecker(Checker):
     """Nobody knows an earlier life of a replica than it was told of, nor goes back to one, nor takes what it sends, nor
-    what somebody sends whom it does not know: its core would drop that."""
+    what somebody sends whom it does not know: its core would drop that. And nobody is told that a life is back which it
+    was told had gone, but by a daemon whose disk has failed: it may not know."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[Member, Replica], int] = {}
+        self._live: dict[Member, set[Member]] = {}
+        self._gone: dict[Member, set[Member]] = {}
+        self._back: list[str] = []
 
     def told(self, life: Life, rows: Sequence[Row]) -> None:
         """Note who is live; one that is not itself among them is not known yet, and listens to none of it."""
@@ -113,6 +117,12 @@ class RosterChecker(Checker):
         if life.member in found:
             for member in found:
                 self._know(life, member)
+            gone = self._gone.setdefault(life.member, set())
+            self._back += [
+                f"{life.member} is told that {each} is back, which had gone" for each in found if each in gone
+            ]
+            gone |= self._live.get(life.member, set()) - set(found)
+            self._live[life.member] = set(found)
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Look at who sends."""
@@ -124,12 +134,18 @@ class RosterChecker(Checker):
 
     def asked(self, universe: Universe) -> None:
         """Compare whom every host knows with whom it was told of."""
+        if self._back and not (universe.disks[HOME].failures or universe.disks[HOME].refusals):
+            raise ViolationError(self._back[0])
         for life in universe.living():
             for member in life.meetings.live.values():
                 newest = self._newest.get((life.member, member.replica), 0)
                 if member.incarnation < newest:
                     raise ViolationError(f"{life.member} knows {member}, and was told of incarnation {newest}")
                 self._know(life, member)
+
+    def ended(self, universe: Universe) -> None:
+        """Once more."""
+        self.asked(universe)
 
     def _know(self, life: Life, member: Member) -> None:
         key = life.member, member.replica

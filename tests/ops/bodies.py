@@ -88,6 +88,7 @@ class Context:
         self.connected = frozenset({"parameters", "fragment", "progress"})
         self.traffic = Traffic()
         self.published: list[Any] = []
+        self.refused: list[Any] = []
         self.is_stopping = False
         self.island = None
         self.live: set[Any] = set()
@@ -102,12 +103,15 @@ class Context:
     def stop_requested(self) -> bool:
         return self.is_stopping
 
+    def refuse(self, port: str, sender: tuple[int, int], mismatch: tuple[str, str, str]) -> None:
+        self.refused.append((port, sender, *mismatch))
+
     def publish(self, values: dict[str, Any]) -> None:
         self.published.append(values)
 
 
 def pull(
-    fragment: int, number: int, *, kind: str = "merge", members: Any = ((0, 1),), attempt: int = 1
+    fragment: int, number: int, *, kind: str = "merge", members: Any = ((0, 1),), attempt: int = 1, known: Any = ()
 ) -> dict[str, Any]:
     return {
         "round": number,
@@ -122,6 +126,7 @@ def pull(
         "chain": None,
         "interval": 24,
         "totals": [],
+        "known": [list(row) for row in known],
     }
 
 

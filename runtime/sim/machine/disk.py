@@ -43,12 +43,13 @@ class Trouble:
 @final
 class SimulatedDisk:
     """The files of one machine. `troubles` are by a number that says which fault made each; `written` has, by path,
-    what every process has written into it, from when it opened the file; `failures` counts power failures."""
+    what every process has written into it, from when it opened the file; `failures` counts power failures, `refusals`
+    the operations that it did not do."""
 
     def __init__(self, seed: str) -> None:
         self.troubles: dict[int, Trouble] = {}
         self.written: dict[Path, list[bytearray]] = {}
-        self.failures = 0
+        self.failures = self.refusals = 0
         self._rng = random.Random(seed)
         self._names: dict[Path, Content] = {}
         self._kept: dict[Path, Content] = {}
@@ -101,12 +102,14 @@ class SimulatedDisk:
         for trouble in self.troubles.values():
             if trouble.share and self._rng.random() < trouble.share:
                 trouble.struck()
+                self.refusals += 1
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         for trouble in self.troubles.values():
             if trouble.room is not None and (size > trouble.room or (makes and not trouble.room)):
                 size, trouble.room = trouble.room, 0
                 trouble.struck()
                 if not size:
+                    self.refusals += 1
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             elif trouble.room is not None:
                 trouble.room -= size

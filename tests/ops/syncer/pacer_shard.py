@@ -38,7 +38,7 @@ class Shard:
     def members(self):
         return frozenset(Member(Replica(role, 0), 1) for role in self.live)
 
-    def fire(self, *reports, merged=(), control=None, held=()):
+    def fire(self, *reports, merged=(), control=None, held=(), given=()):
         """Fire, check that both ports carry the same items, and return those."""
         inputs = {}
         if reports:
@@ -48,7 +48,7 @@ class Shard:
         if control is not None:
             inputs["control"] = {(Replica("recorder", 0), None): control}
         if held:
-            inputs["held"] = holding(*held)
+            inputs["held"] = holding(*held, given=given)
         emitted = self.pacer(**inputs)
         assert emitted is None or emitted
         rounds = [item for port, item in emitted or [] if port == "round"]
@@ -69,17 +69,13 @@ def control(*published, stop=False, totals=()):
     return {"stop": stop, "tokens": 1_000_000, "totals": list(totals), "published": list(published)}
 
 
-def holding(*held):
-    """What hosts say that they hold: each (role, fragments), all of them merged, or (role, fragments, merged)."""
+def holding(*held, life=2, given=()):
+    """What hosts say that they hold: each (role, fragments), all of them merged, or (role, fragments, merged), after
+    they had a look for a life of shard 0."""
     told = [(role, fragments, more[0] if more else fragments) for role, fragments, *more in held]
+    same = {"saved": [], "totals": [], "lives": [[0, life]], "given": list(given)}
     return {
-        (Replica(role, 0), role): {
-            "holder": role,
-            "fragments": list(fragments),
-            "merged": list(merged),
-            "saved": [],
-            "totals": [],
-        }
+        (Replica(role, 0), role): {"holder": role, "fragments": list(fragments), "merged": list(merged), **same}
         for role, fragments, merged in told
     }
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from isthmus.ops.exchange.copies import copied, is_withdrawn, withdrawn
 from isthmus.ops.learner.lock_step import Gate
+from isthmus.ops.syncer.belief import digest_of
 from isthmus.ops.syncer.hold import Hold
 from isthmus.runtime.ids import Member, Replica
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
@@ -54,30 +55,25 @@ class Holder:
 
 def test_it_says_at_once_that_it_holds_nothing_and_then_only_what_is_news() -> None:
     holder = Holder()
-    assert holder.fire() == ({}, {"holder": "recorder", "fragments": [], "merged": [], "saved": [], "totals": []})
+    nothing = {"holder": "recorder", "fragments": [], "merged": [], "saved": [], "lives": [], "given": [], "totals": []}
+    assert holder.fire() == ({}, nothing)
     assert holder.fire() == ({}, None)
-    assert holder.fire(published(1, 1, 0, kind="initial"))[1] == {
-        "holder": "recorder",
-        "fragments": [1],
-        "merged": [],
-        "saved": [],
-        "totals": [],
-    }
-    assert holder.fire(published(1, 1, 1))[1] == {
-        "holder": "recorder",
-        "fragments": [1],
-        "merged": [1],
-        "saved": [],
-        "totals": [],
-    }
+    assert holder.fire(published(1, 1, 0, kind="initial"))[1] == {**nothing, "fragments": [1]}
+    assert holder.fire(published(1, 1, 1))[1] == {**nothing, "fragments": [1], "merged": [1]}
     assert holder.fire(published(1, 1, 2)) == ({}, None)
-    assert holder.fire(published(0, 1, 1))[1] == {
-        "holder": "recorder",
-        "fragments": [0, 1],
-        "merged": [0, 1],
-        "saved": [],
-        "totals": [],
-    }
+    assert holder.fire(published(0, 1, 1))[1] == {**nothing, "fragments": [0, 1], "merged": [0, 1]}
+
+
+def test_a_new_life_of_a_shard_is_told_the_digests_of_what_its_former_life_published() -> None:
+    holder = Holder()
+    holder.lives(1)
+    item = published(0, 1, 3)
+    assert holder.fire(item)[1]["given"] == []
+    holder.lives(2)
+    told = holder.fire()[1]
+    assert told["lives"] == [[0, 2]]
+    assert told["given"] == [[0, 1, 3, digest_of(item["values"], item["clock"], item["positions"])]]
+    assert holder.fire(published(0, 2, 4))[1]["given"] == []
 
 
 def test_no_copies_are_given_in_the_life_that_published() -> None:

@@ -17,6 +17,8 @@ from tests.ops.syncer.test_conductor import Score, told_of
 ROLES = ("evaluator", "recorder")
 OTHERS = ("learner", "syncer")
 
+HELD_BY_ALL: Any = [("recorder", range(4)), ("evaluator", range(4))]
+
 
 def context(incarnation: int, *roles: str) -> Any:
     live = frozenset(Member(Replica(role, 0), 3) for role in roles)
@@ -136,11 +138,28 @@ def test_a_shard_that_comes_back_does_not_begin_what_was_merged(heard: dict[str,
         assert shard.fire(ready(0, 2), control=control()) == []
 
 
+def test_a_shard_that_comes_back_waits_a_second_for_holders_to_look_what_they_hold() -> None:
+    shard = Shard(incarnation=2, live=ROLES)
+    learner = stepping(0, epochs=[1] * 4)
+    assert shard.fire(learner, held=[("recorder", range(4))]) == [], "the evaluator has not"
+    shard.now += SECOND - 1
+    assert shard.fire(learner) == []
+    shard.now += 1
+    assert {item["kind"] for item in shard.fire(learner)} == {"recover"}
+
+
+def test_a_recovery_says_what_holders_know() -> None:
+    shard = Shard(incarnation=2, live=ROLES)
+    rows = [[0, 1, 5, "a"], [2, 1, 4, "b"]]
+    opened = shard.fire(stepping(0, epochs=[1] * 4), held=HELD_BY_ALL, given=rows)
+    assert [item["known"] for item in opened] == [[[1, 5, "a"]], [], [[1, 4, "b"]], []]
+
+
 def test_copies_that_holders_give_lead_to_a_recovery() -> None:
     """Learners that adopted a copy hold a version like any other."""
     shard = Shard(incarnation=2, live=ROLES)
     merged = control(*([p, 1, 5] for p in range(4)), totals=[[0, 1, 90], [1, 1, 80]])
-    assert shard.fire(ready(0, 2), ready(1, 2), control=merged, held=[("recorder", range(4))]) == []
+    assert shard.fire(ready(0, 2), ready(1, 2), control=merged, held=HELD_BY_ALL) == []
     copied = stepping(0, incarnation=2, epochs=[1, 1, 1, 0])
     opened = shard.fire(copied)
     assert numbers(opened) == [(p, "recover", 1, [[0, 2]]) for p in range(3)]

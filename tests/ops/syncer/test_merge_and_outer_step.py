@@ -11,6 +11,7 @@ from isthmus.ops.exchange import schemas
 from isthmus.ops.kernels import coding
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.outer_gradient import norms
+from isthmus.ops.syncer.belief import digest_of
 from isthmus.ops.syncer.bounds import NOT_FINITE
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
@@ -204,6 +205,22 @@ def test_what_is_sent_is_anchor_minus_values_with_its_norms() -> None:
     assert port == "answer"
     np.testing.assert_array_equal(sent["gradient"], 1.0 - values)
     np.testing.assert_allclose(np.sum(sent["norms"].astype(np.float64) ** 2), np.sum((1.0 - values) ** 2), rtol=1e-6)
+
+
+def test_a_shard_that_comes_back_refuses_what_is_not_as_it_was_published() -> None:
+    merge, context = Merge(PARTS, method="average", lr=1.0, momentum=0.9), Context("syncer", incarnation=2)
+    merge.open(context)
+    true, forged, early = (
+        {**answer(slot, value, base=(epoch, 7)), "kind": "recover", "positions": []}
+        for slot, value, epoch in ((0, -7.0, 1), (1, 7.0, 1), (2, 7.0, 2))
+    )
+    true, forged = forged, true
+    known = [[1, 7, digest_of(true["gradient"], true["clock"], true["positions"])]]
+    votes = {(Replica("learner", each["slot"]), 1): each for each in (true, forged, early)}
+    emitted = merge(round=pull(0, 1, kind="recover", known=known), answer=votes, decision=DECISION)
+    np.testing.assert_array_equal(emitted["gradient"]["direction"], true["gradient"])
+    assert emitted["gradient"]["merging"]["refused"] == [[0, "not as published"], [2, "unknown base"]]
+    assert [(port, sender, field) for port, sender, field, *_ in context.refused] == [("answer", (0, 1), "gradient")]
 
 
 def test_a_shard_that_comes_back_takes_the_newest_version_with_its_clock_and_no_momentum() -> None:

@@ -28,8 +28,9 @@ class KilledError(BaseException):
 class Context:
     """What a recorder is opened with: a clock that the test moves, a disk, and those who are live."""
 
-    def __init__(self, disk: Disk, at: int = 0) -> None:
+    def __init__(self, disk: Disk, at: int = 0, *, incarnation: int = 1) -> None:
         self.disk, self.at = disk, at
+        self.member = Member(Replica("recorder", 0), incarnation)
         self.status: dict[str, Any] = {}
         self.live: set[Member] = set()
         self.is_stopping = False

@@ -156,7 +156,7 @@ def test_killed_at_any_moment_it_knows_and_has_written_the_same(undisturbed: Any
             assert sorted(map(names, told_of)) == sorted(map(names, expected)), at
             late = {names(line): line["time"] for line in expected}
             assert all(0 <= line["time"] - late[names(line)] <= 0.1001 for line in told_of), at
-    assert died >= count // (1 + tears)
+    assert died >= count // (1 + tears) - 1, "the last operation only looks whether it was replaced"
 
 
 def test_killed_with_its_machine_it_knows_the_same_and_has_written_nothing_twice(undisturbed: Any) -> None:
@@ -373,3 +373,20 @@ def test_a_real_folder(tmp_path: Path) -> None:
     told_of, torn = lines((tmp_path / "merges.jsonl").read_bytes())
     assert (len(told_of), torn) == (len(set(map(names, told_of))), 0)
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+def test_a_life_that_was_replaced_writes_nothing_behind_what_the_next_one_has_written() -> None:
+    """One that its daemon does not know of lives until it finds that out."""
+    disk = SimulatedDisk("seed")
+    recorder, context = made(), Context(Mount(disk))
+    recorder.open(context)
+    for at, items in islice(story(), 3):
+        context.at = at
+        recorder(**items)
+    later, its = made(), Context(Mount(disk), 4 * TICK, incarnation=2)
+    later.open(its)
+    later()
+    later.close()
+    before = disk.files()
+    recorder.close()
+    assert disk.files() == before

@@ -211,6 +211,8 @@ def test_the_next_life_holds_what_the_last_one_had_on_disk() -> None:
         "merged": [0, 1],
         "saved": [[0, 1, 3], [1, 1, 4]],
         "totals": [[0, 1, 40], [1, 2, 7]],
+        "lives": [],
+        "given": [],
     }
 
 

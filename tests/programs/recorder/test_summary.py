@@ -84,6 +84,7 @@ class Context:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.member = Member(Replica("recorder", 0), 1)
         self.status: dict[str, Any] = {}
         self.disk: Disk = DISK
         self.live: set[Member] = set()

@@ -72,13 +72,13 @@ def merged_as_they_arrive(patch: pytest.MonkeyPatch) -> None:
 
 def without_fencing(patch: pytest.MonkeyPatch) -> None:
     """A shard that comes back goes on under the epoch of its former life."""
-    begin = merge.Merge.open
+    step = merge.Merge._merge
 
-    def broken(self: Any, context: Any) -> None:
-        begin(self, context)
+    def broken(self: Any, *arguments: Any) -> Any:
         self._epoch = 1
+        return step(self, *arguments)
 
-    patch.setattr(merge.Merge, "open", broken)
+    patch.setattr(merge.Merge, "_merge", broken)
 
 
 def final_phase_skipped(patch: pytest.MonkeyPatch) -> None:

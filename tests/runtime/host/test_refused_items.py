@@ -91,3 +91,19 @@ def test_a_vote_is_told_as_one() -> None:
     host = world.hosts[Replica("asks", 0)]
     world.run(lambda: bool(host.refusals), seconds_max=2.0)
     assert [(each.field, each.is_vote) for each in host.refusals.values()] == [("yes", True)]
+
+
+class Wary(Collect):
+    """Takes what comes, and says that it is wrong."""
+
+    def __call__(self, item: Any) -> None:
+        super().__call__(item)
+        for each in item.values():
+            self.context.refuse("item", (0, 1), ("even", "truth", str(each["even"])))
+
+
+def test_a_body_may_refuse_what_only_it_can_judge() -> None:
+    world = start(piped((2, odd_ones_are_wrong), 2, Wary, Queue(1)), until="collect")
+    host = world.hosts[Replica("there", 0)]
+    (refusal,) = host.refusals.values()
+    assert refusal == Refusal(Member(Replica("here", 0), 1), "source.item -> collect.item", "even", "truth", "odd 1", 2)

@@ -133,3 +133,15 @@ def test_the_phase_of_a_learner_is_that_of_its_inner_step() -> None:
     assert phase(learner, {"inner-step": {"phase": "ready"}}, is_open=True) == "recovering"
     assert phase(learner, {"inner-step": {"phase": "final"}}, is_open=True) == "final"
     assert phase(syncer, {"pacer": {"phase": "final"}}, is_open=True) == "serving"
+
+
+def test_nobody_who_has_gone_comes_back() -> None:
+    """A daemon whose disk failed before it died leaves a ledger behind in which they live."""
+    made, story = begin()
+    made.take([ME, OTHER, THIRD], {})
+    made.take([ME, THIRD], {})
+    story.take()
+    made.take([ME, OTHER, THIRD], {})
+    assert story.take() == []
+    made.take([ME, ["learner/1", 2, [], "b"], THIRD], {})
+    assert story.take() == [("relay", "learner/1#2", "recorder/0#1"), ("ReplicaJoined", "learner/1#2")]
