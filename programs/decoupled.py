@@ -65,7 +65,7 @@ def build(
     - `fragments`: P, min(8, units) if absent. `interval`: H, inner steps between two merges of one fragment.
     - `overlap`: tau, the inner steps that a round may take. `quorum`: K, the answers that a round needs.
     - `grace`: whether the syncer waits for more answers while that costs nothing; `gamma`: its safety margin, below 1.
-    - `shards`: S, syncers. `merge`: 'rda' or 'average'. `alpha`: how much of a learner's own fragment survives.
+    - `shards`: S, syncers. `merge`: 'rda' or 'average'. `alpha`: 0, for the accounts know no work that survives.
     - `bounded`: one learner's answer counts only as far as its length is in proportion to others'.
     - `push`: the format of outer gradients on their way, 'float32', 'bf16', 'int8' or 'int4'.
     - `outer_lr`, `outer_momentum`: eta and mu; by the number of sweeps of the run if absent.
@@ -168,8 +168,9 @@ def _faults(job: Job, settings: dict[str, Any]) -> Iterator[Fault]:
     if settings["merge"] not in get_args(Rule):
         yield fault("merge", "'rda' or 'average'", "Choose one of them.")
     yield from format_faults("decoupled-diloco", settings)
-    if not 0 <= settings["alpha"] < 1:
-        yield fault("alpha", "at least 0 and below 1", "0 lets every update replace the learner's fragment.")
+    if settings["alpha"]:
+        do = "Leave it out: what survived would be merged later, and booked as overwritten. streaming-diloco mixes."
+        yield fault("alpha", "0: every update replaces the learner's fragment", do)
     if settings["outer_lr"] is not None and not settings["outer_lr"] > 0:
         yield fault("outer_lr", "a number above 0", "Leave it out for the default.")
     if settings["outer_momentum"] is not None and not 0 <= settings["outer_momentum"] < 1:

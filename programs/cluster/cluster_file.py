@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -64,13 +64,44 @@ def read(file: Path) -> Cluster:
             where, folder = f"{file}, machine {number}", file.absolute().parent
             machines.append(cluster_tables.read_machine(table, where, folder, catalogue, has_keys="keys" in document))
     faults += _shared([table.get("name") for table in tables], machines, file)
+    faults += _apart(machines, file)
     if "machine" not in document:
         do = 'Write [[machine]] with name = "..." and address = "tcp://127.0.0.1:PORT".'
         faults.append(Fault(f"Reading {file}", "at least one [[machine]]", "none", do))
     if faults:
         raise ConfigError.of(faults)
     sections = {name: value for name, value in document.items() if name not in _OWN}
-    return Cluster(file, tuple(machines), sections, secret)
+    return Cluster(file, _joined(machines), sections, secret)
+
+
+def _joined(machines: list[Machine]) -> tuple[Machine, ...]:
+    """The same, each with those that it makes up an island with, in the order of the file."""
+    names: dict[str, tuple[str, ...]] = {}
+    for machine in machines:
+        if machine.island is not None:
+            names[machine.island] = (*names.get(machine.island, ()), machine.name)
+    return tuple(
+        machine if machine.island is None else replace(machine, together=names[machine.island], islands=1)
+        for machine in machines
+    )
+
+
+def _apart(machines: list[Machine], file: Path) -> Iterator[Fault]:
+    """Why machines cannot make up an island that say they do."""
+    for name in dict.fromkeys(machine.island for machine in machines if machine.island is not None):
+        doing, them = f"Reading island {name!r} of {file}", [each for each in machines if each.island == name]
+        devices = {f"{each.devices} x {None if each.device is None else each.device.kind}" for each in them}
+        if len(them) == 1:
+            do = f"Give the others the same island = {name!r}, or leave it out."
+            yield Fault(doing, "two machines or more that are one island", f"{them[0].name!r} alone", do)
+        if len(devices) > 1:
+            do = "Give all of them the same `device` and `devices`: each is a part of one mesh."
+            yield Fault(doing, "as many devices of one kind on each machine", ", ".join(sorted(devices)), do)
+        if any(each.islands not in (None, 1) for each in them):
+            yield Fault(doing, "islands = 1, or nothing, on each machine", "another number", "Leave `islands` out.")
+        if them[0].address is None:
+            do = 'Give it an address = "tcp://HOST:PORT": the others go to the first.'
+            yield Fault(doing, f"an address of {them[0].name!r}, its first machine", "none", do)
 
 
 def _tables(document: Mapping[str, Any], name: str, file: Path, faults: list[Fault]) -> list[Mapping[str, Any]]:

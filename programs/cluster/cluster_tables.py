@@ -55,7 +55,7 @@ def read_machine(
     islands = values["islands"]
     if islands is None and device is not None and not device.is_cpu:
         islands = 1
-    given = {name: values[name] for name in ("name", "roles", "devices", "domain")}
+    given = {name: values[name] for name in ("name", "roles", "devices", "domain", "island")}
     return Machine(
         **given, islands=islands, address=address, public_key=public_key, device=device, bandwidth_bits=bandwidth
     )
@@ -130,6 +130,7 @@ def _machine(
     islands: int | None = None,
     device: str | None = None,
     devices: int = 1,
+    island: str | None = None,
     domain: str | None = None,
     bandwidth: str | None = None,
 ) -> None:

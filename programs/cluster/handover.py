@@ -90,8 +90,8 @@ class Sites:
 
     def computes(self, site: Site, computing: Sequence[str]) -> bool:
         """Whether a host may ever be there that imports the task."""
-        roles = {replica.role for replica, name in self.placement.items() if name == site.name} | set(site.movable)
-        return not roles.isdisjoint(computing)
+        there = {leader(replica).role for replica, name in self.placement.items() if name == site.name}
+        return not (there | set(site.movable)).isdisjoint(computing)
 
     def places(self) -> Places:
         """The same, as a home's core takes it."""

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any, Final
 
 from isthmus.programs.checks.meshes import mesh_faults
+from isthmus.programs.checks.processes import process_faults
 from isthmus.programs.recorder.summary import roster_counts
 from isthmus.programs.request.request import Request
 from isthmus.runtime.errors import Fault, PlacementError
@@ -25,6 +26,13 @@ def placed(request: Request, topology: Topology) -> Placement:
     """Where every replica of the request goes; PlacementError with everything that is in the way."""
     counts = roster_counts(request.graph, request.job.learners)
     placement = place(request.graph, counts, topology, memory_bytes={LEARNER: learner_bytes(request)})
+    if faults := list(process_faults(request.plans, placement.processes, request.job.learners)):
+        raise PlacementError.of(faults)
+    if request.processes:
+        do = 'Leave it out: machines of one island say so in the cluster file, each by island = "NAME".'
+        raise PlacementError(
+            "Placing the learners", "no run.processes beside a cluster", str(list(request.processes)), do
+        )
     machines = topology.by_name()
     hosts = [(slot, machines[name]) for slot, name in enumerate(placement.of_role(LEARNER))]
     if faults := list(
@@ -38,7 +46,7 @@ def _mesh_faults(request: Request, machine: Machine, slot: int) -> Iterator[Faul
     """Why the task's mesh, leaves or batches do not fit an island of a machine whose devices are known."""
     if machine.device is not None:
         where = f"an island of {machine.name!r}"
-        yield from mesh_faults(request.task, machine.devices, request.job.seed, slot, where)
+        yield from mesh_faults(request.task, machine.island_devices, request.job.seed, slot, where)
 
 
 def learner_bytes(request: Request) -> int:

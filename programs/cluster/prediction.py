@@ -87,7 +87,7 @@ def predict(request: Request, topology: Topology, placement: Placement) -> Predi
             number,
             machine.name,
             None if machine.device is None else machine.device.kind,
-            machine.devices,
+            machine.island_devices,
             steps[number],
             memory,
             machine.island_memory_bytes,
@@ -160,7 +160,7 @@ def _flows(placement: Placement, rates: Sequence[float]) -> Iterator[tuple[str, 
 def _price(hosts: Sequence[Machine]) -> float | None:
     """What the islands' devices cost an hour, if the price of each is known."""
     prices = [None if host.device is None else host.device.price_per_hour for host in hosts]
-    known = [price * host.devices for price, host in zip(prices, hosts, strict=True) if price is not None]
+    known = [price * host.island_devices for price, host in zip(prices, hosts, strict=True) if price is not None]
     return sum(known) if known and len(known) == len(hosts) else None
 
 

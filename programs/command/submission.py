@@ -35,6 +35,7 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     sites = Sites.of(daemon.name, cluster.machines, placement.machines, found)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     told = spec.of(request, zero_ns=0, cpu_seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))
+    told["processes"] = list(placement.processes)
     message = {
         "type": "check",
         "program": job.program,

@@ -26,7 +26,7 @@ from isthmus.runtime.errors import Fault, PlacementError, nearest
 from isthmus.runtime.graph.template import Graph
 from isthmus.runtime.graph.topology import Machine, Topology
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER, RECORDER, ROLES
+from isthmus.runtime.roles import LEARNER, RECORDER, ROLES, follower, leader
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
@@ -42,6 +42,13 @@ class Placement:
     def of_role(self, role: str) -> tuple[str, ...]:
         """The machines of a role's replicas, in the order of their numbers."""
         return tuple(self.machines[replica] for replica in sorted(self.machines) if replica.role == role)
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """How many processes make up the island of each learner; none where every one is alone."""
+        counts = Counter(leader(replica) for replica in self.machines if leader(replica).role == LEARNER)
+        found = tuple(counts[replica] for replica in sorted(counts))
+        return found if max(found, default=1) > 1 else ()
 
     def on(self, machine: str) -> tuple[Replica, ...]:
         """The replicas on a machine, by role and number."""
@@ -140,7 +147,7 @@ class _Builder:
             do = f'Give one an address = "tcp://HOST:PORT", or add {role!r} to the roles of one that has it.'
             yield Fault(doing, expected, f"{', '.join(sorted(machine.name for machine in offers))} without one", do)
         else:
-            learners = {name for replica, name in self.machines.items() if replica.role == LEARNER}
+            learners = {name for replica, name in self.machines.items() if leader(replica).role == LEARNER}
             for replica in replicas:
                 if replica not in self.machines:
                     self.put([replica], min(reachable, key=lambda machine: self._rank(machine, role, learners)))
@@ -172,8 +179,11 @@ class _Builder:
         if len(free) < len(waiting):
             yield from _too_few(len(replicas), offers, small, memory_bytes)
             return
+        machines = self._topology.by_name()
         for replica, machine in zip(waiting, free, strict=False):
             self.put([replica], machine)
+            for number, name in enumerate(machine.together[1:], 1):
+                self.put([follower(replica, number)], machines[name])
 
     def _free(self, offers: list[Machine], small: list[Machine], count_max: int) -> list[Machine]:
         """The machine of each free island, the best first, with up to `count_max` of each machine."""
@@ -207,7 +217,7 @@ def _too_few(count: int, offers: list[Machine], small: list[Machine], memory_byt
     yield Fault(f"Placing {_learners(count)}", "an island for each", found, "Lower run.learners, or raise `islands`.")
     for machine in small:
         device = machine.device
-        kind = "" if device is None else f" ({machine.devices} x {device.kind})"
+        kind = "" if device is None else f" ({machine.island_devices} x {device.kind})"
         yield Fault(
             f"Placing a learner on {machine.name!r}",
             f"{_size(memory_bytes)} on an island, for parameters, gradient and optimizer state alone",

@@ -24,6 +24,8 @@ class Machine:
     - `public_key`: the key by which others know it; None where there are no keys.
     - `roles` that may be placed on it; empty is any. `islands`: how many learners it takes; None is any number.
     - `device` and `devices`: kind and number of the devices of each island; a kind of None is not known.
+    - `island`: the name of an island that it makes up with other machines, `together` the names of all of these, of the
+      one whose process leads first; None and none where its islands are its own.
     - `domain`: what fails together ('building-a'); without it, a machine fails alone. `bandwidth_bits`: of its network
       link in each direction, a second; None is not known.
     """
@@ -37,10 +39,19 @@ class Machine:
     devices: int = 1
     domain: str | None = None
     bandwidth_bits: int | None = None
+    island: str | None = None
+    together: tuple[str, ...] = ()
 
     def offers(self, role: str) -> bool:
-        """Whether replicas of `role` may be placed here, by what the machine says of roles."""
-        return not self.roles or role in self.roles
+        """Whether replicas of `role` may be placed here, by what the machine says of roles; the learner of an island of
+        several is on the first of them."""
+        is_led = role == LEARNER and self.together[:1] not in ((), (self.name,))
+        return not is_led and (not self.roles or role in self.roles)
+
+    @property
+    def island_devices(self) -> int:
+        """How many devices one island has, on all of its machines."""
+        return self.devices * max(1, len(self.together))
 
     @property
     def endpoint(self) -> str:
@@ -62,13 +73,13 @@ class Machine:
     @property
     def island_flops(self) -> float | None:
         """Published bfloat16 FLOP/s of one island; None if that is not known."""
-        return None if self.device is None or self.device.flops is None else self.device.flops * self.devices
+        return None if self.device is None or self.device.flops is None else self.device.flops * self.island_devices
 
     @property
     def island_memory_bytes(self) -> int | None:
         """Memory of one island's devices; None if that is not known."""
         memory = None if self.device is None else self.device.memory_bytes
-        return None if memory is None else memory * self.devices
+        return None if memory is None else memory * self.island_devices
 
 
 @final

@@ -36,7 +36,7 @@ def write(folder: Path, text: str) -> Path:
         ("[machine]\nname = 'alpha'\n", "expected [[machine]], found another `machine`"),
         ("[[machine]]\nname = 'alpha'\n", "expected a machine with an address, which all hosts can dial, found alpha"),
         ("[[machine]]\naddress = 'tcp://127.0.0.1:7400'\n", "machine 1: expected `name`, found nothing"),
-        (MACHINE + "island = 3\n", "Did you mean 'islands'?"),
+        (MACHINE + "isslands = 3\n", "Did you mean 'islands'?"),
         (MACHINE + "islands = '3'\n", "file.toml, machine 1): expected an integer, found '3'"),
         (MACHINE + "islands = 0\n", "expected 1 or more, found 0"),
         (MACHINE + "roles = ['learners']\n", "Did you mean 'learner'?"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from isthmus.programs.cluster import cluster_file
 from isthmus.programs.cluster.placing import placed
+from isthmus.programs.cluster.prediction import predict
 from isthmus.programs.request.request import Request, prepare
-from isthmus.runtime.errors import PlacementError
+from isthmus.runtime.errors import ConfigError, PlacementError
 from isthmus.runtime.graph.devices import find
 from isthmus.runtime.graph.topology import Machine, Topology
 
@@ -37,3 +40,47 @@ def test_a_batch_that_does_not_divide_is_refused_once_with_its_machine(request_o
     (fault,) = caught.value.faults
     assert fault.doing == "Cutting 'tokens' of a batch (an island of 'alpha')"
     assert (fault.expected[:27], fault.found) == ("a batch that divides by 8, ", "12 rows")
+
+
+def pod(**more: Any) -> str:
+    parts = [
+        f'[[machine]]\nname = "{name}"\n'
+        + "".join(f"{key} = {value}\n" for key, value in {**POD, **more.get(name, {})}.items())
+        for name in ("alpha", "beta")
+    ]
+    return "".join(parts)
+
+
+POD = {"island": '"pod"', "device": '"v5e"', "devices": 4, "address": '"tcp://127.0.0.1:0"'}
+
+
+def test_machines_of_one_island_have_one_learner_with_a_process_on_each(
+    request_of_nano: Request, tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.toml"
+    addresses = {name: {"address": f'"tcp://127.0.0.1:740{n}"'} for n, name in enumerate(("alpha", "beta"))}
+    file.write_text(pod(**addresses) + '[[machine]]\nname = "gamma"\nislands = 1\ndevice = "v5e"\ndevices = 4\n')
+    topology = cluster_file.read(file).topology
+    assert topology.learners_max == 2
+    placement = placed(request_of_nano, topology)
+    assert placement.of_role("learner") == ("alpha", "gamma")
+    assert placement.of_role("learner.1") == ("beta",)
+    assert placement.processes == (2, 1)
+    assert [island.devices for island in predict(request_of_nano, topology, placement).islands] == [8, 4]
+
+
+def test_machines_that_cannot_be_one_island_are_refused_together(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        '[[machine]]\nname = "alpha"\nisland = "pod"\ndevices = 4\n'
+        '[[machine]]\nname = "beta"\nisland = "pod"\ndevices = 8\nislands = 2\n'
+        '[[machine]]\nname = "gamma"\nisland = "rod"\naddress = "tcp://127.0.0.1:7400"\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        cluster_file.read(file)
+    assert [fault.expected for fault in caught.value.faults] == [
+        "as many devices of one kind on each machine",
+        "islands = 1, or nothing, on each machine",
+        "an address of 'alpha', its first machine",
+        "two machines or more that are one island",
+    ]
