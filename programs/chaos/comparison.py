@@ -43,6 +43,8 @@ class Tried:
             "eval_loss_final": summary["eval_loss_final"],
             "eval_loss_undisturbed": self.calm.summary["eval_loss_final"],
             "tokens_total": summary["tokens_total"],
+            "seconds": summary["wall_seconds"],
+            "seconds_undisturbed": self.calm.summary["wall_seconds"],
             "waits_on_other_hosts": self.struck.waits,
             "recoveries": [each.as_data() for each in self.struck.recoveries],
             "faults": [each.as_data() for each in self.struck.strikes],
@@ -67,8 +69,10 @@ def try_program(
         faults = [each.fault for each in first[0].struck.strikes]
     else:
         faults = list(faults_of(plan, hosts, calm.number("wall_seconds") or 0.0))
-    say(f"{order.program}: under the plan")
     own_faults = [fault for fault in faults if fault.host in (*hosts, DAEMON, FORK_SERVER)]
+    if not own_faults:
+        return Tried(order, calm, calm)
+    say(f"{order.program}: under the plan")
     return Tried(order, calm, run(order, own / "plan", own_faults, say))
 
 

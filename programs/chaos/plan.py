@@ -16,26 +16,42 @@ import msgspec
 
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 
-Kind: TypeAlias = Literal["kill", "pause", "slow"]
+Kind: TypeAlias = Literal["kill", "pause", "slow", "mute", "clog", "lose", "throttle"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
 DAEMON: Final = "daemon"
 FORK_SERVER: Final = "fork-server"
 FAULTS_MAX: Final = 1000
 """In one plan: more are no plan but a loop, and each has a thread."""
-_LASTING: Final = {"pause": ("seconds",), "slow": ("seconds", "factor")}
+_LASTING: Final = {
+    "pause": ("seconds",),
+    "slow": ("seconds", "factor"),
+    "mute": ("seconds",),
+    "clog": ("seconds", "latency"),
+    "lose": ("seconds", "share"),
+    "throttle": ("seconds", "kbits"),
+}
 """Which fields belong to a kind, beside `kind`, `host` and `at`."""
+OF_LINKS: Final = ("mute", "clog", "lose", "throttle")
+"""Kinds that happen to the link of a learner: learners are those that dial, and so all of theirs passes one proxy."""
+LEARNER: Final = "learner"
 _DO: Final = "Correct the plan."
 
 
 class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One fault: `kind` happens to `host` ('learner/2', 'daemon', 'fork-server'), `at` seconds after the run's first
-    inner step. A pause lasts `seconds`; what is slow has one part in `factor` of its CPU time for so long."""
+    inner step, all but a kill for so many `seconds`. What is slow has one part in `factor` of its CPU time. On the link
+    of a learner nothing passes (mute), everything `latency` seconds later (clog), a `share` of segments is lost (lose),
+    or no more passes than `kbits` thousand bits a second in each direction (throttle).
+    """
 
     kind: Kind
     host: str
     at: float
     seconds: float = 2.0
     factor: float = 4.0
+    latency: float = 0.5
+    share: float = 0.1
+    kbits: float = 64.0
 
     @property
     def role(self) -> str:
@@ -58,21 +74,32 @@ class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     hosts: tuple[str, ...] = ()
 
 
+class Slow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the links of learners are all the time: thousands of bits a second in each direction, by slot (that of the
+    last one for those beyond), and seconds more on the way."""
+
+    kbits: tuple[float, ...] = ()
+    latency: float = 0.0
+
+
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
     run: dict[str, Any] = {}
     program: dict[str, dict[str, Any]] = {}
     task: dict[str, Any] = {}
     fault: list[dict[str, Any]] = []
     random: dict[str, Any] | None = None
+    links: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked for: `faults`, or those that are `drawn`, or, where there is neither, the built-in ones. `run` and
-    `task` are sections of the configuration, `program` has one for each program."""
+    """What is asked for: `faults`, or those that are `drawn`, or `links` that are slow all the time, with or without
+    them; where there is none of these, the built-in faults. `run` and `task` are sections of the configuration,
+    `program` has one for each program."""
 
     faults: tuple[Planned, ...] = ()
     drawn: Drawn | None = None
+    links: Slow | None = None
     run: Mapping[str, Any] = field(default_factory=dict)
     program: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
@@ -87,7 +114,7 @@ class Plan:
     @property
     def is_built_in(self) -> bool:
         """Whether its faults are the built-in ones."""
-        return not self.faults and self.drawn is None
+        return not self.faults and self.drawn is None and self.links is None
 
 
 def read(document: Mapping[str, Any], where: str) -> Plan:
@@ -96,7 +123,7 @@ def read(document: Mapping[str, Any], where: str) -> Plan:
     try:
         told = msgspec.convert(document, _Document)
     except msgspec.ValidationError as error:
-        expected = "tables [run], [program.NAME], [task], [[fault]] and [random]"
+        expected = "tables [run], [program.NAME], [task], [links], [[fault]] and [random]"
         raise ConfigError(doing, expected, str(error), _DO) from None
     if told.fault and told.random is not None:
         wrong.append(Fault(doing, "[[fault]] or [random]", "both", "Leave one of them out."))
@@ -119,15 +146,22 @@ def read(document: Mapping[str, Any], where: str) -> Plan:
             wrong += _of_drawn(drawn, f"{doing}, [random]")
         except msgspec.ValidationError as error:
             wrong.append(Fault(f"{doing}, [random]", "seed, count, mean_seconds, kinds and hosts", str(error), _DO))
+    links = None
+    if told.links is not None:
+        try:
+            links = msgspec.convert(told.links, Slow, strict=True)
+            wrong += _of_links(links, f"{doing}, [links]")
+        except msgspec.ValidationError as error:
+            wrong.append(Fault(f"{doing}, [links]", "kbits, a list of numbers, and latency", str(error), _DO))
     if wrong:
         raise ConfigError.of(wrong)
     faults.sort(key=lambda fault: fault.at)
-    return Plan(tuple(faults), drawn, told.run, told.program, told.task)
+    return Plan(tuple(faults), drawn, links, told.run, told.program, told.task)
 
 
 def _of_fault(fault: Planned, table: Mapping[str, Any], doing: str) -> Iterator[Fault]:
     """What is wrong with the numbers of a fault."""
-    for name in ("seconds", "factor"):
+    for name in ("seconds", "factor", "latency", "share", "kbits"):
         if name in table and name not in _LASTING.get(fault.kind, ()):
             yield Fault(doing, f"no {name}: a {fault.kind} has none", f"{name} = {table[name]}", "Leave it out.")
     if not 0.0 <= fault.at < 1e6:
@@ -136,6 +170,22 @@ def _of_fault(fault: Planned, table: Mapping[str, Any], doing: str) -> Iterator[
         yield Fault(doing, "seconds above 0", str(fault.seconds), _DO)
     if not 1.0 < fault.factor <= 1000.0:
         yield Fault(doing, "factor above 1, at most 1000", str(fault.factor), _DO)
+    if not 0.0 < fault.latency < 1e6:
+        yield Fault(doing, "latency in seconds, above 0", str(fault.latency), _DO)
+    if not 0.0 < fault.share < 1.0:
+        yield Fault(doing, "a share above 0 and below 1", str(fault.share), _DO)
+    if not 0.0 < fault.kbits < 1e9:
+        yield Fault(doing, "kbits above 0", str(fault.kbits), _DO)
+    if fault.kind in OF_LINKS and fault.role != LEARNER:
+        do = "Name a learner: others are dialled, and not through the proxy."
+        yield Fault(doing, f"a learner, whose link can {fault.kind}", fault.host, do)
+
+
+def _of_links(links: Slow, doing: str) -> Iterator[Fault]:
+    if not all(0.0 < kbits < 1e9 for kbits in links.kbits):
+        yield Fault(doing, "kbits above 0", str(list(links.kbits)), _DO)
+    if not 0.0 <= links.latency < 1e6:
+        yield Fault(doing, "latency in seconds, from 0", str(links.latency), _DO)
 
 
 def _of_drawn(drawn: Drawn, doing: str) -> Iterator[Fault]:
@@ -143,6 +193,9 @@ def _of_drawn(drawn: Drawn, doing: str) -> Iterator[Fault]:
         yield Fault(doing, f"count from 1 to {FAULTS_MAX}", str(drawn.count), _DO)
     if not 0.0 < drawn.mean_seconds < 1e6:
         yield Fault(doing, "mean_seconds above 0", str(drawn.mean_seconds), _DO)
+    has_links = any(kind in OF_LINKS for kind in drawn.kinds)
+    if has_links and drawn.hosts and not any(host.startswith(LEARNER) for host in drawn.hosts):
+        yield Fault(doing, "a learner among the hosts, for faults of links", ", ".join(drawn.hosts), _DO)
     if not drawn.kinds:
         yield Fault(doing, f"kinds of {', '.join(KINDS)}", "none", _DO)
 
@@ -179,7 +232,8 @@ def _drawn(drawn: Drawn, hosts: Sequence[str]) -> Iterator[Planned]:
     for _ in range(drawn.count):
         at += rng.expovariate(1.0 / drawn.mean_seconds)
         kind = rng.choice(drawn.kinds)
-        host = rng.choice(list(drawn.hosts or hosts))
+        able = [host for host in drawn.hosts or hosts if kind not in OF_LINKS or host.startswith(LEARNER)]
+        host = rng.choice(able)
         yield Planned(kind=kind, host=host, at=round(at, 3))
 
 

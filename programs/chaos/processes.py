@@ -49,6 +49,14 @@ def process(pid: int) -> Process | None:
     return None if started is None else Process(pid, started)
 
 
+def owner_of(pid: int) -> str:
+    """The host of a run that a process is, by the title that it has given itself; '' if it is none."""
+    with suppress(OSError):
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode("utf-8", "replace")
+        return title.partition("isthmus ")[2]
+    return ""
+
+
 class Cast:
     """The processes of the run in `folder`, by name."""
 

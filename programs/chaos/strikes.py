@@ -20,7 +20,8 @@ from typing import Any, Final
 
 import msgspec
 
-from isthmus.programs.chaos.plan import Planned
+from isthmus.programs.chaos.links import CHUNK_BYTES, Conditions, Links, Way
+from isthmus.programs.chaos.plan import OF_LINKS, Planned
 from isthmus.programs.chaos.processes import Cast, Process
 from isthmus.runtime.system.processes import is_stopped
 
@@ -31,6 +32,8 @@ GONE_SECONDS_MAX: Final = 5.0
 LOOK_SECONDS: Final = 0.02
 TOGETHER: Final = {"data-parallel": "learner"}
 """Program -> the role whose replicas are ended together."""
+IN_FLIGHT_BYTES_MAX: Final = 4 * CHUNK_BYTES
+"""What may still pass a way that has just become mute: a chunk of each connection and direction."""
 PERIOD_SECONDS: Final = 0.1
 """Of the duty cycle by which a process is slowed: some ten inner steps of the small model."""
 
@@ -54,7 +57,10 @@ class Strike(msgspec.Struct, frozen=True):
 class Striker:
     """Carries a plan out, a thread for each fault that is due."""
 
-    def __init__(self, cast: Cast, faults: Sequence[Planned], zero: float, program: str) -> None:
+    def __init__(
+        self, cast: Cast, faults: Sequence[Planned], zero: float, program: str, links: Links | None = None
+    ) -> None:
+        self._links = links
         self._cast, self._zero, self._together = cast, zero, TOGETHER.get(program)
         self._over = threading.Event()
         self._lock = threading.Lock()
@@ -93,6 +99,10 @@ class Striker:
             if time.monotonic() > until:
                 self._note(number, Strike(fault, why=f"no such process for {BACK_SECONDS_MAX:.0f} s"))
                 return
+        if fault.kind in OF_LINKS:
+            assert self._links is not None, "a plan with faults of links has them"
+            self._note(number, _clog(fault, found, self._links.way(fault.host), self._over))
+            return
         others = self._cast.find_all(fault.role) if fault.kind == "kill" and fault.role == self._together else []
         strike = _STRIKES[fault.kind](fault, found, self._over)
         for other in others:
@@ -108,7 +118,7 @@ def _kill(fault: Planned, process: Process, over: threading.Event) -> Strike:
     begun = time.monotonic()
     if not _signal(process, signal.SIGKILL):
         return Strike(fault, begun, begun, process.pid, why="it had ended by itself")
-    if not _comes_about(lambda: not process.is_there):
+    if not comes_about(lambda: not process.is_there):
         return Strike(fault, begun, begun, process.pid, why="SIGKILL was sent, and it is still there")
     return Strike(fault, begun, begun, process.pid, proof=f"process {process.pid} is gone")
 
@@ -117,7 +127,7 @@ def _pause(fault: Planned, process: Process, over: threading.Event) -> Strike:
     begun = time.monotonic()
     try:
         is_sent = _signal(process, signal.SIGSTOP)
-        if not is_sent or not _comes_about(lambda: is_stopped(process.pid)):
+        if not is_sent or not comes_about(lambda: is_stopped(process.pid)):
             return Strike(fault, begun, begun, process.pid, why="it did not stand still")
         before = process.cpu_seconds
         over.wait(fault.seconds)
@@ -127,7 +137,7 @@ def _pause(fault: Planned, process: Process, over: threading.Event) -> Strike:
     ended = time.monotonic()
     if not was_stopped or used:
         return Strike(fault, begun, ended, process.pid, why=f"it did not stand still: {used:.2f} s of CPU time")
-    return Strike(fault, begun, ended, process.pid, proof=f"in state T, 0 s of CPU time in {ended - begun:.1f} s")
+    return Strike(fault, begun, ended, process.pid, proof=f"state T, no CPU in {ended - begun:.1f} s")
 
 
 def _slow(fault: Planned, process: Process, over: threading.Event) -> Strike:
@@ -137,7 +147,7 @@ def _slow(fault: Planned, process: Process, over: threading.Event) -> Strike:
     until, runs = begun + fault.seconds, PERIOD_SECONDS / fault.factor
     try:
         while time.monotonic() < until and not over.is_set() and _signal(process, signal.SIGSTOP):
-            stops += _comes_about(lambda: is_stopped(process.pid) or not process.is_there)
+            stops += comes_about(lambda: is_stopped(process.pid) or not process.is_there)
             over.wait(PERIOD_SECONDS - runs)
             _signal(process, signal.SIGCONT)
             over.wait(runs)
@@ -148,6 +158,35 @@ def _slow(fault: Planned, process: Process, over: threading.Event) -> Strike:
     if not stops:
         return Strike(fault, begun, ended, process.pid, why="it never stood still")
     return Strike(fault, begun, ended, process.pid, proof=f"stopped {stops} times, {share:.0%} of a core")
+
+
+def _clog(fault: Planned, process: Process, way: Way, over: threading.Event) -> Strike:
+    """Change the conditions of a way for a while, and count what came of it."""
+    begun, usual = time.monotonic(), way.conditions
+    passed, held, lost = way.passed_bytes, way.held_bytes, way.lost_segments
+    way.conditions = Conditions(
+        fault.kbits if fault.kind == "throttle" else usual.kbits,
+        fault.latency if fault.kind == "clog" else usual.latency,
+        fault.share if fault.kind == "lose" else usual.share,
+        fault.kind == "mute",
+    )
+    over.wait(fault.seconds)
+    passed_then = way.passed_bytes - passed
+    way.conditions = usual
+    ended = time.monotonic()
+    if fault.kind == "mute":
+        # What was held up passes once it is over; a heartbeat of the wire is never longer away than that.
+        comes_about(lambda: way.held_bytes > held)
+    held, lost = way.held_bytes - held, way.lost_segments - lost
+    told = f"{held:,} bytes held up, {passed_then:,} passed"
+    is_proved = held > 0
+    if fault.kind == "lose":
+        told, is_proved = f"{lost:,} segments lost, {passed_then:,} bytes", lost > 0
+    if fault.kind == "mute" and passed_then > IN_FLIGHT_BYTES_MAX:
+        is_proved = False
+    if not is_proved:
+        return Strike(fault, begun, ended, process.pid, why=told)
+    return Strike(fault, begun, ended, process.pid, proof=told)
 
 
 _STRIKES: Final[dict[str, Callable[[Planned, Process, threading.Event], Strike]]] = {
@@ -170,7 +209,8 @@ def _signal(process: Process, number: int) -> bool:
     return False
 
 
-def _comes_about(what: Callable[[], bool]) -> bool:
+def comes_about(what: Callable[[], bool]) -> bool:
+    """Whether something comes about soon."""
     until = time.monotonic() + GONE_SECONDS_MAX
     while not (found := what()) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS / 10)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from isthmus.programs.chaos.figures import Figures, figures_of
-from isthmus.programs.chaos.plan import Planned
-from isthmus.programs.chaos.processes import Cast
+from isthmus.programs.chaos.links import Conditions, Links
+from isthmus.programs.chaos.plan import LEARNER, OF_LINKS, Planned, Slow
+from isthmus.programs.chaos.processes import Cast, owner_of
 from isthmus.programs.chaos.strikes import Strike, Striker
+from isthmus.programs.outer_settings import LEARNERS_MAX
+from isthmus.programs.run.host_process import PROXY
 from isthmus.programs.run.private_daemon import kill_all
 from isthmus.runtime.errors import RunError
 
@@ -30,6 +34,7 @@ class Order:
     program: str
     task: str | None
     sets: tuple[str, ...]
+    links: Slow | None = None
 
     def command(self, folder: Path) -> list[str]:
         """The command line."""
@@ -42,18 +47,22 @@ class Order:
 def run(order: Order, folder: Path, faults: Sequence[Planned], say: Callable[[str], None]) -> Figures:
     """Train under these faults; the figures. RunError if the run fails, or leaves no summary."""
     strikes: list[Strike] = []
-    with _started(order.command(folder), folder) as command:
+    links = _links(order.links) if order.links or any(fault.kind in OF_LINKS for fault in faults) else None
+    environment = {} if links is None else {PROXY: links.address}
+    with _started(order.command(folder), folder, environment) as command:
         striker: Striker | None = None
         try:
             while command.poll() is None:
                 if striker is None and faults and (zero := Cast(folder).zero()) is not None:
-                    striker = Striker(Cast(folder), faults, zero, order.program)
+                    striker = Striker(Cast(folder), faults, zero, order.program, links)
                 if striker is not None:
                     for strike in striker.news():
                         say(_told(strike))
                 time.sleep(LOOK_SECONDS)
         finally:
             strikes = striker.close() if striker is not None else [Strike(fault) for fault in faults]
+            if links is not None:
+                links.close()
     if not (folder / "summary.json").exists():
         log = (folder.parent / f"{folder.name}.log").read_text().strip()
         raise RunError(f"{order.program} left no summary in {folder}: {log}")
@@ -61,11 +70,18 @@ def run(order: Order, folder: Path, faults: Sequence[Planned], say: Callable[[st
 
 
 @contextmanager
-def _started(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _started(command: Sequence[str], folder: Path, more: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """The command, with its output beside the folder; it and its processes are gone after the block."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{folder.name}.log").open("ab") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **more},
+        )
     try:
         yield process
     finally:
@@ -77,6 +93,16 @@ def _started(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[
                 process.kill()
                 process.wait()
                 kill_all(folder)
+
+
+def _links(usual: Slow | None) -> Links:
+    """A proxy; learners' links are as slow as is asked for."""
+    links = Links(owner_of, Conditions())
+    for slot in range(LEARNERS_MAX if usual is not None else 0):
+        assert usual is not None
+        kbits = usual.kbits[min(slot, len(usual.kbits) - 1)] if usual.kbits else None
+        links.way(f"{LEARNER}/{slot}").conditions = Conditions(kbits, usual.latency)
+    return links
 
 
 def _told(strike: Strike) -> str:

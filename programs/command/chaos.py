@@ -76,7 +76,7 @@ def _order(plan: Plan, program: str) -> Order:
     run = {key: value for key, value in plan.run.items() if key != "task"}
     sections = {"run": run, "program": plan.program.get(program, {}), "task": plan.task}
     keys = [(f"{name}.{key}", value) for name, section in sections.items() for key, value in section.items()]
-    return Order(program, plan.run.get("task"), tuple(f"{key}={toml.value(value)}" for key, value in keys))
+    return Order(program, plan.run.get("task"), tuple(f"{key}={toml.value(value)}" for key, value in keys), plan.links)
 
 
 def _hosts(order: Order) -> list[str]:
@@ -113,6 +113,7 @@ def _programs(tried: Sequence[Tried], width: int) -> Any:
     columns = [
         Column("program", [row["program"] for row in rows], is_text=True),
         Column("outcome", [row["outcome"] for row in rows], is_text=True),
+        Column("seconds", [decimal(each.struck.number("wall_seconds"), 1) for each in tried]),
         Column("uptime", [percent(row["uptime"]) for row in rows]),
         Column("goodput", [percent(row["goodput"]) for row in rows]),
         Column("calm", [percent(row["goodput_undisturbed"]) for row in rows]),
@@ -122,7 +123,7 @@ def _programs(tried: Sequence[Tried], width: int) -> Any:
         Column("calm", [decimal(row["eval_loss_undisturbed"]) for row in rows]),
         Column("waits", [str(row["waits_on_other_hosts"]) for row in rows]),
     ]
-    return fitted(columns, width, ("outcome", "merged"))
+    return fitted(columns, width, ("outcome", "merged", "seconds"))
 
 
 def _faults(tried: Tried, width: int) -> Any:
@@ -135,4 +136,4 @@ def _faults(tried: Tried, width: int) -> Any:
         Column("works again", [seconds(back.get(id(each))) for each in strikes]),
         Column("proof", [each.proof or f"did not happen: {each.why}" for each in strikes], is_text=True),
     ]
-    return fitted(columns, width)
+    return fitted(columns, width, ("proof",))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 from setproctitle import setproctitle
 
@@ -23,6 +24,9 @@ from isthmus.runtime.roles import LEARNER, gang_number, leader
 from isthmus.runtime.security.keys import Keyring, read_pair
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
+
+PROXY: Final = "ISTHMUS_SOCKS_PROXY"
+"""The variable of the environment that names a SOCKS5 proxy, ADDRESS:PORT, through which hosts dial each other."""
 
 
 def settle_on_core(replica: Replica, learners: int) -> None:
@@ -73,7 +77,7 @@ def main(arguments: list[str]) -> int:
         open_channel=lambda clock, loop, watch: WireChannel(
             member,
             clock=clock,
-            sockets=ZmqSockets(loop, keys),
+            sockets=ZmqSockets(loop, keys, os.environ.get(PROXY, "")),
             run=told.run,
             fingerprint=told.fingerprint,
             watch=watch,

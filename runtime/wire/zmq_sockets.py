@@ -85,6 +85,7 @@ class ZmqSocket:
         keys: Keyring | None,
         counts: Counter[str],
         domain: str = "",
+        proxy: str = "",
     ) -> None:
         self._loop = loop
         self._context = context
@@ -99,6 +100,8 @@ class ZmqSocket:
         self._send = partial(_send, self._socket)
         for option, value in _options(kind, mark).items():
             self._socket.setsockopt(option, value)
+        if proxy:
+            self._socket.setsockopt(zmq.SOCKS_PROXY, proxy.encode())
         self._monitor: zmq.Socket[bytes] | None = None
         self._handshakes: Handshakes | None = None
         self._fds: list[int] = []
@@ -272,10 +275,11 @@ class ZmqSocket:
 
 
 class ZmqSockets:
-    """The sockets of one host, on one libzmq context, which has one thread; with `keys` all are encrypted."""
+    """The sockets of one host, on one libzmq context, which has one thread; with `keys` all are encrypted. With
+    `proxy`, the ADDRESS:PORT of a SOCKS5 proxy, they dial through it."""
 
-    def __init__(self, loop: Loop, keys: Keyring | None = None) -> None:
-        self.keys = keys
+    def __init__(self, loop: Loop, keys: Keyring | None = None, proxy: str = "") -> None:
+        self.keys, self._proxy = keys, proxy
         self._loop = loop
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, 4 * PEERS_MAX + SOCKETS_MAX)
@@ -283,7 +287,10 @@ class ZmqSockets:
 
     def dealer(self, purpose: Purpose, hear: Hear, gone: Gone) -> Socket:
         mark = MARKS[purpose]
-        return ZmqSocket(self._loop, self._context, zmq.DEALER, mark, hear, gone, keys=self.keys, counts=Counter())
+        counts, proxy = Counter[str](), self._proxy
+        return ZmqSocket(
+            self._loop, self._context, zmq.DEALER, mark, hear, gone, keys=self.keys, counts=counts, proxy=proxy
+        )
 
     def router(self, purpose: Purpose, hear: Hear, counts: Counter[str]) -> Socket:
         if self._zap is None and self.keys is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.chaos.plan import KINDS, Plan, Planned, check_hosts, faults_of, read
+from isthmus.programs.chaos.plan import Plan, Planned, check_hosts, faults_of, read
 from isthmus.programs.command.config import absolute
 from isthmus.runtime.errors import ConfigError
 
@@ -78,7 +78,7 @@ def test_the_same_seed_draws_the_same_faults() -> None:
     faults = faults_of(drawn, HOSTS, 1.0)
     assert faults == faults_of(drawn, HOSTS, 99.0)
     assert faults != faults_of(plan("[random]\nseed = 4\ncount = 400\nmean_seconds = 5"), HOSTS, 1.0)
-    assert {fault.kind for fault in faults} == set(KINDS)
+    assert {fault.kind for fault in faults} == {"kill", "pause", "slow"}
     assert {fault.host for fault in faults} == {"learner/0", "syncer/0"}
     assert 4.0 < faults[-1].at / 400 < 6.0
 
@@ -88,7 +88,7 @@ def test_the_built_in_plan_strikes_every_kind_of_process(hosts: list[str]) -> No
     faults = faults_of(Plan(), hosts, 60.0)
     killed = {fault.role for fault in faults if fault.kind == "kill"}
     assert killed == {host.partition("/")[0] for host in hosts} | {"daemon", "fork-server"}
-    assert {fault.kind for fault in faults} == set(KINDS)
+    assert {fault.kind for fault in faults} == {"kill", "pause", "slow"}
     assert 0.0 < faults[0].at < faults[-1].until < 60.0
     check_hosts(Plan(faults=faults), hosts)
 
@@ -97,3 +97,23 @@ def test_paths_begin_in_the_folder_of_the_plan(tmp_path: Path) -> None:
     found = plan('[run]\ntask = "mine.py:task"\nseed = 1\n[task]\nbatch = 2').in_folder(tmp_path, absolute)
     assert found.run == {"task": f"{tmp_path}/mine.py:task", "seed": 1}
     assert found.task == {"batch": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[[fault]]\nkind = "mute"\nhost = "syncer/0"\nat = 1', "a learner, whose link can mute"),
+        ('[[fault]]\nkind = "lose"\nhost = "learner/0"\nat = 1\nshare = 1.0', "a share above 0 and below 1"),
+        ('[[fault]]\nkind = "clog"\nhost = "learner/0"\nat = 1\nlatency = 0', "latency in seconds"),
+        ('[[fault]]\nkind = "throttle"\nhost = "learner/0"\nat = 1\nlatency = 2', "a throttle has none"),
+        ("[links]\nkbits = [0]", "kbits above 0"),
+        ("[links]\nlatency = -1", "latency in seconds"),
+        ('[random]\nkinds = ["mute"]\nhosts = ["syncer/0"]', "a learner among the hosts"),
+    ],
+)
+def test_what_is_wrong_with_links_is_told(text: str, words: str) -> None:
+    assert words in refusal(text)
+
+
+def test_slow_links_alone_strike_nothing() -> None:
+    assert faults_of(plan("[links]\nkbits = [64.0]"), HOSTS, 60.0) == ()
