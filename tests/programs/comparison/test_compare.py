@@ -21,7 +21,7 @@ ISTHMUS = Path(sys.executable).with_name("isthmus")
 
 def compare(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
     task = written(folder)
-    options = ["--task", task, "--learners", "2", "--tokens", "12800", "--set", "program.interval=12"]
+    options = ["--task", task, "--learners", "2", "--tokens", "6400", "--set", "program.interval=12"]
     command = [str(ISTHMUS), "compare", *arguments, *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == status, done.stderr
@@ -33,13 +33,13 @@ def test_a_comparison_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
     given = ("decoupled-diloco", "--seeds", "1", "--speeds", "1,0.5", "--margin", "0.1", "--json")
     first = json.loads(compare(tmp_path, *given).stdout)
     one, alone = first["sides"]
-    assert (one["name"], alone["name"]) == ("decoupled-diloco", "alone on 6,400 tokens")
+    assert (one["name"], alone["name"]) == ("decoupled-diloco", "alone on 3,200 tokens")
     assert (first["clock"], first["speeds"], first["missing"]) == ("virtual", [1.0, 0.5], 0)
     assert one["finals"]["loss"]["mean"] == one["runs"][0]["finals"]["loss"]
     assert one["gain"]["mean"] == pytest.approx(alone["finals"]["loss"]["mean"] - one["finals"]["loss"]["mean"])
     assert one["finals"]["largest"]["mean"] > 0
-    # 200 steps at 1.5 steps in 10 virtual ms, and the end of it.
-    assert 1.3 < one["seconds"]["mean"] < 1.8
+    # 100 steps at 1.5 steps in 10 virtual ms, and the end of it.
+    assert 0.6 < one["seconds"]["mean"] < 1.0
     assert one["runs"][0]["places"][-1]["bytes"] > one["runs"][0]["places"][0]["bytes"]
     folder = Path(first["folder"])
     run = folder / one["runs"][0]["folder"]
@@ -52,9 +52,6 @@ def test_a_comparison_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
     second = json.loads(again.stdout)
     assert second["sides"][0]["runs"][0]["folder"].endswith("seed-0-2")
     assert second["sides"][0]["finals"] == one["finals"]  # Virtual time: the same bits.
-
-    told = compare(tmp_path, *given[:-1], "--margin", "0.2", "--dir", str(folder), status=2).stderr
-    assert "the margin 0.1" in told
 
 
 @pytest.mark.soak
