@@ -1,4 +1,4 @@
-"""The commands about runs that never happen: simulate world, simulate goodput."""
+"""The commands about runs that never happen: simulate world, goodput, speeds."""
 
 from __future__ import annotations
 
@@ -67,3 +67,26 @@ def goodput(
     if page is not None:
         write_sheet(page, shown.sheet(found, seeds))
     typer.echo(json.dumps(shown.as_object(found), indent=2) if as_json else shown.table(found), nl=as_json)
+
+
+@commands.command()
+def speeds(
+    learners: Annotated[int, typer.Option("--learners", metavar="N")] = 4,
+    slower: Annotated[float, typer.Option("--slower", metavar="X", help="Speed of the slower half.")] = 0.68,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Of a learner, on average.")] = 100,
+    seed: Annotated[int, typer.Option("--seed", metavar="S")] = 0,
+    page: Page = None,
+    as_json: AsJson = False,
+) -> None:
+    """Learners of two speeds: goodput if everybody waits, or nobody, with and without grace.
+
+    Whole runs of the real cores in virtual time, beside what was published.
+    """
+    from isthmus.programs.mixtures import shown
+    from isthmus.programs.mixtures.speeds import mixed
+    from isthmus.programs.report.sheet import write_sheet
+
+    found = mixed(learners, slower, steps, seed)
+    if page is not None:
+        write_sheet(page, shown.sheet(found, slower))
+    typer.echo(json.dumps(shown.as_object(found, slower), indent=2) if as_json else shown.table(found), nl=as_json)

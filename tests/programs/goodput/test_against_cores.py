@@ -16,8 +16,8 @@ from typing import Final
 import pytest
 
 from isthmus.programs.goodput.model import Lived, Terms, failures, lived, uptime
+from isthmus.programs.mixtures.measured import Measured, measured
 from isthmus.programs.request.program import Program
-from isthmus.programs.simulation.measured import Measured, measured
 from isthmus.programs.simulation.virtual_run import Pace
 from isthmus.runtime.host.trace import Span
 from isthmus.runtime.sim import Kill
@@ -48,6 +48,7 @@ def test_the_model_predicts_what_real_cores_do(case: tuple[float, int, int]) -> 
     wall = run.summary["wall_seconds"]
     predicted = lives(failed, terms, wall)
     goodput = sum(life.good_seconds() for life in predicted) / (LEARNERS * wall)
+    assert run.summary["outcome"] == "done"
     assert run.faults["kill"] == len(kills) >= 6
     assert goodput < 0.85
     assert goodput == pytest.approx(run.summary["goodput"], abs=0.03)
