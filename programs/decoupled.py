@@ -23,6 +23,7 @@ from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
+from isthmus.programs.coded_updates import updates_in
 from isthmus.programs.outer_settings import Format, format_faults
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
@@ -57,6 +58,7 @@ def build(
     alpha: float = 0.0,
     bounded: bool = True,
     push: Format = "float32",
+    update: Format = "float32",
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
 ) -> Graph:
@@ -67,7 +69,8 @@ def build(
     - `grace`: whether the syncer waits for more answers while that costs nothing; `gamma`: its safety margin, below 1.
     - `shards`: S, syncers. `merge`: 'rda' or 'average'. `alpha`: 0, for the accounts know no work that survives.
     - `bounded`: one learner's answer counts only as far as its length is in proportion to others'.
-    - `push`: the format of outer gradients on their way, 'float32', 'bf16', 'int8' or 'int4'.
+    - `push`, `update`: the formats of outer gradients and of what shards publish, on their way: 'float32', 'bf16',
+      'int8' or 'int4'.
     - `outer_lr`, `outer_momentum`: eta and mu; by the number of sweeps of the run if absent.
     """
     settings = dict(locals())
@@ -124,7 +127,7 @@ def build(
         momentum=momentum,
         fires=votes,
     )
-    outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum)
+    outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum, update=update)
     evaluate = evaluator.node("evaluate", Evaluate, job.task, parts, tokens=job.tokens, fires=AnyOf("update"))
 
     rounds_max = 2 * len(parts) + 2
@@ -137,9 +140,14 @@ def build(
     graph.edge(pacer["round"], merging["round"], Queue(capacity=rounds_max))
     graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=rounds_max))
     graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
-    graph.edge(pacer["pull"], step["pull"], Latest("fragment"))
-    graph.edge(outer["update"], step["update"], Latest("fragment"))
-    graph.edge(outer["update"], evaluate["update"], Latest("fragment"))
+    updates = updates_in(graph, learner, outer)
+    graph.edge(updates, step["update"], Latest("fragment"))
+    if updates.node is outer:
+        graph.edge(pacer["pull"], step["pull"], Latest("fragment"))
+    else:
+        graph.edge(pacer["pull"], updates.node["pull"], Latest("fragment"))
+        graph.edge(updates.node["pull"], step["pull"], Latest("fragment"))
+    graph.edge(updates_in(graph, evaluator, outer), evaluate["update"], Latest("fragment"))
     graph.edge(step["progress"], pacer["progress"], Latest())
     return graph
 

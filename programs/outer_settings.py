@@ -60,9 +60,10 @@ def faults(program: str, settings: Mapping[str, Any]) -> Iterator[Fault]:
 
 def format_faults(program: str, settings: Mapping[str, Any]) -> Iterator[Fault]:
     """What is wrong with the formats of what travels."""
-    if settings["push"] not in get_args(Format):
-        expected = f"one of {', '.join(get_args(Format))}"
-        yield fault(program, settings, "push", expected, "float32 loses nothing; the others save bytes.")
+    for name in ("push", "update"):
+        if settings.get(name, "float32") not in get_args(Format):
+            expected = f"one of {', '.join(get_args(Format))}"
+            yield fault(program, settings, name, expected, "float32 loses nothing; the others save bytes.")
 
 
 def fault(program: str, settings: Mapping[str, Any], name: str, expected: str, do: str) -> Fault:

@@ -164,12 +164,18 @@ class Update(TypedDict):
     `clock` is [slot, incarnation, position]: up to which token each slot's work is in it; `positions` [slot, position]:
     below which batch, over all lives; `totals` the run's progress; `refused` the [slot, incarnation] whose answers did
     not count, which begin again from these values.
+
+    Where updates are coded (`syncer.publication`), they go to `receive`, with a `place` among the last versions of all
+    fragments; with `base`, `values` and `scales` are the codes of what is added to that version.
     """
 
     fragment: int
     version: Version
     kind: Kind
-    values: Vector
+    values: npt.NDArray[Any]
+    scales: NotRequired[Vector]
+    base: NotRequired[Version]
+    place: NotRequired[int]
     clock: list[list[int]]
     positions: list[list[int]]
     totals: list[list[int]]
@@ -179,7 +185,8 @@ class Update(TypedDict):
 class State(Update):
     """outer-step -> the hold node of the run's home: an update, and what else a shard needs to go on from it.
 
-    `tensors` are float32 vectors by name: the `momentum`, where the program has any.
+    `tensors` are float32 vectors by name: the `momentum`, where the program has any, and `theta`, what outer steps go
+    on from, where what is published is coded.
     """
 
     tensors: dict[str, Vector]
@@ -191,6 +198,15 @@ class Kept(TypedDict):
     fragment: int
     version: Version
     tensors: dict[str, Vector]
+
+
+class Need(TypedDict):
+    """receive -> key-frames: whether a host `lacks` codes that follow the `version` of a fragment that it holds, [0, 0]
+    if it holds none."""
+
+    fragment: int
+    version: Version
+    lacks: bool
 
 
 class Final(TypedDict):

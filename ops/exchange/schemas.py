@@ -60,10 +60,11 @@ UPDATE: Final = {
     "totals": TRIPLES,
     "refused": MEMBERS,
 }
-TENSORS: Final = {"momentum?": ("array", "float32", (None,))}
+TENSORS: Final = {"momentum?": ("array", "float32", (None,)), "theta?": ("array", "float32", (None,))}
 """What a shard goes on with beside the values."""
 STATE: Final = {**UPDATE, "tensors": TENSORS}
 KEPT: Final = {"fragment": COUNT, "version": VERSION, "tensors": TENSORS}
+NEED: Final = {"fragment": COUNT, "version": VERSION, "lacks": "flag"}
 ROUND: Final = {
     "round": COUNT,
     "fragment": COUNT,
@@ -151,3 +152,11 @@ def vector(name: str, fragments: Sequence[Fragment]) -> dict[str, Rule]:
         name: ("either", *(("array", dtype, (size,)) for dtype, size in formats)),
         "scales?": ("array", "float32", (("of", "fragment", blocks),)),
     }
+
+
+def coded_update(fragments: Sequence[Fragment]) -> Rule:
+    """What a shard publishes where it may be coded."""
+    rule = {**UPDATE, **vector("values", fragments), "base?": VERSION}
+    # Of nothing, where a copy is withdrawn.
+    rule["values"] = (*rule["values"], ("array", "float32", (0,)))
+    return rule

@@ -1,21 +1,23 @@
 """The outer-step node: Nesterov on the merged outer gradient, and the publication of what comes of it.
 
-Holds Theta and the momentum of this shard's fragments in float32. Without compression what is published is Theta bit
-for bit, in a new buffer each time. A fragment is published again, unchanged, where an answer to it was refused: its
-learner may have missed the version before, or hold what nobody can use, and begins again from this one, which names it;
-the others leave it aside. It is published once more as final at the end. A shard that comes back begins with the
+Holds Theta and the momentum of this shard's fragments in float32. What is published is Theta bit for bit, in a new
+buffer each time; where updates are coded it is B (`publication`), which all others mean when they speak of a fragment:
+the codes go to `receive` of every host. A fragment is published again, unchanged, where an answer to it was refused:
+its learner may have missed the version before, or hold what nobody can use, and begins again from this one, which names
+it; the others leave it aside. It is published once more as final at the end. A shard that comes back begins with the
 version that learners hold; it publishes that version, for those who hold an older one or none, and whoever holds it
 leaves it aside.
 
-The hold node of the run's home has, beside what is published, the momentum (port `state`), and gives it to a shard that
-comes back (port `kept`). It counts if it is of the version that the shard began with, or of an older one of the same
-epoch. The momentum is linear in its past, so what is n outer steps late, or old, is added as mu^n of itself.
+The hold node of the run's home has, beside what is published, the momentum (port `state`) and, where updates are coded,
+Theta, and gives them to a shard that comes back (port `kept`). The momentum counts if it is of the version that the
+shard began with, or of an older one of the same epoch: it is linear in its past, so what is n outer steps late, or old,
+is added as mu^n of itself. Theta counts if it is of that version and comes before a step; otherwise it begins at B.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from isthmus.ops.exchange.messages import Final as FinalItem
 from isthmus.ops.exchange.messages import Gradient, Kept, Merging, State, Update, Vector, Version
 from isthmus.ops.exchange.schemas import KEPT
 from isthmus.ops.syncer.bounds import KEPT_MAX
+from isthmus.ops.syncer.publication import Publication
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -31,14 +34,23 @@ if TYPE_CHECKING:
 
 class OuterStep:
     """Gradient in; Update to everybody, State to the hold node of the home, Merging to pacer and recorder, and, at the
-    end, Final once."""
+    end, Final once. `update` is the format of updates."""
 
     outputs = ("update", "state", "merged", "final")
     schemas: ClassVar = {"kept": KEPT}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters")}
 
-    def __init__(self, fragments: Sequence[Fragment], *, lr: float, momentum: float) -> None:
+    def __init__(
+        self,
+        fragments: Sequence[Fragment],
+        *,
+        lr: float,
+        momentum: float,
+        update: Literal["float32", "bf16", "int8", "int4"] = "float32",
+    ) -> None:
         self._fragments = fragments
+        self._format = update
+        self._publications: dict[int, Publication] = {}
         self._lr, self._momentum = lr, momentum
         self._theta: dict[int, Vector] = {}
         self._velocity: dict[int, Vector] = {}
@@ -54,6 +66,8 @@ class OuterStep:
         from isthmus.ops.kernels import coding, nesterov
 
         nesterov.warm()
+        if self._format != "float32":
+            coding.warm_updates()
         self._is_finite = coding.is_finite
         self._nesterov: ModuleType = nesterov
         self._now = context.now
@@ -71,10 +85,11 @@ class OuterStep:
         if merged or (p in self._theta and (gradient["kind"] == "final" or merging["refused"])):
             slots = {slot for slot, _ in merging["refused"]}
             update = self._update(gradient, [life for life in gradient["lives"] if life[0] in slots])
-            tensors = {"momentum": self._velocity[p]} if self._momentum else {}
-            emitted |= {"update": update, "state": State(**update, tensors=tensors)}
-        if gradient["kind"] == "final" and p in self._theta:
-            emitted["final"] = self._final(p, emitted["update"])
+            published = self._publications.get(p)
+            emitted["update"] = update if published is None else published.item(update)
+            emitted["state"] = State(**update, tensors=self._tensors(p))
+            if gradient["kind"] == "final":
+                emitted["final"] = self._final(p, update)
         return emitted
 
     def _step(self, gradient: Gradient) -> None:
@@ -85,8 +100,12 @@ class OuterStep:
         assert scale is not None
         if gradient["kind"] in ("initial", "recover"):
             self._theta[p] = direction
+            if self._format != "float32":
+                assert gradient["version"] is not None
+                fragment = self._fragments[p]
+                self._publications[p] = Publication(fragment, self._format, gradient["version"], direction)
             self._velocity[p] = np.zeros(self._fragments[p].size, np.float32)
-            if gradient["kind"] == "recover" and self._momentum and gradient["version"] is not None:
+            if gradient["kind"] == "recover" and self._tensors(p) and gradient["version"] is not None:
                 self._begun[p] = gradient["version"]
                 self._go_on(p, gradient["version"])
             return
@@ -102,23 +121,36 @@ class OuterStep:
                 f"The merge should have refused answers of {gradient['merging']['voters']}; report this."
             )
         self._theta[p], self._velocity[p] = theta, velocity
+        if p in self._publications:
+            assert gradient["version"] is not None
+            self._publications[p].step(theta, gradient["version"])
 
     def _go_on(self, p: int, newest: Version) -> None:
-        """Take the momentum of the former life into that of the `newest` version, if it has come."""
+        """Take what the former life had into the `newest` version, if it has come: its momentum, and its Theta."""
         begun, kept = self._begun.get(p), self._kept.pop(p, None)
         if begun is None or kept is None or kept["version"][0] != begun[0] or kept["version"] > begun:
             return
-        share = np.float32(self._momentum ** (newest[1] - kept["version"][1]))
-        self._velocity[p] = self._velocity[p] + share * kept["tensors"]["momentum"]
-        self._gone_on[p] = kept["version"]
+        if self._momentum:
+            share = np.float32(self._momentum ** (newest[1] - kept["version"][1]))
+            self._velocity[p] = self._velocity[p] + share * kept["tensors"]["momentum"]
+            self._gone_on[p] = kept["version"]
+        if p in self._publications and kept["version"] == begun and newest[1] == begun[1]:
+            self._theta[p] = kept["tensors"]["theta"]
         del self._begun[p]
 
+    def _tensors(self, p: int) -> dict[str, Vector]:
+        """What a new life of this shard needs of a fragment beside its published values."""
+        tensors = {"momentum": self._velocity[p]} if self._momentum else {}
+        return {**tensors, "theta": self._theta[p]} if p in self._publications else tensors
+
     def _is_sound(self, kept: Kept) -> bool:
-        """Whether its momentum is one of its fragment: a file may be damaged in ways that no digest tells."""
-        p, momentum = kept["fragment"], kept["tensors"].get("momentum")
-        if momentum is None or p >= len(self._fragments) or momentum.shape != (self._fragments[p].size,):
+        """Whether its tensors are those of its fragment: a file may be damaged in ways that no digest tells."""
+        p, found = kept["fragment"], kept["tensors"]
+        needed = [*(["momentum"] if self._momentum else []), *(["theta"] if self._format != "float32" else [])]
+        if p >= len(self._fragments) or not set(needed) <= set(found):
             return False
-        return bool(np.abs(momentum).max(initial=0.0) <= KEPT_MAX)
+        size = self._fragments[p].size
+        return all(found[name].shape == (size,) and np.abs(found[name]).max(initial=0.0) <= KEPT_MAX for name in needed)
 
     def _final(self, p: int, update: Update) -> FinalItem:
         fragment, values = self._fragments[p], update["values"]
@@ -126,13 +158,16 @@ class OuterStep:
         tensors = {unit.name: values[begin:end].reshape(unit.values_shape) for unit, begin, end in cuts}
         return FinalItem(fragment=p, version=update["version"], tensors=tensors)
 
+    def _published(self, p: int) -> Vector:
+        return self._publications[p].values if p in self._publications else self._theta[p]
+
     def _update(self, gradient: Gradient, refused: list[list[int]]) -> Update:
         assert gradient["version"] is not None
         return Update(
             fragment=gradient["fragment"],
             version=gradient["version"],
             kind=gradient["kind"],
-            values=self._theta[gradient["fragment"]],
+            values=self._published(gradient["fragment"]),
             clock=gradient["clock"],
             positions=gradient["positions"],
             totals=gradient["totals"],

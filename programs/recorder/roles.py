@@ -15,6 +15,7 @@ from typing import Any, Final
 from isthmus.ops.island.evaluate import EvaluateMean
 from isthmus.ops.syncer.hold import HOLDERS, Hold
 from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.coded_updates import updates_in
 from isthmus.programs.recorder.kept_hold import KeptHold
 from isthmus.programs.recorder.node import Recorder
 from isthmus.programs.recorder.ports import (
@@ -119,7 +120,8 @@ def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
     else:
         hold = role.node(name, Hold, role=outer.role, shards=shards, fires=every)
     adopting = [edge.target for edge in graph.edges_out_of(outer) if edge.target.node.role == LEARNER]
-    graph.edge(outer["state" if role.name == RECORDER else "update"], hold["update"], Latest("fragment"))
+    held = outer["state"] if role.name == RECORDER else updates_in(graph, role, outer)
+    graph.edge(held, hold["update"], Latest("fragment"))
     if role.name == RECORDER:
         graph.edge(hold["kept"], outer["kept"], Latest("fragment"), to=graph.role_of(outer.role).at("fragment"))
     for port in adopting:

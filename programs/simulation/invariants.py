@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from isthmus.ops.exchange.schemas import CODE_BLOCK
 from isthmus.ops.syncer.hold import HOLDERS
+from isthmus.ops.syncer.key_frames import KeyFrames
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim import Checker, ViolationError
@@ -66,18 +68,52 @@ class VersionsChecker(Checker):
 
 
 class BytesChecker(Checker):
-    """Equal version means equal bytes."""
+    """Equal version means equal bytes: of updates as they are published; and, where those are coded, of what the codes
+    make, as learners, those who hold the model, and shards send it whole."""
 
     def __init__(self) -> None:
-        self._digests: dict[tuple[int, Version], int] = {}
+        self._digests: dict[tuple[int, Version, bool], int] = {}
+        self._values: dict[tuple[int, Version], Any] = {}
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Look at updates."""
-        if edge.source_port == "update":
-            key = item["fragment"], (item["version"][0], item["version"][1])
-            digest = zlib.crc32(np.asarray(item["values"]).tobytes())
-            if self._digests.setdefault(key, digest) != digest:
-                raise ViolationError(f"{life.member} publishes other bytes as version {key[1]} of fragment {key[0]}")
+        """Look at updates, at whole values of any version, and at what learners give a shard that came back."""
+        if edge.source_port in ("update", "state", "copy", *KeyFrames.outputs) and item["version"][0]:
+            p, version = item["fragment"], (item["version"][0], item["version"][1])
+            if "base" not in item:
+                self._compare(life, (p, version, False), item["values"])
+                return
+            self._compare(life, (p, version, True), item["values"])
+            base = self._values.get((p, (item["base"][0], item["base"][1])))
+            if base is not None:
+                fragments = next(node.arguments[0] for node in life.plan.nodes if node.name == "outer-step")
+                self._compare(life, (p, version, False), base + _decoded(item, fragments[p]))
+        elif edge.source_port == "answer" and item["kind"] == "recover" and item["base"] is not None:
+            self._compare(life, (item["fragment"], (item["base"][0], item["base"][1]), False), item["gradient"])
+
+    def _compare(self, life: Life, key: tuple[int, Version, bool], values: Any) -> None:
+        p, version, is_coded = key
+        digest = zlib.crc32(np.asarray(values).tobytes())
+        if self._digests.setdefault(key, digest) != digest:
+            raise ViolationError(f"{life.member} has other bytes as version {version} of fragment {p}")
+        if not is_coded:
+            self._values[p, version] = values
+
+
+def _decoded(item: Any, fragment: Any) -> Any:
+    """What the codes of an update stand for, one block after the other."""
+    codes = item["values"]
+    if "scales" not in item:
+        return codes.astype(np.float32)
+    blocks, at, scales = [], 0, iter(item["scales"])
+    for unit in fragment.units:
+        for begin in range(0, unit.size, CODE_BLOCK):
+            size = min(CODE_BLOCK, unit.size - begin)
+            taken = size if codes.dtype == np.int8 else -(-size // 2)
+            block, at = codes[at : at + taken], at + taken
+            if codes.dtype != np.int8:
+                block = np.concatenate([block & 15, block >> 4])[:size].astype(np.float32) - np.float32(8)
+            blocks.append(block.astype(np.float32) * next(scales))
+    return np.concatenate(blocks)
 
 
 @dataclass(slots=True)
@@ -195,15 +231,30 @@ class AnswersChecker(Checker):
     def __init__(self) -> None:
         self._newest: dict[tuple[Member, Member, int], Version] = {}
         self._pulled: dict[tuple[Member, int, int], Version] = {}
+        self._codes: dict[tuple[Member, int], dict[Version, Version]] = {}
+        self._reached: dict[tuple[Member, int], Version] = {}
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Note what had come before each pull."""
         if edge.target_port == "update" and "version" in item:
             key = life.member, source, item["fragment"]
-            self._newest[key] = max(self._newest.get(key, (0, 0)), (item["version"][0], item["version"][1]))
+            self._newest[key] = max(self._newest.get(key, (0, 0)), self._reach(life, item))
         elif edge.target_port == "pull":
             newest = self._newest.get((life.member, source, item["fragment"]), (0, 0))
             self._pulled.setdefault((life.member, item["fragment"], item["round"]), newest)
+
+    def _reach(self, life: Life, item: Any) -> Version:
+        """The newest version that can be adopted now that an item has come: codes follow the version before them."""
+        of, version = (life.member, item["fragment"]), (item["version"][0], item["version"][1])
+        codes, reached = self._codes.setdefault(of, {}), self._reached.get(of, (0, 0))
+        if "base" in item:
+            codes[item["base"][0], item["base"][1]] = version
+        else:
+            reached = max(reached, version)
+        while reached in codes:
+            reached = codes.pop(reached)
+        self._reached[of] = reached
+        return reached if "place" in item or "frame" in item else version
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Compare the base of an answer."""
@@ -237,6 +288,7 @@ class ModelChecker(Checker):
     def __init__(self) -> None:
         self._heard: dict[int, dict[Life, int]] = {}
         self._noted: set[int] = set()
+        self._begun: set[tuple[Member, int]] = set()
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Note what evaluator and recorder hear of."""
@@ -258,6 +310,9 @@ class ModelChecker(Checker):
         """Look at first versions."""
         if edge.source_port == "update" and item["kind"] == "initial":
             fragment = item["fragment"]
+            if (life.member, fragment) in self._begun:
+                return  # Who joins is sent again what was sent, the first version under codes on it, too.
+            self._begun.add((life.member, fragment))
             known = [str(each.member) for each in self._heard.get(fragment, {}) if not each.is_dead]
             if fragment in self._noted or known:
                 raise ViolationError(

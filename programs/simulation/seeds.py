@@ -80,7 +80,8 @@ def shape_of(seed: int, program: str = DEFAULT) -> Shape:
     learners = rng.choice((2, 3, 3, 4))
     step_ms = rng.choice((20.0, 100.0, 400.0))
     steps = rng.choice((24, 32, 40))
-    made = Program(program, **trial.settings(rng))
+    formats = trial.formats_of(random.Random(f"isthmus {seed} formats"))
+    made = Program(program, **trial.settings(rng), **formats)
     climate = Climate(
         latency=rng.choice((0.0002, 0.005, 0.04)), jitter=rng.choice((0.0, 0.002, 0.03)), gbits=rng.choice((0.001, 1.0))
     )

@@ -9,29 +9,36 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from isthmus.programs.recorder.summary import roster_counts
 from isthmus.programs.request.program import Program
 from isthmus.programs.simulation import toy_task
 from isthmus.runtime.ids import Replica
 
-Settings: TypeAlias = dict[str, float]
+Settings: TypeAlias = dict[str, Any]
+CODED: Final = ("bf16", "int8", "int4")
 BRIEF_SECONDS: Final = 3.0
 """Of a fault, where nobody may be given up for dead: a silent host is after 20 s, and faults follow one another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`settings(rng)` draws those of the program. Hosts of the `spared` roles (or one replica of them: 'learner/0')
-    never end; `lasts_max` is how many seconds a fault may last; `joins` says whether machines may join, `crashes`
-    whether lives may end again and again."""
+    """`settings(rng)` draws those of the program; of its `formats` each is coded in one run of four. Hosts of the
+    `spared` roles (or one replica of them: 'learner/0') never end; `lasts_max` is how many seconds a fault may last;
+    `joins` says whether machines may join, `crashes` whether lives may end again and again."""
 
     settings: Callable[[random.Random], Settings]
+    formats: tuple[str, ...] = ()
     spared: tuple[str, ...] = ()
     lasts_max: float = 25.0
     joins: bool = True
     crashes: bool = True
+
+    def formats_of(self, rng: random.Random) -> Settings:
+        """The formats that are not float32."""
+        drawn = {name: rng.choice(("float32",) * 9 + CODED) for name in self.formats}
+        return {name: each for name, each in drawn.items() if each in CODED}
 
     def spares(self, host: str) -> bool:
         """Whether a host may not end."""
@@ -50,9 +57,9 @@ def _streaming(rng: random.Random) -> Settings:
 
 
 TRIALS: Final[Mapping[str, Trial]] = {
-    "decoupled-diloco": Trial(_decoupled),
-    "streaming-diloco": Trial(_streaming),
-    "diloco": Trial(lambda rng: {"interval": rng.choice((6, 8))}),
+    "decoupled-diloco": Trial(_decoupled, formats=("push", "update")),
+    "streaming-diloco": Trial(_streaming, formats=("push",)),
+    "diloco": Trial(lambda rng: {"interval": rng.choice((6, 8))}, formats=("push",)),
     # The state is in the learners, and at which step they are is known to the syncer only.
     "elastic-data-parallel": Trial(lambda rng: {}, spared=("syncer", "learner/0"), lasts_max=BRIEF_SECONDS),
     # Nobody can go on without any of the learners, whose number is part of the graph.

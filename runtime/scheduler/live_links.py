@@ -92,11 +92,14 @@ class Roster:
                 demand(all(kept), f"{edge.name}: credit and items are not its capacity")
 
     def _addressed(self, route: Route, number: int) -> list[Link]:
-        """The link to replica `number` modulo the replicas of the role, if it is live."""
+        """The link to replica `number`, if it is live: modulo the replicas of the role, where their count is fixed;
+        otherwise, where it is not live, to the one with this number modulo those that are."""
         role = route.edge.target_role
         low, high = self._plan.replicas[role]
-        live = self.live[role]
-        slot = number % high if low == high else live[number % len(live)].replica.slot if live else -1
+        slots = [member.replica.slot for member in self.live[role]]
+        slot = number % high if low == high else number
+        if low != high and slots and number not in slots:
+            slot = slots[number % len(slots)]
         return [link for member, link in route.links.items() if member.replica.slot == slot]
 
     # -- routes and arrivals -------------------------------------------------------------------------------------------

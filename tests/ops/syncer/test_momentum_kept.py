@@ -116,3 +116,30 @@ def test_one_that_does_not_fit_is_left_aside(other: dict[str, Any]) -> None:
     told = step(back, 2, 3, kept_of(state, **other))
     np.testing.assert_array_equal(told["state"]["tensors"]["momentum"], np.linspace(-3, 1.5, SIZE, dtype=np.float32))
     assert told["merged"]["momentum"] is None
+
+
+def coded(life: int) -> OuterStep:
+    outer = OuterStep(PARTS, lr=0.25, momentum=MU, update="int4")
+    outer.open(Context("syncer", incarnation=life))
+    return outer
+
+
+def test_theta_is_gone_on_with_where_what_is_published_is_coded() -> None:
+    alone, back = coded(1), coded(2)
+    alone(gradient=gradient("initial", [1, 0], 1.0))
+    state = [step(alone, 1, count)["state"] for count in (1, 2)][-1]
+    assert state["tensors"]["theta"].tobytes() != state["values"].tobytes()
+    uninterrupted = [step(alone, 1, count) for count in (3, 4)]
+    back(gradient=gradient("recover", [1, 2], state["values"]))
+    resumed = [step(back, 2, 3, kept_of(state)), step(back, 2, 4)]
+    for one, other in zip(resumed, uninterrupted, strict=True):
+        assert one["update"]["values"].tobytes() == other["update"]["values"].tobytes()
+        assert one["state"]["values"].tobytes() == other["state"]["values"].tobytes()
+    late = coded(2)
+    late(gradient=gradient("recover", [1, 2], state["values"]))
+    step(late, 2, 3)
+    told = step(late, 2, 4, kept_of(state))["state"]
+    assert told["tensors"]["theta"].tobytes() != uninterrupted[-1]["state"]["tensors"]["theta"].tobytes()
+    np.testing.assert_allclose(
+        told["tensors"]["momentum"], uninterrupted[-1]["state"]["tensors"]["momentum"], atol=1e-5
+    )

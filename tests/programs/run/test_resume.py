@@ -22,8 +22,11 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 @pytest.fixture(scope="module")
 def dead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A run that was killed, all of it at once, after some snapshots."""
-    settings = ("run.snapshot_every_seconds=0.2", "program.interval=8", "program.outer_momentum=0.5")
+    """A run that was killed, all of it at once, after some snapshots; what travels is coded."""
+    settings = [
+        *("run.snapshot_every_seconds=0.2", "program.interval=8", "program.outer_momentum=0.5"),
+        *("program.push=int4", "program.update=int4"),
+    ]
     run = Run(tmp_path_factory.mktemp("cut-off"), *(part for each in settings for part in ("--set", each)))
     try:
         run.wait_for(lambda: (run.folder / FOLDER / MANIFEST).exists())

@@ -246,7 +246,9 @@ class NaiveScheduler:
         number = fields[edge.route_key]
         low, high = self.plan.replicas[edge.target_role]
         slots = sorted(member.replica.slot for member in self.live if member.replica.role == edge.target_role)
-        return Replica(edge.target_role, number % high if low == high else slots[number % len(slots)])
+        if low == high:
+            return Replica(edge.target_role, number % high)
+        return Replica(edge.target_role, number if number in slots else slots[number % len(slots)])
 
     def can_leave(self, node: Node, output: e.Output) -> bool:
         """Whether there is credit for an output wherever it goes."""

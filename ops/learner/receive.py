@@ -1,0 +1,124 @@
+"""The receive node: what a host of any role makes of coded updates, and the only place where they are decoded.
+
+Decides which version of each fragment this host has: codes are added to the values that they are a step from, each into
+a new buffer, which is anchor, evaluated, or kept, as it is. Codes that come before those between are kept, at most
+KEPT_MAX of a fragment; meanwhile this node says that it lacks some (`Need`), and is given a whole version, which those
+kept may follow. It has a thread of its own, so no step waits for it; pulls pass through it, behind the updates that
+came before them, because an answer on a version that is older would be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from isthmus.ops.exchange import schemas
+from isthmus.ops.exchange.copies import is_withdrawn
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.messages import Need, Round, Update
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+KEPT_MAX = 4
+"""Codes of a fragment that wait for one before them: so many versions have a place each on their way."""
+
+
+class Receive:
+    """Updates in, coded or whole, and pulls; whole updates, pulls, and what is lacking, out."""
+
+    outputs = ("update", "pull", "need")
+
+    @staticmethod
+    def schemas(fragments: Sequence[Fragment]) -> dict[str, Any]:
+        """What shards, and those who hold what shards have published, may send."""
+        return {"update": schemas.coded_update(fragments), "pull": schemas.ROUND}
+
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
+        self._fragments = fragments
+        self._held: dict[int, Update] = {}
+        self._kept: dict[int, list[Update]] = {}
+        self._lacking: dict[int, list[int]] = {}
+        """Of the fragments of which something lacks: the version that was held when that was said."""
+
+    def open(self, context: Any) -> None:
+        """Load the kernels that decode."""
+        from isthmus.ops.kernels import coding
+
+        coding.warm_updates()
+        self._coding: ModuleType = coding
+
+    def __call__(
+        self, update: Mapping[Any, Update] | None = None, pull: Mapping[Any, Round] | None = None
+    ) -> list[tuple[str, Any]] | None:
+        """The newest version of each fragment that is news, what lacks, and the pulls."""
+        emitted: list[tuple[str, Any]] = []
+        items = sorted((update or {}).values(), key=itemgetter("fragment", "version"))
+        news = [item["fragment"] for item in items if self._take(item)]
+        for p in dict.fromkeys(item["fragment"] for item in items):
+            followed = self._follow(p)
+            if p in news or followed:
+                emitted.append(("update", self._held[p]))
+            emitted += [("need", need) for need in self._needs(p)]
+        return [*emitted, *(("pull", each) for each in (pull or {}).values())] or None
+
+    def _take(self, item: Update) -> bool:
+        """Hold what is whole, or says something new of what is held; keep codes. Whether there is news."""
+        p, held = item["fragment"], self._held.get(item["fragment"])
+        if is_withdrawn(item) or p >= len(self._fragments):
+            return False
+        values = self._coding.as_sent(item["values"], item.get("scales"))
+        if held is not None and item["version"] <= held["version"]:
+            if item["version"] == held["version"]:
+                self._held[p] = whole_of(item, held["values"])
+            return item["version"] == held["version"]
+        if not self._coding.is_whole(values, self._fragments[p]) or not self._coding.is_finite(values):
+            return False  # Whoever waits for it finds that it lacks.
+        if not isinstance(values, self._coding.Coded):
+            self._held[p] = whole_of(item, values)
+            return True
+        kept = [each for each in self._kept.get(p, []) if each["version"] != item["version"]]
+        self._kept[p] = sorted([*kept, item], key=itemgetter("version"))[-KEPT_MAX:]
+        return False
+
+    def _follow(self, p: int) -> bool:
+        """Go on from the version that is held as far as there are codes; whether there were any."""
+        moved = False
+        for item in self._kept.pop(p, []):
+            held = self._held.get(p)
+            if held is not None and item["version"] <= held["version"]:
+                continue
+            if held is None or item.get("base") != held["version"]:
+                self._kept.setdefault(p, []).append(item)
+                continue
+            codes = self._coding.as_sent(item["values"], item.get("scales"))
+            self._held[p] = whole_of(item, self._coding.add(held["values"], codes, self._fragments[p]))
+            moved = True
+        return moved
+
+    def _needs(self, p: int) -> list[Need]:
+        """What is to be said of a fragment: that it lacks, once, and again only where what was given did not help; and
+        that it does no more."""
+        kept, said, held = self._kept.get(p), self._lacking.get(p), self._held.get(p)
+        version = [0, 0] if held is None else held["version"]
+        if not kept:
+            return [] if self._lacking.pop(p, None) is None else [Need(fragment=p, version=version, lacks=False)]
+        if said == version:
+            return []
+        self._lacking[p] = version
+        return [Need(fragment=p, version=version, lacks=True)]
+
+
+def whole_of(item: Update, values: Any) -> Update:
+    """An update with these values, which are no codes."""
+    return Update(
+        fragment=item["fragment"],
+        version=item["version"],
+        kind=item["kind"],
+        values=values,
+        clock=item["clock"],
+        positions=item["positions"],
+        totals=item["totals"],
+        refused=item["refused"],
+    )

@@ -1,0 +1,35 @@
+"""How coded updates reach the hosts of a role: the nodes and edges beside those of a program whose updates are whole.
+
+syncer:      outer-step --state--> key-frames
+between:     outer-step ==update==> receive    key-frames ==its slot==> receive    receive ==need==> key-frames
+each role:   receive --update--> whoever takes updates, and --pull--> inner-step
+"""
+
+from __future__ import annotations
+
+from isthmus.ops.learner.receive import Receive
+from isthmus.ops.syncer.key_frames import KeyFrames
+from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Node, Port, Role
+from isthmus.runtime.roles import LEARNER
+
+
+def updates_in(graph: Graph, role: Role, outer: Node) -> Port:
+    """The port that gives the updates of an outer step, whole, in a role: its own, or that of the role's `receive`."""
+    if outer.keywords.get("update", "float32") == "float32":
+        return outer["update"]
+    found = [node for node in graph.nodes if node.body is Receive and node.role == role.name]
+    return (found[0] if found else _add_receive(graph, role, outer))["update"]
+
+
+def _add_receive(graph: Graph, role: Role, outer: Node) -> Node:
+    frames = next((node for node in graph.nodes if node.body is KeyFrames), None)
+    if frames is None:
+        frames = graph.role_of(outer.role).node("key-frames", KeyFrames, fires=AnyOf("state", "need"))
+        graph.edge(outer["state"], frames["state"], Latest("fragment"))
+    fires = AnyOf("update", "pull") if role.name == LEARNER else AnyOf("update")
+    receive = role.node(f"receive-{role.name}", Receive, *outer.arguments, fires=fires)
+    graph.edge(outer["update"], receive["update"], Latest("place"))
+    to = role.at("slot") if role.name == LEARNER else None
+    graph.edge(frames[role.name], receive["update"], Latest("frame"), to=to)
+    graph.edge(receive["need"], frames["need"], Latest("fragment"), to=graph.role_of(outer.role).at("fragment"))
+    return receive

@@ -1,0 +1,141 @@
+"""What codes cost and save: `python tests/bench/bench_codes.py [--runs] [--seeds N] [--tokens N] [--json]`.
+
+Kernels: 64 MiB of float32 (two units), one thread; seconds to read it once (a numba sum) over seconds to code it, to
+add its codes to a published fragment, and, per learner, over what a merge of eight coded gradients takes; cases take
+turns, medians. With `--runs`, pairs of runs in one process, float32 and int4 both ways, the same seeds: the difference
+of the last losses, payload bytes after the first version of each fragment (arrays of answers and updates that reach
+merge and learners), and CPU seconds of the process per inner step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.kernels import averaging, coding
+from isthmus.ops.kernels.stripes import stripes
+from isthmus.ops.learner.outer_gradient import norms
+from tests.bench.bench_merge import measure, read
+
+SIZE = 1 << 24
+LEARNERS = 8
+SLICE = 1 << 21
+REPEATS = 7
+BAR = 0.5
+
+
+def kernels() -> dict[str, float]:
+    """Ratios of reading to each case."""
+    fragment = Fragment(0, tuple(Unit(name, 0, SIZE // 2, (SIZE // 2,)) for name in "ab"))
+    part = Fragment(0, (Unit("a", 0, SLICE, (SLICE,)),))
+    values = np.random.default_rng(0).standard_normal(SIZE, dtype=np.float32)
+    published = np.zeros(SIZE, np.float32)
+    whole = [values[m * SLICE : (m + 1) * SLICE] for m in range(LEARNERS)]
+    lengths = [norms(each, part) for each in whole]
+    cases: dict[str, Any] = {"read": partial(read, [values], stripes(fragment.offsets), 1)}
+    for form in ("int4", "int8", "bf16"):
+        codes = coding.encode(values, fragment, form)
+        coded = [coding.encode(each, part, form) for each in whole]
+        cases[f"quantize {form}"] = partial(coding.encode, values, fragment, form)
+        cases[f"dequantize and add {form}"] = partial(coding.add, published, codes, fragment)
+        cases[f"dequantize and merge {form}"] = partial(averaging.merge, coded, [1.0] * LEARNERS, lengths, part)
+    cases["merge float32"] = partial(averaging.merge, whole, [1.0] * LEARNERS, lengths, part)
+    seconds = measure(cases, dict.fromkeys(cases, REPEATS))
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
+    return {name: medians["read"] / each for name, each in medians.items()}
+
+
+def one_run(form: str, seed: int, tokens: int) -> dict[str, float]:
+    """One run in this process: its loss, payload bytes by kind, steps and CPU seconds."""
+    from isthmus.ops.learner.inner_step import InnerStep
+    from isthmus.ops.learner.receive import Receive
+    from isthmus.ops.syncer.merge import Merge
+    from isthmus.programs import Program, train
+
+    sent = {"pushes": 0, "updates": 0}
+
+    def count(kind: str, items: Any, names: tuple[str, ...]) -> None:
+        for item in (items or {}).values():
+            if item["kind"] not in ("initial", "recover") and "frame" not in item:
+                sent[kind] += sum(item[name].nbytes for name in names if name in item)
+
+    merge, receiving, update = Merge.__call__, (Receive if form != "float32" else InnerStep), ("values", "scales")
+    adopt = receiving.__call__
+
+    def merged(self: Any, round: Any, answer: Any, decision: Any = None) -> Any:
+        count("pushes", answer, ("gradient", "scales", "norms"))
+        return merge(self, round, answer, decision)
+
+    def received(self: Any, *positional: Any, **named: Any) -> Any:
+        if not hasattr(self, "_context") or self._context.member.replica.role == "learner":
+            count("updates", named.get("update"), update)
+        return adopt(self, *positional, **named)
+
+    Merge.__call__, receiving.__call__ = merged, received  # type: ignore[method-assign, assignment]
+    program = Program("decoupled-diloco", push=form, update=form)
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.process_time()
+        result = train(program, tokens=tokens, seed=seed, transport="inproc", run_dir=Path(folder) / "run", quiet=True)
+        cpu = time.process_time() - begun
+    steps = sum(each["steps"] for each in result.summary["per_learner"])
+    return {"loss": result.eval_loss, "cpu": cpu, "steps": steps, "merges": result.summary["outer_steps"], **sent}
+
+
+def runs(seeds: int, tokens: int) -> dict[str, float]:
+    """Each run in a process of its own, in turns."""
+    found: dict[str, list[dict[str, float]]] = {"float32": [], "int4": []}
+    for seed in range(seeds):
+        for form, each in found.items():
+            command = [sys.executable, __file__, "--one", form, str(seed), str(tokens)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            each.append(json.loads(done.stdout.splitlines()[-1]))
+            print(form, seed, each[-1], file=sys.stderr, flush=True)
+    pairs = list(zip(found["int4"], found["float32"], strict=True))
+    differences = [one["loss"] - other["loss"] for one, other in pairs]
+    per_merge = {
+        form: [(each["pushes"] + each["updates"]) / each["merges"] for each in kind] for form, kind in found.items()
+    }
+    return {
+        "int4 minus float32, nats/byte": statistics.fmean(differences),
+        "its deviation": statistics.stdev(differences) if len(differences) > 1 else 0.0,
+        "payload bytes of a merge, float32 / int4": statistics.fmean(per_merge["float32"])
+        / statistics.fmean(per_merge["int4"]),
+        "CPU seconds a step, int4 / float32": statistics.median(
+            (one["cpu"] / one["steps"]) / (other["cpu"] / other["steps"]) for one, other in pairs
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", action="store_true")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=1_020_000)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(one_run(asked.one[0], int(asked.one[1]), int(asked.one[2]))))
+        return
+    figures = runs(asked.seeds, asked.tokens) if asked.runs else kernels()
+    if asked.json:
+        print(json.dumps(figures))
+        return
+    for name, figure in figures.items():
+        bar = f"   (the aim is {BAR})" if name in ("quantize int4", "dequantize and add int4") else ""
+        print(f"{name:42} {figure:8.3f}{bar}")
+
+
+if __name__ == "__main__":
+    main()
