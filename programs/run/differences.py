@@ -21,7 +21,7 @@ from isthmus.runtime.graph.template import Graph, Job
 
 MAY_RUN: Final = ("tokens", "learners")
 MAY_PROGRAM: Final = (
-    *("interval", "overlap", "quorum", "grace", "gamma", "merge", "alpha", "bounded", "push"),
+    *("interval", "overlap", "quorum", "grace", "gamma", "merge", "alpha", "bounded", "push", "update"),
     *("outer_lr", "outer_momentum"),
 )
 """Settings of the shipped programs that say how fragments are merged and when, and not which there are."""

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,12 @@ def one_run(form: str, seed: int, tokens: int) -> dict[str, float]:
     merge, receiving, update = Merge.__call__, (Receive if form != "float32" else InnerStep), ("values", "scales")
     adopt = receiving.__call__
 
+    @wraps(merge)
     def merged(self: Any, round: Any, answer: Any, decision: Any = None) -> Any:
         count("pushes", answer, ("gradient", "scales", "norms"))
         return merge(self, round, answer, decision)
 
+    @wraps(adopt)
     def received(self: Any, *positional: Any, **named: Any) -> Any:
         if not hasattr(self, "_context") or self._context.member.replica.role == "learner":
             count("updates", named.get("update"), update)
