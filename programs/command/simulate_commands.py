@@ -1,4 +1,4 @@
-"""The commands about runs that never happen: simulate world, goodput, speeds."""
+"""The commands about runs that never happen: simulate world, goodput, speeds, borrowed."""
 
 from __future__ import annotations
 
@@ -90,3 +90,26 @@ def speeds(
     if page is not None:
         write_sheet(page, shown.sheet(found, slower))
     typer.echo(json.dumps(shown.as_object(found, slower), indent=2) if as_json else shown.table(found), nl=as_json)
+
+
+@commands.command()
+def borrowed(
+    learners: Annotated[int, typer.Option("--learners", metavar="N", help="Without the borrowed ones.")] = 4,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Of a learner, without others.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", metavar="S")] = 0,
+    page: Page = None,
+    as_json: AsJson = False,
+) -> None:
+    """Learners that join half-way, 25 to 300 % more: the time to finish.
+
+    Whole runs of the real cores in virtual time, beside what was published.
+    """
+    from isthmus.programs.mixtures import shown
+    from isthmus.programs.mixtures.borrowed import borrowed as cases_of
+    from isthmus.programs.report.sheet import write_sheet
+
+    found = cases_of(learners, steps, seed)
+    if page is not None:
+        write_sheet(page, shown.borrowed_sheet(found))
+    told = json.dumps(shown.borrowed_object(found), indent=2) if as_json else shown.borrowed_table(found)
+    typer.echo(told, nl=as_json)
