@@ -32,9 +32,8 @@ def table(found: Sequence[Mixed]) -> str:
 def sheet(found: Sequence[Mixed], slower: float) -> Sheet:
     """The page."""
     lines = [Line(each.case, [(at, each.goodput)], [(at, each.published)]) for at, each in enumerate(found)]
-    names = [each.case for each in found]
-    drawing = draw_lines(lines, "Goodput", lambda at: names[int(at)], percent, low=0.5, high=1.0)
-    lead = f"Half of the learners step at {slower:g} times the speed of the others. Virtual time; nothing was fitted."
+    drawing = draw_lines(lines, "Goodput", lambda at: str(int(at) + 1), percent, low=0.5, high=1.0)
+    lead = f"Half of the learners step at {slower:g} times the speed of the others. Virtual time."
     notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _NOTE]
     return Sheet("Mixed speeds", lead, [Part("Goodput", drawing, _COLUMNS, list(map(_row, found)), notes)])
 
@@ -69,7 +68,7 @@ def borrowed_sheet(found: Sequence[Borrowed]) -> Sheet:
     drawing = draw_lines(lines, "Time to finish", lambda more: f"+{percent(more)}", lambda time: f"{time:.2f}", low=0.5)
     notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _HALF]
     part = Part("Time to finish", drawing, _BORROWED, list(map(_borrowed_row, found)), notes)
-    return Sheet("Borrowed compute", "Learners that join half-way. Virtual time; nothing was fitted.", [part])
+    return Sheet("Borrowed compute", "Learners that join half-way. Virtual time.", [part])
 
 
 def _borrowed_row(of: Borrowed) -> tuple[str, ...]:

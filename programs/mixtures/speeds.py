@@ -2,8 +2,8 @@
 
 Each case is a whole run of the toy in virtual time: hosts, quorum, membership, supervision and wire are the real ones,
 steps take the time that is said. Half of the learners, the last ones, step at `slower` times the speed of the others;
-every duration has 10 % of jitter. Nothing is fitted. That a published share comes out depends on how much slower they
-are, which was not published: 0.68 is what lock-step with 84 % implies, (1 + 0.68) / 2.
+every duration has 10 % of jitter. How much slower they are was not published: 0.68 is what lock-step with 84 % implies,
+(1 + 0.68) / 2, so that case is set by what was published.
 """
 
 from __future__ import annotations
