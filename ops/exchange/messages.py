@@ -264,7 +264,8 @@ class Report(Progress):
 class Held(TypedDict):
     """hold -> pacers and recorder: of which fragments a host has a version, and of which one that was merged; `holder`
     is its role. `saved` are the versions that its disk has, as [fragment, epoch, count]; `totals` the progress of the
-    run by the snapshot that it began with, of which a recorder that died with everybody may not have heard. `lives` are
+    run by the snapshot that it began with, of which a recorder that died with everybody may not have heard; `faults`
+    what is wrong with newer snapshots than that; `error` what the disk says that does not take the next. `lives` are
     those of shards, [shard, incarnation], for which it looked; `given` what it holds of fragments that a former life of
     their shard has published, as [fragment, epoch, count, digest]."""
 
@@ -273,6 +274,8 @@ class Held(TypedDict):
     merged: list[int]
     saved: list[list[int]]
     totals: list[list[int]]
+    faults: list[str]
+    error: str | None
     lives: list[list[int]]
     given: list[list[Any]]
 

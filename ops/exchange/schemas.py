@@ -49,6 +49,8 @@ HELD: Final = {
     "totals": TRIPLES,
     "lives": MEMBERS,
     "given": ("list", ("row", COUNT, COUNT, COUNT, "text")),
+    "faults": ("list", "text"),
+    "error": ("optional", "text"),
 }
 UPDATE: Final = {
     "fragment": COUNT,

@@ -12,12 +12,11 @@ holds it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 from isthmus.ops.exchange.copies import copied, withdrawn
 from isthmus.ops.exchange.messages import Held, Update
 from isthmus.ops.exchange.schemas import UPDATE
-from isthmus.ops.exchange.token_totals import Totals
 from isthmus.ops.syncer.belief import digest_of
 
 HOLDERS: Final = ("evaluator", "recorder")
@@ -33,8 +32,6 @@ class Hold:
     def __init__(self, *, role: str, shards: int) -> None:
         self._role, self._shards = role, shards
         self._held: dict[int, Update] = {}
-        self._recalled = Totals()
-        """The progress of the run by what it began with."""
         self._told: Held | None = None
         self._given: dict[int, tuple[int, list[Any]]] = {}
         """Fragment -> the life of its shard for which copies were given, and what is told of them."""
@@ -65,15 +62,14 @@ class Hold:
             elif given and held["version"][0] >= given:
                 del self._given[fragment]
                 emitted.append(("copy", withdrawn(fragment)))
-        told = Held(
-            holder=role,
-            fragments=sorted(self._held),
-            merged=merged,
-            saved=self._saved(),
-            totals=self._recalled.told(),
-            lives=[[shard, life] for shard, life in sorted(lives.items())],
-            given=[row for _, (_, row) in sorted(self._given.items())],
-        )
+        own = {
+            "holder": role,
+            "fragments": sorted(self._held),
+            "merged": merged,
+            "lives": [[shard, life] for shard, life in sorted(lives.items())],
+            "given": [row for _, (_, row) in sorted(self._given.items())],
+        }
+        told = cast(Held, {**own, **self._of_disk()})
         if told != self._told:
             self._told = told
             emitted.append(("held", told))
@@ -83,9 +79,9 @@ class Hold:
         """What is given of a fragment whose shard has a new life."""
         return [("copy", copied(held))]
 
-    def _saved(self) -> list[list[int]]:
-        """The versions on disk; here there is none."""
-        return []
+    def _of_disk(self) -> dict[str, Any]:
+        """The fields of `Held` that tell of a disk; here there is none."""
+        return {"saved": [], "totals": [], "faults": [], "error": None}
 
 
 def _digest(held: Update) -> str:

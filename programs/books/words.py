@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from isthmus.programs.results import numbers
@@ -26,6 +26,11 @@ def book_lines(books: Mapping[str, Any]) -> list[str]:
             f"about {told} tokens more were trained by learners that ended before they told of them: an estimate"
         )
     return lines
+
+
+def snapshot_lines(faults: Sequence[str]) -> list[str]:
+    """What there is to say of snapshots that could not be read."""
+    return [f"damaged, an older one was taken, or none: {fault}" for fault in faults]
 
 
 def _difference(told: Mapping[str, Any]) -> str:

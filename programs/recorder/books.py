@@ -29,6 +29,8 @@ _LEARNER_FIELDS: Final = (
     *("incarnation", "phase", "step", "tokens", "loss", "staleness", "sick", "sick_step", "accounts", "stepping"),
     *("waited", "bytes_sent", "bytes_received", "device_kind", "slot"),
 )
+SNAPSHOT_FAULTS_MAX: Final = 16
+"""A life of the recorder reads two snapshots."""
 _NOTED_FIELDS: Final = ("reported_at", "gone_at", "accounted", "accounted_steps")
 """What is noted beside a report: when it came and when its life was known to be gone; and the tokens and steps that it
 told of, where lines of metrics.jsonl tell of more."""
@@ -38,9 +40,10 @@ class Books:
     """The books of one run. `sizes` of the fragments in values, none where whole trees are exchanged.
 
     `zero` is the first inner step of any learner, `stepping_until` when one was last heard of that steps, `final_at`
-    when the last of the `final` fragments was written: instants of the recorder's clock. `reports` are the last of each
-    slot, by slot; `former` those of lives that are over. `versions` are the newest that were merged, [epoch, count] by
-    fragment; `publishers` the shards' lives that published a fragment last, [shard, epoch] by fragment.
+    when the last of the `final` fragments was written: instants of the recorder's clock. `reports` are the last of
+    each slot, by slot; `former` those of lives that are over. `snapshot_faults` say what is wrong with snapshots that
+    were damaged. `versions` are the newest that were merged, [epoch, count] by fragment; `publishers` the shards'
+    lives that published a fragment last, [shard, epoch] by fragment.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -50,12 +53,16 @@ class Books:
         self.evaluations: list[Evaluated] = []
         self.versions: dict[int, list[int]] = {}
         self.publishers: dict[int, list[int]] = {}
+        self.snapshot_faults: list[str] = []
         self.final: set[int] = set()
         self.final_at: int | None = None
         self.zero: int | None = None
         self.stepping_until = 0
         self._live: Set[tuple[int, int]] | None = None
         self._zero_max: int | None = None
+        self._recalled: Set[tuple[int, int]] = frozenset()
+        """Lives of which only the recorder before this one has heard, which heard of any until `_heard_until`."""
+        self._heard_until = 0
         self.shards = ShardBooks()
         self._sizes = tuple(sizes)
 
@@ -74,6 +81,9 @@ class Books:
         self.final, self.final_at = set(memory.final), memory.final_at
         self.zero, self.stepping_until = memory.zero, memory.stepping_until
         self.versions |= {fragment: [epoch, count] for fragment, epoch, count in memory.versions}
+        self.snapshot_faults = list(memory.snapshot_faults)
+        self._heard_until = max([self.stepping_until, *(_reported_at(report) for report in self.reports.values())])
+        self._recalled = {(report["slot"], report["incarnation"]) for report in self.reports.values()}
         self.publishers |= {fragment: [shard, epoch] for fragment, shard, epoch in memory.publishers}
 
     def recall_line(self, name: str, line: Mapping[str, Any], now: int) -> None:
@@ -116,6 +126,7 @@ class Books:
             stepping_until=self.stepping_until,
             versions=self.published(),
             publishers=[[fragment, *publisher] for fragment, publisher in sorted(self.publishers.items())],
+            snapshot_faults=self.snapshot_faults,
             early=list(early),
         )
 
@@ -132,11 +143,12 @@ class Books:
         if known is not None and known["incarnation"] > report["incarnation"]:
             return False
         if known is not None and known["incarnation"] < report["incarnation"]:
-            cast(dict[str, Any], known).setdefault("gone_at", now)
+            self._note_gone(known, now)
             self.former.append(known)
         if known is not None and known["incarnation"] == report["incarnation"] and not report["metrics"]:
             report = cast(Report, {**report, "metrics": known["metrics"]})
         self.reports[report["slot"]] = cast(Report, {**report, "reported_at": now})
+        self._recalled -= {(report["slot"], report["incarnation"])}
         self.shards.claimed(enumerate(report["versions"]))
         return True
 
@@ -144,11 +156,22 @@ class Books:
         """Note which lives of learners, as (slot, incarnation), are live: of the others, since when they are not."""
         self._live = lives
         for slot, report in self.reports.items():
-            noted = cast(dict[str, Any], report)
             if (slot, report["incarnation"]) in lives:
-                noted.pop("gone_at", None)
+                cast(dict[str, Any], report).pop("gone_at", None)
             else:
-                noted.setdefault("gone_at", now)
+                self._note_gone(report, now)
+
+    def _note_gone(self, report: Report, now: int) -> None:
+        """Note since when a life is known to be gone: of one that only the recorder before this one has heard of, which
+        may have died with everybody, since that heard of any."""
+        is_recalled = (report["slot"], report["incarnation"]) in self._recalled
+        cast(dict[str, Any], report).setdefault("gone_at", self._heard_until if is_recalled else now)
+
+    def note_snapshots(self, faults: Iterable[str]) -> None:
+        """Note what is wrong with snapshots; of very many the first."""
+        for fault in faults:
+            if fault not in self.snapshot_faults and len(self.snapshot_faults) < SNAPSHOT_FAULTS_MAX:
+                self.snapshot_faults.append(fault)
 
     def take_merge(self, merging: Merging) -> bool:
         """Take in a merge; whether it is newer than what is known of its fragment in this epoch."""
@@ -254,6 +277,10 @@ class Books:
             told["undone_tokens"][p] = [[*life, tokens] for life, tokens in sorted(undone.items()) if tokens]
             told["merges_whole"][p] = is_whole
         return told
+
+
+def _reported_at(report: Report) -> int:
+    return int(cast(dict[str, Any], report).get("reported_at", 0))
 
 
 def _learner(report: Report) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, cast
 
 from isthmus.ops.exchange.messages import Kept, State, Update
 from isthmus.ops.exchange.schemas import STATE
+from isthmus.ops.exchange.token_totals import Totals
 from isthmus.ops.syncer.hold import Hold
 from isthmus.programs.recorder.snapshots import FOLDER, Snapshots
 
@@ -28,6 +29,8 @@ class KeptHold(Hold):
     def __init__(self, folder: Path, seconds: float, *, role: str, shards: int, sizes: Sequence[int]) -> None:
         super().__init__(role=role, shards=shards)
         self._folder, self._sizes, self._every = folder, sizes, round(seconds * 1e9)
+        self._recalled = Totals()
+        """The progress of the run by the snapshot that it began with."""
         self._taken_at: int | None = None
         self._has_recalled = False
         self._told_of: dict[str, Any] = {"number": 0, "taken_at": None, "faults": [], "error": None}
@@ -85,8 +88,9 @@ class KeptHold(Hold):
         kept = Kept(fragment=state["fragment"], version=state["version"], tensors=state["tensors"])
         return [*super()._gifts(held), *([("kept", kept)] if kept["tensors"] else [])]
 
-    def _saved(self) -> list[list[int]]:
-        return self._snapshots.versions()
+    def _of_disk(self) -> dict[str, Any]:
+        told = {name: self._told_of[name] for name in ("faults", "error")}
+        return {"saved": self._snapshots.versions(), "totals": self._recalled.told(), **told}
 
     def _tell(self, **news: Any) -> None:
         self._told_of = {**self._told_of, **news}

@@ -39,6 +39,7 @@ class Memory(msgspec.Struct):
     stepping_until: int = 0
     versions: list[list[int]] = []
     publishers: list[list[int]] = []
+    snapshot_faults: list[str] = []
     early: list[tuple[str, dict[str, Any]]] = []
 
 

@@ -29,7 +29,7 @@ from isthmus.programs.recorder.model_holders import ModelHolders
 from isthmus.programs.recorder.reports import Reports
 from isthmus.programs.recorder.schemas import SCHEMAS
 from isthmus.programs.recorder.token_means import TokenMeans
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.roles import LEARNER, RECORDER
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_tensors
 
@@ -92,6 +92,7 @@ class Recorder:
         self._save_tries = 0
         self._save_at = 0
         self._save_error: str | None = None
+        self._snapshot_error: str | None = None
         self._remembered_at = self._early_count = 0
         self._published_at = -STATUS_NS
         self._controlled_at = -CONTROL_NS
@@ -190,6 +191,9 @@ class Recorder:
         for item in arrived["held"].values():
             self._books.shards.saved(item["saved"])
             self._books.totals.hear(item["totals"])
+            self._books.note_snapshots(item["faults"])
+            if item["holder"] == RECORDER:
+                self._snapshot_error = item["error"]
         for report in self._reports.whole(arrived["progress"], self._context.members(), now):
             self._take_report(report, now)
         for merging in sorted(arrived["merged"].values(), key=lambda item: (item["published_at"], item["fragment"])):
@@ -381,6 +385,7 @@ class Recorder:
             "stop_reason": self._stop_reason,
             "files": self._lines.counts(),
             "unsaved": {"fragments": len(self._unsaved), "error": self._save_error},
+            "snapshots": {"faults": self._books.snapshot_faults, "error": self._snapshot_error},
         }
 
     def _phase(self) -> str:

@@ -117,6 +117,7 @@ def summarise(
         "uptime": round(_uptime(spans, zero, ended), 6),
         "bytes_sent_total": bytes_sent,
         **lines_missing(status.get("files", {})),
+        "snapshot_faults": status.get("snapshots", {}).get("faults", []),
         "fragment_accounts": accounts,
         "books": books(status, found, merges_recorded, tokens_of_step),
         "per_learner": [

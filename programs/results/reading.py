@@ -66,6 +66,8 @@ def load(run: Path) -> RunRecord:
     evaluations = _lines(folder / "evaluations.jsonl", Evaluation, problems)
     if lost := summary.get("lines_lost"):
         problems.append(f"{lost} lines were not written: the disk said {summary.get('disk_error')!r}.")
+    faults = summary.get("snapshot_faults", ())
+    problems += [f"A snapshot could not be read: {fault}" for fault in faults if isinstance(faults, list)]
     start = as_number(summary.get("start_seconds"))
     is_apart = (folder / "events.jsonl").exists()
     facts = _facts(folder, start or 0.0, []) if is_apart else []

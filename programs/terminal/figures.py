@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from isthmus.programs.books.words import book_lines
+from isthmus.programs.books.words import book_lines, snapshot_lines
 from isthmus.programs.results import numbers
 
 if TYPE_CHECKING:
@@ -169,10 +169,13 @@ def disk(status: Mapping[str, Any]) -> str:
     waiting, lost = (sum(count[name] for count in files) for name in ("waiting", "lost"))
     unsaved = status.get("unsaved") or {}
     is_unsaved = bool(unsaved.get("fragments") and unsaved.get("error"))
+    snapshot = status.get("snapshots", {}).get("error")
     parts = [f"{_lines(waiting)} wait{'' if waiting > 1 else 's'}"] if waiting else []
     parts += [f"{_lines(lost)} {'are' if lost > 1 else 'is'} lost"] if lost else []
     parts += ["the final model waits"] if is_unsaved else []
-    errors = [*(str(count["error"]) for count in files if count["error"]), *([unsaved["error"]] if is_unsaved else [])]
+    parts += ["the next snapshot waits"] if snapshot else []
+    errors = [str(count["error"]) for count in files if count["error"]]
+    errors += [each for each in (unsaved.get("error") if is_unsaved else None, snapshot) if each]
     return f"{errors[0]}: {', '.join(parts)}" if parts and errors else ""
 
 
@@ -205,6 +208,7 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     rows += [("books", line) for line in book_lines(summary.get("books", {}))]
     if lost := summary.get("lines_lost", 0):
         rows.append(("disk", f"{_lines(lost)} of metrics, merges or evaluations lost: {summary['disk_error']}"))
+    rows += [("snapshot", line) for line in snapshot_lines(summary.get("snapshot_faults", ()))]
     rows.append(("sent", numbers.size(summary["bytes_sent_total"])))
     rows.append(("report", str(Path(folder, "report.html"))))
     return rows

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from isthmus.programs.books.words import snapshot_lines
 from isthmus.programs.results.absence_words import away, back
 from isthmus.programs.results.absences import Absence, Absences, Fact, Works, fact_of
 from isthmus.programs.results.remarks import Tone, remark
@@ -45,6 +46,7 @@ class News:
         self._waiting: Waiting | None = None
         self._is_data_told = False
         self._told_errors = set[tuple[str, ...]]()
+        self._told_faults: list[str] = []
         self._sick_steps: dict[int, tuple[int, int]] = {}
 
     def update(self, status: Mapping[str, Any]) -> list[Notice]:
@@ -52,7 +54,7 @@ class News:
         # A daemon that has just taken over does not know yet when the first step was.
         self._zero = status.get("zero", self._zero)
         facts = [*self._written(), *self._works(status)]
-        new = list(self._sick(status))
+        new = [*self._sick(status), *self._damaged(status)]
         for fact in facts:
             self._waiting = self._waiting or waiting_of(self._folder)
             remarked = remark(fact, self._waiting)
@@ -90,6 +92,13 @@ class News:
                 self._sick_steps[int(slot)] = (report["incarnation"], step)
                 told = f"learner {slot}: loss not finite at step {step}, goes on from the global model"
                 yield Notice(status.get("time"), told, "bad")
+
+    def _damaged(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """The snapshots that a recorder could not read, each once."""
+        for fault in status.get("snapshots", {}).get("faults", ()):
+            if fault not in self._told_faults:
+                self._told_faults.append(fault)
+                yield Notice(None, f"a snapshot is {snapshot_lines([fault])[0]}", "bad")
 
     def _since(self, at: float) -> float | None:
         """A time of the run as one since the first inner step; None before it."""

@@ -55,7 +55,17 @@ class Holder:
 
 def test_it_says_at_once_that_it_holds_nothing_and_then_only_what_is_news() -> None:
     holder = Holder()
-    nothing = {"holder": "recorder", "fragments": [], "merged": [], "saved": [], "lives": [], "given": [], "totals": []}
+    nothing = {
+        "holder": "recorder",
+        "fragments": [],
+        "merged": [],
+        "saved": [],
+        "lives": [],
+        "given": [],
+        "totals": [],
+        "faults": [],
+        "error": None,
+    }
     assert holder.fire() == ({}, nothing)
     assert holder.fire() == ({}, None)
     assert holder.fire(published(1, 1, 0, kind="initial"))[1] == {**nothing, "fragments": [1]}

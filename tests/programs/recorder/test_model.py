@@ -51,6 +51,8 @@ class Life:
                 "merged": list(merged),
                 "saved": [],
                 "totals": [],
+                "faults": [],
+                "error": None,
             }
             for role, fragments in (held or {}).items()
         }

@@ -213,7 +213,24 @@ def test_the_next_life_holds_what_the_last_one_had_on_disk() -> None:
         "totals": [[0, 1, 40], [1, 2, 7]],
         "lives": [],
         "given": [],
+        "faults": [],
+        "error": None,
     }
+
+
+def test_what_is_wrong_with_a_snapshot_and_what_the_disk_says_is_told() -> None:
+    disk = SimulatedDisk("seed")
+    home = Home(disk)
+    home.fire(item(0, 3), item(1, 4))
+    home.fire(item(0, 4), after=EVERY)
+    damaged(disk, MANIFEST, b"{}")
+    home = Home(disk)
+    told = home.fire()
+    assert told["saved"] == [[0, 1, 3], [1, 1, 4]]
+    assert [fault[:23] for fault in told["faults"]] == ["snapshots/manifest.json"]
+    disk.troubles[0] = trouble(room=0)
+    home.fire(item(0, 5), after=EVERY)
+    assert home.fire()["error"] == "No space left on device"
 
 
 def test_a_shard_in_a_new_life_is_given_its_momentum_and_learners_are_not() -> None:

@@ -13,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.recorder.snapshots import FOLDER, MANIFEST
+from isthmus.programs.recorder.snapshots import BEFORE, FOLDER, MANIFEST
+from isthmus.programs.terminal import figures
 from tests.effort import soaked
 from tests.programs.run.process_run import ISTHMUS, PAUSE, Run
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(300),
+]  # A refusal imports jax, four times, on cores that may be busy.
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +112,8 @@ def test_it_may_go_on_with_other_learners_and_another_budget_and_its_accounts_ad
 
 
 def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(dead: Run) -> None:
-    merged, told = dead.merges(), json.loads((dead.folder / FOLDER / MANIFEST).read_text())
+    merged, told = dead.merges(), json.loads((dead.folder / FOLDER / BEFORE).read_text())
+    (dead.folder / FOLDER / MANIFEST).write_text('{"format": 2')
     assert all(entry["version"][1] > 0 for entry in told["fragments"])
     dead.command = resume(dead)
     dead.wait_for(lambda: dead.epochs()[-1:] == [2])
@@ -119,6 +124,10 @@ def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(dead: Run) -
     assert all(entry["fragment"] in range(summary["fragments"]) for entry in told["fragments"])
     lives = {(life["learner"], life["incarnation"]) for life in summary["books"]["lives"]}
     assert lives == {(0, 1), (0, 2), (1, 1), (1, 2)}
+    assert [fault[:23] for fault in summary["snapshot_faults"]] == ["snapshots/manifest.json"]
+    assert any(word == "snapshot" and "manifest.json" in told for word, told in figures.ending(summary, "run"))
+    assert "snapshots/manifest.json" in (dead.folder / "report.html").read_text()
+    assert summary["books"]["unreported_estimate"] < 2 * 16_000  # A second of two learners, and not the time until now.
     lines = map(json.loads, (dead.folder / "merges.jsonl").read_text().splitlines())
     later = {line["fragment"]: line for line in lines if line["epoch"] == 2}
     for entry in told["fragments"]:

@@ -38,6 +38,7 @@ def test_a_status_says_what_waits_and_what_is_lost_and_nothing_where_nothing_is(
     assert figures.disk({"files": files}) == f"{FULL}: 13 lines wait, 1 line is lost"
     unsaved = {"fragments": 2, "error": FULL}
     assert figures.disk({"files": {"metrics": counts()}, "unsaved": unsaved}) == f"{FULL}: the final model waits"
+    assert figures.disk({"snapshots": {"faults": [], "error": FULL}}) == f"{FULL}: the next snapshot waits"
     assert ("disk", f"{FULL}: 1 line waits") in list(
         figures.merge_figures({"files": {"metrics": counts(waiting=1, error=FULL)}}, 2)
     )
