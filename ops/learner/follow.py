@@ -7,7 +7,7 @@ part of every function; of every batch, which it makes as the leader does, its r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.ops.data.batches_node import Source, source_of
 from isthmus.ops.data.places import Beginning
@@ -15,6 +15,9 @@ from isthmus.ops.data.streams import first_batch
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.contract import follower_of
 from isthmus.ops.island.life import Life
+
+if TYPE_CHECKING:
+    from isthmus.ops.gang.orders import Following
 
 ORDER_SECONDS: Final = 0.2
 """For how long a firing waits for an order: the host is told to end between two firings."""
@@ -38,27 +41,32 @@ class Follow:
     ) -> None:
         self._task, self._fragments, self._alpha = task, tuple(fragments), alpha
         self._learners, self._slots = learners, slots
+        self._orders: Following | None = None
         self.is_finished = False
 
     def open(self, context: Any) -> None:
         """Meet the others, and compile every function, as the leader does."""
+        if context.island is None:  # In a universe there are no devices, and so nothing to do: it lives, and ends.
+            return
         from isthmus.ops.gang.leader import follow
 
         self._follow = follow
         slot, seed = context.member.replica.slot, context.seed
         life = Life(seed, slot, context.member.incarnation)
-        self._learner, self._orders = follower_of(
+        self._learner, orders = follower_of(
             self._task, self._fragments, life=life, alpha=self._alpha, island=context.island
         )
         self._learner.compile(first_batch(self._task, seed, slot))
-        self._orders.ready()
+        orders.ready()
+        self._orders = orders
         self._source: Source = source_of(self._task, seed, slot, self._slots, self._learners)
         self._next: int | None = None
 
     def __call__(self) -> None:
         """Do what the leader says next, if it says something."""
         try:
-            order = self._orders.next(ORDER_SECONDS)
+            order = None if self._orders is None else self._orders.next(ORDER_SECONDS)
+            self.is_finished = self._orders is None
         except EOFError:
             self.is_finished = True  # The daemon ends this host, too.
             return

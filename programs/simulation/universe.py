@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from isthmus.programs.checks.processes import follower_plan
 from isthmus.programs.recorder.roles import least_replicas, resolving
 from isthmus.programs.recorder.summary import roster_counts
 from isthmus.programs.request.program import Program
@@ -27,9 +28,10 @@ from isthmus.programs.simulation.invariants import checkers
 from isthmus.programs.simulation.recoveries import recovery_checkers
 from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, RunError
-from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph
 from isthmus.runtime.ids import Replica
+from isthmus.runtime.roles import LEARNER, follower
 from isthmus.runtime.sim import (
     Checker,
     Climate,
@@ -72,7 +74,8 @@ class Storm:
 class Shape:
     """What is to happen. `late` says how many virtual seconds after its steps a run with faults is healed;
     `window_bytes` is what may be under way to a peer (None: as in a real run), `apart` whether the evaluator has a
-    machine of its own; `storms` are faults among them that belong together."""
+    machine of its own, `processes` how many make up the island of each learner; `storms` are
+    faults among them that belong together."""
 
     seed: int
     learners: int
@@ -87,6 +90,7 @@ class Shape:
     window_bytes: int | None = None
     apart: bool = False
     task: toy_task.Toy = toy_task.TOY
+    processes: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -122,7 +126,7 @@ def outcome_of(shape: Shape, *more: Checker) -> Outcome:
             violation, taped = _violation(universe, shape), universe.tape()
             told = _told(universe, shape, violation, guards, digest(taped))
             if violation is None:
-                told.violation = tapes.objection(lower(graph), taped, told.status)
+                told.violation = tapes.objection(_plans(graph, shape), taped, told.status)
             return told
         finally:
             universe.close()
@@ -204,7 +208,7 @@ def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe
 
     window = shape.window_bytes
     return Universe(
-        lower(graph),
+        _plans(graph, shape),
         roster_counts(graph, shape.learners),
         seed=shape.seed,
         resolve=found,
@@ -214,6 +218,7 @@ def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe
         faults=shape.faults,
         limits=Limits() if window is None else Limits(window_bytes=window, relay_window_bytes=window),
         place=place,
+        processes=shape.processes,
         least=least_replicas(graph),
         checkers=[
             *runtime_checkers(graph),
@@ -225,3 +230,12 @@ def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe
             *more,
         ],
     )
+
+
+def _plans(graph: Graph, shape: Shape) -> dict[str, Plan]:
+    """What each kind of host runs."""
+    plans = lower(graph)
+    for number in range(1, max(shape.processes, default=1)):
+        role = follower(Replica(LEARNER, 0), number).role
+        plans[role] = follower_plan(plans[LEARNER], role, shape.learners, shape.learners)
+    return plans

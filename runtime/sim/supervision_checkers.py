@@ -7,12 +7,14 @@ from typing import Final
 
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.membership.messages import Stall
+from isthmus.runtime.roles import leader
 from isthmus.runtime.sim.checkers import Checker, ViolationError
 from isthmus.runtime.sim.faults import Fault, Mute, RefuseStarts
 from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.home.service import BEAT, LAST_BEATS
 from isthmus.runtime.supervision.incidents import (
+    Bereft,
     Condemned,
     Ended,
     GivenUp,
@@ -72,6 +74,9 @@ class VerdictsChecker(Checker):
             case Condemned(verdict=Unreached()):
                 if not DEAFENING & set(universe.injector.counts):
                     raise ViolationError(f"{member} is killed, and no way was broken: {incident.verdict}")
+            case Condemned(verdict=Bereft()):
+                if not any(leader(each) == leader(member.replica) for each in universe.injector.touched):
+                    raise ViolationError(f"{member} is killed for its island, and no fault was about that")
             case Condemned():
                 # At the end of a run nothing excuses a silence, also not a cut link.
                 is_ending = universe.phase == "final" or universe.injector.counts["stop"]

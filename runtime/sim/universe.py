@@ -23,6 +23,7 @@ from isthmus.runtime.host.roster import meets
 from isthmus.runtime.host.trace import Trace
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.roles import LEARNER, follower, leader
 from isthmus.runtime.sim.daemons import JOURNAL, Shared, SimulatedDaemon
 from isthmus.runtime.sim.faults import Fault, Join, check
 from isthmus.runtime.sim.host import Life, Setting, Witness
@@ -56,7 +57,7 @@ REBOOT_SECONDS: Final = 0.5
 
 def machine_of(replica: Replica) -> str:
     """Where a replica is by default: a learner or syncer on a machine of its own, everything else at home."""
-    return f"{replica.role}-{replica.slot}" if replica.role in ("learner", "syncer") else HOME
+    return f"{replica.role}-{replica.slot}" if leader(replica).role in ("learner", "syncer") else HOME
 
 
 class Observer(Witness, Protocol):
@@ -83,9 +84,9 @@ class Universe:
 
     `duration(replica, node)` is what a firing takes before `jitter` (a share); `place(replica)` the machine of each;
     processes boot for half to three halves of `boot_seconds`;
-    `least` with how many replicas of a role the run can go on. `error` is what a body raised, `outcome` how the run
-    ended, once its last process has; `incidents` what became of hosts; `is_stopped` whether somebody who asked for the
-    end was told that it comes.
+    `least` with how many replicas of a role the run can go on, `processes` those of the island of each learner. `error`
+    is what a body raised, `outcome` how the run ended, once its last process has; `incidents` what became of hosts;
+    `is_stopped` whether somebody who asked for the end was told that it comes.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Universe:
         least: Mapping[str, int] = MappingProxyType({}),
         trace: Trace | None = None,
         boot_seconds: float = BOOT_SECONDS,
+        processes: tuple[int, ...] = (),
     ) -> None:
         self.clock = VirtualClock()
         self.window_bytes = limits.window_bytes
@@ -124,7 +126,9 @@ class Universe:
         self._has_started = False
         self._checkers = tuple(checkers)
         faults = tuple(faults)
-        replicas = [Replica(role, slot) for role in plans for slot in range(counts[role])]
+        replicas = [Replica(role, slot) for role in plans if role in counts for slot in range(counts[role])]
+        for slot, count in enumerate(processes):
+            replicas += [follower(Replica(LEARNER, slot), number) for number in range(1, count)]
         joining = sorted({Replica.parse(fault.host) for fault in faults if isinstance(fault, Join)})
         machines = sorted({HOME, *map(place, [*replicas, *joining])})
         check(faults, list(plans), replicas, machines)
@@ -160,7 +164,12 @@ class Universe:
             links=self.links,
             machines=self.machines,
             home=HOME,
-            cast=Cast(roles={role: counts[role] for role in plans}, slots_max=slots, least=dict(least)),
+            cast=Cast(
+                roles={role: counts[role] for role in plans if role in counts},
+                slots_max=slots,
+                least=dict(least),
+                processes=processes,
+            ),
             places=Places(home=HOME, machines=places, home_offers=MOVABLE),
             launch=self._launch,
             began=self._began,
@@ -360,7 +369,7 @@ class Universe:
         life = Life(self._setting, process.member, process.pid, machine.name, machine.address, mount, daemon)
         self.lives.append(life)
         process.life = life
-        life.start(listens=process.member.replica.role != "learner")
+        life.start(listens=leader(process.member.replica).role != LEARNER)
 
     def _spoke(self, life: Life, event: HostSpoke) -> None:
         daemon = self.machines[life.machine].daemon

@@ -70,12 +70,15 @@ def survive(
     window_bytes: int | None = None,
     late: float = 1.0,
     witness: Checker | None = None,
+    processes: tuple[int, ...] = (),
+    seed: int = 1,
 ) -> Outcome:
     """What comes of a run with these faults, each of which has to happen."""
     outcome = outcome_of(
         Shape(
-            seed=1,
+            seed=seed,
             learners=learners,
+            processes=processes,
             steps=steps,
             step_ms=step_ms,
             program=Program("decoupled-diloco", fragments=2, interval=interval, shards=shards),
