@@ -14,7 +14,7 @@ from isthmus.runtime.graph.template import Job, Reference, TensorSpec
 
 @pytest.mark.parametrize(
     ("sweeps", "expected"),
-    [(0.5, (0.7, 0.0)), (20, (0.7, 0.0)), (59.9, (0.7, 0.0)), (60, (0.4, 0.7)), (83, (0.4, 0.7))],
+    [(0.5, (0.7, 0.0)), (14.9, (0.7, 0.0)), (15, (0.7, 0.3)), (59.9, (0.7, 0.3)), (60, (0.4, 0.7)), (83, (0.4, 0.7))],
 )
 def test_settings_follow_the_number_of_sweeps(sweeps: float, expected: tuple[float, float]) -> None:
     assert settings_for(sweeps) == expected
