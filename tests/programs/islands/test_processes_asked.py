@@ -1,0 +1,31 @@
+"""Islands of several processes that cannot be are refused before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isthmus.programs.checks.processes import process_faults
+from isthmus.programs.request.program import Program
+from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.graph.template import Job, Reference, TensorSpec
+
+JOB = Job("", Reference("a:b"), (TensorSpec("w", (8, 8), "float32"),), 64, 10_000, 2)
+
+
+@pytest.mark.parametrize(
+    ("program", "processes", "found"),
+    [
+        ("decoupled-diloco", (2, 1), []),
+        ("streaming-diloco", (2,), []),
+        ("data-parallel", (2,), ["others"]),
+        ("data-parallel", (1, 1), []),
+        ("decoupled-diloco", (0, 65), ["0", "65"]),
+        ("decoupled-diloco", (2, 2, 2), ["3"]),
+    ],
+)
+def test_only_what_can_be_followed_may_have_several(program: str, processes: tuple[int, ...], found: list[Any]) -> None:
+    settings = {} if program == "data-parallel" else {"fragments": 1}
+    plans = lower(Program(program, **settings).build(JOB))
+    assert [fault.found for fault in process_faults(plans, processes, 2)] == found
