@@ -3,8 +3,8 @@
 Kernels: 64 MiB of float32 (two units), one thread; seconds to read it once (a numba sum) over seconds to code it, to
 add its codes to a published fragment, and, per learner, over what a merge of eight coded gradients takes; cases take
 turns, medians. With `--runs`, pairs of runs in one process, float32 and int4 both ways, the same seeds: the difference
-of the last losses, payload bytes after the first version of each fragment (arrays of answers and updates that reach
-merge and learners), and CPU seconds of the process per inner step.
+of the last losses, payload bytes of an item after the first version of each fragment (arrays of answers, and of updates
+for each of the four learners), and CPU seconds of the process per inner step.
 """
 
 from __future__ import annotations
@@ -58,40 +58,41 @@ def kernels() -> dict[str, float]:
 
 def one_run(form: str, seed: int, tokens: int) -> dict[str, float]:
     """One run in this process: its loss, payload bytes by kind, steps and CPU seconds."""
-    from isthmus.ops.learner.inner_step import InnerStep
-    from isthmus.ops.learner.receive import Receive
-    from isthmus.ops.syncer.merge import Merge
+    from isthmus.ops.learner.fragment_send import FragmentSend
+    from isthmus.ops.syncer.outer_step import OuterStep
     from isthmus.programs import Program, train
 
-    sent = {"pushes": 0, "updates": 0}
+    sent: list[int] = []
 
-    def count(kind: str, items: Any, names: tuple[str, ...]) -> None:
-        for item in (items or {}).values():
-            if item["kind"] not in ("initial", "recover") and "frame" not in item:
-                sent[kind] += sum(item[name].nbytes for name in names if name in item)
+    def count(item: Any, names: tuple[str, ...]) -> None:
+        if item["kind"] not in ("initial", "recover"):
+            sent.append(sum(item[name].nbytes for name in names if name in item))
 
-    merge, receiving, update = Merge.__call__, (Receive if form != "float32" else InnerStep), ("values", "scales")
-    adopt = receiving.__call__
+    send, step = FragmentSend.__call__, OuterStep.__call__
 
-    @wraps(merge)
-    def merged(self: Any, round: Any, answer: Any, decision: Any = None) -> Any:
-        count("pushes", answer, ("gradient", "scales", "norms"))
-        return merge(self, round, answer, decision)
+    @wraps(send)
+    def sending(self: Any, *given: Any, **named: Any) -> Any:
+        emitted = send(self, *given, **named)
+        for _, answer in emitted:
+            count(answer, ("gradient", "scales", "norms"))
+        return emitted
 
-    @wraps(adopt)
-    def received(self: Any, *positional: Any, **named: Any) -> Any:
-        if not hasattr(self, "_context") or self._context.member.replica.role == "learner":
-            count("updates", named.get("update"), update)
-        return adopt(self, *positional, **named)
+    @wraps(step)
+    def stepping(self: Any, *given: Any, **named: Any) -> Any:
+        emitted = step(self, *given, **named)
+        if "update" in emitted:
+            for _ in range(4):
+                count(emitted["update"], ("values", "scales"))
+        return emitted
 
-    Merge.__call__, receiving.__call__ = merged, received  # type: ignore[method-assign, assignment]
+    FragmentSend.__call__, OuterStep.__call__ = sending, stepping  # type: ignore[method-assign, assignment]
     program = Program("decoupled-diloco", push=form, update=form)
     with tempfile.TemporaryDirectory() as folder:
         begun = time.process_time()
         result = train(program, tokens=tokens, seed=seed, transport="inproc", run_dir=Path(folder) / "run", quiet=True)
         cpu = time.process_time() - begun
     steps = sum(each["steps"] for each in result.summary["per_learner"])
-    return {"loss": result.eval_loss, "cpu": cpu, "steps": steps, "merges": result.summary["outer_steps"], **sent}
+    return {"loss": result.eval_loss, "cpu": cpu, "steps": steps, "bytes": sum(sent) / len(sent)}
 
 
 def runs(seeds: int, tokens: int) -> dict[str, float]:
@@ -105,14 +106,11 @@ def runs(seeds: int, tokens: int) -> dict[str, float]:
             print(form, seed, each[-1], file=sys.stderr, flush=True)
     pairs = list(zip(found["int4"], found["float32"], strict=True))
     differences = [one["loss"] - other["loss"] for one, other in pairs]
-    per_merge = {
-        form: [(each["pushes"] + each["updates"]) / each["merges"] for each in kind] for form, kind in found.items()
-    }
+    payload = {form: statistics.fmean(each["bytes"] for each in kind) for form, kind in found.items()}
     return {
         "int4 minus float32, nats/byte": statistics.fmean(differences),
         "its deviation": statistics.stdev(differences) if len(differences) > 1 else 0.0,
-        "payload bytes of a merge, float32 / int4": statistics.fmean(per_merge["float32"])
-        / statistics.fmean(per_merge["int4"]),
+        "payload bytes of an item, float32 / int4": payload["float32"] / payload["int4"],
         "CPU seconds a step, int4 / float32": statistics.median(
             (one["cpu"] / one["steps"]) / (other["cpu"] / other["steps"]) for one, other in pairs
         ),
