@@ -40,13 +40,15 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run: `summary` is its summary.json, `waits` counts those of inner steps on other hosts."""
+    """Of one run: `summary` is its summary.json, `waits` counts those of inner steps on other hosts; `zero` is its
+    first inner step, in seconds of the monotonic clock."""
 
     folder: Path
     summary: Mapping[str, Any]
     strikes: Sequence[Strike]
     recoveries: Sequence[Recovery]
     waits: int
+    zero: float
 
     def number(self, name: str) -> float | None:
         """A figure of the summary."""
@@ -62,7 +64,7 @@ def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> Figures:
     happened = [strike for strike in strikes if strike.proof]
     plan = lower(told.graph()).get("learner")
     waits = 0 if plan is None else _waits(folder, plan, happened, told.zero_ns)
-    return Figures(folder, record.summary, strikes, [_recovery(record, each, zero) for each in happened], waits)
+    return Figures(folder, record.summary, strikes, [_recovery(record, each, zero) for each in happened], waits, zero)
 
 
 def _waits(folder: Path, plan: Plan, strikes: Sequence[Strike], zero_ns: int) -> int:

@@ -107,7 +107,8 @@ class Links:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection: SOCKS5 without a password, then bytes both ways."""
         try:
-            with suppress(OSError, asyncio.IncompleteReadError):
+            # Cancelled at the end: asyncio's streams would tell of it, if it went on from here.
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 _, port = writer.get_extra_info("peername")[:2]
                 way = self.way(self._owner_of(pid_of(port)))
                 await self._connect(way, await _greeted(reader, writer), reader, writer)

@@ -244,12 +244,13 @@ def _built_in(hosts: Sequence[str], seconds: float) -> Iterator[Planned]:
     others = [host for host in hosts if not host.startswith("learner/")]
     lasts = round(0.04 * seconds, 3)
     story: list[dict[str, Any]] = [
+        # There is a fork server until a daemon dies, and then from the next host on.
+        {"kind": "kill", "host": FORK_SERVER},
         {"kind": "kill", "host": learners[1 % len(learners)]},
         *({"kind": "kill", "host": host} for host in others),
         {"kind": "kill", "host": DAEMON},
         {"kind": "pause", "host": learners[2 % len(learners)], "seconds": lasts},
         {"kind": "slow", "host": learners[3 % len(learners)], "seconds": lasts},
-        {"kind": "kill", "host": FORK_SERVER},
     ]
     for number, told in enumerate(story, 1):
         yield Planned(at=round(0.9 * seconds * number / (len(story) + 1), 3), **told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from isthmus.programs.chaos import plan as plans
 from isthmus.programs.chaos.comparison import Tried, as_data, try_program
+from isthmus.programs.chaos.page import write_page
 from isthmus.programs.chaos.plan import Plan
 from isthmus.programs.chaos.trial import Order
 from isthmus.programs.command.config import absolute
@@ -45,11 +47,13 @@ def chaos(what: Sequence[str], run_dir: Path | None, *, as_json: bool) -> bool:
     for order in orders:
         tried.append(try_program(order, hosts[order.program], plan, folder, tried[:1], _say))
         write_json(folder / FIGURES, as_data(tried))
+        page = write_page(folder, tried)
     if as_json:
         sys.stdout.write(json.dumps(as_data(tried), indent=2) + "\n")
     else:
         console = Console(highlight=False)
         console.print(_shown(tried, console.width))
+        console.print(f"\npage  {os.path.relpath(page)}", soft_wrap=True)
     return all(each.is_good for each in tried)
 
 

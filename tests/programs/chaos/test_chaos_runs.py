@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -35,6 +36,11 @@ kind = "slow"
 host = "evaluator/0"
 at = 0.8
 seconds = 0.5
+[[fault]]
+kind = "mute"
+host = "learner/0"
+at = 2
+seconds = 0.5
 """
 
 
@@ -57,8 +63,13 @@ def test_every_fault_happens_and_the_run_is_done(tmp_path: Path) -> None:
         ("syncer", "kill"),
         ("learner", "pause"),
         ("evaluator", "slow"),
+        ("learner", "mute"),
     ]
-    assert [each["proof"] != "" and each["why"] == "" for each in run["faults"]] == [True] * 4
+    assert [each["proof"] != "" and each["why"] == "" for each in run["faults"]] == [True] * 5
+    page = (tmp_path / "out" / "chaos.html").read_text()
+    assert all(each["proof"] in page for each in run["faults"])
+    assert page.count("<svg") == 2
+    assert not re.search(r"(?:src|href)=[\"'](?:https?:)?//", page)
     # What the runs themselves wrote down says the same.
     calm, struck = (tmp_path / "out" / "decoupled-diloco" / name for name in ("undisturbed", "plan"))
     ends = {
