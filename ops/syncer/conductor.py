@@ -29,9 +29,9 @@ from typing import Any
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.messages import Control, Held, Kind, Merging, Progress, Reached, Turn
 from isthmus.ops.exchange.token_totals import Totals
-from isthmus.ops.syncer.hearsay import Hearsay
+from isthmus.ops.recovery.hearsay import Hearsay
+from isthmus.ops.recovery.memory import Memory
 from isthmus.ops.syncer.learners import Roster, learners_live
-from isthmus.ops.syncer.memory import Memory
 from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE
 from isthmus.ops.syncer.placing import Placing
 from isthmus.ops.syncer.start import START_WAIT, Start

@@ -19,7 +19,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, Gradient, Merging, Reached, Round
 from isthmus.ops.exchange.token_accounts import FragmentAccount, weight
 from isthmus.ops.kernels.opposition import LEARNERS_MIN, Opposition, stride_of
-from isthmus.ops.syncer.belief import Claim, believed, digest_of, is_denied
+from isthmus.ops.recovery.belief import Claim, believed, digest_of, is_denied
 from isthmus.ops.syncer.bounds import KEPT_MAX, NOT_FINITE, Extent, Voices, are_own, length
 
 if TYPE_CHECKING:

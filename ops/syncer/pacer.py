@@ -32,9 +32,9 @@ from typing import Any, Final, Protocol
 from isthmus.ops.data.places import Place
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.messages import Control, Held, Kind, Merging, Progress, Reached, Round
-from isthmus.ops.syncer.hearsay import Hearsay, is_majority
+from isthmus.ops.recovery.hearsay import Hearsay, is_majority
+from isthmus.ops.recovery.memory import Memory
 from isthmus.ops.syncer.learners import Learner, Roster, learners_live
-from isthmus.ops.syncer.memory import Memory
 from isthmus.ops.syncer.placing import Placing
 from isthmus.ops.syncer.schedule import Schedule, StepClock, rounds_in_flight_max
 from isthmus.ops.syncer.start import Start

@@ -13,13 +13,13 @@ from typing import Any, Final
 from rich.console import Console, Group
 from rich.text import Text
 
+from isthmus.programs.arguments.config import absolute
+from isthmus.programs.arguments.options import Options
 from isthmus.programs.chaos import plan as plans
 from isthmus.programs.chaos.comparison import Tried, as_data, try_program
 from isthmus.programs.chaos.page import write_page
 from isthmus.programs.chaos.plan import Plan
 from isthmus.programs.chaos.trial import Order
-from isthmus.programs.command.config import absolute
-from isthmus.programs.command.options import Options
 from isthmus.programs.request import toml
 from isthmus.programs.request.new_folder import choose
 from isthmus.programs.request.program import DEFAULT

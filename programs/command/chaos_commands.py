@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from isthmus.programs.command import options
-from isthmus.programs.command.group import FAILED, Commands
+from isthmus.programs.arguments import options
+from isthmus.programs.arguments.group import FAILED, Commands
 from isthmus.programs.command.run_commands import PANEL
 
 commands = typer.Typer(cls=Commands)

@@ -11,8 +11,8 @@ from typing import Any, Final, final
 
 import msgspec
 
-from isthmus.programs.command import config
-from isthmus.programs.command.options import Options
+from isthmus.programs.arguments import config
+from isthmus.programs.arguments.options import Options
 from isthmus.programs.comparison import folder as folders
 from isthmus.programs.comparison.outcome import comparison
 from isthmus.programs.comparison.page import write_page

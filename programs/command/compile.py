@@ -12,7 +12,7 @@ import typer
 from isthmus.programs.ahead.compiling import check_compiler, compiled_for
 from isthmus.programs.ahead.targets import Target, target
 from isthmus.programs.ahead.words import told
-from isthmus.programs.command.options import Options
+from isthmus.programs.arguments.options import Options
 from isthmus.programs.results.numbers import seconds
 from isthmus.programs.run.in_processes import apart
 from isthmus.runtime.errors import ConfigError, Fault

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from isthmus.programs.command.group import Commands
+from isthmus.programs.arguments.group import Commands
 
 PANEL: Final = "Machines"
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from isthmus.programs.arguments.group import Commands
 from isthmus.programs.command import (
     chaos_commands,
     machine_commands,
@@ -19,7 +20,6 @@ from isthmus.programs.command import (
     run_commands,
     simulate_commands,
 )
-from isthmus.programs.command.group import Commands
 from isthmus.programs.run.interrupts import handle, ignore, interrupt, unblock
 
 app = typer.Typer(

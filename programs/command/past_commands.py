@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from isthmus.programs.command.group import FAILED, Commands
-from isthmus.programs.command.options import AsJson
+from isthmus.programs.arguments.group import FAILED, Commands
+from isthmus.programs.arguments.options import AsJson
 from isthmus.programs.command.run_commands import PANEL, Run
 
 commands = typer.Typer(cls=Commands)

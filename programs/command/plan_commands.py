@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from isthmus.programs.command.group import Commands
-from isthmus.programs.command.options import AsJson, Page
+from isthmus.programs.arguments.group import Commands
+from isthmus.programs.arguments.options import AsJson, Page
 from isthmus.programs.command.run_commands import PANEL
 
 commands = typer.Typer(cls=Commands)

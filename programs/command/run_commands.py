@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from isthmus.programs.command import options
-from isthmus.programs.command.group import FAILED, Commands
+from isthmus.programs.arguments import options
+from isthmus.programs.arguments.group import FAILED, Commands
 from isthmus.runtime.errors import ConfigError, nearest
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from isthmus.programs.command.group import FAILED, Commands
-from isthmus.programs.command.options import AsJson, Page, whole_numbers
+from isthmus.programs.arguments.group import FAILED, Commands
+from isthmus.programs.arguments.options import AsJson, Page, whole_numbers
 
 commands = typer.Typer(cls=Commands, help="Try runs that never happened.")
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import typer
 
+from isthmus.programs.arguments.options import Options
 from isthmus.programs.cluster.cluster_file import Cluster
 from isthmus.programs.cluster.handover import Handover
-from isthmus.programs.command.options import Options
 from isthmus.programs.machine import client as machine_client
 from isthmus.programs.machine.client import Daemon
 from isthmus.programs.run.in_processes import Submitted, apart, detach, submit_apart

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from isthmus.ops.island.evaluate import EvaluateMean
-from isthmus.ops.syncer.hold import HOLDERS
+from isthmus.ops.recovery.hold import HOLDERS
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import Graph, Node

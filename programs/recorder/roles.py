@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.ops.island.evaluate import EvaluateMean
-from isthmus.ops.syncer.hold import HOLDERS, Hold
+from isthmus.ops.recovery.hold import HOLDERS, Hold
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.coded_updates import updates_in
-from isthmus.programs.recorder.kept_hold import KeptHold
 from isthmus.programs.recorder.node import Recorder
 from isthmus.programs.recorder.ports import (
     EVALUATE,
@@ -31,6 +30,7 @@ from isthmus.programs.recorder.ports import (
     told_by_recorder,
 )
 from isthmus.programs.recorder.summary import fragment_sizes
+from isthmus.programs.snapshots.kept_hold import KeptHold
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.graph.template import Every, Graph, Job, Latest, Node, Reference, Role

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.programs.recorder import memory as recorder_memory
-from isthmus.programs.recorder.snapshots import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.request import new_folder, spec
 from isthmus.programs.request.request import Request
 from isthmus.programs.request.run_lock import InUseError, RunLock
 from isthmus.programs.run.differences import changes, pinned
 from isthmus.programs.run.in_processes import Submitted, apart, submitted
+from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
 from isthmus.runtime.daemon.reopen import reopen
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.roles import LEARNER

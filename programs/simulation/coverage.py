@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from isthmus.programs.simulation.guards import guards_of
+from isthmus.programs.invariants.guards import guards_of
 from isthmus.programs.simulation.seeds import DAEMON_KINDS, DISK_KINDS, KINDS, OTHER_KINDS, STANDING_KINDS, STORM_KINDS
 from isthmus.programs.simulation.trials import trial_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from typing import Any, Final
 
-from isthmus.ops.syncer.hold import HOLDERS
+from isthmus.ops.recovery.hold import HOLDERS
 from isthmus.programs.simulation.universe import START_SECONDS
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import Cut, Fault, Kill, KillDaemon, machine_of

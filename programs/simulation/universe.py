@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.programs.checks.processes import follower_plan
+from isthmus.programs.invariants.books_checker import BooksChecker, TapesChecker
+from isthmus.programs.invariants.file_invariants import FilesChecker
+from isthmus.programs.invariants.guards import GuardsWitness, HonestChecker
+from isthmus.programs.invariants.invariants import checkers
+from isthmus.programs.invariants.recoveries import recovery_checkers
 from isthmus.programs.recorder.roles import least_replicas, resolving
 from isthmus.programs.recorder.summary import roster_counts
 from isthmus.programs.request.program import Program
 from isthmus.programs.request.reference import resolve
 from isthmus.programs.simulation import toy_task
-from isthmus.programs.simulation.books_checker import BooksChecker, TapesChecker
-from isthmus.programs.simulation.file_invariants import FilesChecker
-from isthmus.programs.simulation.guards import GuardsWitness, HonestChecker
-from isthmus.programs.simulation.invariants import checkers
-from isthmus.programs.simulation.recoveries import recovery_checkers
 from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import Plan, lower

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.programs.arguments.config import absolute
 from isthmus.programs.chaos.plan import Plan, Planned, check_hosts, faults_of, read
-from isthmus.programs.command.config import absolute
 from isthmus.runtime.errors import ConfigError
 
 HOSTS = ["learner/0", "learner/1", "learner/2", "learner/3", "syncer/0", "evaluator/0", "recorder/0"]

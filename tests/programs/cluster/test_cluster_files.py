@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from isthmus.programs.arguments import config
 from isthmus.programs.cluster import addresses, cluster_file, machine_file, quantities
-from isthmus.programs.command import config
 from isthmus.programs.command.main import app
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.devices import Device, find

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from isthmus.programs import training
-from isthmus.programs.command.config import MODELS
+from isthmus.programs.arguments.config import MODELS
 from isthmus.programs.command.main import app
 from isthmus.programs.request import reference, toml
 from isthmus.programs.request.settings import Schema

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.ops.syncer.hold import Hold
+from isthmus.ops.recovery.hold import Hold
 from isthmus.programs import data_parallel, decoupled, diloco, streaming_diloco
 from isthmus.programs.recorder.roles import with_recorder
 from isthmus.runtime.graph.template import Graph, Job, Reference, TensorSpec, takes_one

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.recorder.snapshots import BEFORE, FOLDER, MANIFEST
+from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.terminal import figures
 from tests.effort import soaked
 from tests.programs.run.process_run import ISTHMUS, PAUSE, Run

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from isthmus.programs.command import simulate as shown
+from isthmus.programs.invariants.guards import guards_of
 from isthmus.programs.request.program import DEFAULT
 from isthmus.programs.simulation import coverage, workers
-from isthmus.programs.simulation.guards import guards_of
 from isthmus.programs.simulation.seeds import run, shape_of
 from isthmus.programs.simulation.universe import Outcome, outcome_of
 from isthmus.runtime.graph.plans import EdgePlan

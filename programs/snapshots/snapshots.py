@@ -14,6 +14,7 @@ What is read is checked against the manifest, byte for byte; where anything diff
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -52,11 +53,12 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A snapshot: one entry for each fragment of the model, in order."""
+    """A snapshot: one entry for each fragment of the model, in order; `writer` is the recorder's life that took it."""
 
     format: int
     number: int
     fragments: list[Entry]
+    writer: int = 0
 
 
 class Found(NamedTuple):
@@ -69,11 +71,11 @@ class Found(NamedTuple):
 
 
 class Snapshots:
-    """The snapshots in `folder` of a model with fragments of `sizes` values. What the disk refuses to do is raised as
-    OSError, and leaves the newest good snapshot as it was."""
+    """The snapshots in `folder` of a model with fragments of `sizes` values, as a life of the recorder takes them. What
+    the disk refuses to do is raised as OSError, and leaves the newest good snapshot as it was."""
 
-    def __init__(self, folder: Path, sizes: Sequence[int], disk: Disk) -> None:
-        self._folder, self._sizes, self._disk = folder, sizes, disk
+    def __init__(self, folder: Path, sizes: Sequence[int], disk: Disk, life: int = 1) -> None:
+        self._folder, self._sizes, self._disk, self._life = folder, sizes, disk, life
         self._newest: Manifest | None = None
         self._before: Manifest | None = None
         self._is_in_place = False
@@ -103,7 +105,10 @@ class Snapshots:
         return sorted([entry.fragment, *entry.version] for manifest in kept for entry in manifest.fragments)
 
     def write(self, held: Mapping[int, State]) -> Manifest:
-        """Take a snapshot of these items, one of each fragment; the newest as it is where nothing is new."""
+        """Take a snapshot of these items, one of each fragment; the newest as it is where nothing is new. OSError, too,
+        for a life that was replaced, and does not know it yet: what it holds is older."""
+        if self._is_replaced():
+            raise OSError(errno.ESTALE, "a later life of the recorder takes the snapshots")
         before = self._newest
         known = {entry.fragment: entry for entry in before.fragments} if before is not None else {}
         entries = []
@@ -112,7 +117,7 @@ class Snapshots:
             entries.append(known[p] if is_known else self._write_values(item))
         if before is not None and entries == before.fragments:
             return before
-        manifest = Manifest(FORMAT, before.number + 1 if before is not None else 1, entries)
+        manifest = Manifest(FORMAT, before.number + 1 if before is not None else 1, entries, self._life)
         if self._is_in_place:
             self._disk.rename(self._folder / MANIFEST, self._folder / BEFORE)
             self._is_in_place = False
@@ -120,6 +125,13 @@ class Snapshots:
         self._newest, self._before, self._is_in_place = manifest, before, True
         self._forget(before, manifest)
         return manifest
+
+    def _is_replaced(self) -> bool:
+        try:
+            found = msgspec.json.decode(self._disk.read(self._folder / MANIFEST), type=Manifest)
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        return found.writer > self._life
 
     def _write_values(self, item: State) -> Entry:
         p, (epoch, count) = item["fragment"], item["version"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.syncer.memory import Memory
+from isthmus.ops.recovery.memory import Memory
 from isthmus.runtime.ids import Member, Replica
 from tests.ops.syncer.pacer_shard import SECOND, Shard, control, holding, lost, numbers, ready, stepping, told
 from tests.ops.syncer.test_conductor import Score, told_of

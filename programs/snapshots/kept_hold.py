@@ -16,8 +16,8 @@ from typing import Any, ClassVar, cast
 from isthmus.ops.exchange.messages import Kept, State, Update
 from isthmus.ops.exchange.schemas import STATE
 from isthmus.ops.exchange.token_totals import Totals
-from isthmus.ops.syncer.hold import Hold
-from isthmus.programs.recorder.snapshots import FOLDER, Snapshots
+from isthmus.ops.recovery.hold import Hold
+from isthmus.programs.snapshots.snapshots import FOLDER, Snapshots
 
 
 class KeptHold(Hold):
@@ -38,7 +38,7 @@ class KeptHold(Hold):
     def open(self, context: Any) -> None:
         """Hold what the last snapshot has."""
         super().open(context)
-        self._snapshots = Snapshots(self._folder / FOLDER, self._sizes, context.disk)
+        self._snapshots = Snapshots(self._folder / FOLDER, self._sizes, context.disk, context.member.incarnation)
         self._recall()
 
     def __call__(self, update: Mapping[Any, Update] | None = None) -> list[tuple[str, Any]] | None:

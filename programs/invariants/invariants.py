@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from isthmus.ops.exchange.schemas import CODE_BLOCK
-from isthmus.ops.syncer.hold import HOLDERS
+from isthmus.ops.recovery.hold import HOLDERS
 from isthmus.ops.syncer.key_frames import KeyFrames
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member, Replica

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from isthmus.ops.exchange.messages import State
-from isthmus.programs.recorder.kept_hold import KeptHold
-from isthmus.programs.recorder.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
+from isthmus.programs.snapshots.kept_hold import KeptHold
+from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import Context
@@ -168,9 +168,9 @@ def test_whenever_the_power_goes_one_that_was_taken_is_read(seed: int) -> None:
 class Home:
     """A hold node of a run's home; `fire` lets as much time pass as is told."""
 
-    def __init__(self, disk: SimulatedDisk) -> None:
+    def __init__(self, disk: SimulatedDisk, life: int = 1) -> None:
         self.hold = KeptHold(RUN, 15.0, role="syncer", shards=1, sizes=SIZES)
-        self.context: Any = Context("recorder")
+        self.context: Any = Context("recorder", incarnation=life)
         self.context.disk = Mount(disk)
         self.hold.open(self.context)
 
@@ -184,6 +184,18 @@ class Home:
 def number(disk: SimulatedDisk) -> int:
     found = disk.files().get(RUN / FOLDER / MANIFEST)
     return int(json.loads(found)["number"]) if found else 0
+
+
+def test_a_life_that_was_replaced_takes_none() -> None:
+    disk = SimulatedDisk("seed")
+    former = Home(disk)
+    former.fire(item(0, 0), item(1, 0))
+    Home(disk, life=2).fire(item(0, 4), item(1, 4))
+    before = disk.files()
+    former.fire(item(0, 1), item(1, 1), after=EVERY)
+    former.hold.close()
+    assert disk.files() == before
+    assert "later life" in former.context.published[-1]["error"]
 
 
 def test_one_is_taken_once_all_fragments_are_there_and_then_at_intervals() -> None:

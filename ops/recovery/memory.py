@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from isthmus.ops.exchange.messages import Control, Held
-from isthmus.ops.syncer.hold import HOLDERS
+from isthmus.ops.recovery.hold import HOLDERS
 
 
 class ShardContext(Protocol):

@@ -186,7 +186,7 @@ class Options:
 
     def request(self) -> Request:
         """The request that was asked for; ConfigError or GraphError, with every fault of the step that found any."""
-        from isthmus.programs.command import config
+        from isthmus.programs.arguments import config
         from isthmus.programs.request.program import DEFAULT, Program
         from isthmus.programs.request.request import prepare
         from isthmus.programs.request.settings import collecting

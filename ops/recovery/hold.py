@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, cast
 from isthmus.ops.exchange.copies import copied, withdrawn
 from isthmus.ops.exchange.messages import Held, Update
 from isthmus.ops.exchange.schemas import UPDATE
-from isthmus.ops.syncer.belief import digest_of
+from isthmus.ops.recovery.belief import digest_of
 
 HOLDERS: Final = ("evaluator", "recorder")
 """The roles that hold a model beside shards and learners."""
