@@ -15,7 +15,7 @@ from isthmus.programs.islands.taken import set_environment
 from isthmus.programs.request import new_folder, spec
 from isthmus.programs.request.graph_view import as_json
 from isthmus.programs.request.run_lock import RunLock
-from isthmus.programs.run.interrupts import ignore
+from isthmus.programs.run.interrupts import ignore, unblock
 from isthmus.programs.run.last_files import leave_behind
 from isthmus.programs.simulation.virtual_run import Pace, VirtualRun
 from isthmus.runtime.clock import Instant
@@ -55,6 +55,7 @@ def _end_with_sender() -> None:
 
 def main() -> None:
     """The process."""
+    unblock()
     ignore()  # A terminal sends them here, too; whoever gave the order acts on them.
     set_environment({"JAX_PLATFORMS": "cpu"})
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)

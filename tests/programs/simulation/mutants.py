@@ -18,7 +18,8 @@ import pytest
 from isthmus.ops.data import batches_node
 from isthmus.ops.exchange import token_accounts
 from isthmus.ops.learner import inner_step
-from isthmus.ops.syncer import learners, memory, merge, pacer, placing
+from isthmus.ops.recovery import memory
+from isthmus.ops.syncer import learners, merge, pacer, placing
 from isthmus.programs.simulation.seeds import run
 from isthmus.runtime.host import roster as meetings
 from isthmus.runtime.protocol import credit, messages, session

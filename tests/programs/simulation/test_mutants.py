@@ -15,7 +15,7 @@ CAUGHT = {
     "quorum_off_by_one": (0, "is open with nobody to wait for"),
     "counters_not_reset": (0, "(merged, overlapped, refused, lost, pending) of"),
     "pulls_before_updates": (0, "had come before the pull"),
-    "without_fencing": (157, "publishes other bytes as version"),
+    "without_fencing": (157, "has other bytes as version"),
     "connection_number_ignored": (4, "takes connection"),
     "merged_as_they_arrive": (0, "are not in slot order, once each"),
     "stale_incarnation_accepted": (7, "and was told of incarnation"),
