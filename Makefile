@@ -62,6 +62,7 @@ soak: .venv/installed-test
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m tests.programs.simulation.mutants
 	$(BIN)/isthmus simulate world --seeds 10000 --each 20
+	$(BIN)/isthmus simulate world --seeds 2000 --each 20 --deaths
 	$(BIN)/python tests/bench/soak_kills.py
 
 mutate: .venv/installed-mutate

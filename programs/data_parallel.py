@@ -4,8 +4,8 @@
     between:       ring ==passed, Queue==> ring of the next learner, 2 M - 1 times a step
 
 No syncer, and nobody steps before everybody has: any learner that is slow, or gone, holds up all others. The number of
-learners is part of the graph. The evaluator's host keeps a snapshot of the state, from which they go on where all of
-them begin again.
+learners is part of the graph. The recorder keeps snapshots of the state, from which they go on where all of them begin
+again.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import Final
 
 from isthmus.ops.data.batches_node import Batches
-from isthmus.ops.exchange.kept_state import SECONDS, Keep
+from isthmus.ops.exchange.kept_state import SECONDS
 from isthmus.ops.island.evaluate_model import EvaluateModel
 from isthmus.ops.learner.gradient_step import NO_MEAN, GradientStep
 from isthmus.ops.learner.ring import START, Ring
 from isthmus.programs.outer_settings import check_gradients
-from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Route
+from isthmus.runtime.graph.template import Graph, Job, Latest, Queue, Route
 
 EVALUATIONS: Final = 20
 """How often the model leaves a learner in a run."""
@@ -47,7 +47,6 @@ def build(job: Job, *, snapshot_seconds: float = SECONDS) -> Graph:
     )
     ring = learner.node("ring", Ring, job.learners)
     evaluate = evaluator.node("evaluate", EvaluateModel, job.task, tokens=job.tokens)
-    keep = evaluator.node("keep", Keep, fires=AnyOf("state"))
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(step["part"], ring["mine"], Queue(capacity=2 * job.learners))
@@ -55,7 +54,5 @@ def build(job: Job, *, snapshot_seconds: float = SECONDS) -> Graph:
     graph.edge(ring["mean"], step["mean"], Queue(capacity=2, initial=(NO_MEAN,)))
     graph.edge(step["hello"], step["hello"], Latest(), to=Route("learner", "all"))
     graph.edge(step["model"], evaluate["model"], Latest())
-    graph.edge(step["state"], keep["state"], Latest())
-    graph.edge(keep["kept"], step["kept"], Latest())
     graph.edge(step["place"], data["place"], Latest("slot"))
     return graph

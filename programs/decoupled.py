@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
+from isthmus.ops.adaptive.wanted import AUTO, first_interval
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import count_default, partition, units_max
 from isthmus.ops.island.evaluate import Evaluate
@@ -46,8 +47,8 @@ def build(
     job: Job,
     *,
     fragments: int | None = None,
-    interval: int = 24,
-    overlap: int = 2,
+    interval: int | Literal["auto"] = 24,
+    overlap: int | Literal["auto"] = 2,
     quorum: int = 1,
     grace: bool = True,
     gamma: float = 0.8,
@@ -55,8 +56,8 @@ def build(
     merge: Rule = "rda",
     alpha: float = 0.0,
     bounded: bool = True,
-    push: Format = "float32",
-    update: Format = "float32",
+    push: Format | Literal["auto"] = "float32",
+    update: Format | Literal["auto"] = "float32",
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
 ) -> Graph:
@@ -68,7 +69,7 @@ def build(
     - `shards`: S, syncers. `merge`: 'rda' or 'average'. `alpha`: 0, for the accounts know no work that survives.
     - `bounded`: one learner's answer counts only as far as its length is in proportion to others'.
     - `push`, `update`: the formats of outer gradients and of what shards publish, on their way: 'float32', 'bf16',
-      'int8' or 'int4'.
+      'int8' or 'int4'; these, `interval` and `overlap` may be 'auto': what the links carry (`ops.adaptive`).
     - `outer_lr`, `outer_momentum`: eta and mu; by the number of sweeps of the run if absent.
     """
     settings = dict(locals())
@@ -77,7 +78,8 @@ def build(
     if faults:
         raise ConfigError.of(faults)
     parts = partition(job.layout, fragments if fragments is not None else count_default(job.layout))
-    sweeps = job.tokens / (job.learners * interval * job.tokens_per_batch)
+    steps = first_interval(interval)
+    sweeps = job.tokens / (job.learners * steps * job.tokens_per_batch)
     lr, momentum = settings_for(sweeps)
     lr = lr if outer_lr is None else outer_lr
     momentum = momentum if outer_momentum is None else outer_momentum
@@ -92,10 +94,11 @@ def build(
         InnerStep,
         job.task,
         fragments=parts,
-        report_every=math.ceil(interval / len(parts)),
+        report_every=math.ceil(steps / len(parts)),
         tokens=job.tokens,
         alpha=alpha,
         free_running=True,
+        tells_links=AUTO in (push, update, interval, overlap),
     )
     send = learner.node("fragment-send", FragmentSend, parts, push=push)
     pacer = syncer.node(
@@ -112,6 +115,9 @@ def build(
         tokens=job.tokens,
         step_tokens=job.step_tokens,
         fires=AnyOf("progress", "merged", "control"),
+        push=push,
+        update=update,
+        sizes=[part.size for part in parts],
     )
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
     merging = syncer.node(
@@ -159,10 +165,11 @@ def _faults(job: Job, settings: dict[str, Any]) -> Iterator[Fault]:
     fragments, units = settings["fragments"], units_max(job.layout)
     if fragments is not None and not 1 <= fragments <= units:
         yield fault("fragments", f"1 to {units}, the units of this model", "Choose one of these, or leave it out.")
-    if settings["interval"] < 1:
-        yield fault("interval", "at least 1 inner step", "The published interval is 24.")
-    if not 0 <= settings["overlap"] <= settings["interval"]:
-        expected = f"0 to interval = {settings['interval']} inner steps"
+    interval, overlap = settings["interval"], settings["overlap"]
+    if interval != AUTO and interval < 1:
+        yield fault("interval", "at least 1 inner step, or 'auto'", "The published interval is 24.")
+    elif overlap != AUTO and not 0 <= overlap <= first_interval(interval):
+        expected = f"0 to interval = {first_interval(interval)} inner steps, or 'auto'"
         yield fault("overlap", expected, "Lower the overlap, or raise the interval.")
     if not 1 <= settings["quorum"] <= job.learners:
         yield fault("quorum", f"1 to the number of learners, {job.learners}", "Lower the quorum, or add learners.")
@@ -173,7 +180,7 @@ def _faults(job: Job, settings: dict[str, Any]) -> Iterator[Fault]:
         yield fault("shards", f"1 to the number of fragments, {shards_max}", "A shard needs a fragment to serve.")
     if settings["merge"] not in get_args(Rule):
         yield fault("merge", "'rda' or 'average'", "Choose one of them.")
-    yield from format_faults("decoupled-diloco", settings)
+    yield from format_faults("decoupled-diloco", settings, others=(AUTO,))
     if settings["alpha"]:
         do = "Leave it out: what survived would be merged later, and booked as overwritten. streaming-diloco mixes."
         yield fault("alpha", "0: every update replaces the learner's fragment", do)

@@ -6,7 +6,7 @@
 
 Like data-parallel it waits for every member at every step. But a member that dies is let go of, and the step is made by
 those left; one that comes, or comes back, gets the state of another and is a member two steps later. If the syncer
-dies, all go back to the last snapshot, which the evaluator's host keeps.
+dies, all go back to the last snapshot, which the recorder keeps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import partition
-from isthmus.ops.exchange.kept_state import SECONDS, Keep
+from isthmus.ops.exchange.kept_state import SECONDS
 from isthmus.ops.island.evaluate_model import EvaluateModel
 from isthmus.ops.learner.elastic_step import ElasticStep
 from isthmus.ops.syncer.elastic_rounds import Average, Caller
@@ -53,7 +53,6 @@ def build(job: Job, *, snapshot_seconds: float = SECONDS) -> Graph:
     everybody = Quorum(port="vote", key="round", opened_by="round", count_min=job.learners)
     average = syncer.node("average", Average, partition(job.layout, 1), fires=everybody)
     evaluate = evaluator.node("evaluate", EvaluateModel, job.task, tokens=job.tokens)
-    keep = evaluator.node("keep", Keep, fires=AnyOf("state"))
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
@@ -63,7 +62,5 @@ def build(job: Job, *, snapshot_seconds: float = SECONDS) -> Graph:
     graph.edge(average["averaged"], caller["averaged"], Latest())
     graph.edge(caller["call"], step["call"], Latest())
     graph.edge(step["progress"], caller["progress"], Latest())
-    graph.edge(step["state"], keep["state"], Latest())
-    graph.edge(keep["kept"], caller["kept"], Latest())
     graph.edge(step["model"], evaluate["model"], Latest())
     return graph

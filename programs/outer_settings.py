@@ -3,7 +3,7 @@ cannot train."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 from isthmus.runtime.errors import ConfigError, Fault
@@ -58,11 +58,12 @@ def faults(program: str, settings: Mapping[str, Any]) -> Iterator[Fault]:
         yield fault(program, settings, "outer_momentum", "at least 0 and below 1", "Leave it out for the default.")
 
 
-def format_faults(program: str, settings: Mapping[str, Any]) -> Iterator[Fault]:
-    """What is wrong with the formats of what travels."""
+def format_faults(program: str, settings: Mapping[str, Any], others: Sequence[str] = ()) -> Iterator[Fault]:
+    """What is wrong with the formats of what travels; a program may have `others` beside them."""
     for name in ("push", "update"):
-        if settings.get(name, "float32") not in get_args(Format):
-            expected = f"one of {', '.join(get_args(Format))}"
+        known = (*get_args(Format), *others)
+        if settings.get(name, "float32") not in known:
+            expected = f"one of {', '.join(known)}"
             yield fault(program, settings, name, expected, "float32 loses nothing; the others save bytes.")
 
 

@@ -90,11 +90,11 @@ def _train(
 
     warn(request.warnings)
     if transport == "inproc":
-        opened = request.in_one_process().with_folder()
+        opened = request.in_one_process().with_store().with_folder()
         with watching(opened, quiet=quiet) as watch:
             outcome = start(opened, watch)
     else:
-        submitted = submit(request)
+        submitted = submit(request.with_store())
         with watching(submitted, quiet=quiet) as watch:
             outcome = start_processes(submitted, watch)
     summary = outcome.summary

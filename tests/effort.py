@@ -32,6 +32,6 @@ def _part(everything: int) -> int:
     return min(everything, max(LEAST, round(SHARE * everything)))
 
 
-def soaked(value: Any) -> Any:
-    """A value of a parameter that only `make soak` tries."""
-    return pytest.param(value, marks=pytest.mark.soak)
+def soaked(*values: Any) -> Any:
+    """Values of parameters that only `make soak` tries."""
+    return pytest.param(*values, marks=pytest.mark.soak)

@@ -1,8 +1,7 @@
 """Snapshots of programs whose learners all hold the same state: parameters, moments, and how far they are.
 
-Decides when a learner emits one, and what a host that holds the newest gives to those who come back. Held in memory, on
-a host that is no learner: one of these programs goes on after the deaths of all its learners, and not after those of
-all its hosts.
+Decides when a learner emits one. The recorder keeps the newest, on disk, too, and gives it to those who come back
+(`programs.snapshots.kept_state`): so one of these programs goes on after the deaths of all its hosts.
 """
 
 from __future__ import annotations
@@ -16,14 +15,20 @@ SECONDS: Final = 15.0
 
 class State(TypedDict):
     """A state that every learner had: `leaves` of parameters and moments in an order that learners know, none at the
-    beginning; after so many `tokens` of all learners, and `steps` of each."""
+    beginning; after so many `tokens` of all learners, of which `totals` are those of lives that are known, [slot,
+    incarnation, tokens], and `steps` of each learner, where they all take part in each; where not, `positions` are
+    [slot, position], below which batch of each slot's work is in it, and `streams` [slot, position, state] of those
+    that have a state."""
 
     tokens: int
     steps: int
+    totals: list[list[int]]
+    positions: list[list[int]]
+    streams: list[list[Any]]
     leaves: list[Any]
 
 
-BEGINNING: Final = State(tokens=0, steps=0, leaves=[])
+BEGINNING: Final = State(tokens=0, steps=0, totals=[], positions=[], streams=[], leaves=[])
 
 
 def newest(states: Mapping[Any, State] | None) -> State | None:
@@ -46,19 +51,3 @@ class Due:
             return False
         self._taken_at = now
         return True
-
-
-class Keep:
-    """States in; the newest out, for those who begin again: the beginning, as long as there is none."""
-
-    outputs = ("kept",)
-
-    def __init__(self) -> None:
-        self._newest = BEGINNING
-        self.is_idle = True
-
-    def __call__(self, state: Mapping[Any, State] | None = None) -> dict[str, Any]:
-        """The newest state that came."""
-        self.is_idle = False
-        self._newest = newest(state) or self._newest
-        return {"kept": self._newest}

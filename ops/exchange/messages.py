@@ -21,13 +21,28 @@ came back), an ordinary merge, the hand-over at the end. An update of kind 'copy
 holds it gives it to learners that may have none."""
 
 
+Format: TypeAlias = Literal["float32", "bf16", "int8", "int4"]
+"""Of a vector as it travels (`kernels.coding`)."""
+
+
+class Asked(TypedDict):
+    """What a shard whose settings follow its links asks for in a round: the format of each slot's answer, [slot,
+    format], that of the update, and interval and overlap in inner steps."""
+
+    push: list[list[Any]]
+    update: Format
+    interval: int
+    overlap: int
+
+
 class Round(TypedDict):
     """pacer -> merge (port `round`) and, the same item, pacer -> inner-step (port `pull`).
 
     `members` are [slot, incarnation] pairs; `count_min`, `grace` (None: no limit), `required`, `deadline` and `chain`
     (late votes of one of its rounds count in the next; None: they are refused) are what the firing rule of `merge`
     reads. `interval` is H as the pacer has it now, `totals` the progress of the whole run; `known`, of kind 'recover',
-    the versions that those hold who only hold the model, as [epoch, count, digest].
+    the versions that those hold who only hold the model, as [epoch, count, digest]; `asked` is there where settings
+    follow the links.
     """
 
     round: int
@@ -43,13 +58,15 @@ class Round(TypedDict):
     interval: int
     totals: list[list[int]]
     known: list[list[Any]]
+    asked: NotRequired[Asked]
 
 
 class Capture(TypedDict):
     """inner-step -> fragment-send: the fragment at a boundary, beside the anchor that it left from.
 
     `values` may still be on its way from the device. `base` and `anchor` are None for the first version. For kind
-    'recover' `values` are the anchor itself, with the `clock` that came with it.
+    'recover' `values` are the anchor itself, with the `clock` that came with it. `push` is the format that was asked
+    for.
     """
 
     fragment: int
@@ -66,6 +83,7 @@ class Capture(TypedDict):
     anchor: Vector | None
     positions: list[list[int]]
     state: list[Any] | None
+    push: NotRequired[str]
 
 
 class Answer(TypedDict):
@@ -104,7 +122,7 @@ class Merging(TypedDict):
     were too long, `opposed` [slot, merges] of learners that have pulled against all others in so many merges in a row.
     `merged_tokens` counts, as [slot, incarnation, tokens], everything of this fragment that was merged on top of
     `origin`; `merges` and `votes` count the merges of kind 'merge', in this `epoch` of the shard, and their
-    contributors.
+    contributors. `asked` is what was asked for in its round.
     Times are those of the shard's clock.
     """
 
@@ -130,6 +148,34 @@ class Merging(TypedDict):
     merged_tokens: list[list[int]]
     merges: int
     votes: int
+    asked: NotRequired[Asked]
+
+
+class Change(TypedDict):
+    """pacer -> recorder: a setting of a shard that follows its links changes, from `round` on.
+
+    `number` counts those of this `epoch` of the shard, `place` is its mailbox. `setting` is 'push' (of a learner's
+    `slot`), 'update', 'interval' or 'overlap'; `before` and `after` are formats, or inner steps as text. `reason`:
+    'carries less' or 'carries more', of the `link` of the learner in that slot, which carries `goodput` bytes a second,
+    where `needed` are what is given up needs, or what is taken up; 'slow rounds' or 'quick rounds', of a `round_trip`
+    of so many steps. `at` is an instant of the shard's clock.
+    """
+
+    shard: int
+    epoch: int
+    number: int
+    place: int
+    round: int
+    setting: str
+    slot: int | None
+    before: str
+    after: str
+    reason: str
+    link: int | None
+    goodput: int
+    needed: int
+    round_trip: float
+    at: int
 
 
 class Gradient(TypedDict):
@@ -223,7 +269,8 @@ class Progress(TypedDict):
     `step_time` is a moving average in nanoseconds, 0 before the second step; `delay_steps` the inner steps between the
     last answer and the adoption of what came of it; `epochs` those of the versions that it holds, by fragment, 0 where
     it holds none; `totals` the progress that this learner knows of, its own included: [slot, incarnation, tokens]
-    triples.
+    triples; `links` where settings follow them, what its links carry: [role, slot, bytes a second in the mean, at
+    best].
     """
 
     slot: int
@@ -235,6 +282,7 @@ class Progress(TypedDict):
     delay_steps: int
     epochs: list[int]
     totals: list[list[int]]
+    links: NotRequired[list[list[Any]]]
 
 
 class Report(Progress):
@@ -244,7 +292,9 @@ class Report(Progress):
     nanoseconds; `loss` is the mean since the last report (nan before the first step), `metrics` has [name, mean] of
     what else the task's steps tell; `staleness` the most inner steps since an adoption; `sick_step` the step at which
     its loss was not finite last and it gave up its own parameters for the global ones, 0 if it never was; `accounts`
-    holds, per fragment, [merged, overlapped, refused, lost, pending].
+    holds, per fragment, [merged, overlapped, refused, lost, pending]; `began`, of a later life, what it goes on with of
+    what only a learner has: ["copy", life, step] of that life's copy on its machine, or ["anew", 0, 0];
+    None where nothing of it is lost, or known.
     """
 
     stepping: int
@@ -259,13 +309,16 @@ class Report(Progress):
     bytes_received: int
     waited: int
     device_kind: str
+    began: list[Any] | None
 
 
 class Held(TypedDict):
     """hold -> pacers and recorder: of which fragments a host has a version, and of which one that was merged; `holder`
     is its role. `saved` are the versions that its disk has, as [fragment, epoch, count]; `totals` the progress of the
     run by the snapshot that it began with, of which a recorder that died with everybody may not have heard; `faults`
-    what is wrong with newer snapshots than that; `error` what the disk says that does not take the next. `lives` are
+    what is wrong with newer snapshots than that; `error` what the disk says that does not take the next; `store`, where
+    snapshots are brought to one, is its `url`, the `number` of the newest that is there, and the `error` of one that
+    does not take the next. `lives` are
     those of shards, [shard, incarnation], for which it looked; `given` what it holds of fragments that a former life of
     their shard has published, as [fragment, epoch, count, digest]."""
 
@@ -276,6 +329,7 @@ class Held(TypedDict):
     totals: list[list[int]]
     faults: list[str]
     error: str | None
+    store: dict[str, Any] | None
     lives: list[list[int]]
     given: list[list[Any]]
 
@@ -320,8 +374,10 @@ class Opening(TypedDict):
 class Call(TypedDict):
     """caller -> inner-step: the mean of the round before, None where there is none yet, and a call to vote in `round`.
 
-    `voters` are those whose votes are in the mean. The `served` take `state` before it; `donor` is to send its state
-    along with its vote. `trained_before` and `trained` are the tokens of all means without and with this one.
+    `voters` are those whose votes are in the mean; `totals` count the tokens of lives in all means, `positions` and
+    `streams` say how far the batches of each slot are in them, as in `Reached`. The `served` take `state` before it;
+    `donor` is to send its state along with its vote. `trained_before` and `trained` are the tokens of all means without
+    and with this one.
     """
 
     round: int
@@ -333,6 +389,9 @@ class Call(TypedDict):
     donor: int | None
     trained_before: int
     trained: int
+    totals: list[list[int]]
+    positions: list[list[int]]
+    streams: list[list[Any]]
     is_last: bool
 
 

@@ -51,6 +51,7 @@ HELD: Final = {
     "given": ("list", ("row", COUNT, COUNT, COUNT, "text")),
     "faults": ("list", "text"),
     "error": ("optional", "text"),
+    "store": ("optional", {"url": "text", "number": COUNT, "error": ("optional", "text")}),
 }
 UPDATE: Final = {
     "fragment": COUNT,
@@ -67,6 +68,27 @@ TENSORS: Final = {"momentum?": ("array", "float32", (None,)), "theta?": ("array"
 STATE: Final = {**UPDATE, "tensors": TENSORS}
 KEPT: Final = {"fragment": COUNT, "version": VERSION, "tensors": TENSORS}
 NEED: Final = {"fragment": COUNT, "version": VERSION, "lacks": "flag"}
+LINKS: Final = ("list", ("row", "text", COUNT, COUNT, COUNT))
+"""[role, slot, bytes a second in the mean, and at best]."""
+FORMAT: Final = ("text", *BITS)
+ASKED: Final = {"push": ("list", ("row", COUNT, FORMAT)), "update": FORMAT, "interval": LIFE, "overlap": COUNT}
+CHANGE: Final = {
+    "shard": COUNT,
+    "epoch": LIFE,
+    "number": LIFE,
+    "place": COUNT,
+    "round": COUNT,
+    "setting": ("text", "push", "update", "interval", "overlap"),
+    "slot": ("optional", COUNT),
+    "before": "text",
+    "after": "text",
+    "reason": ("text", "carries less", "carries more", "slow rounds", "quick rounds"),
+    "link": ("optional", COUNT),
+    "goodput": COUNT,
+    "needed": COUNT,
+    "round_trip": ("number", 0),
+    "at": "integer",
+}
 ROUND: Final = {
     "round": COUNT,
     "fragment": COUNT,
@@ -80,6 +102,7 @@ ROUND: Final = {
     "interval": COUNT,
     "totals": TRIPLES,
     "known": ("list", ("row", COUNT, COUNT, "text")),
+    "asked?": ASKED,
 }
 TURN: Final = {**ROUND, "steps": COUNT}
 
@@ -96,6 +119,7 @@ def progress(fragments: int, step_tokens: int | Sequence[int]) -> Rule:
         "delay_steps": COUNT,
         "epochs": ("list", COUNT, fragments),
         "totals": TRIPLES,
+        "links?": LINKS,
     }
 
 
@@ -119,6 +143,8 @@ REPORT: Final = {
     "bytes_received?": COUNT,
     "waited?": COUNT,
     "device_kind?": "text",
+    "links?": LINKS,
+    "began?": ("optional", ("row", ("text", "copy", "anew"), COUNT, COUNT)),
 }
 """What those who train tell those who watch, of any program."""
 

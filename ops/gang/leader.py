@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, final
 
 from isthmus.ops.exchange.messages import Vector
@@ -69,6 +69,13 @@ class Leader:
     def restart(self) -> None:
         self._orders.give("restart")
         self._learner.restart()
+
+    def local(self) -> list[Any]:
+        """None: each process of the island has a part of them."""
+        return []
+
+    def take_local(self, leaves: Sequence[Any]) -> bool:
+        return False
 
     def adopt_tree(self, parameters: Any) -> NoReturn:
         raise _of_whole_trees()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import socket
 import struct
+import sys
 import time
 from contextlib import suppress
 from typing import Any, Final
@@ -22,7 +23,8 @@ MEETING_SECONDS: Final = 60.0
 """As long as a process may take for its first word to its daemon: it imports and traces before."""
 HELLO_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.05
-_NUMBER: Final = struct.Struct("!I")
+_HELLO: Final = struct.Struct("!IQQQ")
+"""The number of a process, the form for which it comes, and the copy of the island's state that it has."""
 
 
 class GangError(RuntimeError):
@@ -32,6 +34,7 @@ class GangError(RuntimeError):
 def lead(gang: Gang) -> Orders:
     """Wait for the others, and start jax with them. GangError, with those that are missing, if they do not come."""
     door, others = gang.door, dict[int, socket.socket]()
+    copies = {0: gang.copy}
     begun = time.monotonic()
     while len(others) < gang.size - 1:
         left = begun + MEETING_SECONDS - time.monotonic()
@@ -46,14 +49,15 @@ def lead(gang: Gang) -> Orders:
         door.settimeout(min(left, HELLO_SECONDS))
         with suppress(OSError):
             other, _ = door.accept()
-            number = _admitted(other, gang)
-            if number is None or number in others:
+            came = _admitted(other, gang)
+            if came is None or came[0] in others:
                 other.close()
             else:
                 other.settimeout(None)
                 other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                number, copies[number] = came
                 others[number] = other
-    orders = Orders([others[number] for number in sorted(others)])
+    orders = Orders([others[number] for number in sorted(others)], [copies[number] for number in sorted(copies)])
     coordinator = f"{door.getsockname()[0]}:{_free_port(door.getsockname()[0])}"
     orders.give("meet", coordinator)
     _start(coordinator, gang)
@@ -69,10 +73,11 @@ def join(gang: Gang) -> Following:
             host, _, port = found[0].rpartition(":")
             with suppress(OSError):
                 leader = socket.create_connection((host, int(port)), timeout=MEETING_SECONDS)
-                leader.sendall(found[1].encode() + _NUMBER.pack(gang.number))
+                leader.sendall(found[1].encode() + _HELLO.pack(gang.number, gang.form, *gang.copy))
                 following = Following(leader)
                 order = following.next(MEETING_SECONDS)
                 if order is not None and order[0] == "meet":
+                    _await(str(order[1]))
                     _start(str(order[1]), gang)
                     return following
         time.sleep(LOOK_SECONDS)
@@ -83,18 +88,18 @@ def join(gang: Gang) -> Following:
     )
 
 
-def _admitted(other: socket.socket, gang: Gang) -> int | None:
-    """The number of who has come; None for a stranger."""
+def _admitted(other: socket.socket, gang: Gang) -> tuple[int, tuple[int, int]] | None:
+    """The number of who has come, and its copy; None for a stranger, and for one that came for another form."""
     other.settimeout(HELLO_SECONDS)
-    data, length = b"", len(gang.token) + _NUMBER.size
+    data, length = b"", len(gang.token) + _HELLO.size
     while len(data) < length:
         part = other.recv(length - len(data))
         if not part:
             return None
         data += part
-    (number,) = _NUMBER.unpack(data[-_NUMBER.size :])
-    is_known = hmac.compare_digest(data[: -_NUMBER.size], gang.token.encode())
-    return number if is_known and 0 < number < gang.size else None
+    number, form, life, copy = _HELLO.unpack(data[-_HELLO.size :])
+    is_known = hmac.compare_digest(data[: -_HELLO.size], gang.token.encode())
+    return (number, (life, copy)) if is_known and form == gang.form and 0 < number < gang.size else None
 
 
 def _free_port(host: str) -> int:
@@ -104,8 +109,24 @@ def _free_port(host: str) -> int:
         return int(found.getsockname()[1])
 
 
+def _await(coordinator: str) -> None:
+    """Return once jax's coordinator listens: who comes to it before waits a second before it tries again."""
+    host, _, port = coordinator.rpartition(":")
+    until = time.monotonic() + MEETING_SECONDS
+    while time.monotonic() < until:
+        with suppress(OSError):
+            socket.create_connection((host, int(port)), timeout=HELLO_SECONDS).close()
+            return
+        time.sleep(LOOK_SECONDS / 5)
+
+
 def _start(coordinator: str, gang: Gang) -> None:
     """Have jax know the devices of all processes."""
     config: Any = jax.config
     config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(coordinator, gang.size, gang.number, initialization_timeout=round(MEETING_SECONDS))
+    jax.devices()
+    # Only process 0 writes what it compiles into the cache, but each process has keys of its own there: the others
+    # would compile everything again in every life. That number is used for nothing else once devices are there.
+    distributed: Any = sys.modules["jax._src.distributed"]
+    distributed.global_state.process_id = 0

@@ -24,16 +24,26 @@ _LENGTH: Final = struct.Struct("!I")
 
 @final
 class Orders:
-    """Of the leader, to those that have come."""
+    """Of the leader, to those that have come. `copies` names which copy of the island's state each process has, its
+    own first."""
 
-    def __init__(self, others: Sequence[socket.socket]) -> None:
-        self._others = tuple(others)
+    def __init__(self, others: Sequence[socket.socket], copies: Sequence[tuple[int, int]] = ()) -> None:
+        self._others, self.copies = tuple(others), tuple(copies)
 
     def give(self, *order: Any) -> None:
         """Say what is about to be called; OSError if one of the others is gone."""
         data = msgpack.packb(order)
         for other in self._others:
             other.sendall(_LENGTH.pack(len(data)) + data)
+
+    def give_one(self, number: int, *order: Any) -> None:
+        """Say to one of the others, from 1, what is for it alone."""
+        data = msgpack.packb(order)
+        self._others[number - 1].sendall(_LENGTH.pack(len(data)) + data)
+
+    def link(self, number: int) -> socket.socket:
+        """The connection with process `number`, from 1, for what is no order."""
+        return self._others[number - 1]
 
     def wait(self) -> None:
         """Return once all others have said that they are ready; EOFError if one is gone. There is no time limit: how
@@ -81,6 +91,20 @@ class Following:
             if not data:
                 raise EOFError("the leader of this island is gone")
             self._data += data
+
+    def recv_into(self, data: memoryview) -> int:
+        """Take what comes from the leader and is no order, as a socket does."""
+        if self._data:
+            count = min(len(data), len(self._data))
+            data[:count], self._data = self._data[:count], self._data[count:]
+            return count
+        self._leader.settimeout(None)
+        return self._leader.recv_into(data)
+
+    def sendall(self, data: bytes | memoryview) -> None:
+        """Give the leader what it asked for, as a socket does."""
+        self._leader.settimeout(None)
+        self._leader.sendall(data)
 
     def close(self) -> None:
         self._leader.close()

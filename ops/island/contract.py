@@ -60,6 +60,12 @@ class Learning(Protocol):
     def restart(self) -> None:
         """Make the local leaves anew, at the present merged ones."""
 
+    def local(self) -> list[Any]:
+        """The local leaves after the steps so far, in NumPy arrays of their own; none where it has none to give."""
+
+    def take_local(self, leaves: Sequence[Any]) -> bool:
+        """Take local leaves, as `local` gives them, in place of its own; False if they are not of the same form."""
+
 
 class GradientLearning(Protocol):
     """The state of one learner of a program that averages gradients at every step."""

@@ -66,7 +66,7 @@ class _Functions:
             batch = jax.tree.map(lying, jax.tree.map(np.asarray, batch), layout.of_batch(batch))
         vector = lying(np.broadcast_to(np.float32(0), self._ends[-1]))
         yield DeviceCall("moments", self.moments, (leaves,))
-        yield DeviceCall("gradient", self.gradient, (leaves, batch), is_step=True)
+        yield DeviceCall("gradient", self.gradient, (leaves, batch), is_step=True, batch=1)
         yield DeviceCall("apply", self.apply, ((leaves, moments), vector, np.float32(0.0)), is_step=True)
 
     def _lying(self, shapes: Any) -> Any:

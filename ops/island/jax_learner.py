@@ -43,6 +43,9 @@ from isthmus.ops.mesh.state_layout import StateLayout, lying
 
 _COMPILING = threading.Lock()
 """Learners of one process would each compile the same function if they asked at once."""
+WHOLE_BYTES_MAX: Final = 64 << 20
+"""Of leaves that a device holds whole at once, beside its state, while that is copied: as much as makes a collective
+operation worth its latency, and little beside a state that needs several devices."""
 _RESTARTS: Final = 1 << 31
 """Numbers of the keys of restarts begin here, beyond those of steps."""
 
@@ -88,6 +91,7 @@ class Functions:
         self.copy: jax.stages.Wrapped = jax.jit(
             lambda leaves: [jnp.copy(leaf) for leaf in leaves], out_shardings=merged
         )
+        self.whole: jax.stages.Wrapped = jax.jit(list, out_shardings=all_devices)
         index = {name: i for i, name in enumerate(self.names)}
         self.touched = [sorted({index[unit.tensor] for unit in fragment.units}) for fragment in fragments]
         self.fragments = []
@@ -112,9 +116,9 @@ class Functions:
         for call in self.calls(batch):
             call.function.trace(*call.arguments)
 
-    def compile(self, batch: Any) -> None:
-        """Compile the same, for calls with arguments like these; nothing is computed."""
-        for call in self.calls(batch):
+    def compile(self, batch: Any, *, is_step_alone: bool = False) -> None:
+        """Compile the same, or the step alone, for calls with arguments like these; nothing is computed."""
+        for call in [each for each in self.calls(batch) if each.is_step or not is_step_alone]:
             call.function.lower(*call.arguments).compile()
 
     def calls(self, batch: Any) -> Iterator[DeviceCall]:
@@ -127,7 +131,8 @@ class Functions:
             batch = jax.tree.map(lying, jax.tree.map(np.asarray, batch), self.layout.of_batch(batch))
         local = self._lying(jax.eval_shape(self._fresh, self.shapes, key, life, np.uint32(0)), "local")
         yield DeviceCall("fresh", self.fresh, (merged, key, life, np.uint32(0)))
-        yield DeviceCall("step", self.step, ((merged, local), batch, np.float32(0.0), life, np.uint32(0)), is_step=True)
+        arguments = ((merged, local), batch, np.float32(0.0), life, np.uint32(0))
+        yield DeviceCall("step", self.step, arguments, is_step=True, batch=1)
         yield DeviceCall("copy", self.copy, (merged,))
         for number, (functions, touched) in enumerate(zip(self.fragments, self.touched, strict=True)):
             leaves = [merged[i] for i in touched]
@@ -206,6 +211,17 @@ class Functions:
         return [jax.random.wrap_key_data(found[i]) if is_key(self._shapes[i]) else found[i] for i in range(count)]
 
 
+def _some(leaves: Sequence[Any]) -> Iterator[list[Any]]:
+    """Leaves in groups, each of which is one, or takes no more than WHOLE_BYTES_MAX."""
+    group: list[Any] = []
+    for leaf in leaves:
+        if group and sum(each.nbytes for each in group) + leaf.nbytes > WHOLE_BYTES_MAX:
+            yield group
+            group = []
+        group.append(leaf)
+    yield group
+
+
 def _words(life: Life) -> np.ndarray[Any, np.dtype[np.uint32]]:
     """A life as the words of which its random keys are made."""
     return np.array([life.seed & 0xFFFF_FFFF, life.seed >> 32, life.slot, life.incarnation], np.uint32)
@@ -276,6 +292,11 @@ class Learner:
         with _COMPILING:
             self._functions.compile(batch)
 
+    def compile_step(self, batch: Any) -> None:
+        """Compile what it calls most; the rest, at its first call."""
+        with _COMPILING:
+            self._functions.compile(batch, is_step_alone=True)
+
     def step(self, batch: Any, progress: float) -> Mapping[str, jax.Array]:
         """One inner step; the result is its scalars. On the CPU it takes a turn at the cores, until it is computed;
         otherwise it is dispatched, and the step before it is waited for, so that one at most is on its way."""
@@ -345,6 +366,31 @@ class Learner:
             return dict(zip(functions.names, arrays, strict=True))
         return jax.tree.unflatten(functions.model_treedef, arrays)
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many steps and restarts this state has seen: random keys follow from them."""
+        return self._step_number, self._restarts
+
+    @property
+    def shapes(self) -> list[Any]:
+        """The shapes and dtypes of all leaves of the state, merged ones first."""
+        return [*self._leaves, *self._local]
+
+    def whole(self) -> Iterator[np.ndarray[Any, Any]]:
+        """All leaves of the state, merged ones first, on the host, some at a time: no device holds more than these
+        whole. Of an island of several processes each has to ask for all."""
+        for leaves in _some(self.shapes):
+            yield from map(np.asarray, leaves if self._functions.layout is None else self._functions.whole(leaves))
+
+    def take(self, leaves: Sequence[np.ndarray[Any, Any]], counts: tuple[int, int]) -> None:
+        """Go on from a state as `whole` gives it, after so many steps and restarts."""
+        functions, count = self._functions, len(self._leaves)
+        self._leaves = functions.copy(functions.put(leaves[:count]))
+        local = list(leaves[count:])
+        layout = functions.layout
+        self._local = jax.device_put(local) if layout is None else layout.put(local, layout.local)
+        self._step_number, self._restarts = counts
+
     def restart(self) -> None:
         """Make the local leaves anew, at the present merged ones."""
         functions, number = self._functions, np.uint32(_RESTARTS + self._restarts)
@@ -352,6 +398,23 @@ class Learner:
         # Copies, because an optimizer may give back what it is given, which donation would give away twice.
         self._local = functions.fresh(functions.copy(self._leaves), key, self._life, number)
         self._restarts += 1
+
+    def local(self) -> list[np.ndarray[Any, Any]]:
+        """The local leaves after the steps dispatched so far, in NumPy arrays of their own."""
+        for leaf in self._local:
+            leaf.copy_to_host_async()
+        return [np.array(leaf) for leaf in self._local]
+
+    def take_local(self, leaves: Sequence[Any]) -> bool:
+        """Take local leaves, as `local` gives them, where they lie; False if they are not of the same form."""
+        forms = [[(leaf.shape, leaf.dtype) for leaf in each] for each in (leaves, self._local)]
+        if forms[0] != forms[1]:
+            return False
+        # Copies on the device, because a step gives away what it is given.
+        self._local = [
+            jax.device_put(jnp.array(given), own.sharding) for given, own in zip(leaves, self._local, strict=True)
+        ]
+        return True
 
     @property
     def device_kind(self) -> str:

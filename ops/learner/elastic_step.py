@@ -119,7 +119,15 @@ class ElasticStep:
         is_first = call["members"][:1] == [[self._slot, self._incarnation]]
         if not is_first or self._phase == "final" or not self._is_due(self._context.now()):
             return []
-        return [("state", State(tokens=call["trained"], steps=0, leaves=list(self._learner.state())))]
+        state = State(
+            tokens=call["trained"],
+            steps=0,
+            totals=call["totals"],
+            positions=call["positions"],
+            streams=call["streams"],
+            leaves=list(self._learner.state()),
+        )
+        return [("state", state)]
 
     def _vote(self, batch: Any, call: Call) -> list[tuple[str, Any]]:
         if self._phase == "final":

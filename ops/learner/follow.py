@@ -6,12 +6,13 @@ part of every function; of every batch, which it makes as the leader does, its r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.ops.data.batches_node import Source, source_of
 from isthmus.ops.data.places import Beginning
 from isthmus.ops.data.streams import first_batch
+from isthmus.ops.elastic.attend import Attendance
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.contract import follower_of
 from isthmus.ops.island.life import Life
@@ -42,11 +43,16 @@ class Follow:
         self._task, self._fragments, self._alpha = task, tuple(fragments), alpha
         self._learners, self._slots = learners, slots
         self._orders: Following | None = None
+        self._attendance: Attendance | None = None
+        self._next: int | None = None
         self.is_finished = False
 
     def open(self, context: Any) -> None:
         """Meet the others, and compile every function, as the leader does."""
         if context.island is None:  # In a universe there are no devices, and so nothing to do: it lives, and ends.
+            return
+        if context.island.elastic is not None:
+            self._attendance = Attendance(context.island.elastic)
             return
         from isthmus.ops.gang.leader import follow
 
@@ -60,10 +66,20 @@ class Follow:
         orders.ready()
         self._orders = orders
         self._source: Source = source_of(self._task, seed, slot, self._slots, self._learners)
-        self._next: int | None = None
+
+    def work(self, told: Mapping[str, Any], host: Any, *, seed: int, slot: int, place: Any) -> None:
+        """Compute for the host of this body, in a process of its own: what a worker of an elastic island does."""
+        from isthmus.ops.elastic.worker import work
+
+        self._source = source_of(self._task, seed, slot, self._slots, self._learners)
+        parts = self._task, self._fragments, self._alpha
+        work(parts, told, host, batch=self._batch, seed=seed, slot=slot, place=place)
 
     def __call__(self) -> None:
         """Do what the leader says next, if it says something."""
+        if self._attendance is not None:
+            self._attendance.look(ORDER_SECONDS)
+            return
         try:
             order = None if self._orders is None else self._orders.next(ORDER_SECONDS)
             self.is_finished = self._orders is None

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 class FragmentSend:
     """Capture in, Answer out: the outer gradient anchor - values, and its norm per unit; `push` is the format in which
-    it leaves. First and recovered versions leave as float32."""
+    it leaves, "auto": that which the pull has asked for. First and recovered versions leave as float32."""
 
     outputs = ("answer",)
     noted: ClassVar = {"answer": ("begin", "end")}
 
     def __init__(
-        self, fragments: Sequence[Fragment], *, push: Literal["float32", "bf16", "int8", "int4"] = "float32"
+        self, fragments: Sequence[Fragment], *, push: Literal["float32", "bf16", "int8", "int4", "auto"] = "float32"
     ) -> None:
         self._fragments = fragments
         self._push = push
@@ -73,6 +73,7 @@ class FragmentSend:
             positions=capture["positions"],
             state=capture["state"],
         )
-        if self._push != "float32" and anchor is not None:
-            answer.update(self._coding.told("gradient", self._coding.encode(gradient, fragment, self._push)))
+        push = capture.get("push", "float32") if self._push == "auto" else self._push
+        if push != "float32" and anchor is not None:
+            answer.update(self._coding.told("gradient", self._coding.encode(gradient, fragment, push)))
         return answer

@@ -77,6 +77,7 @@ class Reporter:
             bytes_received=traffic.bytes_received,
             waited=traffic.waited.get(self._context.node, 0),
             device_kind=self._device_kind,
+            began=None,
         )
         return [("progress", report)]
 

@@ -177,5 +177,11 @@ class GradientStep:
         """A snapshot, when it is due."""
         if self._slot or self._phase == "final" or not self._is_due(self._context.now()):
             return []
-        steps = self._steps_before + self._reporter.step
-        return [("state", State(tokens=self._trained, steps=steps, leaves=list(self._learner.state())))]
+        steps, leaves = self._steps_before + self._reporter.step, list(self._learner.state())
+        totals = [
+            [slot, incarnation, self._reporter.step * of_slot(self._task.tokens_per_batch, slot)]
+            for slot, incarnation in self._said["lives"]
+        ]
+        return [
+            ("state", State(tokens=self._trained, steps=steps, totals=totals, positions=[], streams=[], leaves=leaves))
+        ]

@@ -15,24 +15,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, ClassVar, Final, Literal
 
 from isthmus.ops.data.batches import of_slot
 from isthmus.ops.data.places import Cursor
 from isthmus.ops.data.streams import first_batch
+from isthmus.ops.elastic.learner import ElasticLearner
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.copies import is_withdrawn
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Capture, Control, Progress, Report, Round, Update, Vector
+from isthmus.ops.exchange.messages import Control, Progress, Report, Round, Update
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, clock_of
 from isthmus.ops.exchange.token_totals import Totals
 from isthmus.ops.island.contract import Learning, learner_of
 from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.island.life import Life
+from isthmus.ops.learner.answers import Answers, Held
 from isthmus.ops.learner.feed import Feed
 from isthmus.ops.learner.follow import Follow
+from isthmus.ops.learner.local_copies import LocalCopies
 from isthmus.ops.learner.step_metrics import StepMetrics
 
 REPORT_NS: Final = 100_000_000
@@ -40,18 +42,6 @@ WATCH_NS: Final = 250_000_000
 STEP_TIME_DECAY: Final = 0.9
 AGAIN: Final = ("recover", "copy")
 """Kinds of updates that publish a version again: of no news to a learner that holds it."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """What a learner holds of a fragment: the version that it adopted last, with its clock, and the books since then;
-    `answered` is the round of its last answer and the step before it, until something else is adopted."""
-
-    ledger: FragmentLedger
-    anchor: Vector
-    clock: list[list[int]]
-    positions: list[list[int]]
-    answered: tuple[int, int] | None = None
 
 
 class InnerStep:
@@ -62,7 +52,8 @@ class InnerStep:
 
     `fragments` are those of the program, none for programs that exchange whole trees; `report_every` the steps between
     two reports of progress, which come at least every 100 ms; `tokens` the budget that the learning rate follows, where
-    nobody sends it; `alpha` how much of a learner's own fragment survives an adoption.
+    nobody sends it; `alpha` how much of a learner's own fragment survives an adoption; `tells_links`: `progress` says
+    what its links carry.
     """
 
     outputs = ("parameters", "fragment", "progress", "report")
@@ -83,6 +74,7 @@ class InnerStep:
         report_every: int = 3,
         tokens: int = 0,
         alpha: float = 0.0,
+        tells_links: bool = False,
     ) -> None:
         self._task = task
         self._fragments = tuple(fragments)
@@ -90,11 +82,11 @@ class InnerStep:
         self._report_every = report_every
         self._budget = tokens
         self._alpha = alpha
+        self._tells_links = tells_links
         self.is_idle = bool(fragments)
         self.is_finished = False
         self._phase: Literal["ready", "stepping", "final"] = "ready" if fragments else "stepping"
-        self._held: list[_Held | None] = [None] * len(self._fragments)
-        self._postponed: dict[int, Round] = {}
+        self._held: list[Held | None] = [None] * len(self._fragments)
         self._totals = Totals()
         self._metrics = StepMetrics()
         self._captured: Any = None
@@ -104,9 +96,11 @@ class InnerStep:
         self._delay_steps = 0
         self._reported_step = -1
         self._reported_at = self._watched_at = self._first_at = self._stepped_at = self._stepping = 0
-        self._sick = self._has_begun = self._is_over = False
+        self._sick = self._is_over = False
         self._unhealed: set[int] = set()
         self._sick_step = 0
+        self._copies: LocalCopies | None = None
+        self._began: list[Any] | None = None
 
     def prepare(self) -> None:
         """Trace every function, which needs no device."""
@@ -129,17 +123,39 @@ class InnerStep:
         self._step_tokens = of_slot(self._task.tokens_per_batch, self._slot)
         if "parameters" not in context.connected:
             self._emit_every = 0
-        self._learner: Learning = learner_of(
-            self._task,
-            self._fragments,
-            life=Life(context.seed, self._slot, self._incarnation),
-            alpha=self._alpha,
-            island=context.island,
-            position=lambda: self._feed.latest,
+        self._learner = self._made(context)
+        self._answers = Answers(
+            self._slot,
+            self._incarnation,
+            learner=self._learner,
+            held=self._held,
+            odometer=self._odometer,
+            feed=self._feed,
         )
         self._learner.compile(first_batch(self._task, context.seed, self._slot))
         if not self._fragments:
             self._learner.begin()
+        elif context.folder is not None:
+            self._copies = LocalCopies(context.folder, context.disk, self._slot, self._incarnation, now=context.now)
+
+    def work(self, told: Mapping[str, Any], host: Any, **at: Any) -> None:
+        """Compute for the host of this body, in a process of its own: what a worker of an elastic island does."""
+        from isthmus.ops.elastic.worker import work
+
+        work((self._task, self._fragments, self._alpha), told, host, batch=None, **at)
+
+    def _made(self, context: Any) -> Learning:
+        """What trains, on this island."""
+
+        def position() -> int:
+            return self._feed.latest
+
+        if context.island is not None and context.island.elastic is not None:
+            return ElasticLearner(context.island.elastic, position=position, now=context.now)
+        life = Life(context.seed, self._slot, self._incarnation)
+        return learner_of(
+            self._task, self._fragments, life=life, alpha=self._alpha, island=context.island, position=position
+        )
 
     def __call__(
         self,
@@ -159,9 +175,8 @@ class InnerStep:
             self._adopt_all(update)
         if control is not None:
             self._hear(control)
-        answers = self._answer_all(pull) if pull else []
-        if self._postponed:
-            answers += self._answer_postponed()
+        answers = self._answer(pull) if pull else []
+        answers += self._answers.postponed(is_last=self._is_last)
         if answers:
             yield answers
         has_stepped = batch is not None and self._phase == "stepping" and not self._is_spent()
@@ -174,7 +189,7 @@ class InnerStep:
         emitted = self._parameters(has_stepped=has_stepped) if self._emit_every else []
         self.is_idle = self._phase != "stepping" or self._is_spent()
         self.is_finished = self._phase == "final" and not self._fragments
-        last = self._answer_postponed() if self.is_idle and self._postponed else []
+        last = self._answers.postponed(is_last=self._is_last) if self.is_idle else []
         now = self._stepped_at if has_stepped else self._context.now()
         has_changed = self._reported_step < 0 or before != (self._phase, self.is_idle)
         if has_changed or self._is_report_due(now, has_news=has_news):
@@ -215,7 +230,7 @@ class InnerStep:
         adopt = self._learner.replace if held is None or self._sick else self._learner.adopt
         if held is None:
             ledger = FragmentLedger(self._incarnation, version, self._odometer)
-            self._held[p] = _Held(ledger, update["values"], update["clock"], update["positions"])
+            self._held[p] = Held(ledger, update["values"], update["clock"], update["positions"])
         elif version < held.ledger.base or (version == held.ledger.base and not self._is_anew(update)):
             return
         else:
@@ -237,9 +252,25 @@ class InnerStep:
             return
         if self._phase == "ready" and (self._feed.is_placed or self._is_over):
             self._learner.restart()
+            self._take_copy()
             self._phase = "stepping"
         if self._is_over:
             self._phase = "final"
+
+    def _take_copy(self) -> None:
+        """Go on with what a former life has left of what only a learner has."""
+        if self._copies is None or self._incarnation == 1:
+            return
+        copy = self._copies.found()
+        if copy is not None and self._learner.take_local(copy.leaves):
+            self._began = ["copy", copy.incarnation, copy.step]
+        else:
+            self._began = ["anew", 0, 0]
+
+    def _keep_copy(self) -> None:
+        """Leave a copy for the next life, when it is due."""
+        if self._copies is not None and not self._sick and self._copies.is_due():
+            self._copies.keep(self._odometer.steps, self._learner.local)
 
     def _is_anew(self, update: Update) -> bool:
         """Whether to begin again from the version that this learner holds: it is sick, or what it gave was refused, or
@@ -264,95 +295,19 @@ class InnerStep:
 
     # -- what goes out -------------------------------------------------------------------------------------------------
 
-    def _answer_all(self, pull: Mapping[Any, Round]) -> list[tuple[str, Any]]:
-        """The captures that pulls ask for, in the order of their rounds."""
-        answers: list[tuple[str, Any]] = []
-        for request in sorted(pull.values(), key=itemgetter("round")):
+    def _answer(self, pull: Mapping[Any, Round]) -> list[tuple[str, Any]]:
+        """The captures that pulls ask for."""
+        for request in pull.values():
             self._totals.hear(request["totals"])
-            answers += self._answer(request)
-        return answers
-
-    def _answer(self, request: Round) -> list[tuple[str, Capture]]:
-        """The capture that a pull asks for, if it asks this incarnation and was not answered before."""
-        p = request["fragment"]
-        held = self._held[p]
-        if [self._slot, self._incarnation] not in request["members"]:
-            return []
-        if request["kind"] == "initial":
-            return self._first_version(request)
-        if request["kind"] == "recover":
-            return self._recovery(request, held) if held is not None else []
-        if held is None or (held.answered is not None and held.answered[0] == request["round"]):
-            return []
-        self._postponed.pop(p, None)
-        if request["kind"] == "final":
+        answers = self._answers.to(pull)
+        if self._answers.is_final:
             self._phase = "final"
-        elif self._odometer.steps and not held.ledger.steps and request["grace"] is not None:
-            self._postponed[p] = request
-            return []
-        return self._give(request, held)
+        return list(answers)
 
-    def _answer_postponed(self) -> list[tuple[str, Capture]]:
-        """The answers to pulls that came with an update of their fragment, once there is an interval's work in it.
-
-        The two come together behind a link that cannot carry what is due. At once there would be nothing to say, and
-        an answer that is late for its round counts in the next. A round that waits for everybody is answered at once,
-        and so is any, whatever there is to say, once no more steps are made.
-        """
-        is_last = self._phase != "stepping" or self._is_spent()
-        answers: list[tuple[str, Capture]] = []
-        for p, request in list(self._postponed.items()):
-            held = self._held[p]
-            assert held is not None  # Or the pull would not have been postponed.
-            if is_last or held.ledger.steps >= request["interval"]:
-                answers += self._give(self._postponed.pop(p), held)
-        return answers
-
-    def _give(self, request: Round, held: _Held) -> list[tuple[str, Capture]]:
-        capture = self._capture(request, held, self._learner.extract(request["fragment"]))
-        held.ledger.answered(self._odometer.tokens)
-        held.answered = (request["round"], self._odometer.steps)
-        return [("fragment", capture)]
-
-    def _first_version(self, request: Round) -> list[tuple[str, Capture]]:
-        """The first version of a fragment, of the model that this learner begins with if nobody has given one; the one
-        that it holds, where a shard that died had still published one and the next does not know of it."""
-        held = self._held[request["fragment"]]
-        if held is not None:
-            return self._recovery(request, held)
-        if not self._has_begun:
-            self._learner.begin()
-            for p, other in enumerate(self._held):
-                if other is not None:
-                    self._learner.replace(p, other.anchor)
-            self._has_begun = True
-        return [("fragment", self._capture(request, None, self._learner.extract(request["fragment"])))]
-
-    def _capture(self, request: Round, held: _Held | None, values: Any) -> Capture:
-        return Capture(
-            fragment=request["fragment"],
-            round=request["round"],
-            kind=request["kind"],
-            slot=self._slot,
-            incarnation=self._incarnation,
-            base=None if held is None else list(held.ledger.base),
-            begin=0 if held is None else held.ledger.begin,
-            end=self._odometer.tokens,
-            steps=0 if held is None else held.ledger.steps,
-            clock=[],
-            values=values,
-            anchor=None if held is None else held.anchor,
-            positions=[[self._slot, self._feed.reached]],
-            state=self._feed.told(),
-        )
-
-    def _recovery(self, request: Round, held: _Held) -> list[tuple[str, Capture]]:
-        """The newest global version that this learner knows, for a shard that lost it."""
-        capture = self._capture(request, held, held.anchor)
-        capture["begin"], capture["steps"] = capture["end"], 0
-        capture["clock"], capture["anchor"] = held.clock, None
-        capture["positions"], capture["state"] = held.positions, None
-        return [("fragment", capture)]
+    @property
+    def _is_last(self) -> bool:
+        """Whether no more steps are made."""
+        return self._phase != "stepping" or self._is_spent()
 
     def _parameters(self, *, has_stepped: bool) -> list[tuple[str, Any]]:
         """All parameters: the copy taken a boundary ago, which the device has made by now; at the end, the last."""
@@ -380,6 +335,7 @@ class InnerStep:
         self._totals.add(self._slot, self._incarnation, self._step_tokens)
         if self._metrics.add(metrics):
             self._read_metrics(left=1)
+        self._keep_copy()
 
     def _read_metrics(self, *, left: int) -> None:
         """Read the scalars of all steps but the last `left`, which a device may not have made yet."""
@@ -415,7 +371,7 @@ class InnerStep:
         return [*told, ("report", self._report(progress))] if is_watched else told
 
     def _progress(self) -> Progress:
-        return Progress(
+        progress = Progress(
             slot=self._slot,
             incarnation=self._incarnation,
             phase=self._phase,
@@ -426,6 +382,9 @@ class InnerStep:
             epochs=[0 if held is None else held.ledger.base[0] for held in self._held],
             totals=self._totals.told(),
         )
+        if self._tells_links:
+            progress["links"] = [[*link, *rate] for link, rate in sorted(self._context.traffic.goodput.items())]
+        return progress
 
     def _report(self, progress: Progress) -> Report:
         ledgers = [None if held is None else held.ledger for held in self._held]
@@ -445,6 +404,7 @@ class InnerStep:
             "bytes_received": traffic.bytes_received,
             "waited": traffic.waited.get(self._context.node, 0),
             "device_kind": self._learner.device_kind,
+            "began": self._began,
         }
         self._watched_at = self._reported_at
         return report

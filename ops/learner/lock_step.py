@@ -58,6 +58,10 @@ class LockStep:
         """Every function that a learner in this slot calls on these devices, for who compiles ahead."""
         return self._step.calls_on(devices, seed, slot)
 
+    def work(self, told: Mapping[str, Any], host: Any, **at: Any) -> None:
+        """Compute for the host of this body, in a process of its own."""
+        self._step.work(told, host, **at)
+
     def open(self, context: Any) -> None:
         """Compile every function."""
         self._step.open(context)

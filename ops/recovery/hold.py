@@ -81,7 +81,7 @@ class Hold:
 
     def _of_disk(self) -> dict[str, Any]:
         """The fields of `Held` that tell of a disk; here there is none."""
-        return {"saved": [], "totals": [], "faults": [], "error": None}
+        return {"saved": [], "totals": [], "faults": [], "error": None, "store": None}
 
 
 def _digest(held: Update) -> str:

@@ -23,6 +23,7 @@ from isthmus.ops.data.places import position_of
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.kept_state import State, newest
 from isthmus.ops.exchange.messages import Call, Control, Opening, Progress, Reached, Vector, Vote
+from isthmus.ops.exchange.token_totals import Totals
 from isthmus.ops.syncer.learners import Roster
 from isthmus.ops.syncer.placing import Placing
 from isthmus.ops.syncer.start import START_WAIT
@@ -64,6 +65,8 @@ class Caller:
         self._round = self._trained = self._rounds_before = 0
         self._kept: State | None = None
         self._newcomers: list[list[int]] = []
+        self._reached = Reached(fragment=0, positions=[], states=[])
+        self._totals = Totals()
         self._is_asked = False
         self.is_finished = False
 
@@ -90,7 +93,10 @@ class Caller:
         if self._round == self._rounds_before:
             opened = self._begin()
         elif averaged is not None:
-            self._placing.hear_merges({0: averaged["reached"]})
+            self._reached = averaged["reached"]
+            for slot, incarnation in averaged["voters"]:
+                self._totals.add(slot, incarnation, averaged["tokens"] // len(averaged["voters"]))
+            self._placing.hear_merges({0: self._reached})
             opened = self._next(averaged)
         places = self._placing.due([self._round])
         return [*(opened or {}).items(), *(("place", place) for place in places)]
@@ -112,7 +118,12 @@ class Caller:
             raise RuntimeError(
                 "the syncer of elastic-data-parallel died before any learner had taken a snapshot. Train anew"
             )
-        self._trained = self._kept["tokens"] if self._rounds_before and self._kept else 0
+        self._trained = 0
+        if self._rounds_before and self._kept:
+            self._trained = self._kept["tokens"]
+            self._totals.hear(self._kept["totals"])
+            self._reached = Reached(fragment=0, positions=self._kept["positions"], states=self._kept["streams"])
+            self._placing.hear_merges({0: self._reached})
         return self._open(ready, None, served=[], is_last=False)
 
     def _next(self, averaged: Averaged) -> dict[str, Any]:
@@ -141,6 +152,9 @@ class Caller:
             donor=members[0][0] if self._newcomers else None,
             trained_before=before,
             trained=self._trained,
+            totals=self._totals.told(),
+            positions=self._reached["positions"],
+            streams=self._reached["states"],
             is_last=is_last,
         )
         if is_last:

@@ -6,7 +6,7 @@ who left no trace in a round is said by the caller (`miss`), and unsaid by that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -22,7 +22,8 @@ Phase: TypeAlias = Literal["ready", "stepping", "final"]
 @dataclass(slots=True)
 class Learner:
     """One learner's last report; `step_time` in nanoseconds, `delay_steps` in inner steps, 0 where not known yet;
-    `epochs` of the versions that it holds, by fragment, 0 where it holds none."""
+    `epochs` of the versions that it holds, by fragment, 0 where it holds none; `links` what its links carry, as [role,
+    slot, bytes a second in the mean, at best]."""
 
     slot: int
     incarnation: int
@@ -30,6 +31,7 @@ class Learner:
     step_time: int
     delay_steps: int
     epochs: tuple[int, ...] = ()
+    links: tuple[Sequence[Any], ...] = ()
     misses: int = 0
 
     @property
@@ -70,6 +72,7 @@ class Roster:
                 report["step_time"],
                 report["delay_steps"],
                 tuple(report["epochs"]),
+                tuple(report.get("links", ())),
             )
 
     def miss(self, slot: int, incarnation: int) -> bool:

@@ -9,7 +9,7 @@ the parameters is outer-step's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Merge:
     proportion to others."""
 
     outputs = ("gradient", "reached")
+    determined: ClassVar = outputs
 
     @staticmethod
     def schemas(fragments: Sequence[Fragment], *, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
@@ -278,7 +279,7 @@ class Merge:
         )
 
     def _record(self, round: Round, decision: Mapping[str, Any]) -> Merging:
-        return Merging(
+        record = Merging(
             shard=self._shard,
             epoch=self._epoch,
             round=round["round"],
@@ -302,3 +303,6 @@ class Merge:
             merges=0,
             votes=0,
         )
+        if "asked" in round:
+            record["asked"] = round["asked"]
+        return record

@@ -23,10 +23,10 @@ import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Final as FinalItem
-from isthmus.ops.exchange.messages import Gradient, Kept, Merging, State, Update, Vector, Version
+from isthmus.ops.exchange.messages import Format, Gradient, Kept, Merging, State, Update, Vector, Version
 from isthmus.ops.exchange.schemas import KEPT
 from isthmus.ops.syncer.bounds import KEPT_MAX
-from isthmus.ops.syncer.publication import Publication
+from isthmus.ops.syncer.publication import CHAIN, Publication
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
 class OuterStep:
     """Gradient in; Update to everybody, State to the hold node of the home, Merging to pacer and recorder, and, at the
-    end, Final once. `update` is the format of updates."""
+    end, Final once. `update` is the format of updates, "auto": that which the round has asked for."""
 
     outputs = ("update", "state", "merged", "final")
+    determined: ClassVar = ("update", "state", "final")
     schemas: ClassVar = {"kept": KEPT}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters")}
 
@@ -46,7 +47,7 @@ class OuterStep:
         *,
         lr: float,
         momentum: float,
-        update: Literal["float32", "bf16", "int8", "int4"] = "float32",
+        update: Format | Literal["auto"] = "float32",
     ) -> None:
         self._fragments = fragments
         self._format = update
@@ -102,8 +103,10 @@ class OuterStep:
             self._theta[p] = direction
             if self._format != "float32":
                 assert gradient["version"] is not None
-                fragment = self._fragments[p]
-                self._publications[p] = Publication(fragment, self._format, gradient["version"], direction)
+                # Beyond the places of codes.
+                place = CHAIN * len(self._fragments) + p if self._format == "auto" else None
+                version = gradient["version"]
+                self._publications[p] = Publication(self._fragments[p], version, direction, whole_place=place)
             self._velocity[p] = np.zeros(self._fragments[p].size, np.float32)
             if gradient["kind"] == "recover" and self._tensors(p) and gradient["version"] is not None:
                 self._begun[p] = gradient["version"]
@@ -123,7 +126,14 @@ class OuterStep:
         self._theta[p], self._velocity[p] = theta, velocity
         if p in self._publications:
             assert gradient["version"] is not None
-            self._publications[p].step(theta, gradient["version"])
+            self._publications[p].step(theta, gradient["version"], self._format_of(gradient))
+
+    def _format_of(self, gradient: Gradient) -> Format:
+        """The format of the update that comes of a gradient."""
+        if self._format != "auto":
+            return self._format
+        asked = gradient["merging"].get("asked")
+        return "float32" if asked is None else asked["update"]
 
     def _go_on(self, p: int, newest: Version) -> None:
         """Take what the former life had into the `newest` version, if it has come: its momentum, and its Theta."""

@@ -29,9 +29,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from isthmus.ops.adaptive.following import Following
+from isthmus.ops.adaptive.wanted import Steps, Wanted
 from isthmus.ops.data.places import Place
 from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.messages import Control, Held, Kind, Merging, Progress, Reached, Round
+from isthmus.ops.exchange.messages import Change, Control, Held, Kind, Merging, Progress, Reached, Round
 from isthmus.ops.recovery.hearsay import Hearsay, is_majority
 from isthmus.ops.recovery.memory import Memory
 from isthmus.ops.syncer.learners import Learner, Roster, learners_live
@@ -47,6 +49,10 @@ class PacerContext(Protocol):
     @property
     def member(self) -> Any:
         """This shard: `member.replica.slot` is its number."""
+
+    @property
+    def traffic(self) -> Any:
+        """`traffic.goodput` is what the links of this host carry, (mean, best) bytes a second by (role, slot)."""
 
     def now(self) -> int:
         """Nanoseconds, of the same clock as the instants in a Merging."""
@@ -79,10 +85,11 @@ class Pacer:
     """Opens the rounds of one shard: the same Round item on ports `round` (to merge) and `pull` (to the learners).
 
     Fires on AnyOf("progress", "merged", "control"). Several rounds may leave in one firing, never two of one fragment.
-    `is_finished` once every own fragment's final round has come back.
+    `is_finished` once every own fragment's final round has come back. Changes of what follows the links leave on
+    `changed`.
     """
 
-    outputs = ("round", "pull", "place")
+    outputs = ("round", "pull", "place", "changed")
 
     @staticmethod
     def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
@@ -95,23 +102,32 @@ class Pacer:
         *,
         fragments: int,
         shards: int,
-        interval: int,
-        overlap: int,
+        interval: Steps,
+        overlap: Steps,
         quorum: int,
         grace: bool,
         gamma: float,
         learners: int,
         tokens: int,
         step_tokens: int | Sequence[int] = 1,
+        push: str = "float32",
+        update: str = "float32",
+        sizes: Sequence[int] = (),
     ) -> None:
         """P, S, H, tau, K of the run; whether there is grace, and its safety margin gamma in [0, 1); how many learners
-        the start waits for; the tokens of the whole run; those of one step, as `schemas` needs them.
+        the start waits for; the tokens of the whole run; those of one step, as `schemas` needs them; the formats of
+        answers and updates; and, where one of them, H or tau is "auto", the values of each fragment.
         """
         self.is_finished = False
         self._fragments, self._shards = fragments, shards
         self._tokens = tokens
         self._start = Start(learners)
-        self._terms = Terms(interval, overlap, quorum, gamma if grace else None)
+        self._wanted = Wanted.of(push=push, update=update, interval=interval, overlap=overlap)
+        self._sizes = tuple(sizes)
+        self._changes: list[Change] = []
+        self._followed = 0
+        first = self._wanted
+        self._terms = Terms(first.interval, first.overlap, quorum, gamma if grace else None, first.auto)
         self._roster, self._clock = Roster(), StepClock()
         self._hearsay = Hearsay()
         self._totals = self._hearsay.totals
@@ -132,6 +148,8 @@ class Pacer:
         # Answers to the rounds of a former life may still be on their way.
         self._round_last = (context.member.incarnation - 1) << 32
         self._schedule = Schedule(self._own, self._fragments, self.interval)
+        sizes = [self._sizes[p] for p in self._own if p < len(self._sizes)]
+        self._following = Following(self._wanted, sizes, context.member)
 
     @property
     def interval(self) -> int:
@@ -165,12 +183,15 @@ class Pacer:
         self._is_stopping |= self._totals.trained >= self._tokens
         for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
             self._end(merging)
+        self._follow_links()
         opened = [*self._renewals(), *self._openings()]
         self.is_finished = self._is_stopping and len(self._ended) == len(self._own)
         if opened or merged:
             self._context.publish(self.statistics())
         rounds = [(port, item) for item in opened for port in ("round", "pull")]
-        return [*rounds, *(("place", place) for place in self._places())] or None
+        changes, self._changes = self._changes, []
+        emitted = [*rounds, *(("place", place) for place in self._places())]
+        return [*emitted, *(("changed", change) for change in changes)] or None
 
     def statistics(self) -> dict[str, Any]:
         """What the status shows: counts, inner steps, and durations in nanoseconds."""
@@ -181,6 +202,7 @@ class Pacer:
             "fragments_ended": len(self._ended),
             "is_stopping": self._is_stopping,
             **self._terms.statistics(self._roster.stepping()),
+            **self._following.statistics(),
         }
 
     # -- what is heard -------------------------------------------------------------------------------------------------
@@ -197,6 +219,7 @@ class Pacer:
         if incarnation > known:
             self._clock.forget(slot)
             self._terms.forget(slot)
+            self._following.forget(slot)
         self._roster.hear(report)
         if report["phase"] == "stepping":
             self._clock.report(slot, report["step"])
@@ -255,14 +278,36 @@ class Pacer:
             is_late=self._is_late(),
             sweep=len(self._own),
         )
+        self._stretch()
+
+    def _stretch(self) -> None:
         if self.interval != self._schedule.interval:
             self._schedule.stretch(self.interval, self._clock.count)
+
+    def _follow_links(self) -> None:
+        """Let what is left to the links follow them, once in each turn of a fragment: rounds may not come to an end."""
+        following, adaptation, stepping = self._following, self._terms.adaptation, self._roster.stepping()
+        if not following.is_needed or self._clock.count - self._followed < self.interval / len(self._own):
+            return
+        self._followed = self._clock.count
+        following.given(adaptation.interval, adaptation.overlap)
+        self._changes += following.observe(
+            stepping,
+            self._context.traffic.goodput,
+            round_trip=self._terms.round_trip_steps(stepping),
+            round_steps=self._terms.round_steps(stepping),
+            is_late=self._is_late(),
+            round_number=self._round_last + 1,
+            now=self._context.now(),
+        )
+        adaptation.interval, adaptation.overlap = following.interval, following.overlap
+        self._stretch()
 
     def _is_late(self) -> bool:
         """Whether a fragment waits for room in flight for longer than the shard has between two of its fragments, and
         than a report may be late."""
         waiting = [fragment for fragment in self._own if fragment not in self._rounds]
-        late = max(self._schedule.late_steps(fragment, self._clock.count) for fragment in waiting)
+        late = max((self._schedule.late_steps(fragment, self._clock.count) for fragment in waiting), default=0.0)
         return late > self.interval * self._shards / self._fragments + self._report_steps()
 
     # -- what follows --------------------------------------------------------------------------------------------------
@@ -373,7 +418,7 @@ class Pacer:
                 conditions = self._terms.of(fragment, self._roster.stepping())
             case "final":
                 conditions = self._terms.final(len(self._own), self._roster.stepping())
-        return Round(
+        item = Round(
             round=number,
             fragment=fragment,
             attempt=attempt,
@@ -388,6 +433,9 @@ class Pacer:
             totals=self._totals.told(),
             known=self._memory.known(fragment) if kind == "recover" else [],
         )
+        if self._following.is_needed and kind in ("merge", "final"):
+            item["asked"] = self._following.asked(members)
+        return item
 
 
 def _members(learners: Iterable[Learner]) -> list[list[int]]:

@@ -1,11 +1,13 @@
-"""What a shard publishes where updates are coded: B beside Theta, and the codes of the step from one B to the next.
+"""What a shard publishes where updates may be coded: B beside Theta, and the codes of the step from one B to the next.
 
 Decides B, once a version, for all receivers: q = Q(Theta_v - B_(v-1)), B_v = B_(v-1) + D(q). What a code loses stays in
 Theta - B, and is in the next difference: no other feedback is needed. A version that no step has made (the first, and
-the one that a shard which came back goes on from) is sent whole, and Theta is B then.
+the one that a shard which came back goes on from) is sent whole, and Theta is B then; so it is of a version that is to
+be published as float32, where the format follows the links.
 
 Mailboxes keep the newest item of a key, so each version of a fragment has a key for itself (`place`) until CHAIN
-versions later: who is slow gets the last CHAIN codes, each once, and nobody gets a code that it has.
+versions later: who is slow gets the last CHAIN codes, each once, and nobody gets a code that it has. Whole versions
+of a fragment, where there may be many, share a key: of those who is slow needs the newest alone.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Update, Vector, Version
+from isthmus.ops.exchange.messages import Format, Update, Vector, Version
 
 if TYPE_CHECKING:
-    from isthmus.ops.kernels.coding import Coded, CodeFormat
+    from isthmus.ops.kernels.coding import Coded
 
 CHAIN: Final = 4
 """Versions that a receiver may be behind before it needs a whole one: their codes are half as large as that."""
@@ -25,17 +27,21 @@ CHAIN: Final = 4
 class Publication:
     """The published values of one fragment, and the codes of its newest version."""
 
-    def __init__(self, fragment: Fragment, code_format: CodeFormat, version: Version, values: Vector) -> None:
+    def __init__(self, fragment: Fragment, version: Version, values: Vector, *, whole_place: int | None = None) -> None:
+        """Begin with a version; `whole_place` is that of whole ones, if they have one of their own."""
         self.values = values
-        self._fragment, self._format = fragment, code_format
+        self._fragment, self._whole_place = fragment, whole_place
         self._version, self._base = version, version
         self._coded: Coded | None = None
 
-    def step(self, theta: Vector, version: Version) -> None:
-        """Publish what a step has made of the fragment."""
+    def step(self, theta: Vector, version: Version, code_format: Format) -> None:
+        """Publish what a step has made of the fragment, in a format."""
         from isthmus.ops.kernels import coding
 
-        self._coded, self.values = coding.advance(theta, self.values, self._fragment, self._format)
+        if code_format == "float32":
+            self._coded, self.values = None, theta
+        else:
+            self._coded, self.values = coding.advance(theta, self.values, self._fragment, code_format)
         self._base, self._version = self._version, version
 
     def item(self, whole: Update) -> Update:
@@ -45,4 +51,6 @@ class Publication:
         told: Any = {**whole, "place": whole["fragment"] * CHAIN + whole["version"][1] % CHAIN}
         if self._coded is not None:
             told |= {**coding.told("values", self._coded), "base": self._base}
+        elif self._whole_place is not None:
+            told["place"] = self._whole_place
         return told  # type: ignore[no-any-return]

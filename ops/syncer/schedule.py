@@ -12,7 +12,7 @@ late does not move the grid, hence the mean interval is H and not H plus the lat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 PATIENCE: Final = 8
@@ -107,16 +107,18 @@ class Schedule:
 
 
 class Adaptation:
-    """H and tau as they are now, never below what was asked for.
+    """H and tau as they are now, never below what was asked for. One that follows the links (`adaptive`) is set.
 
     H: where a round trip takes more than H / 4 steps, H becomes four times its whole steps and one more, so that a tau
     of H / 4 leaves a step of slack; it comes back by eighths, once a whole sweep has shown that a shorter one fits.
     tau: raised by one at a time, at most to H / 4.
     """
 
-    def __init__(self, interval: int, overlap: int) -> None:
+    def __init__(self, interval: int, overlap: int, auto: Collection[str] = ()) -> None:
+        """H and tau to begin with, and which of 'interval' and 'overlap' follow the links."""
         self.interval = interval
         self.overlap = overlap
+        self._auto = auto
         self._interval_min = interval
         self._overlap_min = overlap
         self._long = self._fitting = self._tight = 0
@@ -129,8 +131,10 @@ class Adaptation:
             is_tight: whether tau is too small for this round: for its slack, or for the rounds in flight.
             sweep: how many rounds a sweep of this shard has.
         """
-        self._judge_interval(round_trip_steps, max(sweep, PATIENCE))
-        self._judge_overlap(is_tight)
+        if "interval" not in self._auto:
+            self._judge_interval(round_trip_steps, max(sweep, PATIENCE))
+        if "overlap" not in self._auto:
+            self._judge_overlap(is_tight)
 
     def _judge_interval(self, round_trip_steps: float, sweep: int) -> None:
         needed = INTERVAL_PER_ROUND_TRIP * round_trip_steps

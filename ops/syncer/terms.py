@@ -7,7 +7,7 @@ and what rounds take moves H and tau (`pacing.Adaptation`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from isthmus.ops.exchange.messages import Merging
@@ -50,9 +50,11 @@ def last(round_longest: int, slowest: int, steps: int) -> Conditions:
 class Terms:
     """The terms of one shard's ordinary rounds. `stepping` are always the live learners in phase 'stepping'."""
 
-    def __init__(self, interval: int, overlap: int, quorum: int, gamma: float | None) -> None:
-        """H, tau, K, and the safety margin of the grace, None for no grace."""
-        self.adaptation = Adaptation(interval, overlap)
+    def __init__(
+        self, interval: int, overlap: int, quorum: int, gamma: float | None, auto: Collection[str] = ()
+    ) -> None:
+        """H, tau, K, and the safety margin of the grace, None for no grace; which of H and tau follow the links."""
+        self.adaptation = Adaptation(interval, overlap, auto)
         self._quorum, self._gamma = quorum, gamma
         self._delays, self._fairness = Delays(), Fairness()
         self._has_step_times = False
@@ -103,7 +105,7 @@ class Terms:
         took = merging["closed_at"] - merging["opened_at"]
         self._fairness.observe(merging["fragment"], answered, merging["left_out"], required, took)
         is_tight = self._gamma is not None and self._slack(stepping) < _slowest(stepping)
-        self.adaptation.observe(self._round_trip_steps(stepping), is_tight or is_late, sweep)
+        self.adaptation.observe(self.round_trip_steps(stepping), is_tight or is_late, sweep)
 
     def forget(self, slot: int) -> None:
         """Let go of what was known of a slot's earlier life."""
@@ -119,7 +121,7 @@ class Terms:
             "xi_sync": round(self._delays.sync),
             "slack": round(self._slack(stepping)),
             "grace": self._grace(stepping),
-            "round_trip_steps": round(self._round_trip_steps(stepping), 2),
+            "round_trip_steps": round(self.round_trip_steps(stepping), 2),
         }
 
     def _slack(self, stepping: Sequence[Learner]) -> float:
@@ -128,7 +130,12 @@ class Terms:
     def _grace(self, stepping: Sequence[Learner]) -> int:
         return 0 if self._gamma is None else grace(self._gamma, self._slack(stepping))
 
-    def _round_trip_steps(self, stepping: Sequence[Learner]) -> float:
+    def round_steps(self, stepping: Sequence[Learner]) -> float:
+        """What of a round is to fit into tau, in steps of the slowest learner that counts; 0 where none is known."""
+        slowest = _slowest(stepping)
+        return (self._delays.quorum.value + self._delays.sync) / slowest if slowest else 0.0
+
+    def round_trip_steps(self, stepping: Sequence[Learner]) -> float:
         """A round trip in steps of the fastest learner; 0 where no step time is known."""
         times = [learner.step_time for learner in stepping if learner.step_time > 0]
         return self._delays.round_trip / min(times) if times else 0.0

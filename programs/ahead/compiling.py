@@ -56,11 +56,12 @@ def check_compiler(doing: str) -> None:
         raise ConfigError(doing, "libtpu, the compiler of TPUs, which needs no TPU", "none in this environment", do)
 
 
-def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear) -> Island:
-    """What a run, as its spec tells it, would be on an island for the learner in this slot. ConfigError where the
-    request is wrong; RunError if the worker dies, or fails."""
+def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear, *, fit: bool) -> Island:
+    """What a run, as its spec tells it, would be on an island for the learner in this slot; with `fit`, also which
+    batch is the largest. ConfigError where the request is wrong; RunError if the worker dies, or fails."""
     kept = cache_folder("ahead")
-    request = {"spec": told, "target": target.name, "slot": slot, "kept": None if kept is None else str(kept)}
+    where = {"target": target.name, "slot": slot, "kept": None if kept is None else str(kept)}
+    request = json.dumps({"spec": told, **where, "fit": fit})
     with tempfile.TemporaryFile() as noise:
         worker = subprocess.Popen(
             [sys.executable, "-m", WORKER],
@@ -70,16 +71,16 @@ def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear)
             env={**os.environ, **_ENVIRONMENT},
         )
         try:
-            answer = _heard(worker, json.dumps(request), lambda name, since: hear(target.name, name, since))
+            answer = _heard(worker, request, lambda name, since: hear(target.name, name, since))
         finally:
             worker.kill()
             worker.communicate()
         noise.seek(max(noise.seek(0, os.SEEK_END) - _LAST_BYTES, 0))
         last = noise.read().decode(errors="replace")
     if "faults" in answer:
-        where = f" (an island {target.name})"
+        there = f" (an island {target.name})"
         faults = (Fault(*fault) for fault in answer["faults"])
-        raise ConfigError.of(fault._replace(doing=fault.doing + where) for fault in faults)
+        raise ConfigError.of(fault._replace(doing=fault.doing + there) for fault in faults)
     if "answer" not in answer:
         how = answer.get("error") or f"its process ended with status {answer['status']}\n{last}"
         raise RunError(f"compiling for {target.name} failed: {how.rstrip()}")

@@ -68,16 +68,38 @@ class Counted:
     refused: Refused | None
     is_kept: bool
 
+    def needed(self, state_bytes: int) -> int:
+        """What each device has to have while it runs: what it takes itself, and what it leaves alone of a state."""
+        if self.refused is not None:
+            return self.refused.used_bytes + state_bytes - self.state_bytes
+        assert self.compiled is not None
+        return self.compiled.memory.total + state_bytes - self.state_bytes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The largest batch whose step fits, in rows along its first axis: `given` is that of the run, `rows` the largest,
+    None if none fits, `asked` those that the compiler was asked about, `steps` the functions of a step for `rows`."""
+
+    given: int
+    rows: int | None
+    asked: tuple[int, ...]
+    steps: tuple[Counted, ...]
+
 
 @final
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a worker has found out of an island: its devices as the compiler calls them, on so many machines, the memory
-    of each that programs can have, and its functions, those of a step first."""
+    """What a worker has found out of an island: the tokens of a batch there, its devices as the compiler calls them, on
+    so many machines, the memory of each that programs can have, its functions, those of a step first, and the largest
+    batch, where it was asked for."""
 
+    tokens: int
     device_kind: str
     devices: int
     hosts: int
     limit_bytes: int
     functions: tuple[Counted, ...]
     versions: dict[str, str]
+    fit: Fit | None = None

@@ -8,6 +8,7 @@ part of it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, final
 
@@ -39,9 +40,22 @@ class Filling:
 
 @final
 @dataclass(frozen=True, slots=True)
+class LargestBatch:
+    """The largest batch that fits: `rows` along the first axis of its arrays, `tokens` in it, bytes of each device, and
+    a predicted step."""
+
+    rows: int
+    tokens: int
+    memory_bytes: int
+    predicted_step_seconds: float | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Island:
     """An island, as `--json` tells it: bytes are of each device, operations those of a step divided by the devices.
-    `helps` is what would make it fit, where it does not. A step is predicted to take what its products take, or its
+    `helps` is what would make it fit, where it does not; `batch_max` the largest batch, where `is_fitted` says that it
+    was looked for: None if none fits. A step is predicted to take what its products take, or its
     memory, whichever is longer, at published figures."""
 
     island: str
@@ -60,6 +74,8 @@ class Island:
     fragment_bytes: tuple[int, ...]
     predicted_step_seconds: float | None
     predicted_products_seconds: float | None
+    is_fitted: bool
+    batch_max: LargestBatch | None
     compile_seconds: float
     is_kept: bool
     options: dict[str, str]
@@ -75,13 +91,11 @@ def summed(target: Target, slot: int, answer: Answer) -> Island:
     """An island of what a worker has answered."""
     functions = answer.functions
     state = max(each.state_bytes for each in functions)
-    needs = [_needed(each, state) for each in functions]
+    needs = [each.needed(state) for each in functions]
     largest = max(range(len(functions)), key=needs.__getitem__)
     steps = [each for each in functions if each.is_step]
     fits = all(each.refused is None for each in functions) and needs[largest] <= answer.limit_bytes
-    flops = sum(each.products for each in steps) // answer.devices
-    accessed = [each.compiled.accessed_bytes for each in steps if each.compiled is not None]
-    is_whole = len(accessed) == len(steps)
+    flops = _flops(steps, answer.devices)
     return Island(
         island=target.name,
         slot=slot,
@@ -97,8 +111,10 @@ def summed(target: Target, slot: int, answer: Answer) -> Island:
         unbounded_loops=sum(each.unbounded for each in steps),
         collectives=_added([each.compiled.collectives for each in steps if each.compiled is not None]),
         fragment_bytes=tuple(each.made_bytes for each in functions if each.name.startswith(_EXTRACT)),
-        predicted_step_seconds=_seconds_of(target, flops, sum(accessed)) if is_whole else None,
+        predicted_step_seconds=_step_seconds(target, steps, answer.devices),
         predicted_products_seconds=_seconds_of(target, flops, 0.0),
+        is_fitted=answer.fit is not None,
+        batch_max=_batch_max(target, answer, state),
         compile_seconds=sum(_seconds(each) for each in functions),
         is_kept=all(each.is_kept for each in functions),
         options=target.options,
@@ -118,16 +134,6 @@ def summed(target: Target, slot: int, answer: Answer) -> Island:
     )
 
 
-def _needed(function: Counted, state: int) -> int:
-    """What each device has to have while a function runs: what it takes itself, and the state that it leaves alone."""
-    if function.refused is not None:
-        own = function.refused.used_bytes
-    else:
-        assert function.compiled is not None
-        own = function.compiled.memory.total
-    return own + state - function.state_bytes
-
-
 def _filling(function: Counted, state: int, needed: int) -> Filling:
     given = function.given_bytes
     if function.compiled is None:
@@ -136,6 +142,27 @@ def _filling(function: Counted, state: int, needed: int) -> Filling:
     padding = memory.arguments - function.state_bytes - given
     made = memory.temporaries + memory.outputs - memory.aliased
     return Filling(function.name, state, given, made, memory.code, padding)
+
+
+def _batch_max(target: Target, answer: Answer, state: int) -> LargestBatch | None:
+    """The largest batch, as far as one was looked for and found."""
+    fit = answer.fit
+    if fit is None or fit.rows is None:
+        return None
+    needed = max(each.needed(state) for each in fit.steps)
+    seconds = _step_seconds(target, fit.steps, answer.devices)
+    return LargestBatch(fit.rows, answer.tokens * fit.rows // fit.given, needed, seconds)
+
+
+def _flops(steps: Sequence[Counted], devices: int) -> int:
+    """Operations of a step's products on each device."""
+    return sum(each.products for each in steps) // devices
+
+
+def _step_seconds(target: Target, steps: Sequence[Counted], devices: int) -> float | None:
+    """What a step is predicted to take; None where the compiler refused a function of it."""
+    accessed = [each.compiled.accessed_bytes for each in steps if each.compiled is not None]
+    return _seconds_of(target, _flops(steps, devices), sum(accessed)) if len(accessed) == len(steps) else None
 
 
 def _seconds_of(target: Target, flops: float, accessed_bytes: float) -> float | None:

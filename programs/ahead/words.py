@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from isthmus.programs.ahead.island import BATCH, CHECKPOINT, DEVICES, Island
-from isthmus.programs.results.numbers import scaled, seconds, size
+from isthmus.programs.results.numbers import scaled, seconds, size, whole
 
 _HELPS: Final = {
     BATCH: "a smaller batch",
@@ -45,6 +45,12 @@ def _rows(island: Island) -> Iterator[tuple[str, str]]:
     if island.predicted_step_seconds is not None:
         products = f"of which its products need {seconds(island.predicted_products_seconds)}"
         yield "", f"predicted: {seconds(island.predicted_step_seconds)} at best, {products}; nothing ran"
+    if (batch := island.batch_max) is not None:
+        yield "largest batch", f"{batch.rows} (to 1 in 8), {whole(batch.tokens)} tokens: {size(batch.memory_bytes)}"
+        if batch.predicted_step_seconds is not None:
+            yield "", f"predicted: {seconds(batch.predicted_step_seconds)} a step at best"
+    elif island.is_fitted:
+        yield "largest batch", "none: the step does not fit with the smallest that the devices can share"
     many = island.collectives
     beside = f"{many.asynchronous} asynchronous, {many.overlapped} with computation scheduled beside them"
     if island.devices > 1:

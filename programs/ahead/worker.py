@@ -1,8 +1,8 @@
 """A process that compiles a learner's functions for one island: `python -m isthmus.programs.ahead.worker`.
 
-One line of JSON comes in, the request {spec, target, slot, kept}; lines go out: {doing} for each function as it begins,
-and at the end {answer}, or {faults} where the request is wrong, or {error}. It is the only one that starts a backend,
-of the CPU: a TPU's compiler needs no TPU. What libraries write to standard output goes to standard error.
+One line of JSON comes in, the request {spec, target, slot, kept, fit}; lines go out: {doing} for each function as it
+begins, and at the end {answer}, or {faults} where the request is wrong, or {error}. It is the only one that starts a
+backend, of the CPU: a TPU's compiler needs no TPU. What libraries write to standard output goes to standard error.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ import msgspec
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+from isthmus.ops.data.batches import of_slot
 from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.mesh.sharding import ShardingError
 from isthmus.ops.mesh.state_layout import lying
 from isthmus.programs.ahead.counting import counted
 from isthmus.programs.ahead.figures import Answer, Counted
+from isthmus.programs.ahead.fitting import fitted, resized
 from isthmus.programs.ahead.kept import Kept
 from isthmus.programs.ahead.overflow import read_overflow
 from isthmus.programs.ahead.targets import Target, target
@@ -82,13 +84,26 @@ def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> Answer
     for call in sorted(calls(told, request["slot"], devices), key=lambda call: not call.is_step):
         doing(call.name)
         functions.append(counted(call, wanted, kept, versions))
+    limit = limit_bytes(devices[0])
+    fit = None
+    if request["fit"]:
+        steps = [call for call in calls(told, request["slot"], devices) if call.is_step]
+        state = max(each.state_bytes for each in functions)
+
+        def asked(batch: int) -> list[Counted]:
+            doing(f"step, a batch of {batch}")
+            return [counted(resized(call, batch), wanted, kept, versions) for call in steps]
+
+        fit = fitted(steps, asked, state, limit)
     return Answer(
+        tokens=of_slot(told.job.tokens_by_slot or told.job.tokens_per_batch, request["slot"]),
         device_kind=str(devices[0].device_kind),
         devices=len(devices),
         hosts=len({device.process_index for device in devices}),
-        limit_bytes=limit_bytes(devices[0]),
+        limit_bytes=limit,
         functions=tuple(functions),
         versions=versions,
+        fit=fit,
     )
 
 

@@ -151,6 +151,9 @@ def absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[
     for where in (("run", "program"), ("run", "task")):
         if isinstance(result.get(where), str):
             result[where] = reference.absolute(result[where], folder)
+    place = result.get(("run", "snapshots"))
+    if isinstance(place, str) and place and "://" not in place:
+        result["run", "snapshots"] = type(place)(os.path.abspath(folder / Path(place).expanduser()))
     data = result.get(("task", "data"))
     if isinstance(data, list | tuple) and all(isinstance(path, str) for path in data):
         result["task", "data"] = [os.path.abspath(folder / Path(path).expanduser()) for path in data]

@@ -110,17 +110,25 @@ Cluster: TypeAlias = Annotated[
     ),
 ]
 Resume: TypeAlias = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--resume",
-        metavar="RUN",
-        help="Go on with a run all of whose processes have died, from its last snapshot.",
+        metavar="RUN|URL",
+        help="Go on with a run all of whose processes have died, from its last snapshot; a URL has it in a new folder.",
         rich_help_panel=WHERE,
     ),
 ]
 Detach: TypeAlias = Annotated[
     bool,
     typer.Option("--detach", help="Return once the run has started; it goes on by itself.", rich_help_panel=WHERE),
+]
+KeepPayloads: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--keep-payloads",
+        help="Keep what is merged and published, so that `isthmus replay` computes every merge again.",
+        rich_help_panel=WHERE,
+    ),
 ]
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", help="Only errors and the last line.", rich_help_panel=WHERE)
@@ -170,15 +178,20 @@ class Options:
     run_dir: Path | None
     transport: str | None
     cluster: ClusterFile | None
+    keep_payloads: bool | None = None
 
-    def resumed(self, folder: Path) -> Options:
-        """Those of the run in a folder; ConfigError if anything was asked for that is not for a resume to change."""
+    def check_resume(self, *more: str) -> None:
+        """ConfigError if anything was asked for that is not for a resume to change: it may be what is in `more`."""
         given = [name for name in self.__slots__ if getattr(self, name) not in (None, [], ())]
-        if wrong := sorted({*given} - {"tokens", "learners", "sets"}):
+        if wrong := sorted({*given} - {"tokens", "learners", "sets", *more}):
             found = ", ".join(f"--{name.replace('_', '-')}" if name != "program" else "PROGRAM" for name in wrong)
             do = "A run goes on as it was configured. Leave the others out."
-            raise ConfigError("Reading --resume", "beside it --tokens, --learners, --set, --detach, --quiet", found, do)
-        return replace(self, config=folder / "config.toml")
+            allowed = ("--tokens", "--learners", "--set", *(["--run-dir"] if "run_dir" in more else []))
+            raise ConfigError("Reading --resume", f"beside it {', '.join(allowed)}, --detach, --quiet", found, do)
+
+    def resumed(self, folder: Path) -> Options:
+        """Those of the run in a folder."""
+        return replace(self, config=folder / "config.toml", run_dir=None)
 
     def with_sets(self, sets: list[str]) -> Options:
         """The same, with some more of --set."""
@@ -228,6 +241,8 @@ class Options:
         keys: dict[tuple[str, str], tuple[str, Any]] = {
             ("run", key): (name, Text(text)) for name, (key, text) in texts.items() if text is not None
         }
+        if self.keep_payloads:
+            keys["run", "keep_payloads"] = ("--keep-payloads", True)
         if self.data:
             keys["task", "data"] = ("--data", self.data)
         return keys

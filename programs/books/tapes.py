@@ -7,7 +7,8 @@ of the answers that its round was given, by the ranges with which they arrived. 
 else's.
 
 The tape of a life that was killed lacks its last half second; of such a life nothing is demanded but that the books of
-what the tape has agree with it. Does not read files.
+what the tape has agree with it. A tape of which records are missing before those that are there (the oldest segments
+are deleted) cannot be counted: it is named, and nothing that needs it is compared. Does not read files.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from typing import Any, Final, TypeAlias
 from isthmus.programs.books.shards import Life
 from isthmus.runtime.graph.plans import NodePlan, Plan
 from isthmus.runtime.ids import Handle, Member, Replica
+from isthmus.runtime.roles import LEARNER
 from isthmus.runtime.scheduler.events import FiringEnded, ItemArrived, ItemsEmitted, Output, RunBody
-from isthmus.runtime.scheduler.tape import Record, whole
+from isthmus.runtime.scheduler.tape import Record
+from isthmus.runtime.tape.reading import Reading, read
 
 STEP: Final = "inner-step"
 MERGE: Final = "merge"
@@ -33,34 +36,53 @@ Round: TypeAlias = tuple[int, int, int]
 @dataclass(slots=True)
 class Taped:
     """What tapes count: `steps` of each life of a learner, and those that it `reported` last; of each round that made a
-    version its kind, and in `merged` the tokens that it merged of each life."""
+    version its kind, and in `merged` the tokens that it merged of each life. `uncounted` are the learners and shards
+    whose tapes lack records."""
 
     steps: Counter[Life] = field(default_factory=Counter)
     reported: dict[Life, int] = field(default_factory=dict)
     kinds: dict[Round, str] = field(default_factory=dict)
     merged: dict[Round, Counter[Life]] = field(default_factory=dict)
+    uncounted: list[Member] = field(default_factory=list)
+
+    @property
+    def has_every_merge(self) -> bool:
+        """Whether the tapes of all shards could be counted."""
+        return all(member.replica.role == LEARNER for member in self.uncounted)
 
 
-def taped_of(plans: Mapping[str, Plan], tapes: Mapping[str, bytes]) -> Taped:
-    """What the tapes of lives count; `tapes` by the name of the life, 'learner/2#1' (or 'learner/2', the first). Those
-    of other things, and what is torn at the end of a tape, are left out."""
+def taped_of(plans: Mapping[str, Plan], tapes: Mapping[Member, Reading]) -> Taped:
+    """What the tapes of lives count; what is torn at the end of a tape is left out."""
     taped = Taped()
-    for name, data in sorted(tapes.items()):
-        replica, _, incarnation = name.partition("#")
-        role, _, slot = replica.partition("/")
-        if role in plans:
-            member = Member(Replica(role, int(slot)), int(incarnation or 1))
-            _count(taped, plans[role], member, list(whole(data)))
+    for member, tape in sorted(tapes.items()):
+        if member.replica.role in plans:
+            _count(taped, plans[member.replica.role], member, tape)
     return taped
 
 
-def _count(taped: Taped, plan: Plan, member: Member, records: Sequence[Record]) -> None:
+def of_lives(tapes: Mapping[str, bytes]) -> dict[Member, Reading]:
+    """The tapes of lives in memory, by their names: 'learner/2#1' (or 'learner/2', the first). Those of other things
+    are left out."""
+    found = {}
+    for name, data in tapes.items():
+        replica, _, incarnation = name.partition("#")
+        role, _, slot = replica.partition("/")
+        if slot.isdecimal() and (incarnation or "1").isdecimal():
+            found[Member(Replica(role, int(slot)), int(incarnation or 1))] = read(data, Record)
+    return found
+
+
+def _count(taped: Taped, plan: Plan, member: Member, tape: Reading) -> None:
     """Add what the tape of one life says."""
     nodes = {node.name: node for node in plan.nodes}
-    if STEP in nodes and "report" in nodes[STEP].body.outputs:
-        _count_steps(taped, nodes[STEP], (member.replica.slot, member.incarnation), records)
-    if MERGE in nodes and OUTER_STEP in nodes:
-        _count_merges(taped, plan, nodes[MERGE], nodes[OUTER_STEP], records)
+    has_steps = STEP in nodes and "report" in nodes[STEP].body.outputs
+    has_merges = MERGE in nodes and OUTER_STEP in nodes
+    if tape.missing and (has_steps or has_merges):
+        taped.uncounted.append(member)
+    elif has_steps:
+        _count_steps(taped, nodes[STEP], (member.replica.slot, member.incarnation), tape.records)
+    elif has_merges:
+        _count_merges(taped, plan, nodes[MERGE], nodes[OUTER_STEP], tape.records)
 
 
 def _count_steps(taped: Taped, node: NodePlan, life: Life, records: Sequence[Record]) -> None:
@@ -129,13 +151,13 @@ def contradictions(taped: Taped, summary: Mapping[str, Any], merges: Iterable[Ma
 
     Of a learner whose last report was final the steps are the same; of each merge on a tape, what each life had in the
     fragment after it; of a fragment whose shard never died, what each life has in the model; and where none died, the
-    count of merges.
+    count of merges. The last two only where the tapes of all shards could be counted.
     """
+    of_model = [*_of_model(taped, summary["books"]["fragments"]), *_of_merges(taped, summary)]
     return [
         *_of_steps(taped, summary["books"]["lives"]),
         *_of_lines(taped, merges),
-        *_of_model(taped, summary["books"]["fragments"]),
-        *_of_merges(taped, summary),
+        *(of_model if taped.has_every_merge else []),
     ]
 
 

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from isthmus.programs.chaos.plan import DAEMON, FORK_SERVER
 from isthmus.programs.chaos.strikes import Strike
-from isthmus.programs.chaos.waits import Wait, waits_on_others
-from isthmus.programs.replay import tape_files
 from isthmus.programs.request import spec
 from isthmus.programs.results import reading
 from isthmus.programs.results.record import RunRecord
+from isthmus.programs.tapes import tape_files
+from isthmus.programs.tapes.waits import Wait, waits_on_others
 from isthmus.runtime.graph.plans import Plan, lower
 
 _BEFORE_SECONDS: Final = 0.5
@@ -74,8 +74,9 @@ def _waits(folder: Path, plan: Plan, strikes: Sequence[Strike], zero_ns: int) ->
         if file.member is None or file.member.replica.role != "learner":
             continue
         own = [each for each in strikes if each.fault.host == str(file.member.replica)]
-        found = waits_on_others(plan, tape_files.read(file).records)
-        count += sum(not any(_meet(wait, strike, zero_ns) for strike in own) for wait in found)
+        for segment in tape_files.read(file).segments:
+            found = waits_on_others(plan, segment.records)
+            count += sum(not any(_meet(wait, strike, zero_ns) for strike in own) for wait in found)
     return count
 
 

@@ -29,7 +29,7 @@ def read_machine(
     """
     faults: list[Fault] = []
     values = _values("machine", _machine, table, where, ("name", "alpha"), faults)
-    address = public_key = device = bandwidth = None
+    address = public_key = device = bandwidth = memory = None
     with collecting(faults):
         if values["address"] is not None:
             doing = f"Reading the address of {where}"
@@ -43,6 +43,9 @@ def read_machine(
     with collecting(faults):
         if values["bandwidth"] is not None:
             bandwidth = quantities.rate_bits(values["bandwidth"], f"Reading the bandwidth of {where}")
+    with collecting(faults):
+        if values["memory"] is not None:
+            memory = quantities.size_bytes(values["memory"], f"Reading the memory of {where}")
     faults += _keys_faults(values, where, has_keys=has_keys)
     for name, least, do in (
         ("islands", 1, "Give at least one, or leave it out."),
@@ -57,7 +60,13 @@ def read_machine(
         islands = 1
     given = {name: values[name] for name in ("name", "roles", "devices", "domain", "island")}
     return Machine(
-        **given, islands=islands, address=address, public_key=public_key, device=device, bandwidth_bits=bandwidth
+        **given,
+        islands=islands,
+        address=address,
+        public_key=public_key,
+        device=device,
+        bandwidth_bits=bandwidth,
+        memory_bytes=memory,
     )
 
 
@@ -133,6 +142,7 @@ def _machine(
     island: str | None = None,
     domain: str | None = None,
     bandwidth: str | None = None,
+    memory: str | None = None,
 ) -> None:
     """The keys of a [[machine]]."""
 

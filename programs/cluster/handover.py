@@ -16,6 +16,7 @@ from typing import Any, Final, final
 from isthmus.programs.cluster.run_root import RUN_NAME, RunRoot
 from isthmus.programs.request import new_folder, spec
 from isthmus.programs.request.spec import CLUSTER, Spec
+from isthmus.programs.snapshots.urls import place_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.topology import Machine
 from isthmus.runtime.ids import Replica
@@ -51,6 +52,11 @@ class Site:
         declared = () if device is None else (machine.islands or 0, machine.devices, (device.kind, *device.names))
         return cls(machine.name, machine.address, machine.public_key, machine.roles, *declared)
 
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Site:
+        """The site that some data stand for; KeyError, TypeError or ValueError if they stand for none."""
+        return cls(**{**data, **{name: tuple(data[name]) for name in ("roles", "kinds")}})
+
     @property
     def host(self) -> str:
         """Where its hosts listen: on the address of its daemon."""
@@ -72,12 +78,15 @@ class Site:
 @dataclass(frozen=True, slots=True)
 class Sites:
     """Who takes part in a run: its home, all sites by name, which replica is where, and the digest of the files and
-    data that those who compute must have alike."""
+    data that those who compute must have alike. `term` counts the homes that it has had; `former` is the one before,
+    which was lost."""
 
     home: str
     sites: Mapping[str, Site]
     placement: Mapping[Replica, str]
     digest: str
+    term: int = 1
+    former: str = ""
 
     @classmethod
     def of(cls, home: str, machines: Sequence[Machine], placement: Mapping[Replica, str], digest: str) -> Sites:
@@ -87,6 +96,21 @@ class Sites:
     def others(self) -> list[Site]:
         """All sites but home."""
         return [site for name, site in self.sites.items() if name != self.home]
+
+    @property
+    def heirs(self) -> list[Site]:
+        """The sites that may be its home: whoever lacks the present one looks for the next there."""
+        return [site for site in self.sites.values() if site.address is not None]
+
+    def moved(self, home: str, sites: Sequence[Site], term: int) -> Sites:
+        """The same run with another home, in that term. What was at the former one is there from now on, but for
+        learners, which belong to the islands of their machines. `sites` are as a cluster file has them by now."""
+        by_name = {**self.sites, **{site.name: site for site in sites}}
+        placement = {
+            replica: home if name == self.home and leader(replica).role != LEARNER else name
+            for replica, name in self.placement.items()
+        }
+        return Sites(home, by_name, placement, self.digest, term, self.home if self.home != home else "")
 
     def computes(self, site: Site, computing: Sequence[str]) -> bool:
         """Whether a host may ever be there that imports the task."""
@@ -98,24 +122,43 @@ class Sites:
         elsewhere = {replica: name for replica, name in self.placement.items() if name != self.home}
         offers = {site.name: site.movable for site in self.others}
         home_offers = self.sites[self.home].movable or MOVABLE
-        return Places(home=self.home, machines=elsewhere, offers=offers, home_offers=home_offers)
+        return Places(
+            home=self.home,
+            machines=elsewhere,
+            offers=offers,
+            home_offers=home_offers,
+            term=self.term,
+            former=self.former,
+        )
 
     def as_data(self) -> dict[str, Any]:
         placement = {str(replica): name for replica, name in self.placement.items()}
         sites = [asdict(site) for site in self.sites.values()]
-        return {"home": self.home, "sites": sites, "placement": placement, "digest": self.digest}
+        return {"home": self.home, "sites": sites, "placement": placement, "digest": self.digest,
+                "term": self.term, "former": self.former}  # fmt: skip
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Sites:
         """The sites that some data stand for; KeyError, TypeError or ValueError if they stand for none."""
-        listed = ("roles", "kinds")
-        sites = [Site(**{**site, **{name: tuple(site[name]) for name in listed}}) for site in data["sites"]]
+        sites = [Site.read(site) for site in data["sites"]]
         placement = {Replica.parse(text): str(name) for text, name in data["placement"].items()}
-        return cls(str(data["home"]), {site.name: site for site in sites}, placement, str(data["digest"]))
+        by_name, term = {site.name: site for site in sites}, int(data["term"])
+        return cls(str(data["home"]), by_name, placement, str(data["digest"]), term, str(data["former"]))
 
     @classmethod
     def load(cls, folder: Path) -> Sites:
         return cls.read(json.loads((folder / CLUSTER).read_text()))
+
+    @classmethod
+    def load_former(cls, folder: Path, number: int) -> Sites:
+        """Those of the run when its `number`-th spec was put aside: of a home before, if it has moved since."""
+        aside = folder / f"cluster-{number}.json"
+        return cls.read(json.loads(aside.read_text())) if aside.exists() else cls.load(folder)
+
+    @classmethod
+    def put_aside(cls, folder: Path, number: int) -> None:
+        """Keep the present ones beside the `number`-th spec."""
+        write_json(folder / f"cluster-{number}.json", cls.load(folder).as_data())
 
 
 @final
@@ -153,6 +196,9 @@ class Handover:
         if not isinstance(told.run, str) or not RUN_NAME.fullmatch(told.run) or told.run in names:
             found = f"{str(told.run)[:200]!r}{', of which there is one' if told.run in names else ''}"
             raise ConfigError(doing, "a run with a name of its own", found, "Use one version everywhere.")
+        if told.snapshots and (not isinstance(told.snapshots, str) or place_of(told.snapshots).is_folder):
+            do = "Name a URL: a command names no folder of another machine."
+            raise ConfigError(doing, "run.snapshots at a URL", str(told.snapshots)[:200], do)
         counts = [*told.roles.values(), *told.slots_max.values()]
         is_counted = all(type(count) is int and 0 <= count <= HOSTS_MAX for count in counts)
         if not is_counted or sum(told.roles.values()) > HOSTS_MAX:

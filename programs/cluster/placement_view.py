@@ -13,6 +13,7 @@ from textwrap import wrap
 from typing import Any
 
 from isthmus.programs.cluster.cluster_file import Cluster
+from isthmus.programs.cluster.needs import Find
 from isthmus.programs.cluster.placing import placed
 from isthmus.programs.cluster.prediction import Island, Link, Prediction, predict
 from isthmus.programs.request import graph_view
@@ -23,10 +24,11 @@ from isthmus.runtime.graph.topology import Machine, Topology
 from isthmus.runtime.roles import LEARNER
 
 
-def shown(request: Request, cluster: Cluster, form: str, *, plans: bool) -> str:
-    """The graph of a request on a cluster, as 'text', 'mermaid' or 'json'; PlacementError if it does not fit."""
-    placement = placed(request, cluster.topology)
-    prediction = predict(request, cluster.topology, placement)
+def shown(request: Request, cluster: Cluster, form: str, compiled: Find, *, plans: bool) -> str:
+    """The graph of a request on a cluster, as 'text', 'mermaid' or 'json', with what a compiler has `compiled` of it;
+    PlacementError if it does not fit."""
+    placement = placed(request, cluster.topology, compiled)
+    prediction = predict(request, cluster.topology, placement, compiled)
     graph, proof = request.graph, request.proof
     if form == "mermaid":
         return graph_view.mermaid(graph, proof, captions(cluster.topology, placement, prediction))
@@ -49,7 +51,7 @@ def nodes_placed(request: Request, placement: Placement) -> dict[str, str | Sequ
 def text(topology: Topology, placement: Placement, prediction: Prediction) -> Iterator[str]:
     """Lines: the replicas of each machine, then what is predicted of islands and links."""
     yield f"where it goes; the run's home is {placement.home}"
-    yield from graph_view.table([_machine(machine, placement) for machine in topology.machines])
+    yield from graph_view.table([_machine(machine, placement, prediction) for machine in topology.machines])
     yield ""
     yield from wrap(f"predicted, not measured: {prediction.assumptions}", graph_view.WIDTH, subsequent_indent="  ")
     islands = [("island", "device", "step", "memory", "sends and gets")]
@@ -89,6 +91,7 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
                 "memory_bytes": island.memory_bytes,
                 "memory_bytes_max": island.memory_bytes_max,
                 "link_bits_per_second": island.link_bits,
+                "is_compiled": island.is_compiled,
             }
             for island in prediction.islands
         ],
@@ -100,19 +103,22 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
             }
             for link in prediction.links
         ],
+        "host_bytes": dict(prediction.host_bytes),
     }
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def _machine(machine: Machine, placement: Placement) -> tuple[str, str, str]:
+def _machine(machine: Machine, placement: Placement, prediction: Prediction) -> tuple[str, str, str]:
     """Name, what there is, and who is there."""
     replicas = placement.on(machine.name)
     roles = {role: [replica.slot for replica in each] for role, each in groupby(replicas, lambda item: item.role)}
     takes = ", ".join(f"{role}/{_ranges(numbers)}" for role, numbers in roles.items())
     said = [machine.domain] if machine.domain is not None else []
     said += [machine.address] if machine.address is not None else ["dials out only"]
+    if machine.memory_bytes is not None:
+        said.append(f"at least {size(prediction.host_bytes[machine.name])} of {size(machine.memory_bytes)}")
     return machine.name, ", ".join(said), takes or "nobody"
 
 
@@ -137,7 +143,7 @@ def _islands(islands: Sequence[Island]) -> tuple[str, ...]:
     """The row of islands that are alike."""
     first = islands[0]
     device = "not known" if first.device is None else f"{first.devices} x {first.device}"
-    memory = f"at least {size(first.memory_bytes)}"
+    memory = f"{'compiled:' if first.is_compiled else 'at least'} {size(first.memory_bytes)}"
     if first.memory_bytes_max is not None:
         share = first.memory_bytes / first.memory_bytes_max
         memory = f"{memory} of {size(first.memory_bytes_max)}, {percent(share)}"

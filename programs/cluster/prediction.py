@@ -4,6 +4,8 @@
   of the published bfloat16 FLOP/s of its devices, over which batch and model are split evenly; and `ADDED_SECONDS`,
   which is all that very small models see of a fast device.
 - An island holds parameters, gradient and optimizer state at least; activations come on top.
+- Of an island that a compiler was asked about (`isthmus compile`) memory is the compiler's; a step takes its products
+  at that same share, or what it reads and writes at the published bandwidth, whichever is longer.
 - A learner sends and gets all parameters once in `interval` steps, in float32 (ALGORITHMS: parameters x bits / (H x
   step seconds)). With a syncer rounds go by the fastest learner; without one each learner goes by itself. Where inner
   steps wait for others all go by the slowest; without an interval that is a ring all-reduce in every step.
@@ -15,12 +17,21 @@ known, a pace is that of those, which is said nowhere else.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
+from isthmus.ops.adaptive.wanted import AUTO, first_interval
 from isthmus.ops.data.batches import of_slot
-from isthmus.programs.cluster.placing import FLOAT32_BYTES, learner_bytes, parameter_count
+from isthmus.programs.cluster.needs import (
+    FLOAT32_BYTES,
+    Compiled,
+    Find,
+    host_bytes,
+    learner_bytes,
+    not_asked,
+    parameter_count,
+)
 from isthmus.programs.request.request import Request
 from isthmus.runtime.graph.placement import Placement
 from isthmus.runtime.graph.topology import Machine, Topology
@@ -41,7 +52,7 @@ STEP: Final = "inner-step"
 @dataclass(frozen=True, slots=True)
 class Island:
     """What is predicted of a learner's island: seconds a step, bytes at least and at most, mean bits a second that the
-    learner sends, and gets."""
+    learner sends, and gets, and whether memory and step are those of a compiler."""
 
     learner: int
     machine: str
@@ -51,6 +62,7 @@ class Island:
     memory_bytes: int
     memory_bytes_max: int | None
     link_bits: float | None
+    is_compiled: bool = False
 
 
 @final
@@ -66,20 +78,25 @@ class Link:
 @final
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of all islands by learner, and of all links; `assumptions` says in words what the figures rest on."""
+    """Of all islands by learner, of all links, and `host_bytes` that the hosts on each machine need at least of its own
+    memory; `assumptions` says in words what the figures rest on."""
 
     islands: tuple[Island, ...]
     links: tuple[Link, ...]
+    host_bytes: Mapping[str, int]
     price_per_hour: float | None
     assumptions: str
 
 
-def predict(request: Request, topology: Topology, placement: Placement) -> Prediction:
-    """What is expected of `request`, placed so."""
+def predict(request: Request, topology: Topology, placement: Placement, compiled: Find = not_asked) -> Prediction:
+    """What is expected of `request`, placed so, with what a compiler has `compiled` of it."""
     machines = topology.by_name()
     hosts = [machines[name] for name in placement.of_role(LEARNER)]
     parameters, tokens = parameter_count(request), request.task.tokens_per_batch
-    steps = [step_seconds(machine, parameters, of_slot(tokens, slot)) for slot, machine in enumerate(hosts)]
+    known = [compiled(machine, slot) for slot, machine in enumerate(hosts)]
+    steps = [
+        step_seconds(machine, parameters, of_slot(tokens, slot), known[slot]) for slot, machine in enumerate(hosts)
+    ]
     rates = _rates(request, parameters, steps)
     memory = learner_bytes(request) if hosts else 0
     islands = tuple(
@@ -89,17 +106,22 @@ def predict(request: Request, topology: Topology, placement: Placement) -> Predi
             None if machine.device is None else machine.device.kind,
             machine.island_devices,
             steps[number],
-            memory,
-            machine.island_memory_bytes,
+            memory if found is None else found.memory_bytes * machine.island_devices,
+            machine.island_memory_bytes if found is None else found.limit_bytes * machine.island_devices,
             rates[number],
+            is_compiled=found is not None,
         )
-        for number, machine in enumerate(hosts)
+        for number, (machine, found) in enumerate(zip(hosts, known, strict=True))
     )
-    return Prediction(islands, _links(topology, placement, rates), _price(hosts), _assumptions(request))
+    links, assumptions = _links(topology, placement, rates), _assumptions(request, is_compiled=any(known))
+    return Prediction(islands, links, host_bytes(request, topology, placement), _price(hosts), assumptions)
 
 
-def step_seconds(machine: Machine, parameters: int, tokens: int) -> float | None:
-    """Seconds that a step on `tokens` tokens is predicted to take on an island of `machine`; None if it cannot be."""
+def step_seconds(machine: Machine, parameters: int, tokens: int, compiled: Compiled | None = None) -> float | None:
+    """Seconds that a step on `tokens` tokens is predicted to take on an island of `machine`, for which it may have been
+    compiled; None if that cannot be known."""
+    if compiled is not None and compiled.products_seconds is not None and compiled.step_seconds is not None:
+        return max(compiled.products_seconds / UTILISATION, compiled.step_seconds) + ADDED_SECONDS
     if machine.island_flops is None:
         return None
     return FLOPS_PER_PARAMETER * parameters * tokens / (UTILISATION * machine.island_flops) + ADDED_SECONDS
@@ -110,6 +132,8 @@ def _rates(request: Request, parameters: int, steps: Sequence[float | None]) -> 
     known = [step for step in steps if step is not None]
     bits = 8.0 * FLOAT32_BYTES * parameters
     interval = request.job.settings.get("interval")
+    if interval == AUTO:
+        interval = first_interval(AUTO)
     runs_free = any(node.name == STEP and request.proof[STEP].free_running for node in request.graph.nodes)
     if not runs_free:
         pace = max(known, default=None)
@@ -164,11 +188,13 @@ def _price(hosts: Sequence[Machine]) -> float | None:
     return sum(known) if known and len(known) == len(hosts) else None
 
 
-def _assumptions(request: Request) -> str:
+def _assumptions(request: Request, *, is_compiled: bool) -> str:
     parameters, tokens = parameter_count(request), request.task.tokens_per_batch
     batch = f"{tokens:,}" if isinstance(tokens, int) else f"{min(tokens):,} to {max(tokens):,}"
-    return (
+    told = (
         f"a step is {FLOPS_PER_PARAMETER} x {parameters:,} parameters x {batch} tokens FLOPs at "
         f"{UTILISATION:.0%} of the published bfloat16 FLOP/s, and {ADDED_SECONDS * 1e3:.1f} ms; "
         "memory is parameters, gradient and optimizer state; links carry float32, on average"
     )
+    where = "; FLOPs and memory of what isthmus compile was asked about are the compiler's"
+    return f"{told}{where}" if is_compiled else told

@@ -57,6 +57,15 @@ class RunRoot:
         self._check_way(path, doing)
         return new_folder.make(path, text, is_given=bool(name))
 
+    def existing(self, name: str, doing: str) -> Path:
+        """The folder of that name, which is there; ConfigError for a name that is none."""
+        path = self._place(name, doing)
+        self._check_links(path, doing)
+        if not path.is_dir():
+            do = "Copy the run folder there, or name one that is."
+            raise ConfigError(doing, f"a folder below {self.folder}", f"{path}, where none is", do)
+        return path
+
     def _place(self, name: str, doing: str) -> Path:
         """Where a name leads; ConfigError if it is none."""
         parts = name.split("/")
@@ -68,8 +77,7 @@ class RunRoot:
 
     def _check_way(self, path: Path, doing: str) -> None:
         """ConfigError if a link is on the way to a folder, or a run, or if there is something in it."""
-        if os.path.realpath(path) != str(path):
-            raise ConfigError(doing, "a path without links", f"{path}, which leads to {os.path.realpath(path)}", _DO)
+        self._check_links(path, doing)
         for above in path.parents:
             if above == self.folder:
                 break
@@ -77,6 +85,10 @@ class RunRoot:
                 raise ConfigError(doing, "a folder outside of other runs", f"{path}, in the run {above}", _DO)
         if path.exists() and any(entry.name != LOCK for entry in path.iterdir()):
             raise ConfigError(doing, "a new folder, or an empty one", f"{path}, with something in it", _DO)
+
+    def _check_links(self, path: Path, doing: str) -> None:
+        if os.path.realpath(path) != str(path):
+            raise ConfigError(doing, "a path without links", f"{path}, which leads to {os.path.realpath(path)}", _DO)
 
 
 def _check_part(part: str, doing: str) -> None:

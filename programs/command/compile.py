@@ -10,6 +10,7 @@ from typing import Any, Final
 import typer
 
 from isthmus.programs.ahead.compiling import check_compiler, compiled_for
+from isthmus.programs.ahead.known import keep
 from isthmus.programs.ahead.targets import Target, target
 from isthmus.programs.ahead.words import told
 from isthmus.programs.arguments.options import Options
@@ -21,18 +22,21 @@ _DOING: Final = "Reading --island"
 _PREPARING: Final = "the request is read, the task is run on shapes"
 
 
-def compile_for(asked: Options, islands: Sequence[str], *, as_json: bool) -> bool:
-    """Compile the functions of each learner for its island, the first for slot 0, and show what they come to; whether
-    all fit. ConfigError for what is wrong with the request, and where there is no compiler."""
+def compile_for(asked: Options, islands: Sequence[str], *, fit: bool, as_json: bool) -> bool:
+    """Compile the functions of each learner for its island, the first for slot 0, and show what they come to, with
+    `fit` also the largest batch; whether all fit. ConfigError for what is wrong with the request, and where there is
+    no compiler."""
     targets = _targets(islands)
     check_compiler(f"Compiling for {targets[0].name}")
     line = _Line()
     try:
         line.show(_PREPARING)
         spec = apart(lambda: _spec_of(asked, targets))
-        found = [compiled_for(each, slot, spec, line.hear) for slot, each in enumerate(targets)]
+        found = [compiled_for(each, slot, spec, line.hear, fit=fit) for slot, each in enumerate(targets)]
     finally:
         line.clear()
+    for slot, (each, island) in enumerate(zip(targets, found, strict=True)):
+        keep(spec, each, slot, island)
     if as_json:
         typer.echo(json.dumps({"islands": [each.as_data() for each in found]}, indent=2))
     else:

@@ -45,7 +45,7 @@ def replay(run: Run = None, as_json: AsJson = False) -> None:
 
     A fresh core is told the same; exit status 1 if it decides anything else.
 
-    Payloads are not on tapes: no step and no merge is computed again.
+    Where payloads were kept (--keep-payloads), every merge is computed again: the same bytes?
     """
     from isthmus.programs.terminal import find_run
     from isthmus.programs.terminal import replay as replay_view

@@ -45,6 +45,7 @@ def train(
     resume: options.Resume = None,
     detach: options.Detach = False,
     quiet: options.Quiet = False,
+    keep_payloads: options.KeepPayloads = False,
 ) -> None:
     """Train a model, and watch it.
 
@@ -55,7 +56,8 @@ def train(
     Without --detach the run ends with this command.
     """
     where = options.cluster_of(cluster)
-    asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
+    given = (program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
+    asked = options.Options(*given, keep_payloads or None)
     if resume is not None or transport != "inproc" or cluster is not None or detach:
         from isthmus.programs.command import start as apart
 
@@ -68,10 +70,36 @@ def train(
     from isthmus.programs.terminal.live import warn, watching
     from isthmus.programs.training import start
 
-    request = asked.request().to_train().in_one_process().with_folder()
+    request = asked.request().to_train().in_one_process().with_store().with_folder()
     warn(request.warnings)
     with watching(request, quiet=quiet) as view:
         start(request, view)
+
+
+@commands.command(rich_help_panel=PANEL)
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Its folder on the machine that is to be its home.")],
+    cluster: options.Cluster = None,
+    home: Annotated[
+        str | None,
+        typer.Option(
+            "--home",
+            metavar="MACHINE",
+            help="The next home. Default: the first in the file whose daemon is there.",
+            rich_help_panel=options.WHERE,
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Make another machine the home of a run whose home was lost.
+
+    It goes on from the snapshot in RUN, and from what hosts on other machines hold, which go on as they are.
+
+    A run whose home is there is refused.
+    """
+    from isthmus.programs.command import start as apart
+
+    apart.resume_elsewhere(run, options.cluster_of(cluster), home)
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -127,6 +155,10 @@ def compile_ahead(
     seed: options.Seed = None,
     sets: options.Sets = None,
     config: options.Config = None,
+    fit: Annotated[
+        bool,
+        typer.Option("--fit", help="Find the largest batch that fits, too.", rich_help_panel=options.WHERE),
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Compile a run for TPU islands that are not here: what fits there.
@@ -138,7 +170,7 @@ def compile_ahead(
     from isthmus.programs.command.compile import compile_for
 
     asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, None, None, None)
-    if not compile_for(asked, islands or [], as_json=as_json):
+    if not compile_for(asked, islands or [], fit=fit, as_json=as_json):
         raise typer.Exit(FAILED)
 
 
@@ -263,9 +295,10 @@ def _shown(request: Request, cluster: ClusterFile | None, form: str, *, plans: b
     from isthmus.programs.request import graph_view
 
     if cluster is not None:
+        from isthmus.programs.ahead.known import finder
         from isthmus.programs.cluster.placement_view import shown
 
-        return shown(request, cluster, form, plans=plans)
+        return shown(request, cluster, form, finder(request), plans=plans)
     if form == "mermaid":
         return graph_view.mermaid(request.graph, request.proof)
     if form == "json":

@@ -9,13 +9,14 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 from isthmus.programs.request.program import DEFAULT
 from isthmus.programs.results.numbers import seconds
-from isthmus.programs.simulation import workers
-from isthmus.programs.simulation.coverage import PHASES, idle, rare
+from isthmus.programs.simulation import deaths, workers
+from isthmus.programs.simulation.coverage import PHASES, idle, rare, rare_steps
 from isthmus.programs.simulation.seeds import run, shape_of
 from isthmus.programs.simulation.universe import Outcome
 from isthmus.runtime.errors import ConfigError, Fault
@@ -24,21 +25,27 @@ SEED_MAX: Final = (1 << 63) - 1
 PROGRESS_SECONDS: Final = 0.5
 
 
-def world(seed: int, seeds: int, program: str, *, least: int = 0, as_json: bool) -> bool:
+def world(seed: int, seeds: int, program: str, *, least: int = 0, is_deadly: bool = False, as_json: bool) -> bool:
     """Run seeds `seed` to `seed + seeds - 1`, and show what came of them; whether nothing was wrong, every kind of
     fault happened at least `least` times in every phase of the runs, and, where any is asked for, every guard fired.
+    As it `is_deadly`, everything dies in each of them, and `least` is how often it is to at each step of a snapshot.
 
     ConfigError for numbers out of range and for programs that cannot be simulated.
     """
     _check(seed, seeds, least, program)
+    if is_deadly and program != DEFAULT:
+        do = "Leave --program out, or --deaths."
+        raise ConfigError("Reading the options of `isthmus simulate world`", f"--deaths of {DEFAULT}", program, do)
+    again = partial(command, program=program, is_deadly=is_deadly)
     begun = time.monotonic()
     outcomes, told, failed = [], begun, 0
-    for outcome in workers.outcomes(partial(run, program=program), range(seed, seed + seeds)):
+    tried = partial(deaths.run if is_deadly else run, program=program)
+    for outcome in workers.outcomes(tried, range(seed, seed + seeds)):
         outcomes.append(outcome)
         failed += outcome.violation is not None
         if outcome.violation is not None and not as_json:
             _clear()
-            sys.stdout.write(story(outcome, program) + "\n")
+            sys.stdout.write(story(outcome, again) + "\n")
             sys.stdout.flush()
         now = time.monotonic()
         if now - told >= PROGRESS_SECONDS and sys.stderr.isatty():
@@ -47,9 +54,12 @@ def world(seed: int, seeds: int, program: str, *, least: int = 0, as_json: bool)
     _clear()
     outcomes.sort(key=lambda outcome: outcome.seed)
     took = time.monotonic() - begun
-    missing = rare(_phases(outcomes), program, least) + (idle(_guards(outcomes), program) if least else [])
+    if is_deadly:
+        missing = rare_steps(_phases(outcomes), least)
+    else:
+        missing = rare(_phases(outcomes), program, least) + (idle(_guards(outcomes), program) if least else [])
     if as_json:
-        sys.stdout.write(json.dumps(as_object(outcomes, took, program, missing), indent=2) + "\n")
+        sys.stdout.write(json.dumps(as_object(outcomes, took, again, missing), indent=2) + "\n")
     else:
         sys.stdout.write(table(outcomes, took) + "".join(f"too rare: {each}\n" for each in missing))
     return not failed and not missing
@@ -62,27 +72,28 @@ def progress(done: int, seeds: int, failed: int, took: float) -> str:
     return f"{done} of {seeds} seeds{wrong}; {60 * done / took:.0f} a minute, about {left} left"
 
 
-def story(outcome: Outcome, program: str) -> str:
+def story(outcome: Outcome, again: Callable[[int], str]) -> str:
     """What was wrong with a seed, what had happened to it, and how to see it again."""
     lines = [f"seed {outcome.seed} failed after {outcome.seconds:.3f} virtual seconds: {outcome.violation}"]
     lines = lines[0].splitlines()
     lines += [f"    {line}" for line in outcome.story or ["    no fault had happened"]]
-    return "\n".join([*lines, f"  again: {command(outcome.seed, program)}", ""])
+    return "\n".join([*lines, f"  again: {again(outcome.seed)}", ""])
 
 
-def command(seed: int, program: str) -> str:
+def command(seed: int, program: str, *, is_deadly: bool = False) -> str:
     """The command that runs a seed again."""
     more = "" if program == DEFAULT else f" --program {program}"
-    return f"isthmus simulate world --seed {seed}{more}"
+    return f"isthmus simulate world --seed {seed}{more}{' --deaths' if is_deadly else ''}"
 
 
 def table(outcomes: list[Outcome], took: float) -> str:
     """How often each kind of fault happened in each phase of the runs, how often each guard fired, and the figures."""
     phases = _phases(outcomes)
-    lines = [f"{'fault':<12}" + "".join(f"{phase:>10}" for phase in PHASES) + f"{'in all':>10}"]
+    wide = max(12, *(len(kind) + 1 for kind, _ in phases)) if phases else 12
+    lines = [f"{'fault':<{wide}}" + "".join(f"{phase:>10}" for phase in PHASES) + f"{'in all':>10}"]
     for kind in sorted({kind for kind, _ in phases}):
         counts = [phases[kind, phase] for phase in PHASES]
-        lines.append(f"{kind:<12}" + "".join(f"{count:>10}" for count in (*counts, sum(counts))))
+        lines.append(f"{kind:<{wide}}" + "".join(f"{count:>10}" for count in (*counts, sum(counts))))
     guards = _guards(outcomes)
     lines += ["", *(f"{name:<36}{count:>6}" for name, count in sorted(guards.items()))]
     failed = sum(outcome.violation is not None for outcome in outcomes)
@@ -99,7 +110,7 @@ def table(outcomes: list[Outcome], took: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_object(outcomes: list[Outcome], took: float, program: str, missing: list[str]) -> dict[str, Any]:
+def as_object(outcomes: list[Outcome], took: float, again: Callable[[int], str], missing: list[str]) -> dict[str, Any]:
     """The same for programs; `failures` are the seeds with a violation, `too_rare` what was `missing`."""
     faults: Counter[str] = Counter()
     for outcome in outcomes:
@@ -110,7 +121,7 @@ def as_object(outcomes: list[Outcome], took: float, program: str, missing: list[
             "violation": outcome.violation,
             "seconds": outcome.seconds,
             "story": outcome.story,
-            "command": command(outcome.seed, program),
+            "command": again(outcome.seed),
         }
         for outcome in outcomes
         if outcome.violation is not None

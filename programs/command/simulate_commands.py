@@ -31,6 +31,13 @@ def world(
             "--each", metavar="N", help="Fail unless each fault happens N times in each phase, and each guard fires."
         ),
     ] = 0,
+    is_deadly: Annotated[
+        bool,
+        typer.Option(
+            "--deaths",
+            help="Also have every process die at once, at each step of a snapshot; --each counts these then.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run whole clusters in virtual time, with faults from the seed, and check that nothing is broken.
@@ -39,7 +46,7 @@ def world(
     """
     from isthmus.programs.command import simulate as simulating
 
-    if not simulating.world(seed, seeds, program, least=each, as_json=as_json):
+    if not simulating.world(seed, seeds, program, least=each, is_deadly=is_deadly, as_json=as_json):
         raise typer.Exit(FAILED)
 
 

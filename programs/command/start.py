@@ -8,7 +8,9 @@ is written, so that a request which is wrong leaves nothing behind.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,11 @@ from isthmus.programs.cluster.cluster_file import Cluster
 from isthmus.programs.cluster.handover import Handover
 from isthmus.programs.machine import client as machine_client
 from isthmus.programs.machine.client import Daemon
+from isthmus.programs.request import spec
+from isthmus.programs.request.request import Request
 from isthmus.programs.run.in_processes import Submitted, apart, detach, submit_apart
-from isthmus.programs.run.resume import resumed
+from isthmus.programs.run.resume import is_store, resumed, resumed_from_store
+from isthmus.programs.snapshots.urls import KEY
 from isthmus.programs.terminal.live import preparing, warn, watching
 from isthmus.programs.training import start_on_machine, start_processes
 from isthmus.runtime.errors import ConfigError
@@ -37,17 +42,46 @@ def train(asked: Options, *, is_detached: bool, quiet: bool) -> None:
         _train_there(asked, cluster, is_detached=is_detached, quiet=quiet)
         return
     with preparing(quiet=quiet):
-        submitted = submit_apart(lambda: asked.request().to_train())
+        submitted = submit_apart(lambda: asked.request().to_train().with_store())
     warn(submitted.warnings)
     _run(submitted, is_detached=is_detached, quiet=quiet)
 
 
-def resume(folder: Path, asked: Options, *, is_detached: bool, quiet: bool) -> None:
-    """Go on with a run that was cut off; watch it unless it is detached."""
-    given = asked.resumed(folder)
+def resume(where: str, asked: Options, *, is_detached: bool, quiet: bool) -> None:
+    """Go on with a run that was cut off, in its folder or from a store; watch it unless it is detached."""
+    is_elsewhere = is_store(where)
+    asked.check_resume(*(["run_dir"] if is_elsewhere else []))
+
+    def request(folder: Path, sets: list[str]) -> Request:
+        told = asked.resumed(folder).with_sets(sets).request().to_train()
+        return told.with_store(run=spec.load(folder).run)
+
+    def from_store(aside: Path, place: str) -> Callable[[list[str]], Request]:
+        is_set = any(each.split("=")[0].strip() == KEY for each in asked.sets or ())
+        more = [] if is_set else [f"{KEY}={place}"]
+        return lambda sets: request(aside, [*more, *sets])
+
     with preparing(quiet=quiet):
-        submitted = resumed(folder, lambda sets: given.with_sets(sets).request().to_train())
+        if is_elsewhere:
+            submitted = resumed_from_store(where, asked.run_dir, from_store)
+        else:
+            submitted = resumed(Path(where), partial(request, Path(where)))
     _run(submitted, is_detached=is_detached, quiet=quiet)
+
+
+def resume_elsewhere(run: Path, cluster: Cluster | None, home: str | None) -> None:
+    """Make another machine the home of a run whose home was lost."""
+    if cluster is None:
+        do = f"Name the machines with --cluster FILE.toml; a run of this machine alone: isthmus train --resume {run}"
+        raise ConfigError("Reading the command line of `isthmus resume`", "--cluster", "none", do)
+    daemon = Daemon.next_of(cluster, home)
+    taken = machine_client.resume_there(daemon, cluster, run)
+    lines = [
+        f"{daemon.name} is the home of {taken['name']}, in term {taken['term']}; its folder there is {taken['run']}"
+    ]
+    lines += [f"{machine} does not take part yet: {why}" for machine, why in taken["missing"].items()]
+    lines.append(f"watch it   isthmus status --watch {taken['run']}        (on {daemon.name})")
+    typer.echo("\n".join(lines))
 
 
 def _run(submitted: Submitted, *, is_detached: bool, quiet: bool) -> None:
@@ -68,7 +102,7 @@ def _train_there(asked: Options, cluster: Cluster, *, is_detached: bool, quiet: 
         from isthmus.programs.command.submission import handover
 
         # Which folder it will be is for the home to say.
-        return handover(replace(asked, run_dir=None).request().to_train(), cluster, folder).as_data()
+        return handover(replace(asked, run_dir=None).request().to_train().with_store(), cluster, folder).as_data()
 
     with preparing(quiet=quiet):
         handed = Handover.read(apart(work))

@@ -5,16 +5,19 @@ from __future__ import annotations
 import resource
 from typing import Any
 
+from isthmus.programs.ahead.known import finder
 from isthmus.programs.cluster import digest
 from isthmus.programs.cluster.cluster_file import Cluster
 from isthmus.programs.cluster.handover import Handover, Sites
 from isthmus.programs.cluster.placing import placed
+from isthmus.programs.islands.elastic_sizes import sizes_on
 from isthmus.programs.machine.client import CHECK_SECONDS_MAX, Daemon
 from isthmus.programs.request import spec
 from isthmus.programs.request.new_folder import document
 from isthmus.programs.request.request import Request
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
 from isthmus.runtime.graph.placement import Placement
+from isthmus.runtime.roles import LEARNER
 
 
 def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
@@ -27,7 +30,7 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     faults: list[Fault] = []
     placement = Placement({}, daemon.name)
     try:
-        placement = placed(request, cluster.topology)
+        placement = placed(request, cluster.topology, finder(request))
     except PlacementError as error:
         faults = list(error.faults)
     job = request.job
@@ -36,6 +39,10 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     told = spec.of(request, zero_ns=0, cpu_seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))
     told["processes"] = list(placement.processes)
+    if not faults:
+        machines = cluster.topology.by_name()
+        devices = [machines[name].devices for name in placement.of_role(LEARNER)][: len(placement.processes)]
+        told["elastic"] = sizes_on(request, placement.processes, devices)
     message = {
         "type": "check",
         "program": job.program,

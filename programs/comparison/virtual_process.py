@@ -21,6 +21,7 @@ from isthmus.programs.simulation.virtual_run import Pace, VirtualRun
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RequestError, RunError
 from isthmus.runtime.system.files import append_bytes, write_json
+from isthmus.runtime.tape.files import FOLDER
 
 SECONDS_MAX = 1e7
 """Virtual seconds: a hundred days, more than any run that anybody waits for computes."""
@@ -38,9 +39,9 @@ def run(order: Order) -> None:
         ran = VirtualRun(request, Pace(pacing.speeds, pacing.step_ms, pacing.delay_ms))
         try:
             ran.run(SECONDS_MAX)
-            (folder / "tape").mkdir(exist_ok=True)
+            (folder / FOLDER).mkdir(exist_ok=True)
             for replica, tape in ran.world.tape().items():
-                append_bytes(folder / "tape" / f"{replica.replace('/', '-')}-1.tape", tape)
+                append_bytes(folder / FOLDER / f"{replica.replace('/', '-')}-1.1.tape", tape)
         finally:
             ran.world.close()
         summary = {**ran.summary, "error": ran.status["error"]}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from isthmus.programs.books.balance import Entry, books, entries
-from isthmus.programs.books.tapes import contradictions, taped_of
+from isthmus.programs.books.tapes import contradictions, of_lives, taped_of
 from isthmus.runtime.graph.plans import EdgePlan, Plan
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim import Checker, ViolationError
@@ -115,5 +115,5 @@ class TapesChecker(Checker):
         if status.get("phase") == "done" and status["error"] is None:
             told = books(status, entries(status, len(status["merged_tokens"])), None, {})
             summary = {"books": told, "outer_steps": status["outer_steps"]}
-        found = contradictions(taped_of(plans, tapes), summary, list(self._mergings.values()))
+        found = contradictions(taped_of(plans, of_lives(tapes)), summary, list(self._mergings.values()))
         return f"books and tapes disagree, {len(found)} times: {found[:DIFFERENCES_SHOWN]}" if found else None

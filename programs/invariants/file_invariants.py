@@ -16,7 +16,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim import Checker, ViolationError
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.machine.disk import SimulatedDisk
-from isthmus.runtime.sim.universe import HOME, Universe
+from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.system.files import encoded
 
 RECORDER = Replica("recorder", 0)
@@ -38,7 +38,7 @@ class FilesChecker(Checker):
 
     def ended(self, universe: Universe) -> None:
         """Look at all files, and again after a power failure."""
-        disk, recorder = universe.disks[HOME], universe.last(RECORDER)
+        disk, recorder = universe.disks[universe.home], universe.last(RECORDER)
         nothing: dict[str, Any] = {"files": {}, "error": None}
         status = nothing if recorder is None else recorder.host.published.get("record", nothing)
         # One that was killed may have written a line that it had not counted; what came after its end took some away.

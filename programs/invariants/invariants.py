@@ -17,11 +17,12 @@ import numpy as np
 from isthmus.ops.exchange.schemas import CODE_BLOCK
 from isthmus.ops.recovery.hold import HOLDERS
 from isthmus.ops.syncer.key_frames import KeyFrames
+from isthmus.programs.invariants.recoveries import ASKED_NS
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim import Checker, ViolationError
 from isthmus.runtime.sim.host import Life
-from isthmus.runtime.sim.universe import HOME, Universe
+from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.incidents import RecorderFailed
 
@@ -226,22 +227,37 @@ class MergesChecker(Checker):
 
 class AnswersChecker(Checker):
     """A pull is answered after the updates that had come from the same life of the shard: never on a base older than
-    the newest of them. (What a former life has sent is dropped with it, if nobody has looked at it yet.)"""
+    the newest of them. (What a former life has sent is dropped with it, if nobody has looked at it yet; and so are
+    codes in whose place others come before they may have been looked at, with all that follows them.)"""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[Member, Member, int], Version] = {}
         self._pulled: dict[tuple[Member, int, int], Version] = {}
         self._codes: dict[tuple[Member, int], dict[Version, Version]] = {}
         self._reached: dict[tuple[Member, int], Version] = {}
+        self._places: dict[tuple[Member, Member, int], tuple[int, Version]] = {}
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Note what had come before each pull."""
         if edge.target_port == "update" and "version" in item:
             key = life.member, source, item["fragment"]
+            if "base" in item:
+                self._displace(life, source, item)
             self._newest[key] = max(self._newest.get(key, (0, 0)), self._reach(life, item))
         elif edge.target_port == "pull":
             newest = self._newest.get((life.member, source, item["fragment"]), (0, 0))
             self._pulled.setdefault((life.member, item["fragment"], item["round"]), newest)
+
+    def _displace(self, life: Life, source: Member, item: Any) -> None:
+        """Forget the codes in whose place others come, if nobody may have looked at them yet."""
+        place, now = (life.member, source, item["place"]), life.true_now()
+        came_at, base = self._places.get(place, (-ASKED_NS, (0, 0)))
+        self._places[place] = now, (item["base"][0], item["base"][1])
+        if now - came_at < ASKED_NS:
+            of = life.member, item["fragment"]
+            self._codes.get(of, {}).pop(base, None)
+            self._reached[of] = min(self._reached.get(of, (0, 0)), base)
+            self._newest.pop((life.member, source, item["fragment"]), None)
 
     def _reach(self, life: Life, item: Any) -> Version:
         """The newest version that can be adopted now that an item has come: codes follow the version before them."""
@@ -252,7 +268,7 @@ class AnswersChecker(Checker):
         else:
             reached = max(reached, version)
         while reached in codes:
-            reached = codes.pop(reached)
+            reached = codes[reached]
         self._reached[of] = reached
         return reached if "place" in item or "frame" in item else version
 
@@ -287,18 +303,26 @@ class ModelChecker(Checker):
 
     def __init__(self) -> None:
         self._heard: dict[int, dict[Life, int]] = {}
+        self._told_of: set[int] = set()
         self._noted: set[int] = set()
         self._begun: set[tuple[Member, int]] = set()
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """Note what evaluator and recorder hear of."""
-        is_held = edge.source_port == "update" and item["kind"] in ("merge", "final")
+        """Note what evaluator and recorder hear of: a merge may be told before its values come."""
+        if edge.source_port == "merged" and item["version"] is not None and item["kind"] in ("merge", "final"):
+            self._told_of.add(item["fragment"])
+        if edge.source_port == "held" and item["merged"]:
+            self._told_of.update(item["fragments"])
+        if edge.source_port == "report" and life.member.replica.role == "recorder":
+            versions = enumerate(item.get("versions", ()))
+            self._told_of.update(fragment for fragment, version in versions if version[1])
+        is_held = edge.source_port in ("update", "state", *KeyFrames.outputs) and item.get("kind") in ("merge", "final")
         if is_held and life.member.replica.role in HOLDERS:
             self._heard.setdefault(item["fragment"], {}).setdefault(life, life.true_now())
 
     def asked(self, universe: Universe) -> None:
         """Note what recorders have had the time to write down, while no disk is in trouble."""
-        if universe.disks[HOME].troubles:
+        if universe.disks[universe.home].troubles:
             return
         for fragment, lives in self._heard.items():
             for life, at in lives.items():
@@ -325,8 +349,9 @@ class ModelChecker(Checker):
         if isinstance(failure, RecorderFailed) and failure.error.startswith("the model is lost"):
             holders = [Replica(role, 0) for role in HOLDERS]
             kept = [str(each) for each in holders if sum(life.member.replica == each for life in universe.lives) == 1]
-            if kept or not self._heard:
-                raise ViolationError(f"{failure.error} But {kept} never ended, and {sorted(self._heard)} were merged")
+            merged = sorted(self._told_of | self._heard.keys())
+            if kept or not merged:
+                raise ViolationError(f"{failure.error} But {kept} never ended, and {merged} were merged")
 
 
 class FairnessChecker(Checker):

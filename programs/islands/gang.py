@@ -13,6 +13,7 @@ from typing import Any, final
 
 from isthmus.runtime.ids import Member
 from isthmus.runtime.roles import follower, gang_number, leader
+from isthmus.runtime.supervision.messages import Form
 
 TOKEN_BYTES = 16
 
@@ -27,6 +28,7 @@ class GangOfProcesses:
         self.number, self.size = gang_number(member.replica), size
         self.names = (str(first), *(str(follower(first, number)) for number in range(1, size)))
         self.token = secrets.token_hex(TOKEN_BYTES)
+        self.form, self.copy = 0, (0, 0)
         self._life = str(first), member.incarnation
         self._found: tuple[str, str] | None = None
         self._door = socket.create_server((address, 0), backlog=size) if self.number == 0 else None
@@ -45,8 +47,9 @@ class GangOfProcesses:
         host, port = self._door.getsockname()[:2]
         return f"{host}:{port}", self.token
 
-    def hear(self, rows: Sequence[Sequence[Any]]) -> None:
+    def hear(self, rows: Sequence[Sequence[Any]], forms: Sequence[Form]) -> None:
         """Take in a roster: rows of (replica, incarnation, endpoints, machine)."""
+        del forms  # They live and end together.
         for name, incarnation, endpoints, _ in rows:
             if (name, incarnation) == self._life and len(endpoints) == 2:
                 self._found = endpoints[0], endpoints[1]

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from isthmus.programs.islands import accelerators
 from isthmus.programs.islands.claim import Claim, claim
+from isthmus.programs.islands.elastic_gang import ElasticHost
 from isthmus.programs.islands.environment import (
     Islands,
     evaluator_environment,
@@ -48,13 +49,16 @@ def take(member: Member, told: Spec) -> Island | None:
         number = _claimed(islands)
         set_environment(learner_environment(islands, number, total, has_evaluator=not is_on_cpu))
         size = told.processes_of(replica.slot)
-        gang = GangOfProcesses(member, size, told.here.address) if size > 1 else None
+        gang = (
+            GangOfProcesses(member, size, told.here.address) if size > 1 and not told.is_elastic(replica.slot) else None
+        )
+        elastic = ElasticHost(member, size, told.here.address) if told.is_elastic(replica.slot) else None
     except (ConfigError, OSError) as error:
         return Island(refusal=str(error))
     if islands.platform is None:
-        return None if gang is None else Island(gang=gang)
+        return Island(gang=gang, elastic=elastic) if size > 1 else None
     kinds = told.here.kinds if platform_of(told.here.kinds) == islands.platform else ()
-    return Island(kinds, islands.devices, gang=gang)
+    return Island(kinds, islands.devices, gang=gang, elastic=elastic)
 
 
 def shares(devices: int, learners: int) -> list[Island]:

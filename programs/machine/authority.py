@@ -19,6 +19,7 @@ OPERATORS: Final = {
     "call": "to take part in runs of another home",
     "check": "to check a run",
     "take": "to take a run",
+    "resume": "to be the home of a run",
     "watch": "to show a run",
     "log": "to show the log of a run",
     "stop": "to stop a run",

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.cluster import addresses
 from isthmus.programs.cluster.cluster_file import Cluster
-from isthmus.programs.cluster.handover import Handover
+from isthmus.programs.cluster.handover import Handover, Site
 from isthmus.programs.cluster.run_root import RunRoot
 from isthmus.programs.request import new_folder, spec
 from isthmus.programs.run import registry
@@ -26,6 +26,7 @@ from isthmus.runtime.control.ask import ask
 from isthmus.runtime.control.messages import Message
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError, RunError
 from isthmus.runtime.graph.placement import home_of
+from isthmus.runtime.graph.topology import Machine
 from isthmus.runtime.security.keys import Keyring, is_loopback, read_pair
 
 ANSWER_SECONDS: Final = 5.0
@@ -48,7 +49,26 @@ class Daemon:
     @classmethod
     def of(cls, cluster: Cluster) -> Daemon:
         """The home of the runs of a cluster; PlacementError if no machine can be."""
-        home = home_of(cluster.topology)
+        return cls.at(cluster, home_of(cluster.topology))
+
+    @classmethod
+    def next_of(cls, cluster: Cluster, name: str | None) -> Daemon:
+        """The machine of a cluster of that name, or else the first that can be a home and whose daemon is there;
+        ConfigError if there is none."""
+        able = [machine for machine in cluster.machines if machine.address is not None]
+        if name is not None:
+            chosen = next((machine for machine in able if machine.name == name), None)
+            if chosen is None:
+                found = ", ".join(machine.name for machine in able) or "none"
+                do = "Choose one of these, or give it an address there."
+                raise ConfigError("Reading --home", f"a machine of {cluster.file} with an address", found, do)
+            return cls.at(cluster, chosen)
+        there = tuple(machine for machine in able if addresses.is_listening(str(machine.address)))
+        return cls.at(cluster, home_of(replace(cluster, machines=there).topology))
+
+    @classmethod
+    def at(cls, cluster: Cluster, home: Machine | None) -> Daemon:
+        """The same of one machine; PlacementError for none."""
         if home is None:
             do = 'Give the machine that is to be the home of runs an address = "tcp://HOST:PORT".'
             raise PlacementError(f"Using {cluster.file}", "a machine with an address", "none", do)
@@ -123,6 +143,21 @@ def hand_over(daemon: Daemon, handed: Handover, *, is_watched: bool) -> Submitte
     if (folder / new_folder.CONFIG).exists():
         new_folder.point_latest_to(folder)
     return Submitted(handed.name, spec.read(handed.spec).job, folder)
+
+
+def resume_there(daemon: Daemon, cluster: Cluster, run: Path) -> Message:
+    """Make the machine of a daemon the home of a run that lies there, as its answer says; ConfigError where that is
+    refused, as it is where any machine with an address has the run."""
+    others = [machine for machine in cluster.machines if machine.address is not None and machine.name != daemon.name]
+    going_on: dict[str, list[str]] = {}
+    for machine in others:
+        if addresses.is_listening(str(machine.address)):
+            known = find(machine.name, str(machine.address), keys=daemon.keys, server_key=machine.public_key or "")
+            going_on[machine.name] = [str(each["name"]) for each in known["runs"]]
+    name = folder_there(daemon, daemon.find()["root"], run)
+    sites = [asdict(Site.of(machine)) for machine in cluster.machines]
+    message = {"type": "resume", "run": name, "sites": sites, "going_on": going_on}
+    return daemon.say(message, CHECK_SECONDS_MAX)
 
 
 def hand_over_detached(daemon: Daemon, handed: Handover) -> Submitted:

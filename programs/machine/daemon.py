@@ -21,21 +21,26 @@ from typing import Any, Final, final
 
 import zmq
 
-from isthmus.programs.cluster.handover import Handover, Sites
+from isthmus.programs.cluster import digest
+from isthmus.programs.cluster.handover import Handover, Site, Sites
 from isthmus.programs.cluster.machine_file import MachineConfig
 from isthmus.programs.cluster.run_root import RunRoot
 from isthmus.programs.machine.authority import Authority
 from isthmus.programs.machine.home_link import Home
 from isthmus.programs.machine.host_logs import end_of_log
-from isthmus.programs.machine.links import refusal
+from isthmus.programs.machine.links import UP_SECONDS, refusal
 from isthmus.programs.machine.neighbours import Neighbours
 from isthmus.programs.machine.outposts import NOTE
-from isthmus.programs.machine.readiness import Asked, muster
+from isthmus.programs.machine.readiness import Asked, muster, standings
 from isthmus.programs.machine.run import LEASE_TICKS_MAX, TICK_SECONDS, MachineRun, has_hosts, told_of
 from isthmus.programs.request import spec
 from isthmus.programs.request.run_lock import InUseError, RunLock
 from isthmus.programs.run.finish import error_of
 from isthmus.programs.run.registry import Run
+from isthmus.programs.run.resume import has_snapshot
+from isthmus.programs.succession import folder as succession
+from isthmus.programs.succession.folder import Estate
+from isthmus.programs.succession.hosts import inherit
 from isthmus.runtime.control.messages import Message, version_of
 from isthmus.runtime.control.server import ControlServer
 from isthmus.runtime.errors import ConfigError, Fault, RunError
@@ -47,6 +52,8 @@ MALFORMED: Final = (LookupError, TypeError, ValueError, AttributeError, Arithmet
 """What reading a message may fail with, whatever is in it."""
 UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError, InUseError)
 """What a run may fail with that cannot be supervised."""
+HEARD_TRIES: Final = 3
+"""How often machines are asked whether they hear the home of a run, which takes as long as they take to miss it."""
 ENDED_BY_COMMAND: Final = f"the command that watched the run has not been heard of for {LEASE_TICKS_MAX} s"
 ENDED_BY_DAEMON: Final = "ended with the daemon of its machine"
 
@@ -107,13 +114,18 @@ class MachineDaemon:
             "end": self._end,
             "expel": self._expel,
         }
-        self._later: Mapping[str, Callable[[Message], Awaitable[Message]]] = {"check": self._check, "log": self._log}
+        self._later: Mapping[str, Callable[[Message], Awaitable[Message]]] = {
+            "check": self._check,
+            "log": self._log,
+            "resume": self._resume,
+        }
         loop.call_later(TICK_SECONDS, self._tick)
 
     # -- from outside --------------------------------------------------------------------------------------------------
 
     def adopt(self, run: Run) -> None:
-        """Go on with a run of the daemon before this one: with its hosts that live, or to its end if none does."""
+        """Go on with a run of the daemon before this one: with its hosts that live, from its snapshot, or to its end if
+        there is neither."""
         folder = Path(run.folder)
         if (folder / NOTE).exists():
             self.neighbours.outposts.adopt(folder)
@@ -126,13 +138,16 @@ class MachineDaemon:
         try:
             spec.count_on(folder)
             told, sites = told_of(folder, "Adopting a run"), Sites.load(folder)
-            is_alive = has_hosts(folder) or bool(sites.others)  # Others may hold what was lost here.
+            # Others may hold what was lost here.
+            is_alive = has_hosts(folder) or bool(sites.others)
+            goes_on = is_alive or has_snapshot(folder)
             held = self._hold(folder, told, sites, is_watched=run.is_watched)
         except (ConfigError, *UNABLE) as error:
             self.tell(f"leaves {folder}, a run of the daemon before it: {error}")
             return
-        self._say(held, f"adopts {folder}" if is_alive else f"finds {folder} without a living process")
-        if not is_alive:
+        found = "" if is_alive else ", which has no living process" + (", from its snapshot" if goes_on else "")
+        self._say(held, f"adopts {folder}{found}")
+        if not goes_on:
             held.daemon.end("the daemon of its machine was gone for too long")
 
     def request_end(self) -> None:
@@ -197,7 +212,7 @@ class MachineDaemon:
         self.tell(f"refused a connection from {address}, whose key it does not admit: isthmus admit NAME {key}")
 
     def _machine(self) -> Message:
-        runs = [{"run": folder, "outcome": run.daemon.outcome} for folder, run in self._runs.items()]
+        runs = [{"run": folder, "name": run.name, "outcome": run.daemon.outcome} for folder, run in self._runs.items()]
         former = [{"run": folder, "outcome": outcome} for folder, outcome in self._former.items()]
         return {"type": "machine", "name": self.name, "pid": os.getpid(), "root": str(self._root.folder),
                 "runs": runs, "former": former}  # fmt: skip
@@ -266,6 +281,76 @@ class MachineDaemon:
         hosts = f"{sum(told.roles.values())} hosts{elsewhere}"
         self._say(run, f"took {folder}: {hosts}{'' if is_watched else ', detached'}")
         return {"type": "taken", "run": str(folder)}
+
+    async def _resume(self, message: Message) -> Message:
+        """Be the home of a run from now on whose home was lost, and whose folder is here."""
+        doing = f"Making {self.name!r} the home of a run"
+        estate = succession.read(self._root.existing(str(message["run"]), doing), doing)
+        run, sites = estate.told.run, [Site.read(site) for site in message["sites"]]
+        going_on = {str(machine): list(map(str, names)) for machine, names in dict(message["going_on"]).items()}
+        going_on[self.name] = [each.name for each in self._runs.values()]
+        term, missing = await self._check_lost(estate, sites, going_on, doing)
+        former = self.neighbours.outposts.release(run)
+        moved = estate.sites.moved(self.name, sites, term)
+        try:
+            succession.write(estate, moved, self._config.secret, former)
+            if former is not None:
+                inherit(estate.folder, former)
+            held = self._hold(estate.folder, told_of(estate.folder, doing), moved, is_watched=False)
+        except UNABLE as error:
+            if former is not None:
+                self.neighbours.outposts.adopt(former)
+            do = "Look at the folder and at what the machine has left: space, memory, processes."
+            raise ConfigError(doing, "to supervise it", f"{type(error).__name__}: {error}", do) from error
+        if former is not None:
+            (former / NOTE).unlink(missing_ok=True)
+        self._say(held, f"is the home of {run} in term {term}, in place of {estate.sites.home}")
+        return {"type": "taken", "run": str(estate.folder), "name": run, "term": term, "missing": missing}
+
+    async def _check_lost(
+        self, estate: Estate, sites: list[Site], going_on: Mapping[str, list[str]], doing: str
+    ) -> tuple[int, dict[str, str]]:
+        """The next term of a run whose home was lost, and the machines that cannot be reached, and why; ConfigError if
+        any that takes part in it hears its home, or would not take part, or if this one may not carry it out."""
+        run, job = estate.told.run, estate.told.job
+        self._permit(job.program, job.task.text, run)
+        alive = next((machine for machine, names in going_on.items() if run in names), None)
+        if alive is not None:
+            do = f"Leave it there, or end the daemon of {alive!r} first."
+            raise ConfigError(doing, "a run whose home was lost", f"{run}, which goes on under {alive!r}", do)
+        me = next((site for site in sites if site.name == self.name and site.address), None)
+        if me is None:
+            do = "Write [[machine]] with that name and its address into the cluster file, or choose another --home."
+            raise ConfigError(doing, f"{self.name!r} with an address in the cluster file", "none", do)
+        await self._compare(estate, doing)
+        known = {**estate.sites.sites, **{site.name: site for site in sites}}
+        others = [name for name in estate.machines if name not in (self.name, estate.sites.home)]
+        here = Home(self.name, str(me.address), me.public_key or "")
+        check = {"type": "check", "program": job.program, "task": job.task.text, "digest": "", "run": run}
+        asked = [Asked(known.get(name, Site(name)), here, check) for name in others]
+        for left in reversed(range(HEARD_TRIES)):
+            found, missing, faults = await standings(self.neighbours.links, asked, self.keys)
+            found[self.name] = self.neighbours.outposts.standing(run, self.name)
+            heard = [(name, each) for name, each in found.items() if each["is_heard"]]
+            if not heard or not left:
+                break
+            await asyncio.sleep(UP_SECONDS)  # They may not have missed it yet.
+        do = "Wait for its end, or end its daemon. If it was lost just now, try again."
+        faults += [
+            Fault(doing, "a run whose home was lost", f"its home {each['home']!r}, which {name!r} hears", do)
+            for name, each in heard
+        ]
+        if faults:
+            raise ConfigError.of(faults)
+        return 1 + max(estate.term, *(int(each["term"]) for each in found.values())), missing
+
+    async def _compare(self, estate: Estate, doing: str) -> None:
+        """ConfigError if this machine has other sources or data than those of the run, and may need them."""
+        job, wanted = estate.told.job, estate.sites.digest
+        found = await self._loop.run_in_executor(None, digest.digest, job.program, job.task.text)
+        if wanted not in ("", found):
+            do = "Put the same isthmus, program, task and data here."
+            raise ConfigError(doing, f"the sources and data of the run, {wanted[:8]}", f"others, {found[:8]}", do)
 
     def _watch(self, message: Message) -> Message:
         """The status of a run, or its summary, if it is over; renews its lease, if a watching command asks."""

@@ -14,10 +14,10 @@ from typing import Final, final
 from isthmus.programs.cluster.machine_file import MachineConfig
 from isthmus.programs.machine.home_link import Home, Link
 from isthmus.programs.machine.links import EXPELLED, LINK, RESPONSE, Links
-from isthmus.programs.machine.outposts import UNSTATIONED, Outposts
+from isthmus.programs.machine.outposts import SUPERSEDED, UNSTATIONED, Outposts
 from isthmus.programs.machine.run import CHECK_SECONDS_MAX, MachineRun
 from isthmus.runtime.control.messages import Message
-from isthmus.runtime.daemon.outpost_messages import REPORT, over
+from isthmus.runtime.daemon.outpost_messages import REPORT, over, read_report
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.security.keys import Keyring
 from isthmus.runtime.supervision.home.events import Taken
@@ -58,13 +58,26 @@ class Neighbours:
         self._joining: set[tuple[str, str]] = set()
         self._refused: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.outposts = Outposts(loop, name, folder, config, tell=tell, on_change=on_change, link=self.link)
+        self._joined = ""
+        """The address of the home that this machine has joined."""
+        self.outposts = Outposts(
+            loop,
+            name,
+            folder,
+            config,
+            tell=tell,
+            on_change=on_change,
+            link=self.link,
+            is_operator=lambda key: keys is None or key in keys.operators,
+            at_home=self._called,
+        )
         self.handlers: Mapping[str, Callable[[bytes, Message], None]] = {
             LINK: self._linked,
             LEAVE: self._left,
             REPORT: self._reported,
             RESPONSE: self._responded,
             UNSTATIONED: self._unstationed,
+            SUPERSEDED: self._superseded,
         }
 
     # -- homes of others -----------------------------------------------------------------------------------------------
@@ -86,7 +99,7 @@ class Neighbours:
 
     def join(self, home: Home, islands: int) -> Link:
         """Offer islands to the runs of a home, from now on."""
-        self.islands = islands
+        self.islands, self._joined = islands, home.address
         return self.link(home)
 
     def close(self) -> None:
@@ -95,7 +108,8 @@ class Neighbours:
             link.close()
 
     def _described(self, home: Home) -> Message:
-        return {"name": self._name, "runs": self.outposts.runs(home), "islands": self.islands}
+        islands = self.islands if home.address == self._joined else None
+        return {"name": self._name, "runs": self.outposts.runs(home), "islands": islands}
 
     def _ordered(self, link: Link, message: Message) -> None:
         if message["type"] == EXPELLED:
@@ -215,9 +229,28 @@ class Neighbours:
         if name is None:
             return  # Its next word says who it is.
         if run is None or name in run.daemon.home.fleet.away:
-            self._send(peer, {**over(), "run": message["run"]})
+            term = read_report(message)[0].obeyed.term if run is None else run.daemon.home.term
+            self._send(peer, {**over(self._name, term), "run": message["run"]})
         else:
             run.daemon.hear(name, message)
+
+    def _called(self, link: Link, run: str, term: int) -> bool:
+        """A machine says that it is the home of a run; whether that has its home here."""
+        for mine in self._runs():
+            if mine.name == run:
+                mine.call(link, term)
+                return True
+        return False
+
+    def _superseded(self, peer: bytes, message: Message) -> None:
+        """A machine says that a run has another home than this one. That counts as a hint: the other home is dialled,
+        and says so itself, if it is true."""
+        name = self._name_of(peer)
+        for run in self._runs():
+            if name is not None and run.name == message["run"] and name in run.daemon.home.fleet.others:
+                heir = run.heir(str(message["by"]))
+                if heir is not None:
+                    self.link(heir)
 
     def _name_of(self, peer: bytes) -> str | None:
         """The machine that speaks: the one that has this link, and whose key it is."""

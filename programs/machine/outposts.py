@@ -3,7 +3,9 @@
 A home says what a run is (`station`), which lives are wanted (`orders`), and asks: whether a request would be permitted
 (`check`), which files a run has left here (`files`), and for parts of them (`piece`). What may be loaded is judged by
 name, and data by their digest; nothing is imported. What a home asks for again and again is done once. A home is heard
-of its own runs only.
+of its own runs only, and a machine that becomes the home of a run in its place: one that the home before it has named
+(an *heir*), or an operator. Which of two is followed, the station decides, by their terms. While the home of a run is
+not heard, its heirs are dialled, too, as each of them may be the next home.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 import zmq
 
@@ -31,10 +34,15 @@ from isthmus.runtime.control.messages import Message
 from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.daemon.outpost_messages import ORDERS
 from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
 from isthmus.runtime.system.files import write_json
 
 STATION: Final = "station"
 UNSTATIONED: Final = "unstationed"
+SUPERSEDED: Final = "superseded"
+"""Says to a machine which takes itself for the home of a run that another one is."""
+HEIR_SECONDS: Final = 2.0
+"""How often homes are looked for that are not heard."""
 NOTE: Final = "outpost.json"
 PIECE_BYTES: Final = 1 << 18
 FILES: Final = re.compile(r"(logs|spans)/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -42,10 +50,28 @@ FILES: Final = re.compile(r"(logs|spans)/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError)
 
 
+@dataclass(slots=True)
+class Held:
+    """An outpost, the link to the home that it follows, in that `term`, its `heirs`, and by name the links of those
+    that have spoken as its home."""
+
+    outpost: Outpost
+    link: Link
+    term: int
+    heirs: tuple[Home, ...]
+    speakers: dict[str, Link]
+
+    def note(self, run: str) -> dict[str, Any]:
+        """As the next daemon reads it."""
+        heirs = [heir.as_data() for heir in self.heirs]
+        return {"run": run, "home": self.link.home.as_data(), "term": self.term, "heirs": heirs}
+
+
 @final
 class Outposts:
     """The outposts of the daemon `name`, below `folder`. `tell` is given lines for people, `on_change` is called when
-    there is one more or one less, and `link` gives the link to a home."""
+    there is one more or one less, `link` gives the link to a home, `is_operator` says so of a public key, and `at_home`
+    takes a home's call for a run that has its home here: whether there is one."""
 
     def __init__(
         self,
@@ -57,25 +83,29 @@ class Outposts:
         tell: Callable[[str], None],
         on_change: Callable[[], None],
         link: Callable[[Home], Link],
+        is_operator: Callable[[str], bool],
+        at_home: Callable[[Link, str, int], bool],
     ) -> None:
         self._loop, self._name, self._folder, self._config = loop, name, folder, config
         self._tell, self._on_change, self._link = tell, on_change, link
-        self._held: dict[str, tuple[Outpost, Home]] = {}
+        self._is_operator, self._at_home = is_operator, at_home
+        self._held: dict[str, Held] = {}
         self._is_ending = False
         self._requests: Mapping[str, Callable[[Home, Message], Awaitable[Message]]] = {
             "check": self._check,
             "files": self._files,
             "piece": self._piece,
         }
+        loop.call_later(HEIR_SECONDS, self._look_for_homes)
 
     # -- from outside --------------------------------------------------------------------------------------------------
 
     @property
     def folders(self) -> list[Path]:
-        return [outpost.folder for outpost, _ in self._held.values()]
+        return [held.outpost.folder for held in self._held.values()]
 
     def runs(self, home: Home) -> list[str]:
-        return [run for run, (_, whose) in self._held.items() if whose.address == home.address]
+        return [run for run, held in self._held.items() if held.link.home.address == home.address]
 
     def hear(self, link: Link, message: Message) -> None:
         """Do what a home says; what no home of ours says, or of another home's run, is refused."""
@@ -83,7 +113,7 @@ class Outposts:
             if message["type"] == STATION:
                 self._station(link, message)
             elif message["type"] == ORDERS and message["run"] in self._held:
-                self._of(link.home, message).order(message)
+                self._heard(link, str(message["run"])).outpost.order(link.home.name, message)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             self._tell(f"refused what {link.home.name} says, a {message['type']}: {type(error).__name__}: {error}")
 
@@ -94,17 +124,30 @@ class Outposts:
     def _of(self, home: Home, message: Message) -> Outpost:
         """The outpost that a message of a home is about; KeyError if there is none, or it is another home's."""
         run = str(message["run"])
-        outpost, whose = self._held[run]
-        if whose.address != home.address:
+        held = self._held[run]
+        if held.link.home.address != home.address:
             raise KeyError(run)
-        return outpost
+        return held.outpost
+
+    def _heard(self, link: Link, run: str) -> Held:
+        """The outpost to which a machine may speak as its home; KeyError for others."""
+        held, who = self._held[run], link.home
+        known = [*held.heirs, *(link.home for link in held.speakers.values())]
+        is_known = any((each.address, each.public_key) == (who.address, who.public_key) for each in known)
+        if not (is_known or self._is_operator(who.public_key)):
+            raise KeyError(run)
+        held.speakers[who.name] = link
+        return held
 
     def adopt(self, folder: Path) -> None:
         """Go on with what a daemon before this one held."""
         try:
             told = json.loads((folder / NOTE).read_text())
             spec.count_on(folder)
-            self._hold(folder, str(told["run"]), self._link(Home(**told["home"])))
+            heirs = tuple(Home(**heir) for heir in told["heirs"])
+            self._hold(folder, str(told["run"]), self._link(Home(**told["home"])), int(told["term"]), heirs)
+            for heir in heirs if int(told["term"]) > 1 else ():  # One of them was its home, and may take itself for it.
+                self._dial(heir)
         except (KeyError, TypeError, ValueError, ConfigError, *_UNABLE) as error:
             self._tell(f"leaves {folder}, a run of the daemon before it: {error}")
             return
@@ -113,20 +156,41 @@ class Outposts:
     def end(self) -> None:
         """End every host here, and take no more."""
         self._is_ending = True
-        for outpost, _ in list(self._held.values()):
-            outpost.end()
+        for held in list(self._held.values()):
+            held.outpost.end()
 
     def end_of(self, home: Home) -> None:
         """End every host of a home's runs."""
         for run in self.runs(home):
-            self._held[run][0].end()
+            self._held[run].outpost.end()
+
+    def standing(self, run: str, caller: str) -> Message:
+        """What is known here of a run's home, for a machine that is about to be the next one: its name and term, and
+        whether it is heard; none of a run that has no part here."""
+        held = self._held.get(run)
+        if held is None:
+            return {"home": "", "term": 0, "is_heard": False}
+        home = held.link.home
+        return {"home": home.name, "term": held.term, "is_heard": held.link.is_up and home.name != caller}
+
+    def release(self, run: str) -> Path | None:
+        """Let go of a run whose home is this machine from now on; the folder that its hosts here know, which go on."""
+        held = self._held.pop(run, None)
+        if held is None:
+            return None
+        held.outpost.close()
+        self._on_change()
+        return held.outpost.folder
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
     def _station(self, link: Link, message: Message) -> None:
         """Have a part in a run from now on."""
-        run = str(message["run"])
+        run, term = str(message["run"]), int(message["term"])
+        if self._at_home(link, run, term):
+            return
         if run in self._held:
+            self._heard(link, run).outpost.call(link.home.name, term)
             return
         try:
             if not RUN_NAME.fullmatch(run):
@@ -139,36 +203,71 @@ class Outposts:
             zero_ns = time.monotonic_ns() - int(message["age_ns"])
             here = {**message["spec"]["here"], "secret": str(self._config.secret or "")}
             spec.write(folder, {**message["spec"], "zero_ns": zero_ns, "here": here})
-            write_json(folder / NOTE, {"run": run, "home": link.home.as_data()})
-            self._hold(folder, run, link)
+            heirs = tuple(Home(*map(str, heir)) for heir in message["heirs"])
+            held = self._hold(folder, run, link, term, heirs)
+            write_json(folder / NOTE, held.note(run))
         except (KeyError, TypeError, ValueError, ConfigError, *_UNABLE) as error:
             link.send({"type": UNSTATIONED, "run": run, "error": f"{type(error).__name__}: {error}"})
             self._tell(f"refused its part of {run}, a run of {link.home.name}: {error}")
             return
         self._tell(f"takes part in {run}, a run of {link.home.name}")
 
-    def _hold(self, folder: Path, run: str, link: Link) -> None:
-        launch = Launcher(self._loop, folder, spec.load(folder).computing)
+    def _hold(self, folder: Path, run: str, link: Link, term: int, heirs: tuple[Home, ...]) -> Held:
+        told = spec.load(folder)
         outpost = Outpost(
             self._loop,
             folder,
             run=run,
             name=self._name,
-            launch=launch,
-            send=link.send,
+            home=link.home.name,
+            term=term,
+            launch=Launcher(self._loop, folder, told.computing),
+            send=lambda message: self._held[run].link.send(message),
+            follow=lambda command: self._follow(run, command),
+            turn_away=lambda command: self._turn_away(run, command),
+            lonely_seconds=told.home_away_seconds,
             on_over=lambda: self._over(run),
+            tape_bytes=told.tape_bytes,
         )
-        self._held[run] = outpost, link.home
+        held = self._held[run] = Held(outpost, link, term, heirs, {link.home.name: link})
         self._on_change()
         outpost.start()
+        return held
+
+    def _follow(self, run: str, command: FollowHome) -> None:
+        """The station follows another home from now on."""
+        held = self._held[run]
+        former, held.link, held.term = held.link.home.name, held.speakers[command.home], command.term
+        with suppress(OSError):  # The home calls again, where the next daemon does not know it.
+            write_json(held.outpost.folder / NOTE, held.note(run))
+        self._tell(f"follows {command.home}, the home of {run} in term {command.term}, in place of {former}")
+
+    def _turn_away(self, run: str, command: TurnAway) -> None:
+        """A machine takes itself for the home of a run, and is not."""
+        speaker = self._held[run].speakers.get(command.home)
+        if speaker is not None:
+            speaker.send({"type": SUPERSEDED, "run": run, "by": command.by})
+
+    def _look_for_homes(self) -> None:
+        """While a home is not heard, another machine may have become that."""
+        for held in self._held.values():
+            for heir in held.heirs if not held.link.is_up else ():
+                self._dial(heir)
+        self._loop.call_later(HEIR_SECONDS, self._look_for_homes)
+
+    def _dial(self, heir: Home) -> None:
+        """Have a link to a machine that may be a home, unless it is this one."""
+        with suppress(ConfigError):  # Its address leaves the machine, and there are no keys.
+            if heir.name != self._name:
+                self._link(heir)
 
     def _over(self, run: str) -> None:
         """Every host has ended; what its home wanted of the files, it has."""
-        outpost, home = self._held.pop(run)
-        outpost.close()
+        held = self._held.pop(run)
+        held.outpost.close()
         with suppress(OSError):
-            shutil.rmtree(outpost.folder)
-        self._tell(f"finished its part of {run}, a run of {home.name}")
+            shutil.rmtree(held.outpost.folder)
+        self._tell(f"finished its part of {run}, a run of {held.link.home.name}")
         self._on_change()
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -184,7 +283,7 @@ class Outposts:
             if found != wanted:
                 do = "Put the same isthmus, program, task and data (--data; else Python's library) on every machine."
                 raise ConfigError(doing, f"what the command has, {wanted[:8]}", f"something else, {found[:8]}", do)
-        return {"type": "permitted"}
+        return {"type": "permitted", **self.standing(str(message.get("run", "")), home.name)}
 
     def _permit(self, program: str, task: str) -> None:
         faults = list(self._config.faults(program, task, self._name))

@@ -41,6 +41,30 @@ async def muster(links: Links, asked: list[Asked], keys: Keyring | None) -> list
     return [fault for task in tasks for fault in task.result()]
 
 
+async def standings(
+    links: Links, asked: list[Asked], keys: Keyring | None
+) -> tuple[dict[str, Message], dict[str, str], list[Fault]]:
+    """What machines know of the home of a run, by name; of those that cannot be reached, why; and what the others
+    refuse."""
+    found, missing, faults = dict[str, Message](), dict[str, str](), list[Fault]()
+
+    async def one(each: Asked) -> None:
+        try:
+            await _reach(links, each, keys)
+        except ConfigError as error:
+            missing[each.site.name] = str(error.faults[0].found)
+            return
+        try:
+            found[each.site.name] = await links.request(each.site.name, each.check, CHECK_SECONDS_MAX)
+        except ConfigError as error:
+            faults.extend(error.faults)
+
+    async with asyncio.TaskGroup() as group:
+        for each in asked:
+            group.create_task(one(each))
+    return found, missing, faults
+
+
 async def _faults(links: Links, asked: Asked, keys: Keyring | None) -> list[Fault]:
     try:
         await _reach(links, asked, keys)

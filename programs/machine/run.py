@@ -23,12 +23,14 @@ from typing import Any, Final, final
 
 from isthmus.programs.cluster.handover import Site, Sites
 from isthmus.programs.machine.collect_files import gather
+from isthmus.programs.machine.home_link import Home, Link
 from isthmus.programs.machine.links import Links
-from isthmus.programs.machine.outposts import STATION
+from isthmus.programs.machine.outposts import STATION, SUPERSEDED
 from isthmus.programs.request import spec
 from isthmus.programs.request.run_lock import RunLock
 from isthmus.programs.run.finish import Ending, error_of, finish_apart
 from isthmus.programs.run.launch import Launcher
+from isthmus.programs.succession.hosts import bring_home
 from isthmus.runtime.control.messages import Message
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.ledger import living
@@ -71,6 +73,7 @@ class MachineRun:
         self._told, self._sites, self._links = told, sites, links
         self._loop, self._machine, self._on_over = loop, machine, on_over
         self._unheard = 0 if is_watched else None
+        self._callers: dict[str, Link] = {}
         self._launch = Launcher(loop, folder, told.computing)
         self.daemon = Daemon(
             loop,
@@ -84,6 +87,8 @@ class MachineRun:
             places=sites.places(),
             send=self._send,
             keys=lambda: {} if keys is None else {name: key for key, name in keys.admitted.items()},
+            tape_bytes=told.tape_bytes,
+            turn_away=self._turn_away,
         )
         loop.call_soon(self._start)
 
@@ -112,7 +117,22 @@ class MachineRun:
         site = Site(machine) if site is None else site
         here = site.here(site.host, learners or islands)
         told: Message = {"spec": {**data, "here": asdict(here)}, "age_ns": time.monotonic_ns() - self._told.zero_ns}
-        self._send(machine, {"type": STATION, **told})
+        heirs = [(heir.name, heir.address, heir.public_key) for heir in map(_home, self._sites.heirs)]
+        self._send(machine, {"type": STATION, **told, "term": self._sites.term, "heirs": heirs})
+
+    def heir(self, name: str) -> Home | None:
+        """Another machine that may be the home of this run."""
+        return next((_home(site) for site in self._sites.heirs if name == site.name != self._machine), None)
+
+    def call(self, link: Link, term: int) -> None:
+        """Another machine says that it is the home of this run."""
+        known = self.heir(link.home.name)
+        if known == link.home:  # Whom this home does not know by its address and key, it does not believe.
+            self._callers[known.name] = link
+            self.daemon.call(known.name, term)
+
+    def _turn_away(self, machine: str) -> None:
+        self._callers[machine].send({"type": SUPERSEDED, "run": self.name, "by": self._machine})
 
     def _send(self, machine: str, message: Message) -> None:
         self._links.send(machine, {**message, "run": self.name})
@@ -152,6 +172,7 @@ class MachineRun:
         try:
             machines = {name: self._hosts_of(name) for name in daemon.home.fleet.others if self._links.is_up(name)}
             await gather(self._links, self.name, self.folder, machines, self.log)
+            await self._loop.run_in_executor(None, bring_home, self.folder)
         finally:
             daemon.dismiss()
             self._finish(daemon)
@@ -182,6 +203,10 @@ class MachineRun:
         self.daemon.close()
         self._lock.close()
         self._on_over()
+
+
+def _home(site: Site) -> Home:
+    return Home(site.name, str(site.address), site.public_key or "")
 
 
 def told_of(folder: Path, doing: str) -> spec.Spec:

@@ -14,11 +14,13 @@ from typing import Any, Final, cast
 from isthmus.ops.exchange.messages import Merging, Report
 from isthmus.ops.exchange.token_totals import Totals
 from isthmus.ops.island.evaluate import Evaluated
+from isthmus.programs.adapted.known import FIELDS as CHANGE_FIELDS
+from isthmus.programs.adapted.known import Changes
 from isthmus.programs.books.balance import entries, fragment_accounts, merged_share
 from isthmus.programs.books.shards import ShardBooks
 from isthmus.programs.recorder.memory import Memory
+from isthmus.programs.recorder.metric_lines import finite, mean_of, metrics_of
 from isthmus.programs.recorder.summary import goodput
-from isthmus.programs.recorder.token_means import mean_of
 
 _MERGE_FIELDS: Final = frozenset(
     {"shard", "epoch", "fragment", "round", "kind", "version", "origin", "merges", "votes", "merged_tokens"}
@@ -64,6 +66,7 @@ class Books:
         """Lives of which only the recorder before this one has heard, which heard of any until `_heard_until`."""
         self._heard_until = 0
         self.shards = ShardBooks()
+        self.changes = Changes()
         self._sizes = tuple(sizes)
 
     # -- what a recorder before this one has known ---------------------------------------------------------------------
@@ -94,6 +97,8 @@ class Books:
             loss = math.nan if line["eval_loss"] is None else line["eval_loss"]
             metrics = [[name, math.nan if value is None else value] for name, value in line.get("metrics", {}).items()]
             self.take_evaluation(Evaluated(kind=line["kind"], loss=loss, tokens=line["tokens"], metrics=metrics))
+        elif name == "changes" and line.keys() >= {*CHANGE_FIELDS}:
+            self.changes.take(line, line.get("time"))
         elif name == "metrics" and line.keys() >= _METRIC_FIELDS:
             self._recall_metric(line, now)
 
@@ -185,6 +190,11 @@ class Books:
             self.versions[fragment] = max(self.versions.get(fragment, [0, 0]), list(version))
         return True
 
+    def take_change(self, change: Mapping[str, Any]) -> bool:
+        """Take in a change of what follows the links; whether it is news."""
+        at = None if self.zero is None else round((change["at"] - self.zero) / 1e9, 6)
+        return self.changes.take(change, at)
+
     def take_evaluation(self, evaluated: Evaluated) -> Evaluated | None:
         """Take in a point of the curve; the result is what it is in the curve, None where it is known.
 
@@ -237,6 +247,7 @@ class Books:
             "metrics": metrics_of(mean_of(present.values()).items()),
             "eval_metrics": metrics_of(self.evaluations[-1]["metrics"] if self.evaluations else []),
             "epochs": self._epochs(),
+            "changes": self.changes.figures(),
         }
 
     def accounts(self, told: Mapping[str, Any]) -> list[dict[str, int]]:
@@ -288,13 +299,3 @@ def _learner(report: Report) -> dict[str, Any]:
     noted = {name: fields[name] for name in _NOTED_FIELDS if name in fields}
     told = {name: fields[name] for name in _LEARNER_FIELDS}
     return {**told, "metrics": dict(report["metrics"]), **noted, "step_ms": report["step_time"] / 1e6}
-
-
-def metrics_of(told: Iterable[Sequence[Any]]) -> dict[str, float | None]:
-    """Scalars by name, as files and figures have them."""
-    return {name: finite(value) for name, value in told}
-
-
-def finite(value: float | None) -> float | None:
-    """A loss as files and figures have it: None where it is not finite, which is no number in JSON."""
-    return value if value is not None and math.isfinite(value) else None

@@ -14,7 +14,7 @@ from isthmus.programs.recorder import memory as recorder_memory
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import Lines
 
-FILES: Final = ("metrics", "merges", "evaluations")
+FILES: Final = ("metrics", "merges", "evaluations", "changes")
 """The files NAME.jsonl."""
 
 

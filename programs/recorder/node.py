@@ -13,28 +13,27 @@ as the disk does not say what a recorder before this one has known, what comes i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from isthmus.ops.exchange.messages import Control, Merging, Report
 from isthmus.ops.exchange.messages import Final as FinalItem
+from isthmus.programs.adapted.known import FIELDS as CHANGE_FIELDS
+from isthmus.programs.adapted.known import in_order
 from isthmus.programs.recorder import memory as recorder_memory
 from isthmus.programs.recorder import verdict
-from isthmus.programs.recorder.books import Books, finite, metrics_of
+from isthmus.programs.recorder.books import Books
 from isthmus.programs.recorder.ending import Ending
 from isthmus.programs.recorder.lines import FILES, RecordLines
+from isthmus.programs.recorder.metric_lines import MetricLines, as_field, finite
 from isthmus.programs.recorder.model_holders import ModelHolders
 from isthmus.programs.recorder.reports import Reports
 from isthmus.programs.recorder.schemas import SCHEMAS
-from isthmus.programs.recorder.token_means import TokenMeans
 from isthmus.runtime.roles import LEARNER, RECORDER
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_tensors
 
-METRIC_NS: Final = 200_000_000
-"""A learner's lines in metrics.jsonl are at least this far apart: a day of them is some tens of megabytes."""
 STATUS_NS: Final = 500_000_000
 CONTROL_NS: Final = 1_000_000_000
 """Between two words to pacers: they fire on what they hear, and this lets them notice, too, that time has passed."""
@@ -53,8 +52,6 @@ SAVE_TRIES_MAX: Final = 1200
 counted, and not the time, because a clock may leap."""
 LINES_NS_MAX: Final = 30_000_000_000
 """How long, at the end, lines are waited for that the disk does not take."""
-_METRIC_FIELDS: Final = ("incarnation", "phase", "step", "tokens")
-_TRAFFIC_FIELDS: Final = ("staleness", "bytes_sent", "bytes_received", "sick", "sick_step")
 _MERGE_FIELDS: Final = (
     *("shard", "epoch", "fragment", "round", "kind", "version", "origin", "momentum", "voters", "weights"),
     *("left_out", "refused", "reason"),
@@ -65,16 +62,25 @@ _MERGE_FIELDS: Final = (
 class Recorder:
     """Fires by timer and samples everything. `sizes` of the fragments in values, none where whole trees are exchanged;
     `has_model`: a final model comes, in `final` fragments; `has_evaluator`: a final evaluation comes. `learners` are
-    those whose tokens count.
+    those whose tokens count. `keeps_budget`: learners do not find out by themselves when it is spent; where they do, as
+    in programs that go back to a state which all share, what is undone counts as trained here, and not there.
     """
 
     outputs = ("control",)
     schemas: Final = SCHEMAS
 
     def __init__(
-        self, folder: Path, *, tokens: int, learners: int, sizes: Sequence[int], has_model: bool, has_evaluator: bool
+        self,
+        folder: Path,
+        *,
+        tokens: int,
+        learners: int,
+        sizes: Sequence[int],
+        has_model: bool,
+        has_evaluator: bool,
+        keeps_budget: bool = True,
     ) -> None:
-        self._folder = folder
+        self._folder, self._keeps_budget = folder, keeps_budget
         self._budget, self._learners, self._sizes = tokens, learners, sizes
         self._has_model, self._has_evaluator = has_model, has_evaluator
         self._books, self._holders = Books(sizes), ModelHolders(len(sizes))
@@ -83,16 +89,11 @@ class Recorder:
         self._ended: set[tuple[int, int]] = set()
         self._arrived: dict[str, dict[Any, Any]] = {}
         self._has_recalled = False
-        self._reported_at: dict[int, int] = {}
-        self._losses_heard: dict[int, list[float]] = {}
-        self._metrics_heard: dict[int, TokenMeans] = {}
-        self._withheld: dict[int, Report] = {}
-        self._told_last: dict[int, tuple[Any, ...]] = {}
         self._unsaved: dict[int, FinalItem] = {}
         self._save_tries = 0
         self._save_at = 0
         self._save_error: str | None = None
-        self._snapshot_error: str | None = None
+        self._snapshots: dict[str, Any] = {"error": None, "store": None}
         self._remembered_at = self._early_count = 0
         self._published_at = -STATUS_NS
         self._controlled_at = -CONTROL_NS
@@ -108,13 +109,14 @@ class Recorder:
         self._began_at = context.now()
         self._disk: Disk = context.disk
         self._lines = RecordLines(self._folder, self._disk)
+        self._metrics = MetricLines(self._lines)
         self._memory = recorder_memory.Remembering(self._folder, self._disk, context.member.incarnation)
         self._recall()
 
     def close(self) -> None:
         """Close the files; what another life of this recorder has taken over is that one's to write."""
         if self._has_recalled and not self._memory.is_replaced():
-            self._write_all_withheld(self._context.now())
+            self._metrics.write_all(self._context.now())
             self._lines.give_up_waiting(self._began_at)
             self._remember(self._context.now())
         self._lines.close()
@@ -126,12 +128,13 @@ class Recorder:
         evaluation: Any = None,
         final: Any = None,
         held: Any = None,
+        changed: Any = None,
         stop: Any = None,
     ) -> dict[str, Control] | None:
         """Write down what is new; say stop where somebody asked, or where the budget is this recorder's to keep."""
         now = self._context.now()
         came = {"progress": progress, "merged": merged, "evaluation": evaluation, "final": final, "held": held}
-        for port, items in {**came, "stop": stop}.items():
+        for port, items in {**came, "changed": changed, "stop": stop}.items():
             self._arrived.setdefault(port, {}).update(items or {})
         if not self._has_recalled and not self._recall():
             return None
@@ -143,7 +146,7 @@ class Recorder:
         self._judge_end(now)
         self._books.see(_lives(self._context.members()), now)
         if self._error is not None or self._is_complete(now):
-            self._write_all_withheld(now)
+            self._metrics.write_all(now)
             self.is_finished = self._is_flushed(now)
         if self.is_finished:
             self._lines.close()  # What is told of them now is the last word.
@@ -193,19 +196,22 @@ class Recorder:
             self._books.totals.hear(item["totals"])
             self._books.note_snapshots(item["faults"])
             if item["holder"] == RECORDER:
-                self._snapshot_error = item["error"]
+                self._snapshots = {"error": item["error"], "store": item["store"]}
         for report in self._reports.whole(arrived["progress"], self._context.members(), now):
             self._take_report(report, now)
         for merging in sorted(arrived["merged"].values(), key=lambda item: (item["published_at"], item["fragment"])):
             if self._books.take_merge(merging):
                 self._ending.merged(merging["fragment"], now)
                 self._lines.write("merges", merging["published_at"], _merge_line(merging))
+        for change in in_order(arrived["changed"].values()):
+            if self._books.take_change(change):
+                self._lines.write("changes", change["at"], {name: change[name] for name in CHANGE_FIELDS})
         for each in sorted(arrived["evaluation"].values(), key=lambda item: (item["tokens"], item["kind"] == "final")):
             evaluated = self._books.take_evaluation(each)
             if evaluated is not None:
                 loss = finite(evaluated["loss"])
                 line = {"tokens": evaluated["tokens"], "eval_loss": loss, "kind": evaluated["kind"]}
-                line |= _metrics(evaluated["metrics"])
+                line |= as_field(evaluated["metrics"])
                 self._lines.write("evaluations", now, line)
         for item in arrived["final"].values():
             self._unsaved[item["fragment"]] = item
@@ -223,37 +229,7 @@ class Recorder:
         self._ending.step_took(report["step_time"])
         if report["phase"] == "final":
             self._ended.add((slot, report["incarnation"]))
-        if known is not None and known["incarnation"] < report["incarnation"]:
-            self._write_withheld(slot, now)
-        if _told(report) != self._told_last.get(slot):
-            self._withheld[slot] = report
-        heard = self._losses_heard.setdefault(slot, [])
-        if math.isfinite(report["loss"]):
-            heard.append(report["loss"])
-        is_same_life = known is not None and known["incarnation"] == report["incarnation"]
-        before = known["tokens"] if known is not None and is_same_life else 0
-        self._metrics_heard.setdefault(slot, TokenMeans()).hear(report["metrics"], report["tokens"] - before)
-        is_new_phase = known is None or known["phase"] != report["phase"]
-        if not is_new_phase and now - self._reported_at.get(slot, -METRIC_NS) < METRIC_NS:
-            return
-        self._write_withheld(slot, now)
-
-    def _write_withheld(self, slot: int, now: int) -> None:
-        """Write the newest report of a slot into metrics.jsonl, if it is not there."""
-        report, heard = self._withheld.pop(slot, None), self._losses_heard.setdefault(slot, [])
-        if report is None:
-            return
-        self._reported_at[slot], self._told_last[slot] = now, _told(report)
-        fields: Mapping[str, Any] = {**report}
-        line = {"learner": slot, **{name: fields[name] for name in _METRIC_FIELDS}}
-        line["loss"] = sum(heard) / len(heard) if heard else None
-        heard.clear()
-        metrics = _metrics(self._metrics_heard.setdefault(slot, TokenMeans()).take().items())
-        self._lines.write("metrics", now, {**line, **metrics, **{name: fields[name] for name in _TRAFFIC_FIELDS}})
-
-    def _write_all_withheld(self, now: int) -> None:
-        for slot in sorted(self._withheld):
-            self._write_withheld(slot, now)
+        self._metrics.hear(report, known, now)
 
     def _save(self, now: int) -> None:
         """Write the final model, as much of it as is here; what the disk does not take is tried again."""
@@ -292,7 +268,7 @@ class Recorder:
 
     def _is_to_end(self) -> bool:
         """Whether the budget is spent, or the end was asked for."""
-        is_spent = self._books.totals.trained >= self._budget
+        is_spent = self._keeps_budget and self._books.totals.trained >= self._budget
         return is_spent or self._stop_reason is not None or self._context.stop_requested()
 
     def _judge_end(self, now: int) -> None:
@@ -385,7 +361,7 @@ class Recorder:
             "stop_reason": self._stop_reason,
             "files": self._lines.counts(),
             "unsaved": {"fragments": len(self._unsaved), "error": self._save_error},
-            "snapshots": {"faults": self._books.snapshot_faults, "error": self._snapshot_error},
+            "snapshots": {"faults": self._books.snapshot_faults, **self._snapshots},
         }
 
     def _phase(self) -> str:
@@ -401,19 +377,9 @@ def _merge_line(merging: Merging) -> dict[str, Any]:
     line = {name: fields[name] for name in _MERGE_FIELDS}
     line["quorum_ms"] = (merging["quorum_at"] - merging["opened_at"]) / 1e6
     line["grace_ms_used"] = (merging["closed_at"] - merging["quorum_at"]) / 1e6
+    if "asked" in fields:
+        line["asked"] = fields["asked"]
     return line
-
-
-def _metrics(told: Iterable[Sequence[Any]]) -> dict[str, Any]:
-    """Scalars as a field of a line; no field where a task has none."""
-    metrics = metrics_of(told)
-    return {"metrics": metrics} if metrics else {}
-
-
-def _told(report: Report) -> tuple[Any, ...]:
-    """What tells one line of metrics.jsonl from another."""
-    fields: Mapping[str, Any] = {**report}
-    return tuple(fields[name] for name in _METRIC_FIELDS)
 
 
 def _lives(members: Iterable[Any]) -> frozenset[tuple[int, int]]:

@@ -8,7 +8,8 @@ graph, so that a body of anybody's own takes part in it like those that are ship
     control     in: what the recorder says of the budget, and that the run is to end
     stop        out: the program asks for the end of the run
     parameters  out, beside `progress`: a whole tree, of which an evaluator is made where nothing else evaluates
-    merged, evaluation, final    out: for the recorder, who writes them down
+    merged, evaluation, final, changed    out: for the recorder, who writes them down
+    state       out: a state that all learners have; the recorder keeps the newest, and gives it on their port `kept`
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ RECORDER: Final = "recorder"
 EVALUATOR: Final = "evaluator"
 RECORD: Final = "record"
 EVALUATE: Final = "evaluate"
+KEEP: Final = "keep"
 
 
 def emitting(nodes: Sequence[Node], port: str) -> list[Node]:
@@ -41,6 +43,11 @@ def reporting(graph: Graph) -> Node | None:
 def learning(nodes: Sequence[Node]) -> list[Node]:
     """The nodes whose trees an evaluator can take the mean of, because they say how much each has trained."""
     return [node for node in emitting(nodes, "parameters") if "progress" in node.outputs]
+
+
+def keeping(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes that send states which all learners have."""
+    return [node for node in emitting(nodes, "state") if node.body is not OuterStep]
 
 
 def needs_evaluator(nodes: Sequence[Node]) -> bool:
@@ -78,6 +85,7 @@ def _names(graph: Graph) -> Iterator[Fault]:
     """A fault for each name that the run needs for itself."""
     own = {RECORDER} | ({EVALUATOR} if needs_evaluator(graph.nodes) else set())
     holds = {f"hold-{name}" for name in HOLDERS} if any(node.body is OuterStep for node in graph.nodes) else set()
+    keeps = {KEEP} if keeping(graph.nodes) else set()
     for role in graph.roles:
         if role.name in own:
             do = "Choose another name."
@@ -85,7 +93,7 @@ def _names(graph: Graph) -> Iterator[Fault]:
                 do = f"Have a node of it emit on `evaluation`, as {EvaluateMean.__name__} does, or choose another name."
             yield Fault(f"role {role.name!r}", f"another name: every run adds a role {role.name!r}", "this one", do)
     for node in graph.nodes:
-        if node.name in {RECORD} | holds or (node.name == EVALUATE and EVALUATOR in own):
+        if node.name in {RECORD} | holds | keeps or (node.name == EVALUATE and EVALUATOR in own):
             yield Fault(
                 f"node {node.name!r}", f"another name: every run adds a node {node.name!r}", "this one", "Choose one."
             )

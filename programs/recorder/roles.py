@@ -1,9 +1,9 @@
 """Adds to every graph what a run needs besides training: a recorder, and evaluation where a program has none.
 
 The recorder listens, by Latest edges, to the body that reports `progress` (where it has a port `report` for those who
-only watch, there), to `merged`, `final`, `stop` and to evaluations, and tells every body with a port `control` of the
-end (`run_ports`). It is a host of its own that nobody waits for. Where shards publish a model, recorder and evaluator
-also hold it, for the case that shards and learners die together.
+only watch, there), to `merged`, `final`, `changed`, `stop` and to evaluations, and tells every body with a port
+`control` of the end (`run_ports`). It is a host of its own that nobody waits for. Where shards publish a model,
+recorder and evaluator also hold it, for the case that shards and learners die together.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from isthmus.programs.recorder.node import Recorder
 from isthmus.programs.recorder.ports import (
     EVALUATE,
     EVALUATOR,
+    KEEP,
     RECORD,
     RECORDER,
     emitting,
     faults,
+    keeping,
     learning,
     needs_evaluator,
     reporting,
@@ -31,6 +33,8 @@ from isthmus.programs.recorder.ports import (
 )
 from isthmus.programs.recorder.summary import fragment_sizes
 from isthmus.programs.snapshots.kept_hold import KeptHold
+from isthmus.programs.snapshots.kept_state import KeptState
+from isthmus.programs.snapshots.urls import Place
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.graph.template import Every, Graph, Job, Latest, Node, Reference, Role
@@ -38,17 +42,21 @@ from isthmus.runtime.roles import LEARNER
 
 RUN_FOLDER: Final = Reference("isthmus:run-folder")
 SNAPSHOT_SECONDS: Final = Reference("isthmus:snapshot-seconds")
-OF_RUN: Final = (RUN_FOLDER, SNAPSHOT_SECONDS)
+SNAPSHOT_PLACE: Final = Reference("isthmus:snapshot-place")
+OF_RUN: Final = (RUN_FOLDER, SNAPSHOT_SECONDS, SNAPSHOT_PLACE)
 """Resolved by whoever runs the recorder; not part of what a program is."""
 SNAPSHOT_SECONDS_DEFAULT: Final = 15.0
 PERIOD: Final = milliseconds(100)
 
 
 def resolving(
-    folder: Path, resolve: Callable[[Reference], Any], snapshot_seconds: float = SNAPSHOT_SECONDS_DEFAULT
+    folder: Path,
+    resolve: Callable[[Reference], Any],
+    snapshot_seconds: float = SNAPSHOT_SECONDS_DEFAULT,
+    snapshot_place: Place | None = None,
 ) -> Callable[[Reference], Any]:
     """`resolve`, for a run in `folder`: with what is no part of its program."""
-    of_run = {RUN_FOLDER: folder, SNAPSHOT_SECONDS: snapshot_seconds}
+    of_run = {RUN_FOLDER: folder, SNAPSHOT_SECONDS: snapshot_seconds, SNAPSHOT_PLACE: snapshot_place}
     return lambda reference: of_run[reference] if reference in of_run else resolve(reference)
 
 
@@ -71,12 +79,15 @@ def with_recorder(graph: Graph, job: Job) -> None:
         sizes=tuple(fragment_sizes(graph)),
         has_model=bool(emitting(graph.nodes, "final")),
         has_evaluator=bool(evaluators),
+        keeps_budget=not keeping(authored),
         fires=Every(PERIOD),
     )
     for node in emitting(authored, "progress"):
         graph.edge(node["report" if "report" in node.outputs else "progress"], record["progress"], Latest())
     for node in emitting(authored, "merged"):
         graph.edge(node["merged"], record["merged"], Latest("fragment"))
+    for node in emitting(authored, "changed"):
+        graph.edge(node["changed"], record["changed"], Latest("place"))
     for node in emitting(authored, "stop"):
         graph.edge(node["stop"], record["stop"], Latest())
     for node in evaluators:
@@ -84,6 +95,7 @@ def with_recorder(graph: Graph, job: Job) -> None:
     for outer in [node for node in authored if node.body is OuterStep]:
         for holder in [each for each in graph.roles if each.name in HOLDERS]:
             _add_hold(graph, holder, outer, record)
+    _add_keep(graph, role, authored, record)
     for node in emitting(graph.nodes, "final"):
         graph.edge(node["final"], record["final"], Latest("fragment"))
     for node in list(graph.nodes):
@@ -115,8 +127,7 @@ def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
     every, shards = Every(Duration(2 * PERIOD)), graph.role_of(outer.role).replicas_max
     name, sizes = f"hold-{role.name}", tuple(fragment_sizes(graph))
     if role.name == RECORDER:
-        own = (RUN_FOLDER, SNAPSHOT_SECONDS)
-        hold = role.node(name, KeptHold, *own, role=outer.role, shards=shards, sizes=sizes, fires=every)
+        hold = role.node(name, KeptHold, *OF_RUN, role=outer.role, shards=shards, sizes=sizes, fires=every)
     else:
         hold = role.node(name, Hold, role=outer.role, shards=shards, fires=every)
     adopting = [edge.target for edge in graph.edges_out_of(outer) if edge.target.node.role == LEARNER]
@@ -130,6 +141,20 @@ def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
         if node.role == outer.role and node.input("held") is not None:
             graph.edge(hold["held"], node["held"], Latest("holder"))
     graph.edge(hold["held"], record["held"], Latest("holder"))
+
+
+def _add_keep(graph: Graph, role: Role, authored: list[Node], record: Node) -> None:
+    """Have the recorder keep the states that learners send, and give the newest to whoever goes on from it."""
+    sending = keeping(authored)
+    if not sending:
+        return
+    keep = role.node(KEEP, KeptState, *OF_RUN, fires=Every(Duration(2 * PERIOD)))
+    for node in sending:
+        graph.edge(node["state"], keep["state"], Latest())
+    for node in authored:
+        if node.body is not OuterStep and node.input("kept") is not None:
+            graph.edge(keep["kept"], node["kept"], Latest())
+    graph.edge(keep["held"], record["held"], Latest("holder"))
 
 
 def _add_evaluator(graph: Graph, job: Job, authored: list[Node]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from isthmus.ops.exchange.schemas import COUNT, HELD, KINDS, LIFE, METRICS, REPORT, TRIPLES, VERSION
+from isthmus.ops.exchange.schemas import ASKED, CHANGE, COUNT, HELD, KINDS, LIFE, METRICS, REPORT, TRIPLES, VERSION
 
 MERGED: Final = {
     "shard": COUNT,
@@ -29,6 +29,7 @@ MERGED: Final = {
     "merged_tokens": TRIPLES,
     "merges": COUNT,
     "votes": COUNT,
+    "asked?": ASKED,
 }
 SCHEMAS: Final[dict[str, Any]] = {
     "progress": REPORT,
@@ -41,4 +42,5 @@ SCHEMAS: Final[dict[str, Any]] = {
     },
     "final": {"fragment": COUNT, "tensors": "any"},
     "held": HELD,
+    "changed": CHANGE,
 }

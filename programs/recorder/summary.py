@@ -118,6 +118,8 @@ def summarise(
         "bytes_sent_total": bytes_sent,
         **lines_missing(status.get("files", {})),
         "snapshot_faults": status.get("snapshots", {}).get("faults", []),
+        "snapshot_store": status.get("snapshots", {}).get("store"),
+        "changes": status.get("changes", {}).get("count", 0),
         "fragment_accounts": accounts,
         "books": books(status, found, merges_recorded, tokens_of_step),
         "per_learner": [

@@ -1,13 +1,17 @@
 """Replays one tape: the events of its records go into a fresh core, whose commands are compared with those on the tape.
 
-Pure: it gets records and a core, and reads no file. A core that raises has decided otherwise, too: what it raises for
+The core begins in the state with which the first segment begins. Where the next segment follows on it, the core goes
+on, and has to have come to that state by itself; where records are missing before it, it begins anew from that state.
+Pure: it gets segments and cores, and reads no file. A core that raises has decided otherwise, too: what it raises for
 is never on a tape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
 
 from isthmus.programs.replay.outcome import Difference
 from isthmus.runtime.clock import Instant
@@ -26,6 +30,7 @@ from isthmus.runtime.scheduler.events import (
     RunBody,
 )
 from isthmus.runtime.scheduler.tape import Record
+from isthmus.runtime.tape.reading import Reading, Segment
 
 NOBODY: Final = frozenset[int]()
 
@@ -35,6 +40,12 @@ class Core(Protocol):
 
     def handle(self, event: Any, now: Instant) -> list[Any]:
         """What an event leads to."""
+
+    def saved(self) -> bytes:
+        """What it is between two events."""
+
+    def restore(self, state: bytes) -> None:
+        """Become what another one was; ValueError for bytes that are no state of such a core."""
 
 
 class Again(NamedTuple):
@@ -46,18 +57,38 @@ class Again(NamedTuple):
     difference: Difference | None
 
 
-def again(core: Core, records: Iterable[Any], plan: Plan | None = None, zero_ns: int = 0) -> Again:
-    """Feed a fresh core with what a tape has.
+def again(make: Callable[[], Core], segments: Iterable[Segment], plan: Plan | None = None, zero_ns: int = 0) -> Again:
+    """Feed a core with what a tape has.
 
     Arguments:
-        core: one that has seen nothing.
-        records: those of the tape, from its start.
+        make: makes a core that has seen nothing.
+        segments: those of the tape that are there.
         plan: that of a host; None for a core of a daemon.
         zero_ns: the instant of the tape's clock when the run was submitted.
+
+    ValueError if a segment begins with what is no state of such a core.
     """
-    count = commands = merges = 0
+    done, core, end, at = Again(0, 0, 0, None), make(), -1, Instant(zero_ns)
+    for segment in segments:
+        opening = segment.opening
+        if opening.before != end or not opening.before:
+            core = make()
+            core.restore(opening.state)
+        elif core.saved() != opening.state:
+            told = f"came to another state than that with which segment {opening.segment} begins"
+            return done._replace(difference=Difference(end, at - zero_ns, StateTaken(), "", 1, [], [], told))
+        done = _segment_again(done, core, segment, plan, zero_ns)
+        if done.difference is not None:
+            break
+        end, at = segment.end, segment.records[-1].at if segment.records else at
+    return done
+
+
+def _segment_again(done: Again, core: Core, segment: Segment, plan: Plan | None, zero_ns: int) -> Again:
+    """Feed a core with what a segment has; `done` is what was replayed before."""
+    count, commands, merges, _ = done
     mergers = NOBODY if plan is None else _mergers(plan)
-    for record in records:
+    for number, record in enumerate(segment.records, segment.opening.before + 1):
         count += 1
         commands += len(record.commands)
         merges += sum(
@@ -67,11 +98,15 @@ def again(core: Core, records: Iterable[Any], plan: Plan | None = None, zero_ns:
         try:
             said = core.handle(record.event, record.at)
         except Exception as error:  # Whatever it is: the core that wrote the tape did not raise it.
-            found = _difference(count, record, [], zero_ns, plan, f"{type(error).__name__}: {error}")
+            found = _difference(number, record, [], zero_ns, plan, f"raised {type(error).__name__}: {error}")
             return Again(count, commands, merges, found)
         if said != record.commands:
-            return Again(count, commands, merges, _difference(count, record, said, zero_ns, plan))
+            return Again(count, commands, merges, _difference(number, record, said, zero_ns, plan))
     return Again(count, commands, merges, None)
+
+
+class StateTaken(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """In place of an event: a segment was begun."""
 
 
 def _mergers(plan: Plan) -> frozenset[int]:
@@ -79,11 +114,22 @@ def _mergers(plan: Plan) -> frozenset[int]:
     return frozenset(node.index for node in plan.nodes if isinstance(node.fires, Quorum))
 
 
-def strange(records: Sequence[Record], plan: Plan, member: Member, *, is_alone: bool) -> str:
+def strange(tape: Reading, plan: Plan, member: Member, *, is_alone: bool) -> str:
     """Why the tape of a host cannot be that of this life in this graph, in words; empty where it may be. `is_alone`: it
     had a process of its own, and heard of itself first; in one process all hear of all at once."""
-    if not records:
-        return ""
+    records = tape.records
+    if records and not tape.begins and (found := _another(records, member, is_alone=is_alone)):
+        return found
+    nodes = {node.index for node in plan.nodes}
+    for number, record in enumerate(records, tape.begins + 1):
+        found = _unknown(record.event, nodes, plan)
+        if found:
+            return f"{found} in record {number}"
+    return ""
+
+
+def _another(records: Sequence[Record], member: Member, *, is_alone: bool) -> str:
+    """Whose tape it is that begins with these records, where it is that of another life."""
     at_first = []
     for record in records:
         if not isinstance(record.event, ReplicaJoined):
@@ -91,11 +137,6 @@ def strange(records: Sequence[Record], plan: Plan, member: Member, *, is_alone: 
         at_first.append(record.event.member)
     if member not in at_first[: 1 if is_alone else None]:
         return f"one that begins with {_first(records[0], at_first)}"
-    nodes = {node.index for node in plan.nodes}
-    for number, record in enumerate(records, 1):
-        found = _unknown(record.event, nodes, plan)
-        if found:
-            return f"{found} in record {number}"
     return ""
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from isthmus.programs.replay.merges import Computed
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -28,9 +30,9 @@ class Difference:
 class Replayed:
     """One tape: `host` is that of a life ('learner/2'), or 'home' or 'station', of which `number` is the process.
 
-    `records`, `commands` and `merges` (rounds that closed) are those that were replayed: none where the beginning of
-    the tape is not kept any more, so that there is no state to start from; it `begins_ns` after the submission then.
-    `torn_bytes` are those of a last record that was never finished.
+    `records`, `commands` and `merges` (rounds that closed) are those that were replayed. `before` records at the
+    beginning of the tape are not kept any more; it begins `begins_ns` after the submission then (None: at its start).
+    `missing` records after that were lost to a disk. `torn_bytes` are those of a last record that was never finished.
     """
 
     tape: str
@@ -40,13 +42,17 @@ class Replayed:
     commands: int
     merges: int
     torn_bytes: int = 0
+    before: int = 0
+    missing: int = 0
     begins_ns: int | None = None
     difference: Difference | None = None
+    computed: Computed | None = None
+    """What came of computing its merges again; None where no payloads were kept."""
 
     @property
-    def is_replayed(self) -> bool:
-        """Whether there was a state to start from."""
-        return self.begins_ns is None
+    def is_identical(self) -> bool:
+        """Whether its core decided the same, and its merges came to the same bytes."""
+        return self.difference is None and (self.computed is None or self.computed.difference is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,13 @@ class Replay:
     @property
     def is_identical(self) -> bool:
         """Whether no core decided otherwise."""
-        return all(each.difference is None for each in self.tapes)
+        return all(each.is_identical for each in self.tapes)
+
+    @property
+    def computed(self) -> int | None:
+        """The merge rounds that were computed again; None where no payloads were kept."""
+        found = [each.computed.merges for each in self.tapes if each.computed is not None]
+        return sum(found) if found else None
 
     @property
     def commands(self) -> int:

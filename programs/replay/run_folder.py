@@ -7,17 +7,18 @@ once: a run that goes on, a graph that is no more what it was, tapes that are da
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from isthmus.programs.cluster.handover import Sites
-from isthmus.programs.replay import tape_files
 from isthmus.programs.replay.cores import Core, again, strange
+from isthmus.programs.replay.merges import fault, merges_again
 from isthmus.programs.replay.outcome import Replay, Replayed
-from isthmus.programs.replay.tape_files import HOME, Read, TapeFile
 from isthmus.programs.request import spec
 from isthmus.programs.request.run_lock import user_of
+from isthmus.programs.tapes import tape_files
+from isthmus.programs.tapes.tape_files import HOME, TapeFile
 from isthmus.runtime.errors import ConfigError, Fault, RequestError
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.scheduler.core import Scheduler
@@ -25,8 +26,11 @@ from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.home.events import HomeBegan, Places
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import StationBegan
+from isthmus.runtime.tape.files import FOLDER
+from isthmus.runtime.tape.reading import Reading
 
 _WHOLE: Final = "Fetch the folder again; without its tapes as they were written a run cannot be replayed."
+_SAME: Final = "Replay with the isthmus with which it was trained."
 _DAEMON_NS: Final = 1_000_000_000
 """The cores of one daemon begin within that; the next daemon needs longer to come."""
 
@@ -43,7 +47,7 @@ class _Cast:
 
     def of(self, file: TapeFile) -> _Cast:
         """The one under which a tape was written."""
-        return next((former for former, names in self.formers if file.path.name in names), self)
+        return next((former for former, names in self.formers if file.name in names), self)
 
 
 def replay(folder: Path) -> Replay:
@@ -57,30 +61,50 @@ def replay(folder: Path) -> Replay:
     files, others = tape_files.found(folder)
     faults = [Fault(f"Reading {name}", "a tape of a host or a daemon", "another name", _WHOLE) for name in others]
     if not files:
-        faults.append(Fault(doing, f"tapes in {folder / tape_files.FOLDER}", "none", _WHOLE))
-    read: list[tuple[TapeFile, Read]] = []
+        faults.append(Fault(doing, f"tapes in {folder / FOLDER}", "none", _WHOLE))
+    read: list[tuple[TapeFile, Reading]] = []
     for file in files:
         try:
             read.append((file, tape_files.read(file)))
         except (OSError, ValueError) as error:
-            faults.append(Fault(f"Reading {file.path.name}", "a tape", str(error), _WHOLE))
+            faults.append(Fault(f"Reading {file.name}", "a tape", str(error), _WHOLE))
     faults += _faults(folder, cast, read)
     if faults:
         raise ConfigError.of(faults)
-    return Replay(str(folder), [_replayed(file, tape, cast.of(file)) for file, tape in read], _absent(cast, files))
+    done = []
+    for file, tape in read:
+        try:
+            replayed = _replayed(file, tape, cast.of(file))
+        except ValueError as error:
+            faults.append(Fault(f"Reading {file.name}", "segments that begin with the core's state", str(error), _SAME))
+            continue
+        try:
+            done.append(_with_merges(folder, file, replayed, cast.of(file)))
+        except (OSError, ValueError) as error:
+            assert file.member is not None
+            faults.append(fault(file.member, error))
+    if faults:
+        raise ConfigError.of(faults)
+    return Replay(str(folder), done, _absent(cast, files))
 
 
 def _cast(folder: Path, doing: str) -> _Cast:
     try:
         told, formers = spec.load(folder), list(spec.formers(folder))
-        places = Sites.load(folder).places() if (folder / spec.CLUSTER).exists() else Places(home="local")
+        is_cluster = (folder / spec.CLUSTER).exists()
+        places = Sites.load(folder).places() if is_cluster else Places(home="local")
+        of_formers = [
+            Sites.load_former(folder, number).places() if is_cluster else places for number, _ in enumerate(formers, 1)
+        ]
     except FileNotFoundError:
         do = "Only a folder that a run of this version of isthmus has made can be replayed."
         raise ConfigError(doing, f"a {spec.SPEC}", "none", do) from None
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", _WHOLE) from None
     try:
-        before = tuple((_Cast(each, each.plans(), places), names) for each, names in formers)
+        before = tuple(
+            (_Cast(each, each.plans(), there), names) for (each, names), there in zip(formers, of_formers, strict=True)
+        )
         return _Cast(told, told.plans(), places, before)
     except RequestError as error:
         do = "Replay with the sources with which it was trained: those of isthmus, and the file of its program."
@@ -88,55 +112,69 @@ def _cast(folder: Path, doing: str) -> _Cast:
         raise ConfigError(doing, f"the graph that was trained, {found.expected}", found.found, do) from None
 
 
-def _faults(folder: Path, cast: _Cast, read: Sequence[tuple[TapeFile, Read]]) -> list[Fault]:
+def _faults(folder: Path, cast: _Cast, read: Sequence[tuple[TapeFile, Reading]]) -> list[Fault]:
     """What is wrong with tapes whose records can be read."""
     faults = []
     broken_off, is_over = tape_files.broken_off(folder), (folder / "summary.json").exists()
     newest = max((tape.records[0].at for file, tape in read if file.kind != "host" and tape.records), default=0)
     for file, tape in read:
-        doing = f"Reading {file.path.name}"
+        doing = f"Reading {file.name}"
         if wrong := _wrong(file, tape, cast.of(file)):
             faults.append(Fault(doing, "the tape of such a host in this run", wrong, _WHOLE))
-        elif tape.torn_bytes and is_over and not _may_be_torn(file, tape, broken_off, newest):
-            found = f"{tape.torn_bytes} bytes of an unfinished one, of a host that was not killed"
-            faults.append(Fault(doing, "whole records", found, _WHOLE))
+        elif tape.rest and not tape.is_unfinished:
+            faults.append(Fault(doing, "whole records", tape.rest, _WHOLE))
+        elif tape.rest and is_over and not _may_be_torn(file, tape, broken_off, newest):
+            faults.append(Fault(doing, "whole records", f"{tape.rest}, of a host that was not killed", _WHOLE))
     return faults
 
 
-def _wrong(file: TapeFile, tape: Read, cast: _Cast) -> str:
+def _wrong(file: TapeFile, tape: Reading, cast: _Cast) -> str:
     """Why a tape cannot be what its name says, in words; empty where it may be."""
     if file.member is not None:
         role = file.member.replica.role
         if role not in cast.plans:
             return f"one of a role {role!r}, which the graph does not have"
-        return strange(tape.records, cast.plans[role], file.member, is_alone=cast.told.transport != spec.INPROC)
-    if tape.records and not _begins(tape) and not file.older.exists():
+        return strange(tape, cast.plans[role], file.member, is_alone=cast.told.transport != spec.INPROC)
+    if tape.records and not tape.begins and not isinstance(tape.records[0].event, HomeBegan | StationBegan):
         return f"one that begins with {type(tape.records[0].event).__name__}"
     return ""
 
 
-def _may_be_torn(file: TapeFile, tape: Read, broken_off: frozenset[tuple[str, int]], newest: int) -> bool:
+def _may_be_torn(file: TapeFile, tape: Reading, broken_off: frozenset[tuple[str, int]], newest: int) -> bool:
     """Whether whoever wrote a tape was killed, as far as is known: a host by events.jsonl, a daemon by the next."""
     if file.member is not None:
         return (str(file.member.replica), file.member.incarnation) in broken_off
     return not tape.records or tape.records[0].at < newest - _DAEMON_NS
 
 
-def _begins(tape: Read) -> bool:
-    return isinstance(tape.records[0].event, HomeBegan | StationBegan)
-
-
-def _replayed(file: TapeFile, tape: Read, cast: _Cast) -> Replayed:
+def _replayed(file: TapeFile, tape: Reading, cast: _Cast) -> Replayed:
     member, zero_ns = file.member, 0 if file.member is not None else cast.told.zero_ns
     host = file.kind if member is None else str(member.replica)
     number = file.pid if member is None else member.incarnation
-    if member is None and tape.records and not _begins(tape):
-        begins = tape.records[0].at - zero_ns
-        return Replayed(file.path.name, host, number, 0, 0, 0, tape.torn_bytes, begins)
     plan = None if member is None else cast.plans[member.replica.role]
-    done = again(_core(file, plan, cast), tape.records, plan, zero_ns)
-    counts = done.records, done.commands, done.merges
-    return Replayed(file.path.name, host, number, *counts, tape.torn_bytes, None, done.difference)
+    done = again(lambda: _core(file, plan, cast), tape.segments, plan, zero_ns)
+    begins = tape.records[0].at - zero_ns if tape.begins and tape.records else None
+    return Replayed(
+        file.name,
+        host,
+        number,
+        done.records,
+        done.commands,
+        done.merges,
+        torn_bytes=tape.rest_bytes,
+        before=tape.begins,
+        missing=tape.missing - tape.begins,
+        begins_ns=begins,
+        difference=done.difference,
+    )
+
+
+def _with_merges(folder: Path, file: TapeFile, replayed: Replayed, cast: _Cast) -> Replayed:
+    """The same, with what came of computing its merges again."""
+    if file.member is None:
+        return replayed
+    plan = cast.plans[file.member.replica.role]
+    return replace(replayed, computed=merges_again(folder, plan, file.member, cast.told.job.seed))
 
 
 def _core(file: TapeFile, plan: Plan | None, cast: _Cast) -> Core:

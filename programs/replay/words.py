@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from isthmus.programs.replay.merges import OtherBytes
 from isthmus.programs.replay.outcome import Difference, Replay, Replayed
 from isthmus.programs.results import numbers
 
@@ -22,6 +23,7 @@ def as_object(replay: Replay, took_seconds: float) -> dict[str, Any]:
         "records": replay.records,
         "commands": replay.commands,
         "merges": replay.merges,
+        "merges_computed": replay.computed,
         "seconds": round(took_seconds, 3),
         "hosts": [_object(each) for each in replay.tapes],
         "absent": list(replay.absent),
@@ -30,9 +32,7 @@ def as_object(replay: Replay, took_seconds: float) -> dict[str, Any]:
 
 def told(tape: Replayed) -> str:
     """What came of one tape, in a word or two."""
-    if not tape.is_replayed:
-        return "not replayed"
-    if tape.difference is not None:
+    if not tape.is_identical:
         return "different"
     return "identical" if tape.records else "empty"
 
@@ -41,8 +41,14 @@ def remarks(replay: Replay) -> Iterator[str]:
     """What is to be known of tapes that are not whole, or not here."""
     for tape in replay.tapes:
         if tape.begins_ns is not None:
-            begins = f"begins {_since(tape.begins_ns)} after the submission; the part before is not kept"
-            yield f"{name(tape)}: {begins}, so there is no state to start from."
+            begins = f"replayed from {_since(tape.begins_ns)} after the submission on, from the core's state then"
+            yield f"{name(tape)}: {begins}; {_count(tape.before, 'record')} before are not kept (run.tape_bytes)."
+        if tape.missing:
+            missing = _count(tape.missing, "record")
+            yield f"{name(tape)}: {missing} in the middle were lost to a full disk; replayed before and behind them."
+        if (made := tape.computed) is not None and made.difference is None and made.merges < tape.merges:
+            there = ", ".join(f"{_count(count, 'firing')} of {node}" for node, count in made.firings.items())
+            yield f"{name(tape)}: payloads of {there} are there; merges behind them are not computed again."
         if tape.torn_bytes:
             torn = numbers.size(tape.torn_bytes)
             yield f"{name(tape)}: its last record was never finished ({torn}), and is left out."
@@ -66,18 +72,29 @@ def story(tape: Replayed, difference: Difference) -> Iterator[tuple[str, str]]:
     yield "event", _shown(difference.event)
     if difference.error:
         yield "taped", _listed(difference.taped)
-        yield "replayed", f"raised {difference.error}"
+        yield "replayed", difference.error
         return
     yield "command", f"{difference.command} of this record is the first that differs"
     yield "taped", _listed(difference.taped)
     yield "replayed", _listed(difference.said)
 
 
+def other_bytes(tape: Replayed, found: OtherBytes) -> Iterator[tuple[str, str]]:
+    """The first item of a life that came to other bytes: a word and what it says."""
+    yield "host", name(tape)
+    yield "firing", f"{numbers.whole(found.firing)} of {found.node}"
+    yield "given", found.given
+    yield "item", f"{found.port}{': ' if found.item else ''}{found.item}"
+    yield "kept", found.kept
+    yield "computed", found.computed
+
+
 def ending(replay: Replay, took_seconds: float) -> str:
     """The last line: how much was replayed, and whether it was the same."""
-    done = [each for each in replay.tapes if each.is_replayed]
     merges = f", {numbers.whole(replay.merges)} merge rounds" if replay.merges else ""
-    counts = f"{_count(len(done), 'tape')}, {_count(replay.commands, 'command')}{merges}"
+    if replay.computed is not None:
+        merges += f", {numbers.whole(replay.computed)} merges computed again"
+    counts = f"{_count(len(replay.tapes), 'tape')}, {_count(replay.commands, 'command')}{merges}"
     verdict = "identical" if replay.is_identical else "different"
     return f"{verdict}: {counts}, in {numbers.seconds(took_seconds)}"
 
@@ -87,12 +104,15 @@ def _object(tape: Replayed) -> dict[str, Any]:
         "tape": tape.tape,
         "host": tape.host,
         "number": tape.number,
-        "is_replayed": tape.is_replayed,
         "begins_ns": tape.begins_ns,
+        "before": tape.before,
+        "missing": tape.missing,
         "records": tape.records,
         "commands": tape.commands,
         "merges": tape.merges,
         "torn_bytes": tape.torn_bytes,
+        "merges_computed": None if tape.computed is None else tape.computed.merges,
+        "other_bytes": None if not (made := tape.computed) or not made.difference else made.difference._asdict(),
         "difference": None if tape.difference is None else _difference(tape.difference),
     }
 

@@ -31,6 +31,7 @@ _HEADINGS: Final[dict[Topic, str]] = {
     "data": "Data were slower than the steps that they are for, which is no failure:",
     "given up": "Hosts were given up, and the run went on without them:",
     "ledger": "The daemon lost its ledger, which is no failure:",
+    "island": "Islands lost processes, and went on with the rest:",
 }
 
 

@@ -43,6 +43,7 @@ def page(record: RunRecord) -> str:
         sections.timeline(record, window),
         failures(record),
         sections.merges(record),
+        sections.changes(record),
         sections.accounts(record),
         sections.learners(record),
         sections.graph(record),
@@ -53,7 +54,7 @@ def page(record: RunRecord) -> str:
         record=record,
         header=headline.header(record),
         tiles=headline.tiles(record) if record.summary else [],
-        parts=parts,
+        parts=[part for part in parts if part is not None],
         data_parallel_bytes=headline.data_parallel_bytes(record),
     )
 

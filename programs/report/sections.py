@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from isthmus.programs.adapted.words import read as read_changes
+from isthmus.programs.adapted.words import told, why
 from isthmus.programs.books.words import book_lines
 from isthmus.programs.charts.curves import charts
 from isthmus.programs.charts.graph import draw_graph, parse_graph
@@ -23,6 +25,7 @@ from isthmus.programs.results.record import RunRecord, as_number
 from isthmus.programs.results.timeline import slot_of
 
 WIDE: Final = 1080.0
+CHANGES_SHOWN: Final = 100
 _NARROW: Final = 420.0
 _NARROW_CELLS_MAX: Final = 500
 _ACCOUNTS: Final = (
@@ -93,6 +96,16 @@ def merges(record: RunRecord) -> Part:
         "was_away": any(item.role == "syncer" and item.kind == "gone" for item in record.absences),
     }
     return Part("merges", "Merges", values)
+
+
+def changes(record: RunRecord) -> Part | None:
+    """The settings that followed the links; None where none did."""
+    found = read_changes(record.folder)
+    rows = [
+        {"time": change.time, "shard": change.shard, "told": told(change), "why": why(change)}
+        for change in found[-CHANGES_SHOWN:]
+    ]
+    return Part("changes", "What followed the links", {"rows": rows, "count": len(found)}) if rows else None
 
 
 def accounts(record: RunRecord) -> Part:

@@ -25,18 +25,33 @@ from isthmus.programs.request.environment import prepare_environment
 from isthmus.programs.request.fingerprint import fingerprint
 from isthmus.programs.request.program import DEFAULT, Program
 from isthmus.programs.request.settings import Schema, collecting
+from isthmus.programs.snapshots.urls import check, place_of
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.proof import Proof
 from isthmus.runtime.graph.template import Graph, Job, Reference
 from isthmus.runtime.graph.verify import verify
+from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS
+from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.tape.files import TAPE_BYTES, TAPE_BYTES_MIN
 
 SHIPPED_TASK: Final = "isthmus.programs.language_model:task"
 NAMELESS_TASK: Final = "a Task object that no module names"
 SLOTS_MAX_DEFAULT: Final = 16
 _SEED_MAX: Final = (1 << 63) - 1
-_OF_REQUEST: Final = ("local_batch", "argv", "evaluate_on", "snapshot_every_seconds", "processes")
+_OF_REQUEST: Final = (
+    "local_batch",
+    "argv",
+    "evaluate_on",
+    "snapshot_every_seconds",
+    "snapshots",
+    "tape_bytes",
+    "keep_payloads",
+    "processes",
+    "home_away_seconds",
+    "devices_min",
+)
 """Keys of section `run.` that are of no job."""
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -81,6 +96,10 @@ class Request:
 
     def in_one_process(self) -> Request:
         """This request, if one process can have all of it; ConfigError for islands of several."""
+        if self.devices_min:
+            do = "Leave --transport out, or run.devices_min."
+            found = f"run.devices_min = {self.devices_min}"
+            raise ConfigError("Reading --transport inproc", "learners of one process each", found, do)
         if max(self.processes, default=1) > 1:
             do = "Leave --transport out, or run.processes."
             raise ConfigError(
@@ -91,10 +110,22 @@ class Request:
             )
         return self
 
+    def with_store(self, *, run: str = "") -> Request:
+        """This request, if its snapshots can be stored where they are to be: ConfigError for a place that cannot be
+        written, or has those of another run than `run`. It is tried, from this machine."""
+        if place := self.config["run"].get("snapshots", ""):
+            check(place_of(place), DISK, run=run)
+        return self
+
     @property
     def processes(self) -> tuple[int, ...]:
         """The processes of each learner's island, by slot; of a slot beyond the end, one."""
         return tuple(self.config["run"].get("processes", ()))
+
+    @property
+    def devices_min(self) -> int:
+        """With how many devices an island of several processes goes on; 0 where these live and end together."""
+        return int(self.config["run"].get("devices_min", 0))
 
     def with_folder(self) -> Request:
         """This request, with its run folder made, which has another name where that was taken meanwhile. ConfigError if
@@ -136,7 +167,7 @@ def prepare(
     if faults := list(process_faults(plans, parts.run["processes"], job.learners)):
         raise ConfigError.of(faults)
     section = {"program": program.reference, **parts.run}
-    for name in ("argv", "processes"):
+    for name in ("argv", "processes", "snapshots", "devices_min"):
         if not section[name]:
             del section[name]
     if task is not None:
@@ -220,7 +251,12 @@ def _run(
     argv: tuple[str, ...] = (),
     evaluate_on: Literal["cpu", "island"] = "cpu",
     snapshot_every_seconds: float = SNAPSHOT_SECONDS_DEFAULT,
+    snapshots: str = "",
+    tape_bytes: int = TAPE_BYTES,
+    keep_payloads: bool = False,
     processes: tuple[int, ...] = (),
+    home_away_seconds: float = LONELY_BEATS * BEAT_SECONDS,
+    devices_min: int = 0,
 ) -> Mapping[str, Any]:
     """Section `run.`; ConfigError for values out of range."""
     rules = (
@@ -228,9 +264,14 @@ def _run(
         ("seed", seed, 0, _SEED_MAX, "Choose another seed."),
         ("slots_max", slots_max, 1, None, f"Leave run.slots_max out for {SLOTS_MAX_DEFAULT}."),
         ("snapshot_every_seconds", snapshot_every_seconds, 0.1, 86400, "The default is 15."),
+        ("tape_bytes", tape_bytes, TAPE_BYTES_MIN, None, f"Leave run.tape_bytes out for {TAPE_BYTES}."),
+        ("home_away_seconds", home_away_seconds, 5, 30 * 86400, "The default is 600."),
+        ("devices_min", devices_min, 0, None, "Leave it out for islands whose processes live and end together."),
         ("learners", learners, 1, max(slots_max, 1), "Change run.learners; run.slots_max is the most there can be."),
     )
-    faults = []
+    faults: list[Fault] = []
+    with collecting(faults):
+        snapshots = place_of(snapshots).text if snapshots else ""
     for name, value, least, most, do in rules:
         if value < least or (most is not None and value > most):
             expected = f"at least {least}" if most is None else f"from {least} to {most}"
@@ -246,7 +287,12 @@ def _run(
         "argv": argv,
         "evaluate_on": evaluate_on,
         "snapshot_every_seconds": snapshot_every_seconds,
+        "snapshots": snapshots,
+        "tape_bytes": tape_bytes,
+        "keep_payloads": keep_payloads,
         "processes": processes,
+        "home_away_seconds": home_away_seconds,
+        "devices_min": devices_min,
     }
 
 

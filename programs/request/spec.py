@@ -7,10 +7,11 @@ in one process leaves it, too, for whoever replays its tapes.
 from __future__ import annotations
 
 import json
+import platform
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -23,16 +24,20 @@ from isthmus.programs.recorder.summary import roster_counts
 from isthmus.programs.request.fingerprint import fingerprint
 from isthmus.programs.request.program import Program
 from isthmus.programs.request.request import Request
+from isthmus.programs.snapshots.urls import Place
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Job, Node, Reference, TensorSpec
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.roles import LEARNER, follower
 from isthmus.runtime.supervision.home.events import Cast
+from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import boot_id
+from isthmus.runtime.tape.files import FOLDER, TAPE_BYTES, named
 
 SPEC: Final = "spec.json"
+HOME_AWAY_SECONDS_DEFAULT: Final = LONELY_BEATS * BEAT_SECONDS
 CLUSTER: Final = "cluster.json"
 """Beside it, where a run is of several machines: which, and which replica began where."""
 INPROC: Final = "inproc"
@@ -59,14 +64,17 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A run as its processes know it. `run` is a name that no other run has, `roles` gives the replicas of each role at
-    the start, `slots_max` the most that there may be, `least` with how many it can go on, `computing` the roles whose
-    hosts import jax and the task, `argv` the arguments of the script or command, which modules of the user's may read
-    as they are imported, `zero_ns` the instant of the machine's monotonic clock that all its times count from,
-    `cpu_seconds` what the command had used by then, `tokens_of_step` the tokens of a batch, by slot
-    (`ops.data.batches.of_slot`), `evaluate_on` where the evaluator computes: "cpu" or "island", `transport` whether
-    hosts are processes ("zmq") or all in one ("inproc"), `processes` how many make up the island of each learner, by
-    slot; of a slot beyond the end, one."""
+    """A run as its processes know it. `run` is a name that no other run has, `roles` gives the replicas of each role
+    at the start, `slots_max` the most that there may be, `least` with how many it can go on, `computing` the roles
+    whose hosts import jax and the task, `argv` the arguments of the script or command, which modules of the user's
+    may read as they are imported, `zero_ns` the instant of the machine's monotonic clock that all its times count
+    from, `cpu_seconds` what the command had used by then, `tokens_of_step` the tokens of a batch, by slot
+    (`ops.data.batches.of_slot`), `evaluate_on` where the evaluator computes: "cpu" or "island", `tape_bytes` the
+    most that the tapes of a host have, `keep_payloads` whether shards keep what they merge, `snapshots` where those
+    are stored beside the run folder, '' for nowhere, `transport` whether hosts are processes ("zmq") or all in one
+    ("inproc"), `processes` how many make up the island of each learner, by slot; of a slot beyond the end, one;
+    `home_away_seconds` how long hosts on other machines go on without a word from the run's home; `elastic`, by slot,
+    how many of the processes of an island may train without the others, none where they live and end together."""
 
     run: str
     job: Job
@@ -82,8 +90,18 @@ class Spec:
     tokens_of_step: tuple[int, ...] = ()
     evaluate_on: str = "cpu"
     snapshot_every_seconds: float = SNAPSHOT_SECONDS_DEFAULT
+    snapshots: str = ""
+    tape_bytes: int = TAPE_BYTES
+    keep_payloads: bool = False
     transport: str = "zmq"
     processes: tuple[int, ...] = ()
+    home_away_seconds: float = HOME_AWAY_SECONDS_DEFAULT
+    elastic: tuple[tuple[int, ...], ...] = ()
+
+    def snapshot_place(self, folder: Path) -> Place | None:
+        """Where snapshots are stored beside the run folder, if anywhere."""
+        home = f"{platform.node()}:{folder.absolute()}"
+        return Place(self.snapshots, self.run, home) if self.snapshots else None
 
     @property
     def cast(self) -> Cast:
@@ -93,11 +111,16 @@ class Spec:
             slots_max=dict(self.slots_max),
             least=dict(self.least),
             processes=self.processes,
+            elastic=self.elastic,
         )
 
     def processes_of(self, slot: int) -> int:
         """How many make up the island of a learner."""
         return self.processes[slot] if slot < len(self.processes) else 1
+
+    def is_elastic(self, slot: int) -> bool:
+        """Whether the island of a learner goes on without some of its processes."""
+        return slot < len(self.elastic) and bool(self.elastic[slot])
 
     def plans(self) -> dict[str, Plan]:
         """What each kind of host runs; ConfigError as for `graph`."""
@@ -119,8 +142,15 @@ class Spec:
         return graph
 
 
-def of(request: Request, *, zero_ns: int, cpu_seconds: float, transport: str = "zmq") -> dict[str, Any]:
-    """A request's spec as data, for a run on this machine alone."""
+def of(
+    request: Request,
+    *,
+    zero_ns: int,
+    cpu_seconds: float,
+    transport: str = "zmq",
+    elastic: Sequence[Sequence[int]] = (),
+) -> dict[str, Any]:
+    """A request's spec as data, for a run on this machine alone; `elastic` as in Spec."""
     job = request.job
     counts = roster_counts(request.graph, job.learners)
     most = {role.name: role.replicas_max for role in request.graph.roles}
@@ -137,8 +167,13 @@ def of(request: Request, *, zero_ns: int, cpu_seconds: float, transport: str = "
         "tokens_of_step": [batch] if isinstance(batch := request.task.tokens_per_batch, int) else list(batch),
         "evaluate_on": request.config["run"]["evaluate_on"],
         "snapshot_every_seconds": request.config["run"]["snapshot_every_seconds"],
+        "snapshots": request.config["run"].get("snapshots", ""),
+        "tape_bytes": request.config["run"]["tape_bytes"],
+        "keep_payloads": request.config["run"]["keep_payloads"],
         "transport": transport,
+        "home_away_seconds": request.config["run"]["home_away_seconds"],
         "processes": list(request.processes),
+        "elastic": [list(sizes) for sizes in elastic],
         "here": asdict(Here("127.0.0.1", counts.get("learner", 0) + sum(request.processes) - len(request.processes))),
         "job": {
             "program": job.program,
@@ -174,9 +209,17 @@ def count_on(folder: Path) -> None:
         write(folder, {**told, "zero_ns": time.monotonic_ns() - (time.time_ns() - int(told["here"]["wall_ns"]))})
 
 
+def count_from(folder: Path, least_ns: int) -> None:
+    """On another machine, have the times of a run count on from where they were by the time of day, and never from
+    before `least_ns`: clocks of machines differ."""
+    told = json.loads((folder / SPEC).read_text())
+    age_ns = max(time.time_ns() - int(told["here"]["wall_ns"]), least_ns)
+    write(folder, {**told, "zero_ns": time.monotonic_ns() - age_ns})
+
+
 def put_aside(folder: Path) -> None:
     """Keep the spec of a run that is to go on under another one, for the tapes that there are by now."""
-    tapes = sorted(path.name for path in (folder / "tape").glob("*.tape"))
+    tapes = sorted({known[0] for path in (folder / FOLDER).glob("*.tape") if (known := named(path.name))})
     number = 1 + sum(1 for _ in formers(folder))
     write_json(folder / f"spec-{number}.json", {"spec": json.loads((folder / SPEC).read_text()), "tapes": tapes})
 
@@ -207,6 +250,7 @@ def read(data: Mapping[str, Any]) -> Spec:
     here = told.pop("here")
     here = Here(**{**here, "kinds": tuple(here.get("kinds", ()))})
     told |= {name: tuple(told.get(name, ())) for name in ("tokens_of_step", "processes")}
+    told["elastic"] = tuple(map(tuple, told.get("elastic", ())))
     job = Job(layout=layout, task=Reference(work.pop("task")), settings=settings, tokens_by_slot=by_slot, **work)
     return Spec(job=job, computing=computing, argv=argv, here=here, **told)
 

@@ -79,8 +79,8 @@ def back(absence: Absence) -> str:
     told = f"{named(absence.host)} {_AGAIN.get(absence.role, 'is there again')} after {took}"
     if absence.role == "syncer":
         return (
-            f"{told}, under epoch {absence.life_after}: it has the newest fragments that learners held; "
-            "its momentum was lost and is zero"
+            f"{told}, under epoch {absence.life_after}: it has the newest fragments that hosts held, and what the "
+            "recorder keeps of their momentum"
         )
     return f"{told}, as life {absence.life_after}"
 

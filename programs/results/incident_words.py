@@ -29,6 +29,7 @@ from isthmus.runtime.supervision.incidents import (
     GivenUp,
     HeardAgain,
     Homeless,
+    HomeTaken,
     Hopeless,
     Hurried,
     Incident,
@@ -39,18 +40,25 @@ from isthmus.runtime.supervision.incidents import (
     MachineLost,
     MachineTaken,
     Misbehaved,
+    Moved,
     NotStarted,
     NumbersLost,
     Ordered,
+    ProcessBack,
+    ProcessLost,
+    ProcessMissing,
     ProgramFailed,
     Raised,
     Reached,
     RecorderFailed,
+    Reformed,
     Refused,
     Restarted,
     Slow,
     Starved,
+    Superseded,
     Suspected,
+    Undermanned,
     Unreached,
     Unseen,
     Unserved,
@@ -112,8 +120,14 @@ def reason(incident: Incident) -> str:
             return "the daemon's ledger was deleted while it was in use, and was written anew"
         case ItemRefused():
             return verdict(incident.refusal)
+        case ProcessLost() | ProcessMissing() | ProcessBack() | Reformed():
+            return f"its island {predicate(incident)}"
         case NumbersLost():
             return f"the daemon's ledger was lost or torn: lives are numbered from {incident.next_number} on"
+        case HomeTaken():
+            return f"the run's home is {_home(incident)}, in place of {incident.former}, which was lost"
+        case Superseded():
+            return _superseded(incident)
         case _:
             assert_never(incident)
 
@@ -140,6 +154,23 @@ def predicate(incident: Incident) -> str:
             return "wrote its ledger anew, which was deleted while it was in use: no number is lost"
         case NumbersLost():
             return f"lost its ledger, or a part of it: lives are numbered from {incident.next_number} on"
+        case HomeTaken():
+            return f"is that of {_home(incident)}, in place of {incident.former}, which was lost"
+        case Superseded():
+            return f"ended its hosts: {_superseded(incident)}"
+        case ProcessLost():
+            return f"lost its process {incident.process}, and goes on with {_part(incident.processes, incident.whole)}"
+        case ProcessMissing():
+            waited = f"{incident.process}, which did not come within {_time(incident.waited_ns)}"
+            return f"begins with {_part(incident.processes, incident.whole)}, without {waited}"
+        case ProcessBack():
+            return (
+                f"has its process {incident.process} back, and goes on with {_part(incident.processes, incident.whole)}"
+            )
+        case Reformed():
+            again = f", and {incident.again} steps were made again" if incident.again else ""
+            which = _part(incident.processes, incident.whole)
+            return f"trains again with {which}, after {_time(incident.stall_ns)} without a step{again}"
         case BodyFailed() | KeepsUp() | Joined() | ItemRefused():
             return reason(incident)
         case Starved():
@@ -173,6 +204,8 @@ def verdict(verdict: Verdict) -> str:
             return f"{told}{_times(verdict.patience_times)}"
         case Bereft():
             return f"part of an island whose process {verdict.of} is gone"
+        case Undermanned():
+            return f"part of an island that needs {verdict.least} processes, of which {verdict.found} are there"
         case Misbehaved():
             return f"sent {_items(verdict.count)}, refused{_mismatch(verdict)}"
         case _:
@@ -221,6 +254,8 @@ def failure(failure: Failure, log: Path | None = None) -> str:
             return failure.error
         case Ordered():
             return failure.reason
+        case Moved():
+            return _sentence(_superseded(failure))
         case Hopeless():
             told = f"{failure.host} ended again and again before it had served for {HEALTHY / 1e9:.0f} s"
             look = "" if log is None else f" Look at {log}."
@@ -234,6 +269,14 @@ def failure(failure: Failure, log: Path | None = None) -> str:
             return _sentence(told if failure.why is None else f"{told}: {reason(failure.why)}")
         case _:
             assert_never(failure)
+
+
+def _home(incident: HomeTaken | Superseded | Moved) -> str:
+    return f"{incident.home} (term {incident.term})"
+
+
+def _superseded(found: Superseded | Moved) -> str:
+    return f"the run goes on under another home, {_home(found)}; this was its home in term {found.was_term}"
 
 
 def _condemnation(verdict: Verdict) -> str:
@@ -256,6 +299,9 @@ def _condemnation(verdict: Verdict) -> str:
             return f"was cut off for {took}, without a data connection to any other host, and was killed"
         case Bereft():
             return f"is part of the same island as {verdict.of}, which is gone, and was killed"
+        case Undermanned():
+            need = f"needs {verdict.least} processes, of which {verdict.found} are there"
+            return f"is part of an island that {need}, and was killed to begin again with it"
         case Misbehaved():
             return f"sent {_items(verdict.count)} that {verdict.by} refused, and was killed by the daemon"
         case _:
@@ -265,6 +311,10 @@ def _condemnation(verdict: Verdict) -> str:
 def _is_done_to_it(end: End) -> bool:
     """Whether the words of an end follow 'was'."""
     return (isinstance(end, Exited) and bool(end.signal)) or (isinstance(end, MachineTaken) and end.how == "expelled")
+
+
+def _part(processes: int, whole: int) -> str:
+    return f"{processes} of {whole} processes"
 
 
 def _excuse(incident: Excused) -> str:

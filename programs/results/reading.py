@@ -31,6 +31,7 @@ from isthmus.programs.results.record import (
     as_number,
 )
 from isthmus.programs.results.remarks import remark
+from isthmus.programs.results.store_words import store_line
 from isthmus.programs.results.timeline import Firing, Timeline, read_timeline
 from isthmus.programs.results.who_waits import waiting_in
 
@@ -68,6 +69,7 @@ def load(run: Path) -> RunRecord:
         problems.append(f"{lost} lines were not written: the disk said {summary.get('disk_error')!r}.")
     faults = summary.get("snapshot_faults", ())
     problems += [f"A snapshot could not be read: {fault}" for fault in faults if isinstance(faults, list)]
+    problems += [f"At the end, {line}." for line in [store_line(summary.get("snapshot_store"))] if line]
     start = as_number(summary.get("start_seconds"))
     is_apart = (folder / "events.jsonl").exists()
     facts = _facts(folder, start or 0.0, []) if is_apart else []
@@ -123,6 +125,7 @@ def _absences(
     problems: list[str],
 ) -> tuple[Absence, ...]:
     """Who was away; without a summary, which says when the first step was, returns cannot be told."""
+    problems += [f"At the end, {line}." for line in [store_line(summary.get("snapshot_store"))] if line]
     start = as_number(summary.get("start_seconds"))
     facts = _facts(folder, start or 0.0, problems)
     if not start:

@@ -12,6 +12,7 @@ from isthmus.programs.results.who_waits import Waiting
 from isthmus.runtime.supervision.incidents import (
     Ended,
     GivenUp,
+    HomeTaken,
     Incident,
     ItemRefused,
     Joined,
@@ -19,11 +20,16 @@ from isthmus.runtime.supervision.incidents import (
     LedgerRemoved,
     MachineTaken,
     NumbersLost,
+    ProcessBack,
+    ProcessLost,
+    ProcessMissing,
+    Reformed,
     Slow,
     Starved,
+    Superseded,
 )
 
-Topic: TypeAlias = Literal["machines", "pace", "data", "given up", "ledger", "items"]
+Topic: TypeAlias = Literal["machines", "pace", "data", "given up", "ledger", "items", "island"]
 Tone: TypeAlias = Literal["bad", "odd", "good"]
 """Of a remark as of any notice. Of absences: a host is gone; it is silent, or a daemon was replaced; it is back."""
 _OTHERS_GO_ON: Final = "; the others go on"
@@ -57,6 +63,12 @@ def remark(fact: Fact, waiting: Waiting | None = None) -> Remark | None:
             return _remark(fact, what, "given up", "bad", _OTHERS_GO_ON)
         case ItemRefused():
             return _remark(fact, what, "items", "bad")
+        case HomeTaken() | Superseded():
+            return Remark(fact.at, "machines", "odd", reason(what))
+        case ProcessLost() | ProcessMissing():
+            return _remark(fact, what, "island", "odd", _OTHERS_GO_ON)
+        case ProcessBack() | Reformed():
+            return _remark(fact, what, "island", "good")
         case NumbersLost() | LedgerRemoved():
             return Remark(fact.at, "ledger", "odd", f"the {DAEMON} {predicate(what)}")
         case _:

@@ -97,6 +97,7 @@ def _serve(asked: argparse.Namespace) -> int:
         listen=asked.listen,
         launch=Launcher(loop, asked.run, told.computing),
         on_over=over,
+        tape_bytes=told.tape_bytes,
     )
 
     def hear_command() -> None:

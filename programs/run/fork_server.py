@@ -132,7 +132,6 @@ def _fork_host(folder: Path, daemon: socket.socket, writer: int, held: int, requ
     if host:
         os.write(writer, str(host).encode())
         os._exit(0)
-    status = 1
     try:
         daemon.close()
         os.close(writer)
@@ -145,13 +144,11 @@ def _fork_host(folder: Path, daemon: socket.socket, writer: int, held: int, requ
             os.dup2(nothing.fileno(), 0)
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        status = host_process.main([str(folder), request["name"], str(request["incarnation"]), request["endpoint"]])
     except BaseException:
         traceback.print_exc()
-    finally:
-        sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)
+        os._exit(1)
+    host_process.serve([str(folder), request["name"], str(request["incarnation"]), request["endpoint"]])
 
 
 if __name__ == "__main__":

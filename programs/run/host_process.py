@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 
 from setproctitle import setproctitle
 
@@ -17,6 +19,9 @@ from isthmus.programs.recorder.roles import resolving
 from isthmus.programs.request import reference, spec
 from isthmus.programs.request.environment import prepare_environment
 from isthmus.programs.run.interrupts import unblock
+from isthmus.runtime.graph.plans import Plan
+from isthmus.runtime.graph.template import Reference
+from isthmus.runtime.host.contract import Island
 from isthmus.runtime.host.own_process import HostProcess
 from isthmus.runtime.host.roster import meets
 from isthmus.runtime.ids import Member, Replica
@@ -40,6 +45,22 @@ def settle_on_core(replica: Replica, learners: int) -> None:
         os.sched_setaffinity(0, {cores[(replica.slot + gang_number(replica)) % len(cores)]})
 
 
+def begin_nursery(plan: Plan, member: Member, island: Island, seed: int, resolve: Callable[[Reference], Any]) -> None:
+    """Begin what begins the processes that compute for this host: before it has threads."""
+    node = next(node for node in plan.nodes if hasattr(node.body, "work"))
+    place = island.elastic.place(island.devices, island.kinds)
+
+    def work(told: Mapping[str, Any], host: Any) -> None:
+        given = {name: resolved(value) for name, value in node.keywords.items()}
+        body = node.body(*map(resolved, node.arguments), **given)
+        body.work(told, host, seed=seed, slot=member.replica.slot, place=place)
+
+    def resolved(value: Any) -> Any:
+        return resolve(value) if isinstance(value, Reference) else value
+
+    island.elastic.begin_nursery(work)
+
+
 def main(arguments: list[str]) -> int:
     """Serve until the daemon says that it is over; the exit status."""
     folder, replica = Path(arguments[0]), Replica.parse(arguments[1])
@@ -52,9 +73,10 @@ def main(arguments: list[str]) -> int:
     island = take(member, told)
     settle_on_core(replica, told.here.learners)
     plan = told.plans()[replica.role]
-    gang = None if island is None else island.gang
-
-    resolve = resolving(folder, reference.resolve, told.snapshot_every_seconds)
+    gang = None if island is None else island.elastic or island.gang
+    resolve = resolving(folder, reference.resolve, told.snapshot_every_seconds, told.snapshot_place(folder))
+    if island is not None and island.elastic is not None:
+        begin_nursery(plan, member, island, told.job.seed, resolve)
     machines: dict[Replica, str] = {}
     keys = None
     if told.here.secret:
@@ -70,6 +92,7 @@ def main(arguments: list[str]) -> int:
         listens=None if leader(replica).role == LEARNER else told.here.address,
         endpoints=() if gang is None else gang.endpoints,
         on_roster=None if gang is None else gang.hear,
+        elastic=None if island is None else island.elastic,
         machines=machines,
         keys=keys,
         meets=lambda other: meets(replica, other),
@@ -85,9 +108,25 @@ def main(arguments: list[str]) -> int:
             holds_strangers=True,
         ),
         island=island,
+        tape_bytes=told.tape_bytes,
+        keeps_payloads=told.keep_payloads,
     )
     return host.run()
 
 
+def serve(arguments: list[str]) -> NoReturn:
+    """The same, and the end of this process: at once, for an interpreter that is taken down while threads of libraries
+    still run may abort, and its host would count as one that was killed."""
+    status = 1
+    try:
+        status = main(arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    serve(sys.argv[1:])

@@ -36,7 +36,6 @@ from isthmus.runtime.host.one_process import LocalRun
 from isthmus.runtime.host.trace import Trace
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.roles import LEARNER
-from isthmus.runtime.system.append_only import Growing
 from isthmus.runtime.system.files import write_json
 
 STATUS_SECONDS: Final = 0.25
@@ -90,14 +89,9 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         spec.write(folder, told)
     trace = Trace()
 
-    resolved = resolving(folder, resolve, request.config["run"]["snapshot_every_seconds"])
+    at = spec.load(folder)
+    resolved = resolving(folder, resolve, at.snapshot_every_seconds, at.snapshot_place(folder))
 
-    def keep_tape(replica: Replica, data: bytes) -> None:
-        if replica not in tapes:
-            tapes[replica] = Growing(folder / "tape" / f"{replica.role}-{replica.slot}-1.tape")
-        tapes[replica].append(data)
-
-    tapes: dict[Replica, Growing] = {}
     counts = roster_counts(request.graph, request.job.learners)
     run = LocalRun(
         request.plans,
@@ -105,7 +99,9 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         ends_with="record",
         seed=request.job.seed,
         resolve=resolved,
-        keep_tape=keep_tape,
+        folder=folder,
+        tape_bytes=request.config["run"]["tape_bytes"],
+        keeps_payloads=request.config["run"]["keep_payloads"],
         trace=trace,
         islands=islands,
     )
@@ -118,8 +114,6 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         status = run.status().get(RECORD, {})
         sent = sum(host.traffic.bytes_sent for replica, host in run.hosts.items() if replica.role == "syncer")
         run.close(1.0 if is_killed else 10.0)
-    for tape in tapes.values():
-        tape.close()
     failure = _failure(run, folder) or status.get("error")
     is_stopped = was_stopped or status.get("stop_reason") is not None
     outcome = "failed" if failure is not None or is_killed else "stopped" if is_stopped else "done"

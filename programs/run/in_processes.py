@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, final
 
+from isthmus.programs.islands.elastic_sizes import sizes_here
 from isthmus.programs.islands.taken import set_environment
 from isthmus.programs.request import new_folder, spec
 from isthmus.programs.request.environment import has_backend
@@ -65,6 +66,7 @@ def submit(request: Request) -> Submitted:
     """Make the run folder of a verified request, with what daemon and hosts read."""
     from isthmus.programs.request.graph_view import as_json
 
+    elastic = sizes_here(request)
     request = request.with_folder()
     placement = {node.name: platform.node() for node in request.graph.nodes}
     shape = as_json(request.graph, request.proof, request.fingerprint, placement)
@@ -72,7 +74,7 @@ def submit(request: Request) -> Submitted:
         write_json(request.run_dir / "graph.json", shape)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    told = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds)
+    told = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds, elastic=elastic)
     with new_folder.prepared(request.run_dir):
         spec.write(request.run_dir, told)
     return Submitted(request.name, request.job, request.run_dir, request.warnings)

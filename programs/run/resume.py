@@ -8,32 +8,50 @@ where its command is gone, was cut off in this sense; one of whose final model a
 
 What the configuration asks for today may differ from what the run was begun with (`differences`). The spec that there
 was then stays beside the new one, for the tapes that were written under it.
+
+A run whose folder is lost, or far away, goes on from a store (`snapshots.stored`) in a folder of its own. What the
+store has becomes that folder's files, and the rest is the same. Lines and tapes of before stay where they were.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
-from collections.abc import Callable, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from isthmus.programs.islands.elastic_sizes import sizes_here
 from isthmus.programs.recorder import memory as recorder_memory
 from isthmus.programs.request import new_folder, spec
+from isthmus.programs.request.program import Program
 from isthmus.programs.request.request import Request
-from isthmus.programs.request.run_lock import InUseError, RunLock
+from isthmus.programs.request.run_lock import InUseError, RunLock, user_of
 from isthmus.programs.run.differences import changes, pinned
 from isthmus.programs.run.in_processes import Submitted, apart, submitted
+from isthmus.programs.snapshots.fetched import Fetched, fetch
 from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
+from isthmus.programs.snapshots.stored import Head, heads
+from isthmus.programs.snapshots.urls import place_of
+from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.daemon.reopen import reopen
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.roles import LEARNER
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_bytes, write_json
 
 OVER: Final = ("summary.json", "over.json")
-_OF_END: Final = ("report.html", "trace.json")
+AT_END: Final = (*OVER, "report.html", "trace.json")
+"""What is written when a run is over."""
 
 
 def resumed(folder: Path, request: Callable[[list[str]], Request]) -> Submitted:
@@ -47,17 +65,100 @@ def resumed(folder: Path, request: Callable[[list[str]], Request]) -> Submitted:
     files = apart(lambda: _files(told, request, doing))
     with _lock(folder, doing):
         if files:
+            spec.put_aside(folder)
             _change(folder, files)
         spec.count_on(folder)
-        learners = spec.load(folder).roles.get(LEARNER, 0)
-        reopen(folder, lambda replica: replica.role == LEARNER and replica.slot >= learners)
-        for name in (*OVER, *_OF_END):
+        _reopen(folder)
+        for name in AT_END:
             (folder / name).unlink(missing_ok=True)
     return submitted(folder, folder.name)
 
 
-def _files(told: spec.Spec, request: Callable[[list[str]], Request], doing: str) -> dict[str, Any]:
-    """What is written in place of the run's files by name, where anything changes."""
+def is_store(text: str) -> bool:
+    """Whether a text names a store of snapshots, and no run folder."""
+    folder = Path(text)
+    return "://" in text or (not (folder / spec.SPEC).exists() and folder.is_dir() and bool(heads(os.listdir(folder))))
+
+
+def resumed_from_store(
+    text: str, run_dir: Path | None, asked: Callable[[Path, str], Callable[[list[str]], Request]]
+) -> Submitted:
+    """A run whose snapshots are in the store that `text` names, ready to go on in a folder that is made for it, which
+    is `run_dir`, or any; ConfigError, with nothing left, where it cannot.
+
+    `asked` is given a folder with the configuration of the run, and the store, and gives what `resumed` is given.
+    """
+    place = place_of(text)
+    doing = f"Resuming {place.text}"
+    base = new_folder.RUNS.absolute() if run_dir is None else run_dir.absolute().parent
+    with _aside(base, doing) as aside:
+        found = fetch(place, aside, DISK, doing)
+        told = _spec_of(aside, found.head, doing)
+        files = apart(lambda: _files(told, asked(aside, place.text), doing, is_elsewhere=True))
+        chosen = new_folder.choose(run_dir, Program(told.job.program).name, datetime.now())
+        folder = new_folder.make(chosen, files[new_folder.CONFIG], is_given=run_dir is not None)
+        with _lock(folder, doing), new_folder.prepared(folder):
+            for path in sorted(aside.iterdir()):
+                path.replace(folder / path.name)
+            _change(folder, files)
+            _settle(folder, found)
+    new_folder.point_latest_to(folder)
+    return submitted(folder, folder.name)
+
+
+def _reopen(folder: Path) -> None:
+    """Have the ledger know that the run goes on, without the learners that it is to do without."""
+    learners = spec.load(folder).roles.get(LEARNER, 0)
+    reopen(folder, lambda replica: replica.role == LEARNER and replica.slot >= learners)
+
+
+def _settle(folder: Path, found: Fetched) -> None:
+    """Have a run count its lives and its time on from where they were, and tell what was wrong with snapshots."""
+    head = found.head
+    spec.count_from(folder, head.at)
+    with closing(Ledger(folder)) as ledger:
+        ledger.give(Member(Replica(role, slot), life) for role, slot, life in head.lives)
+    _reopen(folder)
+    memory = recorder_memory.load(folder, DISK)
+    if found.faults and memory is not None:
+        memory.snapshot_faults = [*memory.snapshot_faults, *found.faults]
+        write_bytes(folder / recorder_memory.FILE, msgspec.msgpack.encode(memory))
+
+
+def _spec_of(folder: Path, head: Head, doing: str) -> spec.Spec:
+    """The spec of a run that was fetched; ConfigError for one that is alive here, or has none that can be read."""
+    if found := _why_no_spec(folder):
+        raise ConfigError(doing, "the spec of a run in processes", found, "Start the run again.")
+    machine, _, home = head.home.partition(":")
+    if machine == platform.node() and (user := user_of(Path(home))):
+        do = f"Look at it: isthmus status {home}"
+        raise ConfigError(doing, "a run that was cut off", f"one that goes on in {home}, of process {user}", do)
+    return spec.load(folder)
+
+
+@contextmanager
+def _aside(base: Path, doing: str) -> Iterator[Path]:
+    """A new folder in `base`, for as long as it is not known yet what becomes of it."""
+    had = base.exists()
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=".resume-", dir=base))
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise ConfigError(doing, f"a folder that can be written, {base}", found, "Name another by --run-dir.") from None
+    try:
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        if not had:
+            with suppress(OSError):
+                base.rmdir()
+
+
+def _files(
+    told: spec.Spec, request: Callable[[list[str]], Request], doing: str, *, is_elsewhere: bool = False
+) -> dict[str, Any]:
+    """What is written in place of the run's files by name, where anything changes, as it does `is_elsewhere`."""
     from isthmus.programs.request.graph_view import as_json
 
     try:
@@ -70,10 +171,12 @@ def _files(told: spec.Spec, request: Callable[[list[str]], Request], doing: str)
     found = changes(told, made.job, doing)
     if kept := pinned(graph, made.job.settings if found else {}):
         made = request([f"program.{name}={value}" for name, value in kept.items()])
-    asked = spec.of(made, zero_ns=told.zero_ns, cpu_seconds=told.cpu_seconds)
+    asked = spec.of(made, zero_ns=told.zero_ns, cpu_seconds=told.cpu_seconds, elastic=sizes_here(made))
     here = {**asdict(told.here), "learners": asked["here"]["learners"]}
+    if is_elsewhere:
+        here = {**asked["here"], "wall_ns": told.here.wall_ns}
     wanted = {**asked, "run": told.run, "argv": list(told.argv), "here": here}
-    if spec.read(json.loads(json.dumps(wanted))) == told:
+    if spec.read(json.loads(json.dumps(wanted))) == told and not is_elsewhere:
         return {}
     placement = {node.name: platform.node() for node in made.graph.nodes}
     shape = as_json(made.graph, made.proof, made.fingerprint, placement)
@@ -83,7 +186,6 @@ def _files(told: spec.Spec, request: Callable[[list[str]], Request], doing: str)
 def _change(folder: Path, files: Mapping[str, Any]) -> None:
     """Write the files of a run that goes on in another way; the spec last, so that whatever comes between, the next
     resume finds the change not made yet."""
-    spec.put_aside(folder)
     write_bytes(folder / new_folder.CONFIG, files[new_folder.CONFIG].encode())
     for name in ("graph.json", spec.SPEC):
         write_json(folder / name, files[name])
@@ -112,13 +214,29 @@ def _check_folder(folder: Path, doing: str) -> None:
         do = "Runs with --transport inproc cannot be resumed: they have no daemon."
         raise ConfigError(doing, "the folder of a run in processes", found, do)
     if (folder / spec.CLUSTER).exists():
-        do = "That is not built. Start it again."
+        do = (
+            "Start the daemon of its home again, which goes on with it; "
+            f"or let another machine be its home: isthmus resume {folder} --cluster FILE."
+        )
         raise ConfigError(doing, "a run of this machine alone", "one of a cluster", do)
+    check_cut_off(folder, doing)
+
+
+def has_snapshot(folder: Path) -> bool:
+    """Whether there is something to go on from."""
+    return any((folder / FOLDER / name).exists() for name in (MANIFEST, BEFORE))
+
+
+def check_cut_off(folder: Path, doing: str) -> None:
+    """ConfigError unless a folder has a run in processes that was cut off, and can go on from its snapshot."""
+    if found := _why_no_spec(folder):
+        do = "Runs with --transport inproc cannot be resumed: they have no daemon."
+        raise ConfigError(doing, "the folder of a run in processes", found, do)
     _lock(folder, doing).close()
     memory = recorder_memory.load(folder, DISK)
     outcomes = [json.loads((folder / name).read_text())["outcome"] for name in OVER if (folder / name).exists()]
     if outcomes and (outcomes[0] != "failed" or memory is None or memory.final):
         raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcomes[0]}", "Start a new run.")
-    if not any((folder / FOLDER / name).exists() for name in (MANIFEST, BEFORE)):
+    if not has_snapshot(folder):
         do = "It was cut off before the first one, or its program gives no model to keep. Start it again."
         raise ConfigError(doing, f"a snapshot in {folder / FOLDER}", "none", do)

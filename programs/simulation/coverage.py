@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from isthmus.programs.invariants.guards import guards_of
+from isthmus.programs.simulation.deaths import KINDS as KINDS_OF_DEATHS
 from isthmus.programs.simulation.seeds import DAEMON_KINDS, DISK_KINDS, KINDS, OTHER_KINDS, STANDING_KINDS, STORM_KINDS
 from isthmus.programs.simulation.trials import trial_of
 
@@ -39,6 +40,12 @@ def rare(phases: Counter[tuple[str, str]], program: str, least: int) -> list[str
         for kind, phase in pairs_of(program)
         if phases[kind, phase] < least
     ]
+
+
+def rare_steps(phases: Counter[tuple[str, str]], least: int) -> list[str]:
+    """The steps of a snapshot at which everything died fewer than `least` times, in words."""
+    counts = {kind: sum(phases[kind, phase] for phase in PHASES) for kind in KINDS_OF_DEATHS}
+    return [f"{kind}: {count} times, at least {least} are asked for" for kind, count in counts.items() if count < least]
 
 
 def idle(guards: Counter[str], program: str) -> list[str]:

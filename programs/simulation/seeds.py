@@ -120,12 +120,12 @@ def _storms(
     if rng.random() < 0.25:
         storms.append(Storm("fork", fork(rng, hosts, steps * step_ms / 1e3)))
     if rng.random() < 0.2:
-        storms.append(Storm("wipe", wipe(rng, hosts, _moment(rng, steps, step_ms))))
+        storms.append(Storm("wipe", wipe(rng, hosts, moment_of(rng, steps, step_ms))))
     if rng.random() < 0.25:
         slot = sum(host.role == "learner" for host in hosts)
-        made.append(Join(f"learner/{slot}", **_moment(rng, steps, step_ms)))
+        made.append(Join(f"learner/{slot}", **moment_of(rng, steps, step_ms)))
     if rng.random() < 0.1:
-        made.append(Stop(**_moment(rng, steps, step_ms)))
+        made.append(Stop(**moment_of(rng, steps, step_ms)))
     return tuple(storm for storm in storms if storm.faults), tuple(made)
 
 
@@ -136,15 +136,15 @@ def _later_faults(
     late, machines of which only the daemon is heard."""
     storms, made = list[Storm](), list[Fault]()
     if rng.random() < 0.1:
-        storms.append(Storm("orphan", orphan(rng, hosts, _moment(rng, steps, step_ms))))
+        storms.append(Storm("orphan", orphan(rng, hosts, moment_of(rng, steps, step_ms))))
     if rng.random() < 0.1:
-        replica, moment = rng.choice(hosts), _moment(rng, steps, step_ms)
+        replica, moment = rng.choice(hosts), moment_of(rng, steps, step_ms)
         made += [SlowStarts(machine_of(replica), rng.choice((1.0, 3.0)), **moment), Kill(str(replica), **moment)]
     if rng.random() < 0.1 and step_ms > STEP_MS_QUICK:
         storms.append(Storm("fork", fork(rng, hosts, steps * step_ms / 1e3)))
     if rng.random() < 0.08:
         machine = machine_of(rng.choice(hosts))
-        made.append(Mute(machine, rng.choice((3.0, 12.0, 40.0)), **_moment(rng, steps, step_ms)))
+        made.append(Mute(machine, rng.choice((3.0, 12.0, 40.0)), **moment_of(rng, steps, step_ms)))
     if rng.random() < END_SHARE:
         made.append(End(**rng.choice(({"at_step": rng.randint(2, steps // 2)}, {"at_phase": "final"}))))
     return tuple(storm for storm in storms if storm.faults), tuple(made)
@@ -152,7 +152,7 @@ def _later_faults(
 
 def _forgeries(rng: random.Random, hosts: list[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
     """A learner that sends what is wrong, in one run of eight."""
-    return forgery(rng, hosts, _moment(rng, steps, step_ms)) if rng.random() < 0.125 else ()
+    return forgery(rng, hosts, moment_of(rng, steps, step_ms)) if rng.random() < 0.125 else ()
 
 
 def _spared(fault: Fault, trial: Trial) -> Fault | None:
@@ -176,10 +176,10 @@ def _faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: f
     kills: Counter[Replica] = Counter()
     made: list[Fault] = []
     comes_together = rng.choice((0.0, 0.7))
-    moment = _moment(rng, steps, step_ms)
+    moment = moment_of(rng, steps, step_ms)
     for _ in range(rng.randint(1, 8)):
         kind, replica = rng.choice(kinds), rng.choice(hosts)
-        moment = _soon(rng, moment) if rng.random() < comes_together else _moment(rng, steps, step_ms)
+        moment = _soon(rng, moment) if rng.random() < comes_together else moment_of(rng, steps, step_ms)
         kills[replica] += kind == "kill"
         if kills[replica] <= KILLS_MAX:
             made.append(_fault(rng, kind, replica, moment))
@@ -193,7 +193,7 @@ def _disk_faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_
     kinds = [kind for kind in DISK_KINDS if rng.random() < 0.6] or [rng.choice(DISK_KINDS)]
     made: list[Fault] = []
     for _ in range(rng.randint(1, 3)):
-        moment, lasts = _moment(rng, steps, step_ms), rng.choice((0.3, 1.0, 3.0, 7.0))
+        moment, lasts = moment_of(rng, steps, step_ms), rng.choice((0.3, 1.0, 3.0, 7.0))
         match rng.choice(kinds):
             case "blackout":
                 made.append(Blackout(machine_of(rng.choice(hosts)), lasts, **moment))
@@ -214,12 +214,12 @@ def _disk_faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_
 def _supervision_faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
     """Faults of daemons, of what they say to each other, and of hosts that only a daemon can help: in half of the runs,
     beside the others; and now and then somebody has the run ended."""
-    made: list[Fault] = [End(**_moment(rng, steps, step_ms))] if rng.random() < END_SHARE else []
+    made: list[Fault] = [End(**moment_of(rng, steps, step_ms))] if rng.random() < END_SHARE else []
     if rng.random() < 0.5:
         return tuple(made)
     kinds = [kind for kind in (*DAEMON_KINDS, *STANDING_KINDS) if rng.random() < 0.4] or [rng.choice(DAEMON_KINDS)]
     for _ in range(rng.randint(1, 5)):
-        replica, moment = rng.choice(hosts), _moment(rng, steps, step_ms)
+        replica, moment = rng.choice(hosts), moment_of(rng, steps, step_ms)
         machine = rng.choice((HOME, HOME, machine_of(replica)))
         lasts = rng.choice((0.3, 1.0, 3.0, 7.0, 25.0))
         match rng.choice(kinds):
@@ -250,7 +250,7 @@ def _soon(rng: random.Random, moment: dict[str, Any]) -> dict[str, Any]:
     return {**moment, name: round(moment[name] + rng.choice((0.0, 0.01, 0.1, 0.5)), 3)}
 
 
-def _moment(rng: random.Random, steps: int, step_ms: float) -> dict[str, Any]:
+def moment_of(rng: random.Random, steps: int, step_ms: float) -> dict[str, Any]:
     """When a fault is to happen: mostly while learners step, and often enough at the start and around the end."""
     match rng.choice(("start", "middle", "middle", "end")):
         case "start":

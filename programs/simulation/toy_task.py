@@ -30,6 +30,8 @@ LAYOUT: Final = (
 )
 LAYOUT_WIDE: Final = (*LAYOUT[:3], TensorSpec("second", (5000, 3), "float32"))
 """60 kB more: enough to fill a slow link."""
+LAYOUT_EVEN: Final = tuple(TensorSpec(f"layer{i}", (2500, 4), "float32") for i in range(8))
+"""Eight fragments of 40 kB."""
 TOKENS_PER_BATCH: Final = 8
 LR: Final = np.float32(0.1)
 Tensors: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[np.float32]]]
@@ -72,6 +74,7 @@ class Toy:
 
 TOY: Final = Toy("TOY", LAYOUT)
 WIDE: Final = Toy("WIDE", LAYOUT_WIDE)
+EVEN: Final = Toy("EVEN", LAYOUT_EVEN)
 UNEVEN: Final = Toy("UNEVEN", LAYOUT, (8, 16, 4, 8))
 """Batches of several sizes: tokens, steps, and the weights of answers are not in proportion."""
 STREAMED: Final = Toy("STREAMED", LAYOUT, is_streamed=True)
@@ -124,7 +127,7 @@ class ToyLearner:
         loss = loss_of(self.tensors)
         noise = batch["noise"]
         self.tensors = {
-            name: tensor - LR * (tensor - np.float32(1.0) + noise[i])
+            name: tensor - LR * (tensor - np.float32(1.0) + noise[i % 4])
             for i, (name, tensor) in enumerate(self.tensors.items())
         }
         return {"loss": loss}
@@ -155,6 +158,12 @@ class ToyLearner:
     def restart(self) -> None:
         """Nothing is local."""
 
+    def local(self) -> list[Any]:
+        return []
+
+    def take_local(self, leaves: Sequence[Any]) -> bool:
+        return False
+
 
 class ToyGradientLearner:
     """The same descent, by gradients that leave as one vector."""
@@ -167,7 +176,7 @@ class ToyGradientLearner:
 
     def gradient(self, batch: Any) -> tuple[Mapping[str, float], Vector]:
         tensors, noise = self._learner.tensors, batch["noise"]
-        parts = [np.ravel(tensor - np.float32(1.0) + noise[i]) for i, tensor in enumerate(tensors.values())]
+        parts = [np.ravel(tensor - np.float32(1.0) + noise[i % 4]) for i, tensor in enumerate(tensors.values())]
         return {"loss": loss_of(tensors)}, np.concatenate(parts)
 
     def apply(self, vector: Vector, progress: float) -> None:

@@ -21,11 +21,13 @@ from isthmus.programs.invariants.file_invariants import FilesChecker
 from isthmus.programs.invariants.guards import GuardsWitness, HonestChecker
 from isthmus.programs.invariants.invariants import checkers
 from isthmus.programs.invariants.recoveries import recovery_checkers
+from isthmus.programs.invariants.snapshot_invariants import SnapshotsChecker
 from isthmus.programs.recorder.roles import least_replicas, resolving
 from isthmus.programs.recorder.summary import roster_counts
 from isthmus.programs.request.program import Program
 from isthmus.programs.request.reference import resolve
 from isthmus.programs.simulation import toy_task
+from isthmus.programs.snapshots.urls import Place
 from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import Plan, lower
@@ -52,12 +54,16 @@ LEFT_SECONDS: Final = 15.0
 """After the end of the run, machines that could not be reached hear that nothing is wanted of them any more."""
 PATIENCE_SECONDS: Final = 10.0
 """How long faults of the final phase are waited for."""
+STILL_SECONDS: Final = 10.0
+"""For so long nothing may happen at all, where everything is dead."""
 START_SECONDS: Final = 0.9
 """About when the first learner steps."""
 SNAPSHOT_SECONDS: Final = 0.5
 """From one snapshot to the next: a run takes some seconds."""
 FOLDER: Final = Path("/run")
 """The run folder, on the disk of its home."""
+STORE: Final = Path("/store")
+"""Where snapshots are stored beside it, in runs that have such a place."""
 TRACEBACK_LINES: Final = 6
 """Of what was raised by mistake: where, and three callers."""
 
@@ -74,7 +80,8 @@ class Storm:
 class Shape:
     """What is to happen. `late` says how many virtual seconds after its steps a run with faults is healed;
     `window_bytes` is what may be under way to a peer (None: as in a real run), `apart` whether the evaluator has a
-    machine of its own, `processes` how many make up the island of each learner; `storms` are
+    machine of its own, `processes` how many make up the island of each learner, and `elastic` how many of these may
+    train without the others; `stores`: snapshots are brought to another folder of the home's disk, too; `storms` are
     faults among them that belong together."""
 
     seed: int
@@ -91,6 +98,8 @@ class Shape:
     apart: bool = False
     task: toy_task.Toy = toy_task.TOY
     processes: tuple[int, ...] = ()
+    elastic: tuple[tuple[int, ...], ...] = ()
+    stores: bool = False
 
 
 @dataclass(slots=True)
@@ -184,7 +193,7 @@ def _violation(universe: Universe, shape: Shape) -> str | None:
         return now >= seconds(until) and (not universe.injector.missed or now >= seconds(until + PATIENCE_SECONDS))
 
     try:
-        universe.run(lambda: is_over() or is_enough(), seconds_max=until + PATIENCE_SECONDS + 1.0)
+        universe.run(lambda: is_over() or is_enough(), seconds_max=until + PATIENCE_SECONDS + STILL_SECONDS)
         universe.heal()
         universe.run(is_over, seconds_max=universe.clock.now() / 1e9 + LIVENESS_SECONDS)
         universe.run(lambda: not universe.living(), seconds_max=universe.clock.now() / 1e9 + LEFT_SECONDS)
@@ -200,7 +209,8 @@ def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe
             return milliseconds(shape.step_ms / 50)
         return milliseconds(shape.step_ms / (shape.speeds[replica.slot] if replica.slot < len(shape.speeds) else 1.0))
 
-    found = resolving(FOLDER, resolve, SNAPSHOT_SECONDS)
+    at = Place(str(STORE), "run", in_background=False) if shape.stores else None
+    found = resolving(FOLDER, resolve, SNAPSHOT_SECONDS, at)
 
     def place(replica: Replica) -> str:
         is_apart = shape.apart and replica.role == "evaluator"
@@ -219,6 +229,7 @@ def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe
         limits=Limits() if window is None else Limits(window_bytes=window, relay_window_bytes=window),
         place=place,
         processes=shape.processes,
+        elastic=shape.elastic,
         least=least_replicas(graph),
         checkers=[
             *runtime_checkers(graph),
@@ -227,6 +238,7 @@ def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe
             BooksChecker(),
             HonestChecker(),
             FilesChecker(FOLDER),
+            SnapshotsChecker(),
             *more,
         ],
     )

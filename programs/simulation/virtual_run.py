@@ -114,4 +114,5 @@ class VirtualRun:
             delay=lambda edge, size_bytes: milliseconds(pace.delay_ms),
             jitter=pace.jitter,
             trace=self.trace,
+            payloads=request.run_dir if request.config["run"]["keep_payloads"] else None,
         )

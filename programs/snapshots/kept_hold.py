@@ -1,9 +1,8 @@
 """The hold node of a run's home: what it holds is also on disk, so that a model outlives every process of its run.
 
-Decides when a snapshot is taken: once every fragment has a version, and from then on at intervals in which one is
-new. A hold that opens begins with what the last snapshot had: for shards and learners it is a holder like any
-other, whose versions may be older than those of hosts that live. Nobody waits for it, and a disk that takes nothing
-costs nothing but the snapshot: the one before stays. It is given whole states of shards (`State`), and gives a shard in
+Decides what is in a snapshot (`keeping` when it is taken): a version of every fragment. A hold that opens begins with
+what the last snapshot had: for shards and learners it is a holder like any other, whose versions may be older than
+those of hosts that live. It is given whole states of shards (`State`), and gives a shard in
 a new life what of that no learner has.
 """
 
@@ -17,7 +16,8 @@ from isthmus.ops.exchange.messages import Kept, State, Update
 from isthmus.ops.exchange.schemas import STATE
 from isthmus.ops.exchange.token_totals import Totals
 from isthmus.ops.recovery.hold import Hold
-from isthmus.programs.snapshots.snapshots import FOLDER, Snapshots
+from isthmus.programs.snapshots.keeping import Keeping
+from isthmus.programs.snapshots.urls import Place
 
 
 class KeptHold(Hold):
@@ -26,19 +26,19 @@ class KeptHold(Hold):
     outputs = (*Hold.outputs, "kept")
     schemas: ClassVar[dict[str, Any]] = {"update": STATE}
 
-    def __init__(self, folder: Path, seconds: float, *, role: str, shards: int, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, folder: Path, seconds: float, place: Place | None, *, role: str, shards: int, sizes: Sequence[int]
+    ) -> None:
         super().__init__(role=role, shards=shards)
-        self._folder, self._sizes, self._every = folder, sizes, round(seconds * 1e9)
+        self._where = folder, seconds, place
+        self._sizes = sizes
         self._recalled = Totals()
         """The progress of the run by the snapshot that it began with."""
-        self._taken_at: int | None = None
-        self._has_recalled = False
-        self._told_of: dict[str, Any] = {"number": 0, "taken_at": None, "faults": [], "error": None}
 
     def open(self, context: Any) -> None:
         """Hold what the last snapshot has."""
         super().open(context)
-        self._snapshots = Snapshots(self._folder / FOLDER, self._sizes, context.disk, context.member.incarnation)
+        self._keeping = Keeping(*self._where, self._sizes, context)
         self._recall()
 
     def __call__(self, update: Mapping[Any, Update] | None = None) -> list[tuple[str, Any]] | None:
@@ -46,41 +46,29 @@ class KeptHold(Hold):
         self._recall()
         emitted = super().__call__(update)
         now = self._context.now()
-        if self._taken_at is None or now - self._taken_at >= self._every:
+        if self._keeping.is_due(now):
             self._take(now)
+        self._keeping.store(now)
         return emitted
 
     def close(self) -> None:
         """Take the last snapshot."""
         self._take(self._context.now())
+        self._keeping.close()
 
     def _recall(self) -> None:
         """Hold what the last snapshot has, as soon as the disk says what that is."""
-        if self._has_recalled:
+        found = self._keeping.recall()
+        if found is None:
             return
-        try:
-            found = self._snapshots.read()
-        except OSError as error:
-            self._tell(error=error.strerror or str(error))
-            return
-        self._has_recalled = True
         self._held = found.held | self._held
         for state in found.held.values():
             self._recalled.hear(state["totals"])
-        number = found.manifest.number if found.manifest is not None else 0
-        self._tell(number=number, faults=found.faults, error=None)
 
     def _take(self, now: int) -> None:
-        """Take a snapshot, if there is a version of every fragment, and it is known which snapshots there are."""
-        if not self._has_recalled or len(self._held) < len(self._sizes):
-            return
-        self._taken_at = now
-        try:
-            self._tell(
-                number=self._snapshots.write(cast(dict[int, State], self._held)).number, error=None, taken_at=now
-            )
-        except OSError as error:
-            self._tell(error=error.strerror or str(error))
+        """Take a snapshot, if there is a version of every fragment."""
+        if len(self._held) == len(self._sizes):
+            self._keeping.take(cast(dict[int, State], self._held), {}, now)
 
     def _gifts(self, held: Update) -> list[tuple[str, Any]]:
         """A copy for learners; for the shard, what it needs beside."""
@@ -89,9 +77,4 @@ class KeptHold(Hold):
         return [*super()._gifts(held), *([("kept", kept)] if kept["tensors"] else [])]
 
     def _of_disk(self) -> dict[str, Any]:
-        told = {name: self._told_of[name] for name in ("faults", "error")}
-        return {"saved": self._snapshots.versions(), "totals": self._recalled.told(), **told}
-
-    def _tell(self, **news: Any) -> None:
-        self._told_of = {**self._told_of, **news}
-        self._context.publish(self._told_of)
+        return {"totals": self._recalled.told(), **self._keeping.of_disk()}

@@ -26,7 +26,10 @@ import xxhash
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from isthmus.ops.exchange.kept_state import State as WholeState
 from isthmus.ops.exchange.messages import Kind, State, Vector
+from isthmus.programs.snapshots import whole_states
+from isthmus.programs.snapshots.whole_states import StateEntry
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import encoded, write_bytes
 
@@ -35,6 +38,7 @@ MANIFEST: Final = "manifest.json"
 BEFORE: Final = "manifest-before.json"
 FORMAT: Final = 2
 VALUES: Final = "values"
+_NONE: Final[Mapping[int, WholeState]] = {}
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,21 +57,29 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A snapshot: one entry for each fragment of the model, in order; `writer` is the recorder's life that took it."""
+    """A snapshot: one entry for each fragment of the model, in order, and those of whole `states` of learners, in
+    programs that have any; `writer` is the recorder's life that took it."""
 
     format: int
     number: int
     fragments: list[Entry]
     writer: int = 0
+    states: list[StateEntry] = []
+
+    @property
+    def entries(self) -> list[Entry | StateEntry]:
+        """All that has a file."""
+        return [*self.fragments, *self.states]
 
 
 class Found(NamedTuple):
-    """What there is to go on from: the newest good snapshot, None where there is none, its items by fragment, and what
-    is wrong with newer ones."""
+    """What there is to go on from: the newest good snapshot, None where there is none, its items by fragment, what is
+    wrong with newer ones, and its whole states by their index."""
 
     manifest: Manifest | None
     held: dict[int, State]
     faults: list[str]
+    states: dict[int, WholeState]
 
 
 class Snapshots:
@@ -82,6 +94,7 @@ class Snapshots:
         """The newest has the name of the newest, and is put aside before the next takes that."""
         self._old: set[str] = set()
         """Files that only manifests before the newest name."""
+        self._pinned: Manifest | None = None
 
     def read(self) -> Found:
         """The newest snapshot that is whole; it is the one that the next `write` follows. OSError if the disk does not
@@ -89,24 +102,33 @@ class Snapshots:
         faults: list[str] = []
         for name in (MANIFEST, BEFORE):
             try:
-                manifest, held = self._read(name)
+                manifest, held, states = self._read(name)
             except FileNotFoundError:
                 continue
             except ValueError as error:
                 faults.append(f"{FOLDER}/{name}: {error}")
                 continue
             self._newest, self._is_in_place = manifest, name == MANIFEST
-            return Found(manifest, held, faults)
-        return Found(None, {}, faults)
+            return Found(manifest, held, faults, states)
+        return Found(None, {}, faults, {})
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The newest good snapshot; None where there is none, or it is not known."""
+        return self._newest
+
+    def pin(self, manifest: Manifest | None) -> None:
+        """Keep the files of this snapshot, too, in place of the one that was pinned before."""
+        self._pinned = manifest
 
     def versions(self) -> list[list[int]]:
-        """[fragment, epoch, count] of all versions that a later `read` may find."""
-        kept = [manifest for manifest in (self._newest, self._before) if manifest is not None]
+        """[fragment, epoch, count] of all versions that a later `read` may find, and of the snapshot that is pinned."""
+        kept = [manifest for manifest in (self._newest, self._before, self._pinned) if manifest is not None]
         return sorted([entry.fragment, *entry.version] for manifest in kept for entry in manifest.fragments)
 
-    def write(self, held: Mapping[int, State]) -> Manifest:
-        """Take a snapshot of these items, one of each fragment; the newest as it is where nothing is new. OSError, too,
-        for a life that was replaced, and does not know it yet: what it holds is older."""
+    def write(self, held: Mapping[int, State], states: Mapping[int, WholeState] = _NONE) -> Manifest:
+        """Take a snapshot of these items, one of each fragment, and of whole states; the newest as it is where nothing
+        is new. OSError, too, for a life that was replaced, and does not know it yet: what it holds is older."""
         if self._is_replaced():
             raise OSError(errno.ESTALE, "a later life of the recorder takes the snapshots")
         before = self._newest
@@ -115,9 +137,10 @@ class Snapshots:
         for p, item in sorted(held.items()):
             is_known = p in known and known[p].version == tuple(item["version"])
             entries.append(known[p] if is_known else self._write_values(item))
-        if before is not None and entries == before.fragments:
+        whole = self._write_states(states)
+        if before is not None and (entries, whole) == (before.fragments, before.states):
             return before
-        manifest = Manifest(FORMAT, before.number + 1 if before is not None else 1, entries, self._life)
+        manifest = Manifest(FORMAT, before.number + 1 if before is not None else 1, entries, self._life, whole)
         if self._is_in_place:
             self._disk.rename(self._folder / MANIFEST, self._folder / BEFORE)
             self._is_in_place = False
@@ -149,32 +172,50 @@ class Snapshots:
             digest=xxhash.xxh3_128_hexdigest(data),
         )
 
+    def _write_states(self, states: Mapping[int, WholeState]) -> list[StateEntry]:
+        known = {entry.index: entry for entry in self._newest.states} if self._newest is not None else {}
+        entries = []
+        for index, state in sorted(states.items()):
+            if index in known and whole_states.is_of(known[index], state):
+                entries.append(known[index])
+                continue
+            entry, data = whole_states.encoded(index, state, self._life)
+            write_bytes(self._folder / entry.file, data, self._disk)
+            entries.append(entry)
+        return entries
+
     def _forget(self, before: Manifest | None, newest: Manifest) -> None:
-        """Remove the files that neither the newest manifest names nor the one before it."""
-        kept = {entry.file for manifest in (before, newest) if manifest is not None for entry in manifest.fragments}
+        """Remove the files that neither the newest manifest names, nor the one before it, nor one that is pinned."""
+        needed = [manifest for manifest in (before, newest, self._pinned) if manifest is not None]
+        kept = {entry.file for manifest in needed for entry in manifest.entries}
         for name in sorted(self._old - kept):
             with suppress(OSError):
                 self._disk.remove(self._folder / name)
                 self._old.discard(name)
         self._old |= kept
 
-    def _read(self, name: str) -> tuple[Manifest, dict[int, State]]:
+    def _read(self, name: str) -> tuple[Manifest, dict[int, State], dict[int, WholeState]]:
         manifest = msgspec.json.decode(self._disk.read(self._folder / name), type=Manifest)
         if manifest.format != FORMAT:
             raise ValueError(f"expected format {FORMAT}, found {manifest.format}")
         if [entry.fragment for entry in manifest.fragments] != list(range(len(self._sizes))):
             raise ValueError(f"expected {len(self._sizes)} fragments, found {len(manifest.fragments)}")
-        return manifest, dict(self._items(manifest))
+        states = {entry.index: whole_states.decoded(entry, self._data(entry)) for entry in manifest.states}
+        return manifest, dict(self._items(manifest)), states
 
     def _items(self, manifest: Manifest) -> Iterator[tuple[int, State]]:
         for entry, size in zip(manifest.fragments, self._sizes, strict=True):
-            try:
-                data = self._disk.read(self._folder / entry.file)
-            except FileNotFoundError:
-                raise ValueError(f"{entry.file} is missing") from None
-            if len(data) != entry.bytes or xxhash.xxh3_128_hexdigest(data) != entry.digest:
-                raise ValueError(f"{entry.file} is not what was written: {len(data)} of {entry.bytes} bytes")
-            yield entry.fragment, _item(entry, data, size)
+            yield entry.fragment, _item(entry, self._data(entry), size)
+
+    def _data(self, entry: Entry | StateEntry) -> bytes:
+        """What the file of an entry has; ValueError if that is not what was written."""
+        try:
+            data = self._disk.read(self._folder / entry.file)
+        except FileNotFoundError:
+            raise ValueError(f"{entry.file} is missing") from None
+        if len(data) != entry.bytes or xxhash.xxh3_128_hexdigest(data) != entry.digest:
+            raise ValueError(f"{entry.file} is not what was written: {len(data)} of {entry.bytes} bytes")
+        return data
 
 
 def _item(entry: Entry, data: bytes, size: int) -> State:

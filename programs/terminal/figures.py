@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from isthmus.programs.books.words import book_lines, snapshot_lines
 from isthmus.programs.results import numbers
+from isthmus.programs.results.store_words import store_line
 
 if TYPE_CHECKING:
     from isthmus.programs.request.request import Request
@@ -155,6 +156,11 @@ def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[st
             yield "merged", numbers.percent(status["merged_share"])
     if status.get("goodput"):
         yield "goodput", numbers.percent(status["goodput"])
+    store = status.get("snapshots", {}).get("store")
+    if store and store["number"] and not store["error"]:
+        yield "snapshots", f"{numbers.whole(store['number'])} at {store['url']}"
+    if line := store_line(store):
+        yield "snapshots", line
     epochs = [epoch for _, epoch in sorted(status.get("epochs", {}).items())]
     if max(epochs, default=1) > 1:
         few = len(epochs) <= _EPOCHS_SHOWN
@@ -209,6 +215,7 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     if lost := summary.get("lines_lost", 0):
         rows.append(("disk", f"{_lines(lost)} of metrics, merges or evaluations lost: {summary['disk_error']}"))
     rows += [("snapshot", line) for line in snapshot_lines(summary.get("snapshot_faults", ()))]
+    rows += [("snapshot", line) for line in [store_line(summary.get("snapshot_store"))] if line]
     rows.append(("sent", numbers.size(summary["bytes_sent_total"])))
     rows.append(("report", str(Path(folder, "report.html"))))
     return rows

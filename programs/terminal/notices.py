@@ -13,10 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from isthmus.programs.adapted.words import change_of, is_better, sentence
 from isthmus.programs.books.words import snapshot_lines
 from isthmus.programs.results.absence_words import away, back
 from isthmus.programs.results.absences import Absence, Absences, Fact, Works, fact_of
 from isthmus.programs.results.remarks import Tone, remark
+from isthmus.programs.results.store_words import store_line
 from isthmus.programs.results.who_waits import Waiting, waiting_of
 from isthmus.runtime.supervision.incidents import Restarted
 
@@ -47,6 +49,9 @@ class News:
         self._is_data_told = False
         self._told_errors = set[tuple[str, ...]]()
         self._told_faults: list[str] = []
+        self._told_changes = set[tuple[int, int, int]]()
+        self._is_store_away = False
+        self._told_began = set[tuple[int, int]]()
         self._sick_steps: dict[int, tuple[int, int]] = {}
 
     def update(self, status: Mapping[str, Any]) -> list[Notice]:
@@ -54,7 +59,8 @@ class News:
         # A daemon that has just taken over does not know yet when the first step was.
         self._zero = status.get("zero", self._zero)
         facts = [*self._written(), *self._works(status)]
-        new = [*self._sick(status), *self._damaged(status)]
+        new = [*self._sick(status), *self._damaged(status), *self._stored(status), *self._begun(status)]
+        new += self._changed(status)
         for fact in facts:
             self._waiting = self._waiting or waiting_of(self._folder)
             remarked = remark(fact, self._waiting)
@@ -93,12 +99,43 @@ class News:
                 told = f"learner {slot}: loss not finite at step {step}, goes on from the global model"
                 yield Notice(status.get("time"), told, "bad")
 
+    def _changed(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """The settings that followed the links since the last call, each change once."""
+        for told in status.get("changes", {}).get("last", ()):
+            which = told["shard"], told["epoch"], told["number"]
+            if which not in self._told_changes:
+                self._told_changes.add(which)
+                change = change_of(told)
+                yield Notice(told["time"], sentence(change), "good" if is_better(change) else "odd")
+
     def _damaged(self, status: Mapping[str, Any]) -> Iterator[Notice]:
         """The snapshots that a recorder could not read, each once."""
         for fault in status.get("snapshots", {}).get("faults", ()):
             if fault not in self._told_faults:
                 self._told_faults.append(fault)
                 yield Notice(None, f"a snapshot is {snapshot_lines([fault])[0]}", "bad")
+
+    def _begun(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """What later lives of learners go on with of what only a learner has, each once."""
+        for slot, report in status.get("learners", {}).items():
+            began, life = report.get("began"), (int(slot), report.get("incarnation", 1))
+            if began and life not in self._told_began:
+                self._told_began.add(life)
+                kind, former, step = began
+                told = f"with its moments after step {step} of life {former}, from its machine"
+                if kind != "copy":
+                    told = "with moments that begin anew: its machine has no copy"
+                yield Notice(status.get("time"), f"learner {slot} goes on as life {life[1]} {told}", "good")
+
+    def _stored(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """That a store takes no snapshots, and that it does again."""
+        store = status.get("snapshots", {}).get("store")
+        line = store_line(store)
+        if line and not self._is_store_away:
+            yield Notice(status.get("time"), f"{line}; training goes on, and it is tried again", "bad")
+        elif store and not line and self._is_store_away:
+            yield Notice(status.get("time"), f"snapshots reach {store['url']} again", "good")
+        self._is_store_away = bool(line) if store else self._is_store_away
 
     def _since(self, at: float) -> float | None:
         """A time of the run as one since the first inner step; None before it."""

@@ -31,6 +31,8 @@ def show(folder: Path, *, as_json: bool) -> bool:
     for tape in done.tapes:
         if tape.difference is not None:
             console.print(Text(""), facts(list(words.story(tape, tape.difference))), sep="\n")
+        if tape.computed is not None and (other := tape.computed.difference) is not None:
+            console.print(Text(""), facts(list(words.other_bytes(tape, other))), sep="\n")
     console.print()
     for remark in words.remarks(done):
         console.print(remark, markup=False)
@@ -43,8 +45,8 @@ def _columns(done: Replay) -> list[Column]:
     tapes = done.tapes
     return [
         Column("tape", [words.name(tape) for tape in tapes], is_text=True),
-        Column("records", [numbers.whole(tape.records) if tape.is_replayed else "" for tape in tapes]),
-        Column("commands", [numbers.whole(tape.commands) if tape.is_replayed else "" for tape in tapes]),
+        Column("records", [numbers.whole(tape.records) for tape in tapes]),
+        Column("commands", [numbers.whole(tape.commands) for tape in tapes]),
         Column("merges", [numbers.whole(tape.merges) if tape.merges else "" for tape in tapes]),
         Column("", [words.told(tape) for tape in tapes], is_text=True),
     ]

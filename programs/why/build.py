@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from statistics import median
 from typing import Any, Final
 
+from isthmus.programs.adapted.words import ChangeRecord, in_use
 from isthmus.programs.why.facts import Answer, ClosedBy, Fate, Line, MergeFacts, Terms
 from isthmus.programs.why.on_tape import Came, TapedRound
 
@@ -20,6 +21,7 @@ def merge_facts(
     gamma: float | None = None,
     tokens_of_step: Sequence[int] = (),
     sizes: Mapping[int, Sequence[float]] | None = None,
+    changes: Sequence[ChangeRecord] = (),
 ) -> MergeFacts:
     """The facts of one merge.
 
@@ -30,6 +32,7 @@ def merge_facts(
         gamma: the run's safety margin of the grace; None where it has none.
         tokens_of_step: the tokens of a learner's batch, by slot, the last for all beyond; empty where not known.
         sizes: the bytes of all answers of each learner to this shard, in their order; None where not known.
+        changes: those of settings that followed the links.
     """
     terms = _terms(taped, gamma)
     opened = _opened(line, taped)
@@ -51,6 +54,8 @@ def merge_facts(
         reason=line.get("reason", ""),
         terms=terms,
         answers=_answers(line, taped, terms, tokens_of_step, sizes or {}),
+        asked=line.get("asked"),
+        changes=in_use(changes, line.get("shard", 0), line.get("epoch", 1), line["round"]),
     )
 
 

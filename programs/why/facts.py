@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from isthmus.programs.adapted.words import ChangeRecord
+
 Fate: TypeAlias = Literal["merged", "refused", "without steps", "not needed", "late", "left out", "gone"]
 """What became of a learner in a round: its answer was merged; refused; held no step; was the same version as the one
 taken (kinds 'initial' and 'recover', which take one); came after the close; had not come by the end of the run or the
@@ -72,7 +74,8 @@ class Terms:
 class MergeFacts:
     """One merge. `version` is None where nothing was merged; `origin` is the version that this epoch of the shard began
     with; `undone_by` the next epoch, if that began with an older version than this one: it is not in the model then;
-    `reason` is the quorum's sentence on why the round closed; `terms` and all that came when are of the shard's
+    `reason` is the quorum's sentence on why the round closed; `asked` are the settings that followed the links, None
+    where none did, and `changes` the last of each that counted; `terms` and all that came when are of the shard's
     tape."""
 
     fragment: int
@@ -92,6 +95,8 @@ class MergeFacts:
     reason: str
     terms: Terms | None
     answers: Sequence[Answer]
+    asked: Mapping[str, Any] | None = None
+    changes: Sequence[ChangeRecord] = ()
 
 
 @dataclass(frozen=True, slots=True)

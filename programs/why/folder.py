@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from isthmus.programs.adapted import words as changes
 from isthmus.programs.results.absence_words import away
 from isthmus.programs.results.json_lines import objects
 from isthmus.programs.results.reading import read_absences
 from isthmus.programs.results.timeline import read_timeline
 from isthmus.programs.results.who_waits import waiting_of
+from isthmus.programs.tapes import tape_files
 from isthmus.programs.why.build import merge_facts
 from isthmus.programs.why.facts import Away, Line, MergeFacts, Why
 from isthmus.programs.why.on_tape import TapedRound, taped_round
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.scheduler import tape
-from isthmus.runtime.scheduler.tape import Record
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.tape.reading import Reading
 
 MERGES: Final = "merges.jsonl"
 _FRAGMENTS_MAX: Final = 16
@@ -104,8 +106,9 @@ class _Run:
     def __init__(self, folder: Path, lines: Sequence[Line]) -> None:
         self.problems: list[str] = []
         self._folder, self._lines = folder, lines
-        self._records: dict[str, list[Record]] = {}
+        self._tapes: dict[Member, Reading] = {}
         self._gamma = _gamma(folder)
+        self._changes = changes.read(folder)
         self._tokens_of_step = _tokens_of_step(folder)
         self._sizes: dict[str, dict[int, list[float]]] | None = None
 
@@ -118,24 +121,34 @@ class _Run:
             gamma=self._gamma,
             tokens_of_step=self._tokens_of_step,
             sizes=self._sizes_to(f"syncer/{line.get('shard', 0)}"),
+            changes=self._changes,
         )
 
     def _taped(self, line: Line) -> TapedRound:
-        name = f"syncer-{line.get('shard', 0)}-{line.get('epoch', 1)}.tape"
-        if name not in self._records:
-            try:
-                self._records[name] = list(tape.whole((self._folder / "tape" / name).read_bytes()))
-            except OSError:
-                self._records[name] = []
-                self.problems.append(f"tape/{name} is not here, so nobody knows when answers came, and on what terms.")
-            except ValueError as error:
-                self._records[name] = []
-                self.problems.append(f"tape/{name} cannot be read: {error}.")
-        taped = taped_round(self._records[name], line["round"])
-        if self._records[name] and taped.closing is None:
+        shard = Member(Replica("syncer", line.get("shard", 0)), line.get("epoch", 1))
+        if shard not in self._tapes:
+            self._tapes[shard] = self._read(shard)
+        tape = self._tapes[shard]
+        taped = taped_round(tape.records, line["round"])
+        if tape.segments and taped.closing is None:
             why_not = "it is written twice a second, or was cut off"
-            self.problems.append(f"tape/{name} does not have this round: {why_not}.")
+            if tape.missing:
+                why_not = f"{tape.missing:,} records of it are not kept (run.tape_bytes)"
+            self.problems.append(f"The tape of {shard} does not have this round: {why_not}.")
         return taped
+
+    def _read(self, shard: Member) -> Reading:
+        """The tape of a life of a shard, as far as it can be read."""
+        try:
+            file = tape_files.of(self._folder, shard)
+            if file is not None:
+                return tape_files.read(file)
+            self.problems.append(
+                f"The tape of {shard} is not here, so nobody knows when answers came, or on what terms."
+            )
+        except (OSError, ValueError) as error:
+            self.problems.append(f"The tape of {shard} cannot be read: {error}.")
+        return Reading(())
 
     def _sizes_to(self, host: str) -> Mapping[int, Sequence[float]]:
         """The bytes of all answers to a shard, by slot, in their order."""

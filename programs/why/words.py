@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from isthmus.programs.adapted.words import sentence, settings
 from isthmus.programs.results import numbers
 from isthmus.programs.why.facts import NOT_RECORDED, Answer, Away, Fate, MergeFacts, Terms, Why
 
@@ -36,6 +37,10 @@ def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
     yield "round", f"{merge.round & 0xFFFFFFFF} of syncer/{merge.shard}, life {merge.epoch}{_began(merge)}"
     if merge.terms is not None:
         yield "asked", _asked(merge.terms, merge.opened)
+    if merge.asked is not None:
+        yield "settings", settings(merge.asked)
+    for change in merge.changes:
+        yield "changed", f"{sentence(change)} ({_since(change.time)})"
     if merge.quorum_ms is not None:
         yield "quorum", f"{_ms(merge.quorum_ms)} after the opening"
     if merge.terms is not None and merge.kind not in ("initial", "recover"):

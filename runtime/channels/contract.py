@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from isthmus.runtime.clock import Duration
+from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items.encoding import Encoded
 from isthmus.runtime.scheduler.events import Fields
@@ -109,3 +109,7 @@ class DiallingChannel(Channel, Protocol):
 
     def standing(self) -> Standing:
         """Which of the peers that were named to it have no connection at present."""
+
+    def under_way(self) -> list[tuple[Member, int, Instant]]:
+        """Of each peer that has not said that it was given all it was sent: the oldest of that, its size in bytes, and
+        when its transfer began."""

@@ -22,7 +22,7 @@ from isthmus.runtime.daemon.host_endpoint import Shown
 from isthmus.runtime.daemon.ledger import LedgerError, identity
 from isthmus.runtime.daemon.local_processes import Launch
 from isthmus.runtime.daemon.outpost_messages import bounded, of_orders, over, read_report
-from isthmus.runtime.daemon.site import Site, flush, now, tape
+from isthmus.runtime.daemon.site import Site, now
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import Driver
 from isthmus.runtime.supervision.home.core import Home
@@ -45,6 +45,7 @@ from isthmus.runtime.supervision.home.events import (
     SetHomeTimer,
     StopAsked,
     Taken,
+    TurnedAway,
     WriteIncident,
 )
 from isthmus.runtime.supervision.home.liveness import PATIENCE
@@ -60,8 +61,9 @@ from isthmus.runtime.supervision.incidents import (
 )
 from isthmus.runtime.supervision.messages import Report
 from isthmus.runtime.supervision.station import BEAT_SECONDS
-from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives
+from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
 from isthmus.runtime.system.files import Lines
+from isthmus.runtime.tape.files import TAPE_BYTES, TapeFiles, segment_bytes
 
 JOURNAL = "journal"
 TRAINING = "training"
@@ -69,8 +71,9 @@ TRAINING = "training"
 
 class Daemon:
     """The run named `run`, in `folder`. `cast` says who takes part, `places` where; `send` takes a message to another
-    machine, or loses it; `keys` tells whose public keys are admitted. `on_over` is called once, when every process has
-    ended; `patience` is how long a silent host is waited for."""
+    machine, or loses it; `keys` tells whose public keys are admitted; `turn_away` tells a machine that takes itself for
+    the home that this one is. `on_over` is called once, when every process has ended; `patience` is how long a silent
+    host is waited for; its tapes, and those of its station, have `tape_bytes` at most."""
 
     def __init__(
         self,
@@ -87,17 +90,21 @@ class Daemon:
         places: Places | None = None,
         send: Callable[[str, Message], None] = lambda machine, message: None,
         keys: Callable[[], Mapping[str, str]] = dict,
+        tape_bytes: int = TAPE_BYTES,
+        turn_away: Callable[[str], None] = lambda machine: None,
     ) -> None:
         self.folder, self.name = folder, name
         self.status_last: dict[str, Any] = {}
-        self.home = Home(cast, places or Places(home=name), patience=patience)
+        places = places or Places(home=name)
+        self.home = Home(cast, places, patience=patience)
+        self._turn_away = turn_away
         self._loop, self._on_over, self._send, self._keys = loop, on_over, send, keys
         self._shown: dict[Member, Shown] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._folder_identity = identity(folder)
         self._events = Lines(folder / "events.jsonl")
-        self._driver = Driver(self.home, self._perform, now)
+        self._driver = Driver(self.home, self._perform, now, segment_bytes=segment_bytes(tape_bytes))
         commands = {"status": self._status_asked, "stop": self._stop_asked, "end": self._end_asked}
         self._site = Site(
             loop,
@@ -107,11 +114,15 @@ class Daemon:
             listen=listen,
             launch=launch,
             is_at_home=True,
+            home=name,
+            term=places.term,
+            turn_away=self._turned_away,
             report=lambda report, shown: self._hear(name, report, shown),
             commands=MappingProxyType(commands),
+            tape_bytes=tape_bytes,
         )
         self._launch, self._ledger = launch, self._site.ledger
-        self._tape = tape(folder, "home")
+        self._tape_files = TapeFiles.of_daemon(folder, "home", os.getpid(), bytes_max=tape_bytes)
         self.endpoint = self._site.gate.endpoint
 
     # -- from outside --------------------------------------------------------------------------------------------------
@@ -155,7 +166,12 @@ class Daemon:
     def dismiss(self) -> None:
         """The other machines are needed no more."""
         for machine in self.home.fleet.machines:
-            self._send(machine, over())
+            self._send(machine, over(self.name, self.home.term))
+
+    def call(self, home: str, term: int) -> None:
+        """Another machine says that it is the home of the run."""
+        if not self._is_closed:
+            self._site.call(home, term)
 
     @property
     def outcome(self) -> str:
@@ -179,15 +195,16 @@ class Daemon:
         refused = self._site.gate.refused + self._site.station.refused
         error = None if self.home.failure is None else msgspec.to_builtins(self.home.failure)
         return {"run": str(self.folder), "outcome": self.outcome, "error": error, "daemon": self.name,
-                "pid": os.getpid(), "hosts": hosts, "training": self.status_last, "refused": dict(refused)}  # fmt: skip
+                "term": self.home.term, "pid": os.getpid(), "hosts": hosts, "training": self.status_last,
+                "refused": dict(refused)}  # fmt: skip
 
     def close(self) -> None:
         """Let go of everything; the hosts, if any are left, go on."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        flush(self._driver, self._tape)
-        self._tape.close()
+        self._tape_files.write(self._driver.tape)
+        self._tape_files.close()
         self._events.close()
         self._site.close()
 
@@ -216,12 +233,19 @@ class Daemon:
             )
         self._driver.feed(HomeBeat())
         self._events.flush()
-        flush(self._driver, self._tape)
+        self._tape_files.write(self._driver.tape)
         self._loop.call_later(BEAT_SECONDS, self._beat)
 
     def _fired(self) -> None:
         if not self._is_closed:
             self._driver.feed(HomeTimerFired())
+
+    def _turned_away(self, command: TurnAway) -> None:
+        """The station here follows one home of two: this one, or another."""
+        if command.home == self.name:
+            self._driver.feed(TurnedAway(command.by, command.term))
+        else:
+            self._turn_away(command.home)
 
     def _status_asked(self, peer: bytes, message: Message) -> None:
         self._site.gate.send(peer, {"type": "status", **self.status()})

@@ -20,7 +20,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.refused import Refusal
 from isthmus.runtime.membership.messages import PHASES
 from isthmus.runtime.supervision.incidents import raised_of, starved_of
-from isthmus.runtime.supervision.messages import MISSING_MAX, Missing, Over, Said
+from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, Missing, Over, Said
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
 
 REFUSED_MAX: Final = 256
@@ -67,7 +67,8 @@ class Gate:
         """Tell hosts what all are to know; `keys` are the public keys of the machines that take part."""
         messages: list[Message] = [{"type": "beat"}]
         if told.roster is not None:
-            messages = [{"type": "roster", "members": [list(row) for row in told.roster], "keys": dict(keys)}]
+            forms, rows = msgspec.to_builtins(told.forms), [list(row) for row in told.roster]
+            messages = [{"type": "roster", "members": rows, "keys": dict(keys), "forms": forms}]
         if told.is_stopping:
             messages.append({"type": "stop"})
         if told.is_ending:
@@ -132,6 +133,7 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
         _count(figures, "unreached"),
         tuple(_missing(each) for each in list(figures.get("missing", []))[:MISSING_MAX]),
         msgspec.convert(figures.get("refusals", []), tuple[Refusal, ...]),
+        msgspec.convert(figures.get("formed", Formed()), Formed),
     )
     over = None
     if message["type"] == "over":

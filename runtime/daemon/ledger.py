@@ -164,6 +164,23 @@ class Ledger:
     def _is_there(self, pid: int, started: int | None) -> bool:
         return not self._has_rebooted and started is not None and started_at(pid) == started
 
+    def move(self, former: Path | None) -> None:
+        """Have this ledger, of a run that had its home elsewhere, be that of a home here: lives on that machine are
+        none of this one's, which has those that the ledger in the folder `former` has. What there is may be old, so it
+        is lost for the home. LedgerError if the disk does not take that."""
+        try:
+            if former is not None:
+                self._database.execute("attach database ? as former", (str(former / FILE),))
+            self._database.execute("begin immediate")
+            self._database.execute("delete from lives")
+            if former is not None:
+                self._database.execute("insert into lives select * from former.lives")
+            self._database.execute("delete from notes where name = ?", (_LOST_OF["station"],))
+            self._database.execute("insert or replace into notes values (?, x'')", (_LOST_OF["home"],))
+            self._database.execute("commit")
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self._path} cannot be written: {error}") from None
+
     # -- notes ---------------------------------------------------------------------------------------------------------
 
     def note(self, name: str, value: bytes) -> None:

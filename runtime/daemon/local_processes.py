@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import Exited
@@ -30,6 +30,11 @@ class Launch(Protocol):
 
     def close(self) -> None:
         """No more hosts are asked for. Those that were started go on."""
+
+
+REAP_SECONDS: Final = 0.25
+REAPED_MAX: Final = 40
+"""Ten seconds: what a host had begun is killed by the kernel when the host is gone, and ends at once."""
 
 
 @dataclass(slots=True)
@@ -84,9 +89,18 @@ class LocalProcesses:
             pid, status, used = os.wait4(known.pid, os.WNOHANG)
         except ChildProcessError:  # A daemon before this one was its parent.
             pid = 0
+        self._reap_group(known.pid)
         if not pid:  # Or somebody traces it, and is told first.
             self._ended(member, Exited(), None)
             return
         code = os.waitstatus_to_exitcode(status)
         exited = Exited(signal=signal.Signals(-code).name) if code < 0 else Exited(code)
         self._ended(member, exited, used.ru_utime + used.ru_stime)
+
+    def _reap_group(self, group: int, times: int = REAPED_MAX) -> None:
+        """Reap what a process had begun in its group, which is a child of this one by now, or will be soon."""
+        with suppress(ChildProcessError):
+            while os.waitpid(-group, os.WNOHANG)[0]:
+                pass
+            if times:
+                self._loop.call_later(REAP_SECONDS, self._reap_group, group, times - 1)

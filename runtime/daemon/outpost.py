@@ -16,11 +16,15 @@ from isthmus.runtime.daemon.local_processes import Launch
 from isthmus.runtime.daemon.outpost_messages import of_report, read_orders
 from isthmus.runtime.daemon.site import Site
 from isthmus.runtime.supervision.station import BEAT_SECONDS
+from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
+from isthmus.runtime.tape.files import TAPE_BYTES
 
 
 class Outpost:
-    """The part of run `run` that is on this machine, in `folder`. `send` takes a message home, or loses it; `on_over`
-    is called once, when every process has ended for good."""
+    """The part of run `run` that is on this machine, in `folder`. `send` takes a message to the home that it follows,
+    or loses it; `home` is that at first, in `term`, and `follow` and `turn_away` are told what becomes of homes.
+    Without a word from home it ends its hosts after `lonely_seconds`; `on_over` is called once, when every process has
+    ended for good."""
 
     def __init__(
         self,
@@ -29,9 +33,15 @@ class Outpost:
         *,
         run: str,
         name: str,
+        home: str,
+        term: int,
         launch: Launch,
         send: Callable[[Message], None],
+        follow: Callable[[FollowHome], None],
+        turn_away: Callable[[TurnAway], None],
+        lonely_seconds: float,
         on_over: Callable[[], None],
+        tape_bytes: int = TAPE_BYTES,
     ) -> None:
         """Bind; zmq.ZMQError, OSError or sqlite3.Error if that cannot be."""
         self.folder, self.run = folder, run
@@ -44,8 +54,14 @@ class Outpost:
             listen="tcp://127.0.0.1:*",
             launch=launch,
             is_at_home=False,
+            home=home,
+            term=term,
+            follow=follow,
+            turn_away=turn_away,
+            lonely_beats=round(lonely_seconds / BEAT_SECONDS),
             report=lambda report, shown: send({**of_report(report, shown), "run": run}),
             on_over=on_over,
+            tape_bytes=tape_bytes,
         )
 
     def start(self) -> None:
@@ -53,9 +69,17 @@ class Outpost:
         self._site.start()
         self._beat()
 
-    def order(self, message: Mapping[str, Any]) -> None:
-        """Do what the home says; KeyError, TypeError or ValueError for what no home of ours says."""
-        self._site.order(*read_orders(message))
+    def call(self, home: str, term: int) -> None:
+        """A machine says that it is the home of the run."""
+        self._site.call(home, term)
+
+    def order(self, home: str, message: Mapping[str, Any]) -> None:
+        """Do what a machine orders that says it is the home; KeyError, TypeError or ValueError for what no home of ours
+        says."""
+        orders, keys = read_orders(message)
+        if orders.home != home:
+            raise ValueError(f"orders of {orders.home[:100]!r}, given by {home!r}")
+        self._site.order(orders, keys)
 
     def end(self) -> None:
         """End every host, and be over."""

@@ -10,7 +10,7 @@ import msgspec
 from isthmus.runtime.control.messages import Message, encode
 from isthmus.runtime.daemon.host_endpoint import Shown
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.messages import Orders, Report, orders_of, report_of
+from isthmus.runtime.supervision.messages import Orders, Report, Stamp, orders_of, report_of
 
 SHOWN_BYTES_MAX: Final = 64 << 10
 """Of one host: four times what a learner has of 64 fragments, and a sixty-fourth of a message."""
@@ -52,6 +52,6 @@ def bounded(shown: Shown) -> Shown:
     return shown if size <= SHOWN_BYTES_MAX else {"published": {}, "figures": {}}
 
 
-def over() -> Message:
-    """Orders of a home that needs a machine no more."""
-    return of_orders(Orders(is_over=True), {})
+def over(home: str, term: int) -> Message:
+    """Orders of a home, in that term, that needs a machine no more."""
+    return of_orders(Orders(is_over=True, stamp=Stamp(term), home=home), {})

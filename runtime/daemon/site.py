@@ -21,10 +21,12 @@ from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.driver import Driver
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.supervision.messages import Orders, Report
-from isthmus.runtime.supervision.station import Station
+from isthmus.runtime.supervision.station import LONELY_BEATS, Station
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,
+    FollowHome,
+    HomeCalled,
     HostSpoke,
     KillProcess,
     LivesNoted,
@@ -44,14 +46,13 @@ from isthmus.runtime.supervision.station_events import (
     StationCommand,
     StationLeft,
     TellHosts,
+    TurnAway,
     WatchProcess,
 )
-from isthmus.runtime.system.append_only import Growing
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import started_at
+from isthmus.runtime.tape.files import TAPE_BYTES, TapeFiles, segment_bytes
 
-TAPE_BYTES_MAX: Final = 16 << 20
-"""Of each tape of a daemon, which is rotated once; a heartbeat takes some 150 bytes of it."""
 HERE: Final = "daemon.json"
 """Where hosts find the daemon of their machine."""
 
@@ -59,7 +60,8 @@ HERE: Final = "daemon.json"
 class Site:
     """The hosts of run `run` on this machine, in `folder`. `report` is given what the station says, with what hosts
     show; `on_over` is called once, when every process has ended for good; `commands` are messages that no host sends.
-    `ledger` may be shared with a home in the same daemon."""
+    `ledger` may be shared with a home in the same daemon. The run's home is the machine `home`, in that `term`; without
+    a word from it hosts end after `lonely_beats`. `follow` and `turn_away` are told what that means of homes."""
 
     def __init__(
         self,
@@ -71,20 +73,28 @@ class Site:
         listen: str,
         launch: Launch,
         is_at_home: bool,
+        home: str,
+        term: int,
         report: Callable[[Report, Mapping[Member, Shown]], None],
+        turn_away: Callable[[TurnAway], None],
+        follow: Callable[[FollowHome], None] = lambda command: None,
+        lonely_beats: int = LONELY_BEATS,
         on_over: Callable[[], None] = lambda: None,
         commands: Mapping[str, Handler] | None = None,
+        tape_bytes: int = TAPE_BYTES,
     ) -> None:
         """Bind; zmq.ZMQError, OSError or sqlite3.Error if that cannot be."""
         self.folder, self.shown = folder, dict[Member, Shown]()
         self.ledger = Ledger(folder, was_there=(folder / HERE).exists())
-        self.station = Station(is_at_home=is_at_home)
+        self.station = Station(is_at_home=is_at_home, lonely_beats=lonely_beats)
+        self._home, self._term = home, term
+        self._follow, self._turn_away = follow, turn_away
         self.keys: Mapping[str, str] = {}
         self._loop, self._name, self._launch = loop, name, launch
         self._report, self._on_over = report, on_over
         self._is_closed = False
-        self._driver = Driver(self.station, self._perform, now)
-        self._tape = tape(folder, "station")
+        self._driver = Driver(self.station, self._perform, now, segment_bytes=segment_bytes(tape_bytes))
+        self._tape_files = TapeFiles.of_daemon(folder, "station", os.getpid(), bytes_max=tape_bytes)
         self._processes = LocalProcesses(loop, self._ended)
         self.gate = Gate(loop, listen, run, self._spoke, commands or {})
 
@@ -93,7 +103,11 @@ class Site:
         here = {"endpoint": self.gate.endpoint, "pid": os.getpid(), "started": started_at(os.getpid())}
         write_json(self.folder / HERE, {**here, "name": self._name})
         known = tuple(Remembered(*row) for row in self.ledger.newest())
-        self._driver.feed(StationBegan(known, self.ledger.is_lost("station")))
+        self._driver.feed(StationBegan(known, self.ledger.is_lost("station"), self._home, self._term))
+
+    def call(self, home: str, term: int) -> None:
+        """A machine says that it is the home of the run."""
+        self._driver.feed(HomeCalled(home, term))
 
     def order(self, orders: Orders, keys: Mapping[str, str]) -> None:
         """Do what the home says."""
@@ -105,7 +119,7 @@ class Site:
         was_removed = self.ledger.restore()
         self.ledger.settle()
         self._driver.feed(StationBeat(self._processes.stopped()))
-        flush(self._driver, self._tape)
+        self._tape_files.write(self._driver.tape)
         return was_removed
 
     def leave(self) -> None:
@@ -118,8 +132,8 @@ class Site:
         self._launch.close()
         self._processes.close()
         self.gate.close()
-        flush(self._driver, self._tape)
-        self._tape.close()
+        self._tape_files.write(self._driver.tape)
+        self._tape_files.close()
         self.ledger.close()
 
     # -- what happens --------------------------------------------------------------------------------------------------
@@ -164,6 +178,10 @@ class Site:
             case SendReport():
                 named = [seen.member for seen in command.report.lives]
                 self._report(command.report, {member: self.shown[member] for member in named if member in self.shown})
+            case FollowHome():
+                self._follow(command)
+            case TurnAway():
+                self._turn_away(command)
             case CloseStation():
                 self._launch.close()
                 self._loop.call_soon(self._on_over)
@@ -189,15 +207,3 @@ class Site:
 def now() -> Instant:
     """The monotonic clock of this machine."""
     return Instant(time.monotonic_ns())
-
-
-def tape(folder: Path, core: str) -> Growing:
-    """The tape of a core in this process."""
-    return Growing(folder / "tape" / f"{core}-{os.getpid()}.tape", bytes_max=TAPE_BYTES_MAX)
-
-
-def flush(driver: Driver, file: Growing) -> None:
-    """Hand a tape on."""
-    data = driver.tape.take()
-    if data or file.waiting:
-        file.append(data)

@@ -26,6 +26,7 @@ class Machine:
     - `device` and `devices`: kind and number of the devices of each island; a kind of None is not known.
     - `island`: the name of an island that it makes up with other machines, `together` the names of all of these, of the
       one whose process leads first; None and none where its islands are its own.
+    - `memory_bytes`: its own, beside that of accelerators; None is not known.
     - `domain`: what fails together ('building-a'); without it, a machine fails alone. `bandwidth_bits`: of its network
       link in each direction, a second; None is not known.
     """
@@ -39,6 +40,7 @@ class Machine:
     devices: int = 1
     domain: str | None = None
     bandwidth_bits: int | None = None
+    memory_bytes: int | None = None
     island: str | None = None
     together: tuple[str, ...] = ()
 

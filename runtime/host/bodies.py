@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
+from pathlib import Path
 from types import GeneratorType
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import msgspec
 
 from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.graph import determined
 from isthmus.runtime.graph.plans import NodePlan, OutputPlan, Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Context, Island, Traffic, pairs
@@ -26,6 +28,7 @@ from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.items.schemas import Mismatch, attested
 from isthmus.runtime.scheduler.events import Fields
 from isthmus.runtime.system.disk import Disk
+from isthmus.runtime.tape.payloads import Keeper, Made
 
 
 class Emission(msgspec.Struct, frozen=True):
@@ -76,7 +79,8 @@ class Bodies:
     """Those of the host that runs `plan` for `member`, by number of their node.
 
     `published` is what each has said of itself, `accusations` what they have refused since the host took those away;
-    `stop_requested` is set by the host, for bodies to see.
+    `stop_requested` is set by the host, for bodies to see. A `keeper` keeps payloads of firings that can be computed
+    again.
     """
 
     def __init__(
@@ -92,13 +96,16 @@ class Bodies:
         members: Callable[[], frozenset[Member]],
         emitted: Callable[[NodePlan, list[Emission]], None],
         island: Island | None = None,
+        keeper: Keeper | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.published: dict[str, dict[str, Any]] = {}
         self.accusations: deque[Accusation] = deque()
         self.stop_requested = False
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
-        self._members, self._island = members, island
+        self._members, self._island, self._folder = members, island, folder
+        self._keeper = keeper
         self._exits = {
             node.index: {output.name: _exit(plan, port, output) for port, output in enumerate(node.outputs)}
             for node in plan.nodes
@@ -136,6 +143,7 @@ class Bodies:
                     traffic=self._traffic,
                     disk=self._disk,
                     island=self._island,
+                    folder=self._folder,
                 )
             )
         self._bodies[node.index] = body
@@ -146,11 +154,14 @@ class Bodies:
         body = self._bodies[node.index]
         begun = self._clock.now()
         self._firings[node.index] += 1
+        given = dict(inputs) if self._keeper is not None and determined.ports(node.body) else None
         result = body(**inputs)
         inputs.clear()
         if type(result) is GeneratorType:
             result = self._go_on(node, body, result)
         emissions = self._emissions(node, body, result)
+        if given is not None:
+            self._keep(node, given, emissions)
         is_idle, is_finished = getattr(body, "is_idle", False), getattr(body, "is_finished", False)
         return Ended(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
 
@@ -207,6 +218,17 @@ class Bodies:
             fields = freezing.fields(item, way_out.fields) if way_out.fields else None
             emissions.append(Emission(way_out.port, payload, fields))
         return emissions
+
+    def _keep(self, node: NodePlan, given: Mapping[str, Any], emissions: list[Emission]) -> None:
+        """Keep what a firing was given and has made, as far as it can be made again."""
+        assert self._keeper is not None
+        ports = determined.ports(node.body)
+        made = [
+            Made(port, each.payload.item, each.payload.encoded)
+            for each in emissions
+            if (port := node.outputs[each.port].name) in ports
+        ]
+        self._keeper.keep(node.name, self._firings[node.index], given, determined.made_here(self._plan, node), made)
 
     def _attest(self, node: NodePlan, port: str, field: str, item: Any) -> None:
         """Raise LocalProtocolError for an item that says more than one a firing of its node."""

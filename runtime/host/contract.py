@@ -18,8 +18,10 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol
 
+from isthmus.runtime.channels.goodput import Rate
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.ids import Member
@@ -33,13 +35,15 @@ STORY_SIZE_MAX: Final = 1 << 16
 class Traffic:
     """What a host has moved so far: `waited` is the time that a node was kept from firing by a missing item or credit,
     in waits longer than 1 ms, by node name, `spent` the time that its firings took, in which it `emitted` so many
-    items; bytes are those of items that cross between hosts."""
+    items; bytes are those of items that cross between hosts. `goodput` is what the links to others carry, by (role,
+    slot), as far as it was learned."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
     waited: dict[str, Duration] = field(default_factory=dict)
     spent: dict[str, Duration] = field(default_factory=dict)
     emitted: dict[str, int] = field(default_factory=dict)
+    goodput: dict[tuple[str, int], Rate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +51,14 @@ class Island:
     """The devices that a host may use: `kinds` are the names that they may have, none for any; `devices` is how many
     there are, None for all that its process sees, and `begin` the number of the first among those; `refusal` says why
     it cannot have them, where that is so; `gang` are the processes that make it up together, None where one does, and
-    `devices` then those of each."""
+    `devices` then those of each; `elastic` the same of one that goes on without some of them."""
 
     kinds: tuple[str, ...] = ()
     devices: int | None = None
     begin: int = 0
     refusal: str = ""
     gang: Any = None
+    elastic: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,8 @@ class Context:
     small dict to show in its status; `refuse` says that what came to a port, from a (slot, incarnation), is wrong in
     a way that only the body can tell (at which field, what was expected, what was found), as if it were not what the
     port declares; `disk` is the machine's, for whoever keeps files; `island` is None for a host that
-    may use every device of its process.
+    may use every device of its process; `folder` is the run's on this machine, where a host may leave files for its
+    next life, None where nothing that it leaves would be found.
     """
 
     member: Member
@@ -80,6 +86,7 @@ class Context:
     traffic: Traffic
     disk: Disk
     island: Island | None = None
+    folder: Path | None = None
 
 
 class Body(Protocol):

@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from isthmus.runtime.channels.contract import Channel, Parcel
+from isthmus.runtime.channels.goodput import Links
 from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
 from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
@@ -60,9 +62,10 @@ from isthmus.runtime.scheduler.events import (
     StopRequested,
     TimerFired,
 )
-from isthmus.runtime.scheduler.tape import Tape
 from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.system.disk import DISK, Disk
+from isthmus.runtime.tape.payloads import Keeper
+from isthmus.runtime.tape.writing import Tape
 
 WAIT_MIN: Final = milliseconds(1)
 """Shorter waits are hops of the loop, not stalls."""
@@ -87,6 +90,8 @@ class Host:
         tape: Tape | None = None,
         trace: Trace | None = None,
         island: Island | None = None,
+        keeper: Keeper | None = None,
+        folder: Path | None = None,
         on_ended: Callable[[Host, str], None] = lambda host, node: None,
         on_failed: Callable[[Host, str, str], None] = lambda host, node, error: None,
     ) -> None:
@@ -94,7 +99,8 @@ class Host:
         self.member = member
         self._name = str(member.replica)
         self.scheduler = Scheduler(plan, member)
-        self.traffic = Traffic()
+        self.links = Links()
+        self.traffic = Traffic(goodput=self.links.goodput)
         self.busy = Busy()
         self.refused: Counter[str] = Counter()
         self.raised: Raised | None = None
@@ -111,9 +117,13 @@ class Host:
             members=lambda: self.scheduler.members,
             emitted=self._emitted_meanwhile,
             island=island,
+            keeper=keeper,
+            folder=folder,
         )
         self._clock, self._channel, self._executor = clock, channel, executor
         self._tape, self._trace = tape, trace
+        if tape is not None:
+            tape.begin(self.scheduler.saved)
         self._on_ended, self._on_failed = on_ended, on_failed
         self._nodes: dict[int, NodePlan] = {node.index: node for node in plan.nodes}
         self._payloads = Payloads(plan)

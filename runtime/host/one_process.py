@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -24,8 +25,10 @@ from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
 from isthmus.runtime.host.trace import Span, Trace
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.scheduler.tape import Tape
 from isthmus.runtime.system.shared_loop import SharedLoop
+from isthmus.runtime.tape.files import TAPE_BYTES, TapeFiles, segment_bytes
+from isthmus.runtime.tape.payloads import Keeper, folder_of
+from isthmus.runtime.tape.writing import Tape
 
 FLUSH_SECONDS: Final = 0.5
 """How often tapes are handed on; a crash of the whole process loses at most this much of them."""
@@ -36,7 +39,8 @@ class LocalRun:
     """A run: `start`, then `wait` until it is over, then `close`. `counts` gives the number of replicas of each role.
 
     `islands` are the devices of this process that a replica may use, all of them where it is not among these.
-    `keep_tape` is called with a replica and the next encoded piece of its tape, from a thread that may block.
+    Tapes are kept in `folder`, those of each host in at most `tape_bytes`, and payloads, where it `keeps_payloads`;
+    nowhere where there is none.
     """
 
     def __init__(
@@ -47,7 +51,9 @@ class LocalRun:
         ends_with: str,
         seed: int,
         resolve: Callable[[Reference], Any],
-        keep_tape: Callable[[Replica, bytes], None] | None = None,
+        folder: Path | None = None,
+        tape_bytes: int = TAPE_BYTES,
+        keeps_payloads: bool = False,
         trace: Trace | None = None,
         islands: Mapping[Replica, Island] = _ALL_DEVICES,
     ) -> None:
@@ -65,8 +71,7 @@ class LocalRun:
         members = [Member(Replica(role, slot), 1) for role in plans for slot in range(counts[role])]
         self._executors: list[ThreadExecutor] = []
         self.hosts: dict[Replica, Host] = {}
-        self._tapes: dict[Replica, Tape] = {}
-        self._keep_tape = keep_tape
+        self._tapes: list[tuple[Tape, TapeFiles]] = []
         self._open_ends = {
             (m.replica, n.index) for m in members for n in plans[m.replica.role].nodes if n.name == ends_with
         }
@@ -74,9 +79,9 @@ class LocalRun:
         for member in members:
             executor = ThreadExecutor(self.loop, str(member.replica))
             self._executors.append(executor)
-            tape = Tape() if keep_tape is not None else None
-            if tape is not None:
-                self._tapes[member.replica] = tape
+            tape = None if folder is None else Tape(segment_bytes(tape_bytes))
+            if folder is not None and tape is not None:
+                self._tapes.append((tape, TapeFiles.of_host(folder, member, bytes_max=tape_bytes)))
             self.hosts[member.replica] = Host(
                 plans[member.replica.role],
                 member,
@@ -88,6 +93,7 @@ class LocalRun:
                 tape=tape,
                 trace=trace,
                 island=islands.get(member.replica),
+                keeper=Keeper(folder_of(folder, member)) if folder is not None and keeps_payloads else None,
                 on_ended=self._ended,
                 on_failed=self._failed,
             )
@@ -100,7 +106,7 @@ class LocalRun:
         """Start the loop, and open every body."""
         self._thread.start()
         self.clock.post(self._start_hosts)
-        if self._keep_tape is not None:
+        if self._tapes:
             self._flusher.start()
 
     def wait(self, seconds_max: float) -> bool:
@@ -135,9 +141,11 @@ class LocalRun:
         stopped.wait(seconds_max)
         self._thread.join(seconds_max)
         ended = not [executor for executor in self._executors if not executor.join(seconds_max)]
-        if self._keep_tape is not None:
+        if self._tapes:
             self._flusher.join(seconds_max)
             self._flush()
+            for _, files in self._tapes:
+                files.close()
         if ended:
             for host in self.hosts.values():
                 host.bodies.close()
@@ -183,8 +191,5 @@ class LocalRun:
             self._flush()
 
     def _flush(self) -> None:
-        assert self._keep_tape is not None
-        for replica, tape in self._tapes.items():
-            data = tape.take()
-            if data:
-                self._keep_tape(replica, data)
+        for tape, files in self._tapes:
+            files.write(tape)

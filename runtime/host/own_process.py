@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import uvloop
@@ -36,14 +36,15 @@ from isthmus.runtime.host.supply import Supply
 from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
 from isthmus.runtime.host.trace import Span, Trace
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.scheduler.tape import Tape
 from isthmus.runtime.security.keys import Keyring
 from isthmus.runtime.supervision.lost_daemon import ORPHAN_SECONDS, Silence, is_orphan, is_searching
-from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX
-from isthmus.runtime.system.append_only import Growing
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.processes import started_at
 from isthmus.runtime.system.shared_loop import SharedLoop
+from isthmus.runtime.tape.files import TAPE_BYTES, TapeFiles, segment_bytes
+from isthmus.runtime.tape.payloads import Keeper, folder_of
+from isthmus.runtime.tape.writing import Tape
 
 FLUSH_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 3.0
@@ -53,11 +54,25 @@ OpenChannel = Callable[[Clock, Any, Callable[[int, Member, Member, int, Instant,
 """(clock, loop, watch) -> the channel of this host."""
 
 
+class ElasticIsland(Protocol):
+    """What a host says of its island, where that goes on without some of its processes."""
+
+    @property
+    def said(self) -> Formed: ...
+
+    @property
+    def is_forming(self) -> bool: ...
+
+    def cpu_seconds(self) -> float: ...
+
+
 class HostProcess:
     """Runs one plan as one member of the run named `run`, until the daemon says that it is over. `listens` is the
-    address where others may dial it, None if nobody does; `machines` and `keys` are kept up to date by what the daemon
-    says: where each member is, and whose keys are admitted. `island` are the devices that this host may use.
-    `endpoints` are what it says of where it is, if nobody dials it; `on_roster` is called with every roster."""
+    address where others may dial it, None if nobody does; `machines` and `keys` are kept up to date by what the
+    daemon says: where each member is, and whose keys are admitted. `island` are the devices that this host may use;
+    the tapes of all lives of its replica have at most `tape_bytes`; where it `keeps_payloads`, those of firings
+    that can be computed again are kept. `endpoints` are what it says of where it is, if nobody dials it;
+    `on_roster` is called with every roster, `elastic` asked what is to be said of an elastic island."""
 
     def __init__(
         self,
@@ -77,7 +92,10 @@ class HostProcess:
         open_channel: OpenChannel,
         island: Island | None = None,
         endpoints: Sequence[str] = (),
-        on_roster: Callable[[Sequence[Row]], None] | None = None,
+        on_roster: Callable[[Sequence[Row], Sequence[Form]], None] | None = None,
+        elastic: ElasticIsland | None = None,
+        tape_bytes: int = TAPE_BYTES,
+        keeps_payloads: bool = False,
     ) -> None:
         self._member, self._plan, self._folder = member, plan, folder
         self._listens, self._run = listens, run
@@ -86,9 +104,8 @@ class HostProcess:
         loop.set_exception_handler(lambda loop, context: self._broken(context))
         self._loop = SharedLoop(loop)
         self._clock = LoopClock(self._loop, zero_ns)
-        self._trace, self._tape = Trace(), Tape()
-        name = f"{member.replica.role}-{member.replica.slot}-{member.incarnation}"
-        self._tape_file = Growing(folder / "tape" / f"{name}.tape")
+        self._trace, self._tape = Trace(), Tape(segment_bytes(tape_bytes))
+        self._tape_files = TapeFiles.of_host(folder, member, bytes_max=tape_bytes)
         self._executor = ThreadExecutor(self._loop, str(member.replica))
         self._channel = open_channel(self._clock, self._loop, self._watch)
         self._host = Host(
@@ -102,12 +119,14 @@ class HostProcess:
             tape=self._tape,
             trace=self._trace,
             island=island,
+            keeper=Keeper(folder_of(folder, member)) if keeps_payloads else None,
+            folder=folder,
             on_ended=self._node_ended,
             on_failed=self._failed,
         )
         self._meetings = Meetings(plan, member, channel=self._channel, meets=meets, tell=self._host.handle)
         self._endpoints = list(endpoints)
-        self._on_roster = on_roster
+        self._on_roster, self._elastic = on_roster, elastic
         self._supply = Supply(plan)
         self._silence = Silence(time.monotonic(), HEARTBEAT_SECONDS)
         self._error: str | None = None
@@ -135,29 +154,31 @@ class HostProcess:
         self._silence.heard(time.monotonic())
         match message["type"]:
             case "roster":
-                self._take_roster(message["members"], message["keys"])
+                self._take_roster(message["members"], message["keys"], message["forms"])
             case "stop":
                 if not self._host.stop_requested:
                     self._host.request_stop()
             case "exit":
                 self._loop.stop()
 
-    def _take_roster(self, rows: list[list[Any]], keys: Mapping[str, str]) -> None:
+    def _take_roster(self, rows: list[list[Any]], keys: Mapping[str, str], forms: list[Any]) -> None:
         """Let everybody in who is new, and everybody go who is gone. `keys` gives the public keys of machines."""
         self._machines.update((Replica.parse(name), machine) for name, _, _, machine in rows)
         if self._keys is not None:
             self._keys.replace({key: machine for machine, key in keys.items()})
         self._meetings.take(rows, keys)
         if self._on_roster is not None:
-            self._on_roster(rows)
+            self._on_roster(rows, msgspec.convert(forms, list[Form]))
 
     def _say(self, kind: str, **more: Any) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         traffic, published = self._host.traffic, self._host.published
         firings, standing = self._host.busy.firings(self._clock.now()), self._channel.standing()
         starved = self._supply.look(traffic, self._clock.now())
+        elastic = self._elastic
         figures = {
-            "cpu_seconds": used.ru_utime + used.ru_stime,
+            "formed": msgspec.to_builtins(Formed() if elastic is None else elastic.said),
+            "cpu_seconds": used.ru_utime + used.ru_stime + (elastic.cpu_seconds() if elastic is not None else 0.0),
             "memory_bytes": used.ru_maxrss * 1024,
             "bytes_sent": traffic.bytes_sent,
             "bytes_received": traffic.bytes_received,
@@ -182,12 +203,17 @@ class HostProcess:
                 "incarnation": self._member.incarnation,
                 "pid": os.getpid(),
                 "endpoints": self._endpoints,
-                "phase": phase(self._member.replica, published, is_open=self._host.is_open),
+                "phase": self._phase(published),
                 "published": published,
                 "figures": figures,
                 **more,
             }
         )
+
+    def _phase(self, published: Mapping[str, Mapping[str, Any]]) -> str:
+        """What this host says it is doing; one whose island comes together again is not stuck in a step."""
+        found = phase(self._member.replica, published, is_open=self._host.is_open)
+        return "recovering" if found == "stepping" and self._elastic is not None and self._elastic.is_forming else found
 
     def _beat(self) -> None:
         self._loop.hear()  # While nobody listens, a firing may be longer than those before it were.
@@ -234,6 +260,8 @@ class HostProcess:
     def _watch(
         self, edge: int, source: Member, target: Member, size_bytes: int, begun: Instant, arrived: Instant
     ) -> None:
+        self._host.links.carried(target, size_bytes, begun, arrived)
+        self._host.links.look(self._channel.under_way, self._clock.now())
         name = self._plan.edges[edge].name if edge in self._plan.edges else str(edge)
         self._trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size_bytes))
 
@@ -241,9 +269,7 @@ class HostProcess:
 
     def _flush(self) -> None:
         """Hand the tape on; appending half a second of it takes some tens of microseconds."""
-        data = self._tape.take()
-        if data or self._tape_file.waiting:
-            self._tape_file.append(data)
+        self._tape_files.write(self._tape)
         self._loop.call_later(FLUSH_SECONDS, self._flush)
 
     def _close(self) -> None:
@@ -257,7 +283,7 @@ class HostProcess:
         spans = msgspec.json.encode(list(self._trace.spans))
         with suppress(OSError):  # The timeline lacks this host then; the run is as good without it.
             write_bytes(self._folder / "spans" / name, spans)
-        self._tape_file.close()
+        self._tape_files.close()
         self._daemon.close()
         self._loop.close()
 

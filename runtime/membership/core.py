@@ -65,9 +65,12 @@ from isthmus.runtime.membership.messages import (
 from isthmus.runtime.membership.options import MembershipOptions
 from isthmus.runtime.membership.phi_accrual import Rhythm, phi
 from isthmus.runtime.membership.progress import Progress
+from isthmus.runtime.tape.state import Kind
 
 DOUBLINGS_MAX: Final = 6
 """Sixty-four times the patience is a quarter of an hour at least, for a step that takes milliseconds as a rule."""
+
+STATE: Final = Kind(("membership", "ids"), given=(MembershipOptions,))
 
 
 class MembershipCore:

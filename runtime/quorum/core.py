@@ -57,6 +57,7 @@ from isthmus.runtime.quorum.messages import (
     released_count,
 )
 from isthmus.runtime.quorum.round import OpenRound
+from isthmus.runtime.tape.state import Kind
 
 ROUNDS_MAX: Final = 256
 """Open rounds; a syncer shard has a few in flight (two at the published settings), so more is a bug of the opener."""
@@ -64,6 +65,8 @@ MEMBERS_MAX: Final = 4096
 """Live voters, and members of a round; far above any number of learners that anybody has published."""
 ENDED_MAX: Final = 1024
 """Ended rounds that are remembered: four times ROUNDS_MAX, so that every voter's last rounds are told exactly."""
+
+STATE: Final = Kind(("quorum", "ids"))
 
 
 class _Ended(NamedTuple):

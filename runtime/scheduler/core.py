@@ -19,12 +19,12 @@ event raises and leaves the state as it was.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.graph.plans import Plan
-from isthmus.runtime.graph.template import Every
+from isthmus.runtime.graph.plans import EdgePlan, NodePlan, OutputPlan, Plan
+from isthmus.runtime.graph.template import Every, Quorum
 from isthmus.runtime.ids import Member
 from isthmus.runtime.scheduler.events import (
     BodyFailed,
@@ -50,8 +50,15 @@ from isthmus.runtime.scheduler.flow import Flow
 from isthmus.runtime.scheduler.live_links import Change, Roster
 from isthmus.runtime.scheduler.nodes import NodeState, demand, is_ready
 from isthmus.runtime.scheduler.ports import CONSTANTS_PER_EDGE, constant
+from isthmus.runtime.tape.state import Kind
 
 __all__ = ["CONSTANTS_PER_EDGE", "Scheduler", "constant"]
+
+STATE: Final = Kind(
+    ("scheduler", "quorum", "ids"),
+    given=(Plan, NodePlan, OutputPlan, EdgePlan, Quorum),
+    numbered=lambda core: core.plan.edges,
+)
 
 
 class Scheduler:
@@ -98,6 +105,14 @@ class Scheduler:
         commands = flow.commands
         flow.commands = []
         return commands
+
+    def saved(self) -> bytes:
+        """All that it has come to know and decide, but for its plan."""
+        return STATE.frozen(self)
+
+    def restore(self, state: bytes) -> None:
+        """Go on, new as it is, from the state of a core of the same plan; ValueError for other bytes."""
+        STATE.thaw(self, state)
 
     def live(self, role: str) -> tuple[Member, ...]:
         """The live replicas of a role, by slot."""

@@ -16,7 +16,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import faults
 from isthmus.runtime.sim.daemons import SimulatedDaemon
 from isthmus.runtime.sim.host import Life
-from isthmus.runtime.sim.machine.disk import SimulatedDisk, Trouble
+from isthmus.runtime.sim.machine.disk import Ambush, SimulatedDisk, Trouble
 from isthmus.runtime.sim.machines import Process, SimulatedMachine, StartLag, StartTrouble
 from isthmus.runtime.sim.network.conditions import Weather
 from isthmus.runtime.sim.network.daemon_links import ControlLinks
@@ -37,7 +37,10 @@ class Disturbed(Protocol):
     links: ControlLinks
     addresses: dict[str, str]
     disks: dict[str, SimulatedDisk]
+    tape_disks: dict[str, SimulatedDisk]
     machines: dict[str, SimulatedMachine]
+
+    home: str
 
     @property
     def phase(self) -> str:
@@ -57,6 +60,9 @@ class Disturbed(Protocol):
 
     def forget_stop(self, machine: SimulatedMachine) -> None:
         """What was asked of a daemon may be lost with its ledger."""
+
+    def move_home(self, name: str) -> None:
+        """Another machine becomes the home of the run."""
 
     def end(self) -> bool:
         """Somebody has the run ended at once; whether a home heard it."""
@@ -92,6 +98,8 @@ class Acts:
         self.forgeries: dict[Replica, list[faults.Forge]] = {}
         self._universe, self._last, self._struck = universe, last, struck
         self._number = 0
+        self._doomed: set[int] = set()
+        self._dead: dict[int, list[SimulatedMachine]] = {}
 
     def begin(self, fault: faults.PromptFault) -> bool:
         """Let a fault happen that does not lie in wait; whether it does."""
@@ -102,6 +110,8 @@ class Acts:
         match fault:
             case faults.Blackout():
                 return self._black_out(fault)
+            case faults.MoveHome():
+                return self._move_home(fault)
             case faults.Join():
                 return self._universe.join(Replica.parse(fault.host))
             case faults.Stop():
@@ -125,12 +135,17 @@ class Acts:
                 made = Trouble(struck, room=fault.room)
             case faults.BreakDisk():
                 made = Trouble(struck, share=fault.share)
+            case faults.DieAll():
+                made = Ambush(fault.operation, fault.name, partial(self._ambush, fault, number), fault.then)
         self._troubles(fault)[number] = made
         return number
 
     def clear(self, fault: faults.LurkingFault, number: int) -> None:
         """Let a fault lie in wait, or last, no more."""
-        del self._troubles(fault)[number]
+        if isinstance(fault, faults.DieAll):
+            self._die_all(fault, number)
+            self._revive(number)
+        self._troubles(fault).pop(number, None)
 
     def _next(self) -> int:
         self._number += 1
@@ -142,7 +157,33 @@ class Acts:
             return self._universe.machines[fault.machine].start_troubles
         if isinstance(fault, faults.SlowStarts):
             return self._universe.machines[fault.machine].start_lags
-        return self._universe.disks[fault.machine].troubles
+        disk = self._universe.disks[fault.machine]
+        return disk.ambushes if isinstance(fault, faults.DieAll) else disk.troubles
+
+    # -- everything ----------------------------------------------------------------------------------------------------
+
+    def _ambush(self, fault: faults.DieAll, number: int) -> None:
+        """The moment has come; whoever is at work on the disk finishes what it does in vain."""
+        self._struck(number)
+        self._doomed.add(number)
+        self._universe.clock.call_soon(partial(self._die_all, fault, number))
+
+    def _die_all(self, fault: faults.DieAll, number: int) -> None:
+        """Nothing is left; once, and not if the fault lies in wait still."""
+        if number not in self._doomed:
+            return
+        self._doomed.discard(number)
+        self._dead[number] = [machine for machine in self._universe.machines.values() if not machine.is_dark]
+        for machine in self._dead[number]:
+            self.touched.update(process.member.replica for process in machine.processes.values())
+            self._universe.darken(machine)
+            if not fault.keeps_power:
+                machine.disk.lose_power()
+        self._universe.disks[fault.machine].is_cut = False
+
+    def _revive(self, number: int) -> None:
+        for machine in self._dead.pop(number, []):
+            self._universe.lighten(machine)
 
     # -- hosts ---------------------------------------------------------------------------------------------------------
 
@@ -268,6 +309,16 @@ class Acts:
             broken[way].discard(number)
         self._universe.ether.changed()
 
+    def _move_home(self, fault: faults.MoveHome) -> bool:
+        """Take the power of the home, and have another machine be it; False where that is this one, or dark."""
+        home = self._universe.home
+        if fault.machine == home or self._universe.machines[fault.machine].is_dark:
+            return False
+        if not self._black_out(faults.Blackout(home, fault.seconds, at=0.0)):
+            return False
+        self._last(fault.after, partial(self._universe.move_home, fault.machine))
+        return True
+
     def _black_out(self, fault: faults.Blackout) -> bool:
         """Take a machine's power; False where it has no process."""
         machine, ways = self._universe.machines[fault.machine], self._ways(fault)
@@ -279,6 +330,7 @@ class Acts:
         self.touched.update(process.member.replica for process in machine.processes.values())
         self._universe.darken(machine)
         self._universe.disks[fault.machine].lose_power()
+        self._universe.tape_disks[fault.machine].lose_power()
 
         def lighten() -> None:
             self._join(self._universe.weather.cuts, ways, number)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.host.roster import Row
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.host import Life
-from isthmus.runtime.sim.universe import HOME, Universe
+from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.incidents import Happened
 
@@ -134,7 +135,7 @@ class RosterChecker(Checker):
 
     def asked(self, universe: Universe) -> None:
         """Compare whom every host knows with whom it was told of."""
-        if self._back and not (universe.disks[HOME].failures or universe.disks[HOME].refusals):
+        if self._back and not (universe.disks[universe.home].failures or universe.disks[universe.home].refusals):
             raise ViolationError(self._back[0])
         for life in universe.living():
             for member in life.meetings.live.values():
@@ -150,3 +151,15 @@ class RosterChecker(Checker):
     def _know(self, life: Life, member: Member) -> None:
         key = life.member, member.replica
         self._newest[key] = max(self._newest.get(key, 0), member.incarnation)
+
+
+class TapeFilesChecker(Checker):
+    """The files of every tape are the tape, whole up to a record, whatever became of processes and power."""
+
+    def ended(self, universe: Universe) -> None:
+        """Look at those of every life."""
+        for life in universe.lives:
+            try:
+                life.tape.check()
+            except InvariantError as error:
+                raise ViolationError(f"the tape of {life.member}: {error}") from None

@@ -15,12 +15,12 @@ from typing import Final
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import Member
-from isthmus.runtime.scheduler.tape import Tape
 from isthmus.runtime.sim.machine.disk import Mount
 from isthmus.runtime.sim.machine.host_clock import HostClock
 from isthmus.runtime.sim.machine.ledger import SimulatedLedger
 from isthmus.runtime.sim.machines import Process, SimulatedMachine
 from isthmus.runtime.sim.network.daemon_links import ControlLinks
+from isthmus.runtime.sim.world import SEGMENT_BYTES
 from isthmus.runtime.supervision.driver import Driver
 from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.home.events import (
@@ -32,10 +32,10 @@ from isthmus.runtime.supervision.home.events import (
     HomeEvent,
     HomeTimerFired,
     NoteJournal,
-    Places,
     ReportCame,
     SendOrders,
     SetHomeTimer,
+    TurnedAway,
     WriteIncident,
 )
 from isthmus.runtime.supervision.incidents import Exited, Incident
@@ -44,6 +44,8 @@ from isthmus.runtime.supervision.station import BEAT_SECONDS, Station
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,
+    FollowHome,
+    HomeCalled,
     KillProcess,
     LivesNoted,
     LivesNotNoted,
@@ -62,8 +64,10 @@ from isthmus.runtime.supervision.station_events import (
     StationCommand,
     StationEvent,
     TellHosts,
+    TurnAway,
     WatchProcess,
 )
+from isthmus.runtime.tape.writing import Tape
 
 STATION_SECONDS: Final = 1.0
 """After its station has ended, a machine is given another one, if its home still asks for it."""
@@ -82,13 +86,11 @@ class Shared:
     clock: VirtualClock
     links: ControlLinks
     machines: Mapping[str, SimulatedMachine]
-    home: str
     cast: Cast
-    places: Places
     launch: Callable[[SimulatedMachine, Member], Process]
     began: Callable[[Member], None]
-    wrote: Callable[[Member, Incident], None]
-    finished: Callable[[Home], None]
+    wrote: Callable[[SimulatedMachine, Member, Incident], None]
+    finished: Callable[[SimulatedMachine, Home], None]
     died: Callable[[SimulatedMachine], None]
 
 
@@ -109,15 +111,17 @@ class SimulatedDaemon:
         self._station()
         self._cancel_timer: Callable[[], None] = lambda: None
         self._ended: set[int] = set()
-        if machine.name == shared.home:
-            self.home = Home(shared.cast, shared.places)
-            self.homes = Driver(self.home, self._perform_home, self.clock.now)
+        self._heard: set[str] = set()
+        """The machines whose reports have come: they follow this home."""
+        if machine.places is not None:
+            self.home = Home(shared.cast, machine.places)
+            self.homes = Driver(self.home, self._perform_home, self.clock.now, segment_bytes=SEGMENT_BYTES)
 
     def _station(self) -> None:
         """Begin a station, with a tape of its own."""
-        self.station = Station(is_at_home=self._machine.name == self._shared.home)
+        self.station = Station(is_at_home=self._machine.places is not None)
         self._stations.append(self.station)
-        self.stations = Driver(self.station, self._perform, self.clock.now)
+        self.stations = Driver(self.station, self._perform, self.clock.now, segment_bytes=SEGMENT_BYTES)
         self.tapes.append(self.stations.tape)
 
     @property
@@ -130,11 +134,16 @@ class SimulatedDaemon:
         for member, pid in self._ledger.newest():
             process = None if pid is None else self._machine.processes.get(pid)
             known.append(Remembered(member, pid, process is not None and process.end is None))
-        self.feed(StationBegan(tuple(known), self._ledger.is_lost("station")))
+        self.feed(StationBegan(tuple(known), self._ledger.is_lost("station"), *self._following()))
         if self.homes is not None:
             began = HomeBegan(self._ledger.numbers(), self._ledger.noted(JOURNAL), self._ledger.is_lost("home"))
             self.feed_home(began)
         self._beat()
+
+    def _following(self) -> tuple[str, int]:
+        """The home that the station follows at first, and its term."""
+        places = self._machine.places
+        return self._machine.follows if places is None else (places.home, places.term)
 
     def die(self) -> None:
         self.clock.is_dead = self._mount.is_gone = True
@@ -165,7 +174,16 @@ class SimulatedDaemon:
         self._ledger.settle()
         self.feed(StationBeat(self._machine.stopped()))
         self.feed_home(HomeBeat())
+        self._call()
         self.clock.call_at(Instant(self.clock.now() + seconds(BEAT_SECONDS)), self._beat)
+
+    def _call(self) -> None:
+        """Say to machines that this is the home, as long as they do not report to it."""
+        if self.home is not None and self.home.term > 1 and not self.home.is_ending:
+            event = HomeCalled(self._machine.name, self.home.term)
+            for name in self.home.fleet.others:
+                if name not in self._heard and name in self._shared.machines:
+                    self._shared.links.send(self._machine.name, name, partial(self._obeyed, name, event))
 
     def _live_on(self) -> None:
         """Die here, if this is the place."""
@@ -203,12 +221,17 @@ class SimulatedDaemon:
                 for member in command.members:
                     if (process := machine.process(member)) is not None and process.life is not None:
                         roster, ends = command.roster, command.is_ending
-                        process.life.hear(self, roster, stop=command.is_stopping, end=ends)
+                        stops, forms = command.is_stopping, command.forms
+                        process.life.hear(self, roster, stop=stops, end=ends, forms=forms)
             case DismissHost():
                 if (process := machine.process(command.member)) is not None and process.life is not None:
                     process.life.hear(self, None, stop=False, end=True)
             case SendReport():
                 self._report(command.report)
+            case FollowHome():
+                machine.follows = command.home, command.term
+            case TurnAway():
+                self._turn_away(command)
             case CloseStation():
                 self.clock.call_at(Instant(self.clock.now() + seconds(STATION_SECONDS)), self._station_anew)
 
@@ -217,7 +240,7 @@ class SimulatedDaemon:
         if not self.clock.is_dead:
             self._machine.book.forget()
             self._station()
-            self.feed(StationBegan())
+            self.feed(StationBegan((), False, *self._following()))
 
     def _start(self, member: Member) -> None:
         machine = self._machine
@@ -237,13 +260,33 @@ class SimulatedDaemon:
         if self.homes is not None:
             self.homes.feed(ReportCame(self._machine.name, report))
             return
+        name, home = self._machine.name, self._machine.follows[0]
 
         def arrive() -> None:
-            home = self._shared.machines[self._shared.home].daemon
-            if home is not None:
-                home.feed_home(ReportCame(self._machine.name, report))
+            daemon = self._shared.machines[home].daemon
+            if daemon is not None:
+                daemon.hear_report(name, report)
 
-        self._shared.links.send(self._machine.name, self._shared.home, arrive)
+        self._shared.links.send(name, home, arrive)
+
+    def hear_report(self, machine: str, report: Report) -> None:
+        """A station elsewhere says what is there."""
+        self._heard.add(machine)
+        self.feed_home(ReportCame(machine, report))
+
+    def _turn_away(self, command: TurnAway) -> None:
+        """Tell the home here, or the machine that takes itself for it, that another one is."""
+        event = TurnedAway(command.by, command.term)
+        if command.home == self._machine.name:
+            self.feed_home(event)
+            return
+
+        def arrive() -> None:
+            daemon = self._shared.machines[command.home].daemon
+            if daemon is not None:
+                daemon.feed_home(event)
+
+        self._shared.links.send(self._machine.name, command.home, arrive)
 
     # -- what is to be done: the home ----------------------------------------------------------------------------------
 
@@ -261,12 +304,12 @@ class SimulatedDaemon:
             case SendOrders():
                 self._order(command)
             case WriteIncident():
-                self._shared.wrote(command.member, command.incident)
+                self._shared.wrote(self._machine, command.member, command.incident)
             case SetHomeTimer():
                 self._cancel_timer()
                 self._cancel_timer = self.clock.call_at(command.at, partial(self.feed_home, HomeTimerFired()))
             case FinishRun():
-                self._shared.finished(self.home)
+                self._shared.finished(self._machine, self.home)
 
     def _order(self, command: SendOrders) -> None:
         for name, orders in command.by_machine():
@@ -276,8 +319,8 @@ class SimulatedDaemon:
             else:
                 self._shared.links.send(self._machine.name, name, partial(self._obeyed, name, event))
 
-    def _obeyed(self, name: str, event: OrdersCame) -> None:
-        """Orders arrive at a machine."""
+    def _obeyed(self, name: str, event: OrdersCame | HomeCalled) -> None:
+        """Orders, or a call, arrive at a machine."""
         daemon = self._shared.machines[name].daemon
         if daemon is not None:
             daemon.feed(event)

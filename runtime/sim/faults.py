@@ -278,6 +278,37 @@ class BreakDisk(_Moment):
 
 
 @dataclass(frozen=True, slots=True)
+class MoveHome(_Moment):
+    """The machine that is the run's home loses power; `after` so many seconds another `machine` becomes the home, with
+    what the disk of the lost one had. That one comes back after `seconds`, and takes itself for the home."""
+
+    kind: ClassVar[str] = "moved home"
+    machine: str
+    after: float = 3.0
+    seconds: float = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class DieAll(_Moment):
+    """Every process of every machine ends at once, hosts and daemons, by a power failure, or, as it `keeps_power`, by
+    kill -9: at the first `operation` that the disk of a machine is asked to do from then on with a file whose name is
+    like `name`, or, with `then`, at the next such operation after that. `point` is what that moment is called."""
+
+    machine: str
+    point: str
+    operation: str
+    name: str
+    seconds: float = 1.0
+    then: str = ""
+    keeps_power: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Names the moment, too: each is to be tried."""
+        return f"death of all: {self.point}"
+
+
+@dataclass(frozen=True, slots=True)
 class Throttle(_Moment):
     """No connection of a machine carries more than `kbits` thousand bits a second, in each direction."""
 
@@ -310,9 +341,9 @@ DaemonFault: TypeAlias = TalkFault | RefuseStarts | SlowStarts
 """Those of the daemon of one machine."""
 HostFault: TypeAlias = Kill | Pause | Hang | Stick | Crash | Slow | Skew | Forge
 """Those of one host that is there."""
-LurkingFault: TypeAlias = FillDisk | BreakDisk | RefuseStarts | SlowStarts
+LurkingFault: TypeAlias = FillDisk | BreakDisk | RefuseStarts | SlowStarts | DieAll
 """They lie in wait until they strike."""
-PromptFault: TypeAlias = HostFault | WayFault | TalkFault | Blackout | Join | Stop | End
+PromptFault: TypeAlias = HostFault | WayFault | TalkFault | Blackout | MoveHome | Join | Stop | End
 """They happen at once, or not yet."""
 Fault: TypeAlias = PromptFault | LurkingFault
 

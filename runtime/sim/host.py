@@ -24,21 +24,23 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.items.freezing import fields as fields_of
 from isthmus.runtime.membership.messages import PHASES, Phase
-from isthmus.runtime.scheduler.tape import Tape
 from isthmus.runtime.sim.faults import Forge
-from isthmus.runtime.sim.machine.disk import Mount
+from isthmus.runtime.sim.life_tape import LifeTape
+from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk
 from isthmus.runtime.sim.machine.host_clock import HostClock
 from isthmus.runtime.sim.network.sockets import Ether, EtherSockets
 from isthmus.runtime.sim.world import DurationOf, durations
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.supervision.lost_daemon import Silence, is_orphan, is_searching
-from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Missing, Over, Said
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed, Missing, Over, Said
 from isthmus.runtime.supervision.station_events import HostSpoke
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import Limits
 
 EXIT_SECONDS: Final = 0.05
 """How long a host takes to end that is told to."""
+FORMING_NS: Final = 1_000_000_000
+"""What a host says that its island needed to come together again: there are no devices that would."""
 
 
 class Witness(Protocol):
@@ -89,11 +91,20 @@ class Setting:
 
 
 class Life:
-    """A host that runs as `member` on the machine at `address`, whose disk it has as `mount`. `factor` is how much
+    """A host that runs as `member` on the machine at `address`, whose disk it has as `mount`; its tape is on the disk
+    `tapes`. `factor` is how much
     longer its firings take, `stuck` has the seconds by which the next firing of a node is longer."""
 
     def __init__(
-        self, setting: Setting, member: Member, pid: int, machine: str, address: str, mount: Mount, daemon: object
+        self,
+        setting: Setting,
+        member: Member,
+        pid: int,
+        machine: str,
+        address: str,
+        mount: Mount,
+        tapes: SimulatedDisk,
+        daemon: object,
     ) -> None:
         self.member, self.pid, self.machine, self.address = member, pid, machine, address
         self.daemon: object | None = daemon
@@ -106,11 +117,12 @@ class Life:
         self.stuck: dict[str, float] = {}
         self._names = {node.index: node.name for node in self.plan.nodes}
         self.endpoints: list[str] = []
+        self.formed = Formed()
         self.clock = HostClock(setting.clock)
         self._setting = setting
         self._is_leaving = False
         self._over: Over | None = None
-        self.tape = Tape()
+        self.tape = LifeTape(member, tapes)
         self.checkers, self._trace = setting.checkers, setting.trace
         rng = random.Random(f"{setting.seed} {member}")
         self.channel = WireChannel(
@@ -135,7 +147,7 @@ class Life:
             seed=setting.seed,
             resolve=setting.resolve,
             disk=mount,
-            tape=self.tape,
+            tape=self.tape.tape,
             trace=self._trace,
             on_ended=lambda host, node: self._node_ended(node),
             on_failed=lambda host, node, error: setting.failed(self, node, error),
@@ -182,10 +194,13 @@ class Life:
         """The last inner step that it has reported; 0 where it reports none."""
         return max((int(shown.get("step", 0)) for shown in self.shown), default=0)
 
-    def hear(self, daemon: object, rows: Sequence[Row] | None, *, stop: bool, end: bool) -> None:
-        """A daemon says who is live, if it knows, whether the run is to stop, and whether this host is to end."""
+    def hear(
+        self, daemon: object, rows: Sequence[Row] | None, *, stop: bool, end: bool, forms: Sequence[Form] = ()
+    ) -> None:
+        """A daemon says who is live, if it knows, in which forms elastic islands train, whether the run is to stop, and
+        whether this host is to end."""
         if daemon is self.daemon:
-            self.clock.run(lambda: self._hear(rows, stop=stop, end=end))
+            self.clock.run(lambda: self._hear(rows, forms, stop=stop, end=end))
 
     def say(self) -> None:
         """Say to the daemon what this host is."""
@@ -203,6 +218,7 @@ class Life:
             unreached=len(standing.missing),
             missing=tuple(Missing(*each) for each in standing.missing[:MISSING_MAX]),
             refusals=tuple(self.host.refusals.values()),
+            formed=self.formed,
         )
         self._setting.spoke(self, HostSpoke(self.member, self.pid, said, over=self._over))
 
@@ -213,6 +229,7 @@ class Life:
         self.was_killed = True
         self.clock.is_dead = True
         self.mount.is_gone = True
+        self.tape.end()
         self.host.close()
         self.host.bodies.close()
 
@@ -243,7 +260,11 @@ class Life:
         """The edge of an item."""
         return self.plan.edges[parcel.edge]
 
-    def _hear(self, rows: Sequence[Row] | None, *, stop: bool, end: bool) -> None:
+    def _hear(self, rows: Sequence[Row] | None, forms: Sequence[Form], *, stop: bool, end: bool) -> None:
+        for form in forms:
+            if form.members[0] == self.member and form.number > self.formed.number:
+                stall = FORMING_NS if self.formed.number else 0
+                self.formed = Formed(form.number, len(form.members), stall)
         self._silence.heard(self.clock.now() / 1e9)
         if rows is not None:
             for checker in self.checkers:
@@ -259,7 +280,10 @@ class Life:
         """End, as a process does that comes to its end."""
         self.host.close()
         self.host.bodies.close()
-        self.failures_at_end = self.mount.disk().failures
+        disk = self.mount.disk()
+        self.failures_at_end, self.was_killed = disk.failures, disk.is_cut  # It died while it came to its end.
+        self.tape.flush()
+        self.tape.end()
         self.clock.is_dead = self.mount.is_gone = True
         self._setting.left(self, how)
 
@@ -286,9 +310,12 @@ class Life:
                 return
             self.daemon = found or self.daemon
         self.say()
+        self.tape.flush()
         self.clock.call_at(Instant(self.clock.now() + round(HEARTBEAT_SECONDS * 1e9)), self._beat)
 
     def _watch(self, edge: int, source: Member, target: Member, size: int, begun: Instant, arrived: Instant) -> None:
+        self.host.links.carried(target, size, begun, arrived)
+        self.host.links.look(self.channel.under_way, self.clock.now())
         if self._trace is not None:
             name = self.plan.edges[edge].name
             self._trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size))

@@ -17,6 +17,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.acts import Acts, Disturbed
 from isthmus.runtime.sim.faults import (
     BreakDisk,
+    DieAll,
     Fault,
     FillDisk,
     Forge,
@@ -125,7 +126,7 @@ class Injector:
 
     def _begin(self, fault: Fault) -> bool:
         """Let a fault happen, or lie in wait; whether it does."""
-        if isinstance(fault, RefuseStarts | SlowStarts | FillDisk | BreakDisk):
+        if isinstance(fault, RefuseStarts | SlowStarts | FillDisk | BreakDisk | DieAll):
             self._lurking[self._acts.lurk(fault)] = fault
             return True
         phase = self._universe.phase

@@ -13,8 +13,9 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.machine.disk import SimulatedDisk
 from isthmus.runtime.sim.machine.ledger import Book
-from isthmus.runtime.supervision.home.events import HomeEvent
+from isthmus.runtime.supervision.home.events import HomeEvent, Places
 from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.supervision.messages import Report
 from isthmus.runtime.supervision.station_events import StationEvent
 
 KILLED: Final = Exited(signal="SIGKILL")
@@ -30,6 +31,9 @@ class Daemon(Protocol):
 
     def feed_home(self, event: HomeEvent) -> None:
         """Let something happen to the home, if it has one."""
+
+    def hear_report(self, machine: str, report: Report) -> None:
+        """A station elsewhere says what is there."""
 
     def saw_end(self, process: Process) -> None:
         """A process of its machine has ended."""
@@ -68,8 +72,9 @@ class Process:
 
 @dataclass(slots=True)
 class SimulatedMachine:
-    """`crashes` counts, by replica, how many lives still end soon after they began; `start_troubles` are by the number
-    of the fault that made each."""
+    """`places` are those of the run whose home it is, or was, as it knows; `follows` is the home that its station has
+    noted, with the term. `crashes` counts, by replica, how many lives still end soon after they began; `start_troubles`
+    are by the number of the fault that made each."""
 
     name: str
     address: str
@@ -81,6 +86,8 @@ class SimulatedMachine:
     start_troubles: dict[int, StartTrouble] = field(default_factory=dict)
     start_lags: dict[int, StartLag] = field(default_factory=dict)
     is_dark: bool = False
+    places: Places | None = None
+    follows: tuple[str, int] = ("", 1)
 
     def living(self) -> list[Life]:
         return [process.life for process in self.processes.values() if process.life is not None and not process.end]

@@ -9,8 +9,8 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.membership.messages import Stall
 from isthmus.runtime.roles import leader
 from isthmus.runtime.sim.checkers import Checker, ViolationError
-from isthmus.runtime.sim.faults import Fault, Mute, RefuseStarts
-from isthmus.runtime.sim.universe import Universe
+from isthmus.runtime.sim.faults import Cut, Fault, Mute, RefuseStarts
+from isthmus.runtime.sim.universe import HOME, Universe
 from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.home.service import BEAT, LAST_BEATS
 from isthmus.runtime.supervision.incidents import (
@@ -22,6 +22,7 @@ from isthmus.runtime.supervision.incidents import (
     Hurried,
     ItemRefused,
     RecorderFailed,
+    Undermanned,
     Unreached,
     Unserved,
 )
@@ -74,14 +75,14 @@ class VerdictsChecker(Checker):
             case Condemned(verdict=Unreached()):
                 if not DEAFENING & set(universe.injector.counts):
                     raise ViolationError(f"{member} is killed, and no way was broken: {incident.verdict}")
-            case Condemned(verdict=Bereft()):
+            case Condemned(verdict=Bereft() | Undermanned()):
                 if not any(leader(each) == leader(member.replica) for each in universe.injector.touched):
                     raise ViolationError(f"{member} is killed for its island, and no fault was about that")
             case Condemned():
                 # At the end of a run nothing excuses a silence, also not a cut link.
                 is_ending = universe.phase == "final" or universe.injector.counts["stop"]
-                is_hurried = isinstance(incident.verdict, Hurried) and is_ending
-                if member.replica not in universe.injector.touched and not is_hurried:
+                is_late = isinstance(incident.verdict, Hurried) or _is_cut_off(universe, member.replica)
+                if member.replica not in universe.injector.touched and not (is_late and is_ending):
                     raise ViolationError(f"{member} is killed, and no fault was about it: {incident.verdict}")
                 if isinstance(incident.verdict, Stall) and not SLOWING & set(universe.injector.counts):
                     raise ViolationError(f"{member} is called stuck, and nothing was slow: {incident.verdict}")
@@ -126,6 +127,14 @@ class EndChecker(Checker):
         left = [str(life.member) for life in universe.living()]
         if left:
             raise ViolationError(f"the run is over, and {', '.join(left)} are there")
+
+
+def _is_cut_off(universe: Universe, replica: Replica) -> bool:
+    """Whether the way between a host's machine and the home was cut, in one direction at least."""
+    life = universe.last(replica)
+    ends = {life.machine if life else HOME, HOME}
+    cuts = [fault for fault, _ in universe.injector.happened if isinstance(fault, Cut)]
+    return any(cut.machine in ends and (cut.target is None or cut.target in ends) for cut in cuts)
 
 
 def _is_barred(happened: Sequence[tuple[Fault, str]]) -> bool:

@@ -14,6 +14,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import Plan
@@ -36,8 +38,9 @@ from isthmus.runtime.sim.network.sockets import Ether
 from isthmus.runtime.sim.world import DurationOf, a_millisecond
 from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.home.events import Cast, EndAsked, MachineJoined, Places, StopAsked
-from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, Incident, Ordered
+from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, Incident, Moved, Ordered
 from isthmus.runtime.supervision.station_events import HostSpoke
+from isthmus.runtime.tape.writing import joined
 from isthmus.runtime.wire.peers import Limits
 
 ASKED_EVERY: Final = 500
@@ -84,7 +87,8 @@ class Universe:
 
     `duration(replica, node)` is what a firing takes before `jitter` (a share); `place(replica)` the machine of each;
     processes boot for half to three halves of `boot_seconds`;
-    `least` with how many replicas of a role the run can go on, `processes` those of the island of each learner. `error`
+    `least` with how many replicas of a role the run can go on, `processes` those of the island of each learner,
+    `elastic` how many of them may train without the others. `error`
     is what a body raised, `outcome` how the run ended, once its last process has; `incidents` what became of hosts;
     `is_stopped` whether somebody who asked for the end was told that it comes.
     """
@@ -107,6 +111,7 @@ class Universe:
         trace: Trace | None = None,
         boot_seconds: float = BOOT_SECONDS,
         processes: tuple[int, ...] = (),
+        elastic: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         self.clock = VirtualClock()
         self.window_bytes = limits.window_bytes
@@ -134,6 +139,7 @@ class Universe:
         check(faults, list(plans), replicas, machines)
         self.addresses = {name: f"127.0.0.{number}" for number, name in enumerate(machines, 1)}
         self.disks = {name: SimulatedDisk(f"{seed} disk {name}") for name in machines}
+        self.tape_disks = {name: SimulatedDisk(f"{seed} tapes {name}") for name in machines}
         self._setting = Setting(
             clock=self.clock,
             ether=self.ether,
@@ -163,20 +169,23 @@ class Universe:
             clock=self.clock,
             links=self.links,
             machines=self.machines,
-            home=HOME,
             cast=Cast(
                 roles={role: counts[role] for role in plans if role in counts},
                 slots_max=slots,
                 least=dict(least),
                 processes=processes,
+                elastic=elastic,
             ),
-            places=Places(home=HOME, machines=places, home_offers=MOVABLE),
             launch=self._launch,
             began=self._began,
             wrote=self._wrote,
             finished=self._finished,
             died=self.kill_daemon,
         )
+        self.home = HOME
+        self.machines[HOME].places = Places(home=HOME, machines=places, home_offers=MOVABLE)
+        for machine in self.machines.values():
+            machine.follows = HOME, 1
         self._place, self._replicas = place, replicas
         self.injector = Injector(self, faults)
 
@@ -188,8 +197,9 @@ class Universe:
         return max(found, key=lambda life: life.member.incarnation, default=None)
 
     def last(self, replica: Replica) -> Life | None:
-        """The last life of a replica that there was."""
-        return next((life for life in reversed(self.lives) if life.member.replica == replica), None)
+        """The last life of a replica that there was: a former home that comes back begins others."""
+        found = [life for life in self.lives if life.member.replica == replica]
+        return max(found, key=lambda life: life.member.incarnation, default=None)
 
     def living(self) -> list[Life]:
         return [life for machine in self.machines.values() for life in machine.living()]
@@ -197,7 +207,7 @@ class Universe:
     @property
     def home_name(self) -> str:
         """The name of the daemon at home; '' while there is none."""
-        daemon = self.machines[HOME].daemon
+        daemon = self.machines[self.home].daemon
         return "" if daemon is None else daemon.name
 
     @property
@@ -223,7 +233,7 @@ class Universe:
 
     def join(self, replica: Replica) -> bool:
         """Let a machine join that has one island; False where there is no daemon to let it in."""
-        daemon = self.machines[HOME].daemon
+        daemon = self.machines[self.home].daemon
         if daemon is None:
             return False
         self.start_daemon(self.machines[self._place(replica)])
@@ -232,21 +242,39 @@ class Universe:
 
     def request_stop(self) -> bool:
         """Ask for the end of the run; False where there is no daemon to ask."""
-        daemon = self.machines[HOME].daemon
+        daemon = self.machines[self.home].daemon
         if isinstance(daemon, SimulatedDaemon) and daemon.home is not None:
             daemon.feed_home(StopAsked())
             # One that is stopped, or dies before it has noted it, has confirmed nothing.
-            journal = self.machines[HOME].book.notes.get(JOURNAL)
+            journal = self.machines[self.home].book.notes.get(JOURNAL)
             self.is_stopped |= journal is not None and journal.is_stopping and not daemon.home.is_ending
         return daemon is not None
 
     def forget_stop(self, machine: SimulatedMachine) -> None:
         """With its ledger a home forgets what it has confirmed."""
-        self.is_stopped &= machine.name != HOME
+        self.is_stopped &= machine.name != self.home
+
+    def move_home(self, name: str) -> None:
+        """Another machine becomes the home of the run, in the next term, with what the disk of the present one has."""
+        former, machine = self.machines[self.home], self.machines[name]
+        journal = former.book.notes.get(JOURNAL)
+        if machine.is_dark or machine is former or self.outcome is not None:
+            return
+        if journal is not None and journal.outcome != "running":
+            return
+        assert former.places is not None
+        machine.places = msgspec.structs.replace(
+            former.places, home=name, term=former.places.term + 1, former=former.name
+        )
+        machine.disk.take_over(former.disk)
+        machine.book.take_over(former.book)
+        self.home = name
+        self.kill_daemon(machine)
+        self.start_daemon(machine)
 
     def end(self) -> bool:
         """Have the run ended; False where there is no daemon to ask."""
-        daemon = self.machines[HOME].daemon
+        daemon = self.machines[self.home].daemon
         if daemon is not None:
             daemon.feed_home(EndAsked(Ordered("ended by a fault")))
         return daemon is not None
@@ -328,11 +356,11 @@ class Universe:
 
     def tape(self) -> dict[str, bytes]:
         """The encoded tapes since the last call: of every life ('learner/2#1'), and of the cores of every daemon."""
-        tapes = {str(life.member): life.tape.take() for life in self.lives}
+        tapes = {str(life.member): joined(life.tape.news()) for life in self.lives}
         for daemon in self.daemons:
-            tapes[f"{daemon.name} station"] = b"".join(tape.take() for tape in daemon.tapes)
+            tapes[f"{daemon.name} station"] = b"".join(joined(tape.take()) for tape in daemon.tapes)
             if daemon.homes is not None:
-                tapes[f"{daemon.name} home"] = daemon.homes.tape.take()
+                tapes[f"{daemon.name} home"] = joined(daemon.homes.tape.take())
         return tapes
 
     # -- processes -----------------------------------------------------------------------------------------------------
@@ -341,16 +369,27 @@ class Universe:
         for checker in self._checkers:
             checker.began(self, member)
 
-    def _wrote(self, member: Member, incident: Incident) -> None:
+    def _wrote(self, machine: SimulatedMachine, member: Member, incident: Incident) -> None:
+        if machine.name != self.home:  # What a former home takes for the run's, nobody reads.
+            return
         happened = Happened(self.clock.now(), member, incident)
         self.incidents.append(happened)
         for checker in self._checkers:
             checker.happened(self, happened)
 
-    def _finished(self, home: Home) -> None:
+    def _finished(self, machine: SimulatedMachine, home: Home) -> None:
+        if isinstance(home.failure, Moved):  # It has a part in the run, and no more, from now on.
+            machine.follows, machine.places = (home.failure.home, home.failure.term), None
+            machine.book.forget()
+            self.clock.call_soon(partial(self._restart_daemon, machine))
+            return
         for checker in self._checkers:
             checker.finished(self, home)
         self.outcome, self.failure = home.outcome, home.failure
+
+    def _restart_daemon(self, machine: SimulatedMachine) -> None:
+        self.kill_daemon(machine)
+        self.start_daemon(machine)
 
     def _launch(self, machine: SimulatedMachine, member: Member) -> Process:
         """A process is there from now on, and a host once it has booted."""
@@ -366,7 +405,16 @@ class Universe:
 
     def _booted(self, machine: SimulatedMachine, process: Process, daemon: object) -> None:
         mount = Mount(machine.disk)
-        life = Life(self._setting, process.member, process.pid, machine.name, machine.address, mount, daemon)
+        life = Life(
+            self._setting,
+            process.member,
+            process.pid,
+            machine.name,
+            machine.address,
+            mount,
+            self.tape_disks[machine.name],
+            daemon,
+        )
         self.lives.append(life)
         process.life = life
         life.start(listens=leader(process.member.replica).role != LEARNER)

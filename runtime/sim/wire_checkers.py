@@ -17,7 +17,14 @@ from isthmus.runtime.graph.template import Graph
 from isthmus.runtime.host.roster import Row
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.protocol.credit import CHARGE_MIN
-from isthmus.runtime.sim.checkers import BoundsChecker, Checker, RosterChecker, ViolationError, WaitsChecker
+from isthmus.runtime.sim.checkers import (
+    BoundsChecker,
+    Checker,
+    RosterChecker,
+    TapeFilesChecker,
+    ViolationError,
+    WaitsChecker,
+)
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.supervision_checkers import supervision_checkers
 from isthmus.runtime.sim.universe import Universe
@@ -197,6 +204,6 @@ def runtime_checkers(graph: Graph) -> list[Checker]:
         role.name: frozenset(node.name for node in graph.nodes if node.role == role.name and node.free_running)
         for role in graph.roles
     }
-    made = [BoundsChecker(), RosterChecker(), ForgottenChecker(), WaitsChecker(free)]
+    made = [BoundsChecker(), RosterChecker(), ForgottenChecker(), WaitsChecker(free), TapeFilesChecker()]
     made += [WireChecker(), CreditChecker(), WindowChecker()]
     return [*made, *supervision_checkers()]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from isthmus.runtime.channels.in_process import Network
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
@@ -19,7 +20,11 @@ from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.trace import Span, Trace
 from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock, jittered
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.scheduler.tape import Tape
+from isthmus.runtime.tape.payloads import Keeper, folder_of
+from isthmus.runtime.tape.writing import Tape, joined
+
+SEGMENT_BYTES: Final = 1 << 14
+"""Of tapes: so few that most runs have several segments, and so many that their states take no time."""
 
 DurationOf = Callable[[Replica, str], Duration]
 """(replica, node name) -> how long a firing of that node takes, before jitter."""
@@ -52,7 +57,9 @@ class World:
         delay: DelayOf = at_once,
         jitter: float = 0.0,
         trace: Trace | None = None,
+        payloads: Path | None = None,
     ) -> None:
+        """`payloads`: the run folder in which they are kept, None where they are not."""
         self.clock = VirtualClock()
         self.trace = trace
         edges = {index: edge.name for plan in plans.values() for index, edge in plan.edges.items()}
@@ -63,7 +70,7 @@ class World:
 
         network = Network(self.clock, delay=lambda edge, source, target, size: delay(edges[edge], size), watch=watch)
         self.members = [Member(Replica(role, slot), 1) for role in plans for slot in range(counts[role])]
-        self.tapes: dict[Replica, Tape] = {member.replica: Tape() for member in self.members}
+        self.tapes: dict[Member, Tape] = {member: Tape(SEGMENT_BYTES) for member in self.members}
         self.ended: set[tuple[str, str]] = set()
         self.error: str | None = None
         self.hosts: dict[Replica, Host] = {}
@@ -77,8 +84,9 @@ class World:
                 executor=InlineExecutor(self.clock, durations(plan, member.replica, duration, jitter, seed)),
                 seed=seed,
                 resolve=resolve,
-                tape=self.tapes[member.replica],
+                tape=self.tapes[member],
                 trace=trace,
+                keeper=None if payloads is None else Keeper(folder_of(payloads, member)),
                 on_ended=lambda host, node: self.ended.add((str(host.member.replica), node)),
                 on_failed=self._failed,
             )
@@ -105,7 +113,7 @@ class World:
 
     def tape(self) -> dict[str, bytes]:
         """The encoded tape of every replica since the last call."""
-        return {str(replica): tape.take() for replica, tape in self.tapes.items()}
+        return {str(member.replica): joined(tape.take()) for member, tape in self.tapes.items()}
 
     def _failed(self, host: Host, node: str, error: str) -> None:
         if self.error is None:

@@ -15,9 +15,9 @@ import msgspec
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import InvariantError
-from isthmus.runtime.scheduler.tape import Tape
 from isthmus.runtime.supervision.home.events import HomeCommand, HomeEvent
 from isthmus.runtime.supervision.station_events import StationCommand, StationEvent
+from isthmus.runtime.tape.writing import SEGMENT_BYTES, Tape
 
 
 class Core(Protocol):
@@ -26,12 +26,24 @@ class Core(Protocol):
     def handle(self, event: Any, now: Instant) -> list[Any]:
         """What an event leads to."""
 
+    def saved(self) -> bytes:
+        """What it is between two events."""
+
 
 class Driver:
-    """Of one core. `perform` does what a command says; `now` tells the time."""
+    """Of one core. `perform` does what a command says; `now` tells the time; a segment of its tape is full at
+    `segment_bytes`."""
 
-    def __init__(self, core: Core, perform: Callable[[Any], None], now: Callable[[], Instant]) -> None:
-        self.tape = Tape()
+    def __init__(
+        self,
+        core: Core,
+        perform: Callable[[Any], None],
+        now: Callable[[], Instant],
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self.tape = Tape(segment_bytes)
+        self.tape.begin(core.saved)
         self._core, self._perform, self._now = core, perform, now
         self._waiting: deque[Any] = deque()
         self._is_busy = False

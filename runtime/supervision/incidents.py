@@ -57,7 +57,14 @@ class Bereft(Finding, frozen=True, tag="bereft"):
     of: str
 
 
-Verdict: TypeAlias = Silence | LongExcuse | Stall | Unspoken | Hurried | Unreached | Misbehaved | Bereft
+class Undermanned(Finding, frozen=True, tag="undermanned"):
+    """Of its island `found` processes are there, and it needs `least`: it begins again whole."""
+
+    found: int
+    least: int
+
+
+Verdict: TypeAlias = Silence | LongExcuse | Stall | Unspoken | Hurried | Unreached | Misbehaved | Bereft | Undermanned
 
 
 # -- what a body raised ------------------------------------------------------------------------------------------------
@@ -243,10 +250,61 @@ class ItemRefused(Finding, frozen=True, tag="item-refused"):
     refusal: Misbehaved
 
 
+class ProcessLost(Finding, frozen=True, tag="process-lost"):
+    """A `process` of its island is gone, or silent: it goes on with `processes` of the `whole`."""
+
+    process: str
+    processes: int
+    whole: int
+
+
+class ProcessMissing(Finding, frozen=True, tag="process-missing"):
+    """A `process` of its island did not come within `waited_ns`: it begins with `processes` of the `whole`."""
+
+    process: str
+    waited_ns: int
+    processes: int
+    whole: int
+
+
+class ProcessBack(Finding, frozen=True, tag="process-back"):
+    """A `process` of its island is there again: it goes on with `processes` of the `whole`."""
+
+    process: str
+    processes: int
+    whole: int
+
+
+class Reformed(Finding, frozen=True, tag="reformed"):
+    """Its island trains again, with `processes` of the `whole`: nothing was computed for `stall_ns`, and `again` steps
+    were made once more."""
+
+    processes: int
+    whole: int
+    stall_ns: int
+    again: int
+
+
 class NumbersLost(Finding, frozen=True, tag="numbers-lost"):
     """The daemon's ledger was lost or torn: numbers of lives go on from `next_number`, which none can have had."""
 
     next_number: int
+
+
+class HomeTaken(Finding, frozen=True, tag="home-taken"):
+    """A machine has become the home of the run, in that term, in place of the `former` one, which was lost."""
+
+    home: str
+    term: int
+    former: str
+
+
+class Superseded(Finding, frozen=True, tag="superseded"):
+    """The run has another home by now, in a later term than that in which this was its home: the hosts here end."""
+
+    home: str
+    term: int
+    was_term: int
 
 
 class LedgerRemoved(Finding, frozen=True, tag="ledger-removed"):
@@ -272,7 +330,13 @@ Incident: TypeAlias = (
     | Delayed
     | Refused
     | ItemRefused
+    | ProcessLost
+    | ProcessMissing
+    | ProcessBack
+    | Reformed
     | NumbersLost
+    | HomeTaken
+    | Superseded
     | LedgerRemoved
 )
 
@@ -318,13 +382,21 @@ class Unserved(Finding, frozen=True, tag="unserved"):
     why: Incident | None = None
 
 
+class Moved(Finding, frozen=True, tag="moved"):
+    """The run goes on under another `home`, in that `term`; this was its home until `was_term`. It failed here only."""
+
+    home: str
+    term: int
+    was_term: int
+
+
 class Ordered(Finding, frozen=True, tag="ordered"):
     """Somebody had it ended, or could not do what it needs, and says why."""
 
     reason: str
 
 
-Failure: TypeAlias = RecorderFailed | Hopeless | ProgramFailed | Homeless | Unserved | Ordered
+Failure: TypeAlias = RecorderFailed | Hopeless | ProgramFailed | Homeless | Unserved | Moved | Ordered
 
 
 # -- as lines ----------------------------------------------------------------------------------------------------------

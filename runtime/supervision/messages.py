@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from isthmus.runtime.clock import Duration
-from isthmus.runtime.ids import Member
+from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.refused import Refusal
 from isthmus.runtime.membership.messages import Phase
 from isthmus.runtime.supervision.incidents import End, Raised, Starved
@@ -33,6 +33,26 @@ class Part(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknow
     """Base of what messages are made of: compared and stored by value."""
 
 
+class Form(Part, frozen=True):
+    """Which processes of an elastic island train together from now on, the leader first; numbers go upwards."""
+
+    leader: Replica
+    number: int
+    members: tuple[Member, ...]
+
+
+class Formed(Part, frozen=True):
+    """What the leader of an elastic island says of the form in which it trains, by its `number`, 0 for none, and how
+    many `processes` that has: before it nothing was computed for `stall_ns`, and `again` steps were made once more.
+    `broken` is the number of a form of which nothing comes."""
+
+    number: int = 0
+    processes: int = 0
+    stall_ns: int = 0
+    again: int = 0
+    broken: int = 0
+
+
 MISSING_MAX: Final = 64
 """Hosts that a heartbeat names; how many there are, it says in any case."""
 
@@ -47,7 +67,8 @@ class Missing(Part, frozen=True):
 class Said(Part, frozen=True):
     """What a host says of itself: `steps`, `busy`, `firing` and `node` as in HeartbeatArrived; `starved` while its data
     are too slow for it. Of the `peers` hosts that it is to talk with it has no data connection with `unreached`, of
-    which `missing` are the first. `refusals` are the items that it has refused, a record for each sender and edge."""
+    which `missing` are the first. `refusals` are the items that it has refused, a record for each sender and edge.
+    `formed` is what the leader of an elastic island says of it."""
 
     phase: Phase = "starting"
     endpoints: tuple[str, ...] = ()
@@ -62,6 +83,7 @@ class Said(Part, frozen=True):
     unreached: int = 0
     missing: tuple[Missing, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    formed: Formed = Formed()
 
 
 class Over(Part, frozen=True):
@@ -101,8 +123,10 @@ class Gone(Part, frozen=True):
 
 
 class Stamp(Part, frozen=True, order=True):
-    """The place of orders among all that were ever given: the `number`-th of the home's `epoch`-th daemon."""
+    """The place of orders among all that were ever given: the `number`-th of the `epoch`-th daemon of the home in that
+    `term`. A run has one home in each term; another machine that becomes its home begins the next one."""
 
+    term: int = 1
     epoch: int = 0
     number: int = 0
 
@@ -130,7 +154,8 @@ class Wanted(Part, frozen=True):
 class Orders(Part, frozen=True):
     """What a machine is to have: lives, and nothing else. `roster` is what all hosts are to know (None: what they know
     already), `machines` those that take part. `is_over`: the run needs nothing here any more. Orders whose `stamp` is
-    not newer than that of others before are not obeyed."""
+    not newer than that of others before are not obeyed. `home` is the machine that gives them, `forms` are those of
+    the elastic islands."""
 
     wanted: tuple[Wanted, ...] = ()
     roster: tuple[Row, ...] | None = None
@@ -139,6 +164,8 @@ class Orders(Part, frozen=True):
     is_ending: bool = False
     is_over: bool = False
     stamp: Stamp = Stamp()
+    home: str = ""
+    forms: tuple[Form, ...] = ()
 
 
 def report_of(told: Any) -> Report:

@@ -14,7 +14,10 @@ which lives are there: for UNSURE_BEATS, and until there were orders, hosts that
 nothing is begun. Then whatever was wanted so far counts as begun, and is noted, before the ledger is relied upon again.
 
 Time is counted in beats of the daemon itself, so that one which was stopped blames nobody. Without orders for
-LONELY_BEATS, or once they say that the run is over, every process is ended.
+`lonely_beats`, or once they say that the run is over, every process is ended.
+
+A run has one home in each term. A station follows the one of the highest term that it has heard of, and turns every
+other away, whatever that orders: it is an old home that has come back, or one that lost a race.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from isthmus.runtime.supervision.messages import Gone, Orders, Over, Report, Sai
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,
+    FollowHome,
+    HomeCalled,
     HostSpoke,
     KillProcess,
     LivesNoted,
@@ -52,15 +57,20 @@ from isthmus.runtime.supervision.station_events import (
     StationEvent,
     StationLeft,
     TellHosts,
+    TurnAway,
     WatchProcess,
 )
+from isthmus.runtime.tape.state import Kind
 
 BEAT_SECONDS: Final = 0.5
 """Twice as long as hosts take between two heartbeats."""
 LONELY_BEATS: Final = 1200
-"""Ten minutes: without a word from home for so long the run is lost, and nobody else would ever end its hosts."""
+"""Ten minutes, where the run says nothing else: without a word from home for so long the run is lost, and nobody else
+would ever end its hosts."""
 UNSURE_BEATS: Final = 20
 """Ten seconds: a host finds a new daemon within two or three."""
+
+STATE: Final = Kind(("supervision", "membership", "ids"))
 
 
 @dataclass(slots=True)
@@ -82,12 +92,13 @@ class Process:
 
 class Station:
     """The processes of one run on one machine. `is_at_home`: the home is in the same daemon, so that reports are
-    prompt, and orders never fail to come."""
+    prompt, and orders never fail to come; elsewhere they are waited for for `lonely_beats`."""
 
-    def __init__(self, *, is_at_home: bool) -> None:
+    def __init__(self, *, is_at_home: bool, lonely_beats: int = LONELY_BEATS) -> None:
         self.refused: Counter[str] = Counter()
         self.lives: dict[Replica, Process] = {}
-        self._is_at_home = is_at_home
+        self._is_at_home, self._lonely_beats_max = is_at_home, lonely_beats
+        self._home, self._term = "", 1
         self._noting: set[Member] = set()
         self._starting: dict[Replica, Member] = {}
         self._ended: dict[Replica, Gone] = {}
@@ -102,6 +113,8 @@ class Station:
         match event:
             case StationBegan():
                 return self._begin(event)
+            case HomeCalled():
+                return self._follow(event.home, event.term)
             case OrdersCame():
                 return self._obey(event.orders)
             case LivesNoted():
@@ -124,11 +137,20 @@ class Station:
             case _:
                 assert_never(event)
 
+    def saved(self) -> bytes:
+        """All that it has come to know and decide."""
+        return STATE.frozen(self)
+
+    def restore(self, state: bytes) -> None:
+        """Go on, new as it is, from the state of another; ValueError for other bytes."""
+        STATE.thaw(self, state)
+
     # -- orders --------------------------------------------------------------------------------------------------------
 
     def _begin(self, event: StationBegan) -> list[StationCommand]:
         """Adopt what lives, as the ledger knows it."""
         self._is_lost, self._unsure_beats = event.is_lost, UNSURE_BEATS if event.is_lost else 0
+        self._home, self._term = event.home, event.term
         commands: list[StationCommand] = []
         for known in event.lives:
             replica = known.member.replica
@@ -137,9 +159,25 @@ class Station:
                 commands += self._adopt(known.member, known.pid)
         return commands
 
+    def _follow(self, home: str, term: int) -> list[StationCommand]:
+        """A machine speaks as the home: it is followed, or turned away."""
+        if term < self._term or (term == self._term and self._home not in ("", home)):
+            return [TurnAway(home, self._home, self._term)]
+        if self._is_at_home and term > self._term and self._home not in ("", home):
+            return [TurnAway(self._home, home, term)]  # Its own home gives way, and ends what is here.
+        is_new, self._home, self._term, self._lonely_beats = term > self._term, home, term, 0
+        return [FollowHome(home, term), self._report()] if is_new else []
+
     def _obey(self, orders: Orders) -> list[StationCommand]:
+        """Do what the home orders."""
+        followed = self._follow(orders.home, orders.stamp.term)
+        if any(isinstance(each, TurnAway) for each in followed):
+            self.refused["orders of a former home"] += 1
+            return followed
+        return [*followed, *self._carry_out(orders)]
+
+    def _carry_out(self, orders: Orders) -> list[StationCommand]:
         """Kill what is not wanted, and begin what is and never was."""
-        self._lonely_beats = 0
         if orders.is_over or self._is_over:  # Another station may do what this one was still asked for.
             return self._leave()
         if orders.stamp <= self._obeyed:
@@ -275,7 +313,7 @@ class Station:
         for life in self.lives.values():
             life.is_stopped = life.member in event.stopped
         commands += [*self._tell(), self._report()]
-        if self._lonely_beats > LONELY_BEATS and not self._is_at_home:
+        if self._lonely_beats > self._lonely_beats_max and not self._is_at_home:
             commands += self._leave()
         return [*commands, *self._close_if_alone()]
 
@@ -285,7 +323,8 @@ class Station:
         orders = self._orders or Orders()
         if not named:
             return []
-        return [TellHosts(named, orders.roster, orders.machines, orders.is_stopping, orders.is_ending)]
+        flags = orders.is_stopping, orders.is_ending
+        return [TellHosts(named, orders.roster, orders.machines, *flags, orders.forms)]
 
     def _report(self, *replicas: Replica) -> StationCommand:
         """Tell the home of some lives, or of all."""

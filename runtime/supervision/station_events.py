@@ -7,7 +7,7 @@ from typing import TypeAlias
 from isthmus.runtime.ids import Member
 from isthmus.runtime.records import Record
 from isthmus.runtime.supervision.incidents import Exited, Raised
-from isthmus.runtime.supervision.messages import Orders, Over, Report, Row, Said
+from isthmus.runtime.supervision.messages import Form, Orders, Over, Report, Row, Said
 
 
 class Remembered(Record, frozen=True):
@@ -22,10 +22,20 @@ class Remembered(Record, frozen=True):
 
 
 class StationBegan(Record, frozen=True):
-    """A daemon begins, or takes over. `is_lost`: there was a ledger, and it cannot be read."""
+    """A daemon begins, or takes over. `is_lost`: there was a ledger, and it cannot be read. The run's home is `home`,
+    in that `term`, as far as this machine was told."""
 
     lives: tuple[Remembered, ...] = ()
     is_lost: bool = False
+    home: str = ""
+    term: int = 1
+
+
+class HomeCalled(Record, frozen=True):
+    """A machine says that it is the home of the run, in that term."""
+
+    home: str
+    term: int
 
 
 class OrdersCame(Record, frozen=True):
@@ -91,6 +101,7 @@ class StationLeft(Record, frozen=True):
 
 StationEvent: TypeAlias = (
     StationBegan
+    | HomeCalled
     | OrdersCame
     | LivesNoted
     | LivesNotNoted
@@ -152,6 +163,7 @@ class TellHosts(Record, frozen=True):
     machines: tuple[str, ...]
     is_stopping: bool
     is_ending: bool
+    forms: tuple[Form, ...] = ()
 
 
 class DismissHost(Record, frozen=True):
@@ -164,6 +176,21 @@ class SendReport(Record, frozen=True):
     """Tell the home; what it says is lost where the way is cut."""
 
     report: Report
+
+
+class FollowHome(Record, frozen=True):
+    """Note that the run has this home from now on, and send it whatever is sent home."""
+
+    home: str
+    term: int
+
+
+class TurnAway(Record, frozen=True):
+    """Tell a machine that gives orders, or calls, that the run has another home: `by`, in that term."""
+
+    home: str
+    by: str
+    term: int
 
 
 class CloseStation(Record, frozen=True):
@@ -180,5 +207,7 @@ StationCommand: TypeAlias = (
     | TellHosts
     | DismissHost
     | SendReport
+    | FollowHome
+    | TurnAway
     | CloseStation
 )

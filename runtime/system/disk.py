@@ -7,6 +7,7 @@ it is handed its clock, so that a simulation can hand it one that fills up, fail
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, final
 
@@ -48,6 +49,12 @@ class Disk(Protocol):
 
     def read(self, path: Path) -> bytes:
         """All that is in a file."""
+
+    def names(self, folder: Path) -> list[str]:
+        """The names in a folder, in order; none where there is no folder."""
+
+    def sizes(self, path: Path) -> dict[str, int]:
+        """The names and bytes of the files in a folder, sorted; none where there is no folder."""
 
     def sync_folder(self, path: Path) -> None:
         """Return when the names in a folder would outlive a power failure."""
@@ -100,6 +107,21 @@ class KernelDisk:
 
     def read(self, path: Path) -> bytes:
         return path.read_bytes()
+
+    def names(self, folder: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+    def sizes(self, path: Path) -> dict[str, int]:
+        found = {}
+        with suppress(FileNotFoundError), os.scandir(path) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # Somebody else has just taken it away.
+                    if entry.is_file(follow_symlinks=False):
+                        found[entry.name] = entry.stat(follow_symlinks=False).st_size
+        return dict(sorted(found.items()))
 
     def sync_folder(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

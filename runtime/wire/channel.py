@@ -165,6 +165,12 @@ class WireChannel:
     def standing(self) -> Standing:
         return self._connections.standing()
 
+    def under_way(self) -> list[tuple[Member, int, Instant]]:
+        oldest = [
+            (peer, peer.pair.outbound.kept[0]) for peer in self._connections.peers.values() if peer.pair.outbound.kept
+        ]
+        return [(peer.member, each.parcel.size_bytes, each.begun) for peer, each in oldest if peer.is_up]
+
     def accepted(self, peer: Member) -> int | None:
         """The number of the newest connection that a peer has made; 0 if it has made none, None if it is not known."""
         known = self._connections.peers.get(peer)

@@ -26,8 +26,8 @@ from isthmus.runtime.graph.template import Graph, Latest, Queue
 from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.scheduler.core import Scheduler
 from isthmus.runtime.scheduler.events import Event, FiringEnded, NodeOpened, Output, ReplicaJoined, RunBody
-from isthmus.runtime.scheduler.tape import Tape
 from isthmus.runtime.sim import World
+from isthmus.runtime.tape.writing import Tape
 
 FIRINGS_BAR, RATIO_BAR = 100_000, 0.10
 HERE = Member(Replica("here", 0), 1)

@@ -45,6 +45,7 @@ from observed import ISTHMUS
 
 from isthmus.programs.books.tapes import Taped, contradictions, taped_of
 from isthmus.programs.request import spec
+from isthmus.programs.tapes import tape_files
 from isthmus.runtime.control.ask import ask
 from isthmus.runtime.graph.plans import lower
 
@@ -222,7 +223,7 @@ def read(found: Found, folder: Path) -> None:
         return
     merges = lines_of(folder / "merges.jsonl")
     found.shortened = sum(len(line["shortened"]) for line in merges)
-    taped = taped_of(lower(spec.load(folder).graph()), tapes_in(folder))
+    taped = taped_of(lower(spec.load(folder).graph()), tape_files.of_lives(folder))
     found.taped_steps, found.taped_merges = sum(taped.steps.values()), len(taped.kinds)
     found.wrong += begun_anew(merges, taped)
     found.wrong += contradictions(taped, summary, merges)
@@ -239,17 +240,6 @@ def begun_anew(merges: list[dict[str, Any]], taped: Taped) -> list[str]:
             found.append(f"fragment {fragment} was begun anew after it was merged")
         if kind in ("merge", "final"):
             merged.add(fragment)
-    return found
-
-
-def tapes_in(folder: Path) -> dict[str, bytes]:
-    """The tapes of all lives of hosts, by their names."""
-    found = {}
-    for path in (folder / "tape").glob("*.tape"):
-        role, _, rest = path.stem.partition("-")
-        slot, _, life = rest.partition("-")
-        if life:
-            found[f"{role}/{slot}#{life}"] = path.read_bytes()
     return found
 
 

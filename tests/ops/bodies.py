@@ -91,6 +91,7 @@ class Context:
         self.refused: list[Any] = []
         self.is_stopping = False
         self.island = None
+        self.folder: Any = None
         self.live: set[Any] = set()
 
     def members(self) -> frozenset[Any]:

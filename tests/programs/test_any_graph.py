@@ -20,6 +20,7 @@ from isthmus.runtime.clock import Instant, milliseconds, seconds
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import World
+from tests.effort import soaked
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 ODD = Path(__file__).with_name("odd_graphs.py")
@@ -139,7 +140,7 @@ def test_edges_of_ones_own_on_progress_take_nothing_away(run: Run, replicas: int
 # -- the examples ------------------------------------------------------------------------------------------------------
 
 
-EXAMPLE_RUNS = [("parameter_server.py:build", 3, {}), ("actor_learner.py:build", 1, {"actors": 3})]
+EXAMPLE_RUNS = [("parameter_server.py:build", 3, {}), soaked("actor_learner.py:build", 1, {"actors": 3})]
 
 
 @pytest.mark.parametrize(("program", "learners", "settings"), EXAMPLE_RUNS)

@@ -18,6 +18,7 @@ from isthmus.programs.request.request import prepare
 from isthmus.programs.simulation.pytest_plugin import Result, Worlds
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Job, Reference
+from tests.effort import soaked
 
 from .family import ADAM, final_model, task
 
@@ -98,7 +99,9 @@ def test_any_number_of_learners_will_do(world: Worlds, name: str, learners: int)
     assert [slot.steps for slot in result.slots.values()] == [6] * learners
 
 
-@pytest.mark.parametrize("name", BLOCKING)
+@pytest.mark.parametrize(
+    "name", ["diloco", "elastic-data-parallel", soaked("streaming-diloco"), soaked("data-parallel")]
+)
 def test_nothing_depends_on_how_long_anything_takes(world: Worlds, name: str) -> None:
     """With an optimizer that follows the run's progress, of which learners hear by messages."""
     scheduled = task(adamw(peak=1e-2, warmup=0.1, weight_decay=0.1, clip=1.0))

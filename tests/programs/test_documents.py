@@ -37,6 +37,7 @@ APART = {
     "docs/how-to/cluster.md": "several machines: tests/programs/test_cluster_*.py, docs/examples/two-machines.sh",
     "docs/how-to/daemon.md": "a port that anybody may have: tests/programs/test_daemon_*.py",
     "docs/how-to/islands.md": "devices that are not here: tests/programs/islands, tests/programs/ahead",
+    "docs/how-to/snapshots-and-resume.md": "a server: tests/programs/run/test_stored.py",
     "docs/how-to/keys.md": "addresses: tests/programs/machine/test_daemon_keys.py, test_machine_keys.py",
 }
 SECONDS_MAX = 300

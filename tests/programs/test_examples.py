@@ -76,6 +76,7 @@ def test_the_command_trains_a_task_of_the_users_own(here: Path, program: tuple[s
         assert summary["outer_steps"] == summary["contributors_mean"] == 0
 
 
+@pytest.mark.soak
 def test_the_command_trains_a_task_that_brings_its_step(here: Path) -> None:
     command = [ISTHMUS, "train", "--task", "batch_norm.py:task", "--learners", 2, "--tokens", 300_000]
     done = call(here, *command, "--run-dir", here / "run")

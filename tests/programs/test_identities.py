@@ -43,7 +43,7 @@ def _run(world: Worlds, program: str, task: Any = ADAM, steps: int = STEPS, **se
     return result
 
 
-@pytest.mark.parametrize(("overlap", "answer_ms"), [(1, 4.0), (2, 9.0)])
+@pytest.mark.parametrize(("overlap", "answer_ms"), [pytest.param(1, 4.0, marks=pytest.mark.soak), (2, 9.0)])
 def test_decoupled_is_streaming_where_everybody_is_waited_for(
     world: Worlds, monkeypatch: pytest.MonkeyPatch, overlap: int, answer_ms: float
 ) -> None:
@@ -63,6 +63,18 @@ def test_decoupled_is_streaming_where_everybody_is_waited_for(
         for slot in range(4):
             assert streaming.answers[slot, p][:sweeps] == decoupled.answers[slot, p][:sweeps]
     assert len(set(streaming.updates[0])) > sweeps  # Every version differs from every other.
+
+
+def test_what_follows_links_that_carry_everything_is_float32(world: Worlds) -> None:
+    """The same bits as where nothing follows anything, though updates take another way, through `receive`."""
+    with recorded() as following:
+        result = _run(world, "decoupled-diloco", quorum=4, push="auto", update="auto", interval="auto", **OUTER)
+    assert result.summary["changes"] == 0
+    with recorded() as fixed:
+        _run(world, "decoupled-diloco", quorum=4, **OUTER)
+    assert len(fixed.updates[0]) > 3
+    assert following.updates == fixed.updates
+    assert following.answers == fixed.answers
 
 
 def test_another_overlap_is_another_algorithm(world: Worlds) -> None:

@@ -11,11 +11,14 @@ from textwrap import dedent
 
 import pytest
 
+from tests.effort import soaked
+
 SECONDS_MAX = 100
 TOGETHER = """
     import json, sys
     import jax
-    jax.config.update("jax_num_cpu_devices", 15)
+    sizes = list(map(int, sys.argv[3:]))
+    jax.config.update("jax_num_cpu_devices", sum(sizes))
     from isthmus.programs.request.program import Program
     from isthmus.programs.request.request import prepare
     from isthmus.programs.run.in_process import run_inproc
@@ -23,9 +26,10 @@ TOGETHER = """
     from isthmus.runtime.ids import Replica
 
     settings = {"layers": 1, "context": 16, "data": (sys.argv[2],)}
-    request = prepare(Program(fragments=2), run={"tokens": 16 * 8 * 240}, task_settings=settings, run_dir=sys.argv[1])
-    begins = {0: (0, 1), 1: (1, 2), 2: (3, 4), 3: (7, 8)}
-    islands = {Replica("learner", n): Island(("cpu",), size, begin) for n, (begin, size) in begins.items()}
+    given = {"tokens": 16 * 8 * 60 * len(sizes), "learners": len(sizes)}
+    request = prepare(Program(fragments=2), run=given, task_settings=settings, run_dir=sys.argv[1])
+    begins = [sum(sizes[:n]) for n in range(len(sizes))]
+    islands = {Replica("learner", n): Island(("cpu",), sizes[n], begin) for n, begin in enumerate(begins)}
     print(json.dumps(run_inproc(request.with_folder(), watch=None, islands=islands).summary))
 """
 APART = """
@@ -55,11 +59,13 @@ def text(folder: Path) -> str:
 
 
 @pytest.mark.process
-def test_islands_of_1_2_4_and_8_devices_train_together(tmp_path: Path) -> None:
-    summary = json.loads(run(TOGETHER, str(tmp_path / "run"), text(tmp_path)).splitlines()[-1])
+@pytest.mark.parametrize("sizes", [(1, 2), soaked((1, 2, 4, 8))], ids=str)
+def test_islands_of_several_sizes_train_together(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    told = run(TOGETHER, str(tmp_path / "run"), text(tmp_path), *map(str, sizes))
+    summary = json.loads(told.splitlines()[-1])
     assert summary["outcome"] == "done"
     assert all(learner["tokens"] for learner in summary["per_learner"])
-    assert summary["contributors_mean"] > 2.0
+    assert summary["contributors_mean"] > len(sizes) / 2
     assert summary["eval_loss_final"] < summary["eval_loss_initial"] - 0.5
 
 

@@ -3,7 +3,8 @@
 Decides, from its seed, what a power failure leaves: of each file all that was synced, and of the rest a beginning that
 ends at any byte, whatever became of other files; of the names of each folder those that were synced, and of the changes
 since then the first few, in their order (a renaming is one change). Folders stay. Troubles refuse operations, and say
-so to whoever made them when they do it for the first time.
+so to whoever made them when they do it for the first time. An ambush waits for one operation on one kind of file, which
+is not carried out, nor is any after it until whoever laid the ambush says so.
 
 A process has a `Mount`. Once the process is gone, what it still does with the mount has no effect.
 """
@@ -15,6 +16,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import final
 
@@ -40,14 +42,37 @@ class Trouble:
     room: int | None = None
 
 
+@dataclass(slots=True)
+class Ambush:
+    """Strikes at the first `operation` on a file whose name is like `name`, or, with `then`, at the next such one after
+    it. `struck` is called once."""
+
+    operation: str
+    name: str
+    struck: Callable[[], None]
+    then: str = ""
+
+    def is_sprung(self, operation: str, path: Path) -> bool:
+        """Whether it strikes at this operation."""
+        if self.operation != operation or not fnmatchcase(path.name, self.name):
+            return False
+        if not self.then:
+            return True
+        self.operation, self.name, self.then = self.then, "*", ""
+        return False
+
+
 @final
 class SimulatedDisk:
-    """The files of one machine. `troubles` are by a number that says which fault made each; `written` has, by path,
+    """The files of one machine. `troubles` and `ambushes` are by a number that says which fault made each; one that
+    `is_cut` does nothing, for the instant in which its machine is about to lose its processes; `written` has, by path,
     what every process has written into it, from when it opened the file; `failures` counts power failures, `refusals`
     the operations that it did not do."""
 
     def __init__(self, seed: str) -> None:
         self.troubles: dict[int, Trouble] = {}
+        self.ambushes: dict[int, Ambush] = {}
+        self.is_cut = False
         self.written: dict[Path, list[bytearray]] = {}
         self.failures = self.refusals = 0
         self._rng = random.Random(seed)
@@ -58,6 +83,18 @@ class SimulatedDisk:
     def files(self) -> dict[Path, bytes]:
         """All that is there now, by path, in order."""
         return {path: bytes(content.data) for path, content in sorted(self._names.items())}
+
+    def take_over(self, former: SimulatedDisk) -> None:
+        """Have all files that there are on another disk, too, as a copy that is synced, in place of those of the same
+        names; and what was written into them."""
+        for path, data in former.files().items():
+            self._names[path] = self._kept[path] = Content(bytearray(data), len(data))
+        for path, written in former.written.items():
+            self.written[path] = [*written, *self.written.get(path, [])]
+
+    def sizes(self, folder: Path) -> dict[str, int]:
+        """The names and bytes of the files in a folder, sorted."""
+        return {path.name: len(each.data) for path, each in sorted(self._names.items()) if path.parent == folder}
 
     def copy_to(self, folder: Path) -> None:
         """Write what is there now and in `folder` into the real folder of that name."""
@@ -96,6 +133,15 @@ class SimulatedDisk:
         for change in self._changes.pop(folder, []):
             self._apply(self._kept, change)
 
+    def meet(self, operation: str, path: Path) -> None:
+        """OSError for an operation that walks into an ambush, and for what comes after it."""
+        sprung = [number for number, each in self.ambushes.items() if each.is_sprung(operation, path)]
+        for number in sprung[: not self.is_cut]:
+            self.is_cut = True
+            self.ambushes.pop(number).struck()
+        if self.is_cut:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
     def ask(self, *, size: int = 0, makes: bool = False) -> int:
         """How many of `size` bytes there is room for now; OSError for an operation that is refused, as one that `makes`
         something is on a full disk."""
@@ -128,8 +174,8 @@ class SimulatedDisk:
 class SimulatedFile:
     """A file that one process has opened."""
 
-    def __init__(self, mount: Mount, content: Content, written: bytearray) -> None:
-        self._mount, self._content, self._written = mount, content, written
+    def __init__(self, mount: Mount, path: Path, content: Content, written: bytearray) -> None:
+        self._mount, self._path, self._content, self._written = mount, path, content, written
 
     @property
     def size(self) -> int:
@@ -140,12 +186,14 @@ class SimulatedFile:
         return bytes(self._content.data[-1:])
 
     def write(self, data: bytes) -> int:
+        self._mount.disk().meet("write", self._path)
         count = self._mount.disk().ask(size=len(data))
         self._content.data += data[:count]
         self._written += data[:count]
         return count
 
     def sync(self) -> None:
+        self._mount.disk().meet("sync", self._path)
         self._mount.disk().ask()
         self._content.synced = len(self._content.data)
 
@@ -176,6 +224,7 @@ class Mount:
         return self._open(path, content)
 
     def create(self, path: Path) -> SimulatedFile:
+        self.disk().meet("create", path)
         content = self.disk().content(path)
         self._disk.ask(makes=content is None)
         if content is None:
@@ -186,6 +235,7 @@ class Mount:
         return self._open(path, content)
 
     def rename(self, path: Path, target: Path) -> None:
+        self.disk().meet("rename", path)
         self.disk().ask()
         content = self._disk.content(path)
         if content is None or path.parent != target.parent:
@@ -193,6 +243,7 @@ class Mount:
         self._disk.change((path, None), (target, content))
 
     def remove(self, path: Path) -> None:
+        self.disk().meet("remove", path)
         self.disk().ask()
         if self._disk.content(path) is not None:
             self._disk.change((path, None))
@@ -204,11 +255,20 @@ class Mount:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return bytes(content.data)
 
+    def names(self, folder: Path) -> list[str]:
+        self.disk().ask()
+        return [path.name for path in self._disk.files() if path.parent == folder]
+
+    def sizes(self, path: Path) -> dict[str, int]:
+        self.disk().ask()
+        return self._disk.sizes(path)
+
     def sync_folder(self, path: Path) -> None:
+        self.disk().meet("sync_folder", path)
         self.disk().ask()
         self._disk.keep_names(path)
 
     def _open(self, path: Path, content: Content) -> SimulatedFile:
         written = bytearray()
         self._disk.written.setdefault(path, []).append(written)
-        return SimulatedFile(self, content, written)
+        return SimulatedFile(self, path, content, written)

@@ -18,7 +18,7 @@ def start(run: RunState, replicas: list[Replica]) -> None:
         run.due.pop(replica, None)
     if run.is_unsure or run.is_ending:
         return
-    gangs = dict.fromkeys(tuple(run.fleet.gang(each)) for each in replicas if not run.fleet.is_retired(each))
+    gangs = dict.fromkeys(tuple(run.fleet.together(each)) for each in replicas if not run.fleet.is_retired(each))
     fresh = [gang for gang in gangs if not any(each in run.noting or run.fleet.is_tracked(each) for each in gang)]
     if fresh:
         numbers: dict[Replica, int] = {}

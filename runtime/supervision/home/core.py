@@ -13,11 +13,12 @@ What becomes of processes is for the stations of the machines (`station`), of wh
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.membership.messages import Stall
+from isthmus.runtime.membership.options import MembershipOptions
 from isthmus.runtime.roles import gang_number
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.home import births, deaths, endings, takeover, watch
@@ -39,6 +40,7 @@ from isthmus.runtime.supervision.home.events import (
     SetHomeTimer,
     StopAsked,
     Taken,
+    TurnedAway,
 )
 from isthmus.runtime.supervision.home.fleet import Fleet, demand
 from isthmus.runtime.supervision.home.liveness import PATIENCE, Roll
@@ -46,6 +48,9 @@ from isthmus.runtime.supervision.home.machine import Machine
 from isthmus.runtime.supervision.home.state import Life, RunState
 from isthmus.runtime.supervision.messages import Report, Row, Stamp
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted
+from isthmus.runtime.tape.state import Kind
+
+STATE: Final = Kind(("supervision", "membership", "ids"), given=(MembershipOptions,))
 
 
 class Home:
@@ -59,7 +64,7 @@ class Home:
             lambda member: watch.excuse(self._run, member),
             lambda member: watch.described(self._run, member),
         )
-        self._run = RunState(fleet, roll, Instant(0), Stamp(1))
+        self._run = RunState(fleet, roll, Instant(0), Stamp(places.term, 1))
         self._timer_at: Instant | None = None
 
     def handle(self, event: HomeEvent, now: Instant) -> list[HomeCommand]:
@@ -68,6 +73,7 @@ class Home:
         run.now = Instant(max(now, run.now))
         run.commands = []
         self._take(event)
+        watch.form(run)
         endings.finish_if_alone(run)
         if run.has_changed:  # Before anything else, so that what is done is known to the next daemon.
             run.commands.insert(0, NoteJournal(takeover.noted(run)))
@@ -96,12 +102,22 @@ class Home:
                 self._join(event.machine, event.islands)
             case MachineTakenAway():
                 self._take_away(event.machine, event.how)
+            case TurnedAway():
+                takeover.give_way(run, event.by, event.term)
             case LivesNoted():
                 births.noted(run, event.members)
             case LivesNotNoted():
                 births.not_noted(run, event.members, event.error)
             case _:
                 assert_never(event)
+
+    def saved(self) -> bytes:
+        """All that it has come to know and decide."""
+        return STATE.frozen(self)
+
+    def restore(self, state: bytes) -> None:
+        """Go on, new as it is, from the state of another of the same cast and places; ValueError for other bytes."""
+        STATE.thaw(self, state)
 
     # -- what is asked of it -------------------------------------------------------------------------------------------
 
@@ -129,6 +145,11 @@ class Home:
     def is_finished(self) -> bool:
         """Whether every process has ended, or is waited for no more."""
         return self._run.is_finished
+
+    @property
+    def term(self) -> int:
+        """In which term of the run this is its home."""
+        return self._run.stamp.term
 
     @property
     def fleet(self) -> Fleet:
@@ -179,8 +200,8 @@ class Home:
         if machine.is_away:
             return
         machine.heard()
-        if report.obeyed > run.stamp:  # What an earlier daemon has noted was lost.
-            run.stamp = Stamp(report.obeyed.epoch + 1)
+        if report.obeyed.term == run.stamp.term and report.obeyed > run.stamp:  # What an earlier daemon noted was lost.
+            run.stamp = Stamp(run.stamp.term, report.obeyed.epoch + 1)
             run.has_changed = run.has_news = True
         if run.is_unsure:
             takeover.learn(run, machine, report)
@@ -270,8 +291,9 @@ class Home:
             return
         roster = None if run.adopting else self._roster()
         machines = (fleet.home, *fleet.others)
-        run.stamp = Stamp(run.stamp.epoch, run.stamp.number + 1)
-        told = SendOrders(fleet.wanted(), roster, machines, run.is_stopping, run.is_ending, run.stamp, fleet.away)
+        run.stamp = Stamp(run.stamp.term, run.stamp.epoch, run.stamp.number + 1)
+        flags = run.is_stopping, run.is_ending
+        told = SendOrders(fleet.wanted(), roster, machines, *flags, run.stamp, fleet.away, fleet.home, run.forms)
         run.commands.append(told)
 
     # -- invariants ----------------------------------------------------------------------------------------------------
@@ -290,6 +312,8 @@ class Home:
             self._check_gangs()
         for replica in self._run.due:
             demand(not self.fleet.is_tracked(replica), f"{replica} lives, and its next life is due")
+        for island in self._run.islands:
+            island.check()
         self._run.roll.check()
 
     def _check_gangs(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from isthmus.runtime.ids import Member
 from isthmus.runtime.membership.messages import HostEnded
-from isthmus.runtime.roles import LEARNER, leader
+from isthmus.runtime.roles import LEARNER
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.home import births, endings, watch
 from isthmus.runtime.supervision.home.machine import Machine
@@ -34,7 +34,7 @@ def bury(run: RunState, machine: Machine, gone: Gone) -> None:
     fallen = _fallen(run, member, Fallen(ended, None if life is None else life.served_at))
     if fallen is None:
         return
-    first = Member(leader(replica), member.incarnation)
+    first = Member(run.fleet.lead(replica), member.incarnation)
     if first.replica.role == LEARNER:
         run.repeats.ended(first.replica, fallen.ended.error, fallen.served_at, run.now)
     if not run.is_ending and (repeated := run.repeats.common(run.fleet.learners)) is not None:
@@ -46,7 +46,7 @@ def bury(run: RunState, machine: Machine, gone: Gone) -> None:
 def _fallen(run: RunState, member: Member, fallen: Fallen) -> Fallen | None:
     """What ended the life of an island of which a process has ended; None as long as others are there, which end,
     too. Of a replica that is alone its own end."""
-    gang = run.fleet.gang(member.replica)
+    gang = run.fleet.together(member.replica)
     if len(gang) == 1:
         return fallen
     lead = run.lives.get(gang[0])

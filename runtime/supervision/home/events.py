@@ -11,7 +11,7 @@ from isthmus.runtime.clock import Instant
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.records import Record
 from isthmus.runtime.supervision.incidents import Failure, Incident
-from isthmus.runtime.supervision.messages import Orders, Report, Row, Stamp, Wanted
+from isthmus.runtime.supervision.messages import Form, Orders, Report, Row, Stamp, Wanted
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives
 
 DAEMON: Final = Member(Replica("daemon", 0), 1)
@@ -21,31 +21,36 @@ Taken: TypeAlias = Literal["left", "expelled"]
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run is: on machine `home`, with these replicas elsewhere (`machines`); `offers` gives, for each other
-    machine, the roles that may be moved there, `home_offers` those that may be moved home."""
+    """Where a run is: on machine `home`, in that `term`, with these replicas elsewhere (`machines`); `offers` gives,
+    for each other machine, the roles that may be moved there, `home_offers` those that may be moved home. `former` was
+    the home in the term before, and is lost; '' in the first."""
 
     home: str
     machines: dict[Replica, str] = {}
     offers: dict[str, tuple[str, ...]] = {}
     home_offers: tuple[str, ...] = ()
+    term: int = 1
+    former: str = ""
 
 
 class Cast(msgspec.Struct, frozen=True, kw_only=True):
     """Who takes part in a run: the replicas of each role at its start; the most (`slots_max`) and the `least` that
     there may be, where those are others: a run that has fewer of a role cannot go on. `processes` are those of the
-    island of each learner, by slot; of a slot beyond the end, one."""
+    island of each learner, by slot; of a slot beyond the end, one. `elastic` are, by
+    slot, the numbers of them that may train without the others; none where they live and end together."""
 
     roles: dict[str, int]
     slots_max: dict[str, int] = {}
     least: dict[str, int] = {}
     processes: tuple[int, ...] = ()
+    elastic: tuple[tuple[int, ...], ...] = ()
 
 
 class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the next daemon has to know, whatever a former one has confirmed: (replica, machine) of all that are not
     where they were placed, machines `away`, (replica, how) of those `retired`, and what ended lives had `used`, by
     'ROLE.cpu_seconds' and 'ROLE.bytes_sent'; numbers of lives are above `number_least`; orders were given in
-    `epoch`."""
+    `epoch` of `term`; `forms` are the newest of elastic islands."""
 
     is_stopping: bool = False
     outcome: Outcome = "running"
@@ -56,6 +61,8 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     used: dict[str, float] = {}
     number_least: int = 0
     epoch: int = 0
+    term: int = 1
+    forms: tuple[Form, ...] = ()
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -105,6 +112,13 @@ class MachineTakenAway(Record, frozen=True):
     how: Taken
 
 
+class TurnedAway(Record, frozen=True):
+    """A machine follows another home of this run, `by`, in that term."""
+
+    by: str
+    term: int
+
+
 class HomeTimerFired(Record, frozen=True):
     """The timer came due. A superfluous one does no harm."""
 
@@ -117,6 +131,7 @@ HomeEvent: TypeAlias = (
     | EndAsked
     | MachineJoined
     | MachineTakenAway
+    | TurnedAway
     | HomeTimerFired
     | LivesNoted
     | LivesNotNoted
@@ -143,12 +158,14 @@ class SendOrders(Record, frozen=True):
     is_ending: bool
     stamp: Stamp
     over: tuple[str, ...] = ()
+    home: str = ""
+    forms: tuple[Form, ...] = ()
 
     def by_machine(self) -> Iterator[tuple[str, Orders]]:
         """What each machine is told."""
         rest = self.roster, self.machines, self.is_stopping, self.is_ending
         for machine, wanted in self.wanted.items():
-            yield machine, Orders(wanted, *rest, machine in self.over, self.stamp)
+            yield machine, Orders(wanted, *rest, machine in self.over, self.stamp, self.home, self.forms)
 
 
 class WriteIncident(Record, frozen=True):

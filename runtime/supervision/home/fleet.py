@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER, follower, leader
+from isthmus.runtime.roles import LEARNER, follower, gang_number, leader
 from isthmus.runtime.supervision.home.events import Cast, Places, Taken
-from isthmus.runtime.supervision.home.machine import Machine
+from isthmus.runtime.supervision.home.machine import LOST_BEATS, Machine
 from isthmus.runtime.supervision.messages import Wanted
 
 
@@ -22,10 +22,11 @@ class Fleet:
     life."""
 
     def __init__(self, cast: Cast, places: Places) -> None:
-        self.home = places.home
+        self.home, self.term, self.former = places.home, places.term, places.former
         self.slots_max = {**cast.roles, **cast.slots_max}
         self.replicas = [Replica(role, slot) for role in cast.roles for slot in range(cast.roles[role])]
         self._processes = dict(enumerate(cast.processes))
+        self._elastic = {slot: sizes for slot, sizes in enumerate(cast.elastic) if sizes}
         for learner in [each for each in self.replicas if each.role == LEARNER]:
             for each in self.gang(learner)[1:]:
                 self.replicas.append(each)
@@ -37,6 +38,9 @@ class Fleet:
         self._where = dict(places.machines)
         for name in [places.home, *places.offers, *places.machines.values()]:
             self.machines.setdefault(name, Machine(name))
+        if places.former:  # It is lost, until it is heard.
+            lost = self.machines.setdefault(places.former, Machine(places.former))
+            lost.silent_beats, lost.is_lost = LOST_BEATS, True
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -56,9 +60,23 @@ class Fleet:
 
     @property
     def gangs(self) -> list[list[Replica]]:
-        """The islands of several processes."""
-        found = [self.gang(Replica(LEARNER, slot)) for slot in self._processes]
+        """The islands of several processes that live and end together."""
+        found = [self.gang(Replica(LEARNER, slot)) for slot in self._processes if slot not in self._elastic]
         return [gang for gang in found if len(gang) > 1]
+
+    @property
+    def elastic(self) -> dict[Replica, tuple[int, ...]]:
+        """The islands that go on without some of their processes, by their leaders: how many may train together."""
+        return {Replica(LEARNER, slot): sizes for slot, sizes in self._elastic.items()}
+
+    def together(self, replica: Replica) -> list[Replica]:
+        """Those that begin and end with one: its gang, unless that is elastic."""
+        is_elastic = leader(replica).role == LEARNER and replica.slot in self._elastic
+        return [replica] if is_elastic else self.gang(replica)
+
+    def lead(self, replica: Replica) -> Replica:
+        """The one whose lives are counted for it: its leader, where it lives and ends with that."""
+        return self.together(replica)[0]
 
     @property
     def others(self) -> list[str]:
@@ -80,13 +98,15 @@ class Fleet:
 
     def is_retired(self, replica: Replica) -> bool:
         """Whether it is to have no next life; an island goes as one."""
-        return leader(replica) in self.retired
+        return leader(replica) in self.retired or replica in self.retired
 
     def is_expected(self, replica: Replica) -> bool:
         return not self.is_retired(replica) and not self.of(replica).is_away
 
     def is_spare(self, replica: Replica) -> bool:
-        """Whether the run can go on without a replica."""
+        """Whether the run can go on without a replica; an elastic island, without one that follows in it."""
+        if gang_number(replica):
+            return True
         left = [each for each in self.replicas if each.role == replica.role and each not in self.retired]
         return len(left) - 1 >= self._least.get(replica.role, 1)
 
@@ -147,7 +167,7 @@ class Fleet:
         """Have a machine take part no more; its learners' slots go with it."""
         self.machines[name].is_away = True
         for replica in self.learners_on(name):
-            self.retired.setdefault(leader(replica), how)
+            self.retired.setdefault(self.lead(replica), how)
 
     def relocate(self, replica: Replica) -> bool:
         """Move a replica whose machine is lost or taken away to one that offers its role; whether it has a place."""
@@ -180,7 +200,9 @@ class Fleet:
     ) -> None:
         """Take in what a daemon before this one has noted."""
         for text, name in places:
-            self.place(Replica.parse(text), name)
+            replica = Replica.parse(text)
+            if name != self.former or leader(replica).role == LEARNER:  # The rest of it is this home's now.
+                self.place(replica, name)
         for name in away:
             self.machines.setdefault(name, Machine(name)).is_away = True
         self.retired = {Replica.parse(text): how for text, how in retired}

@@ -8,13 +8,14 @@ from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.roles import LEARNER
 from isthmus.runtime.supervision import incidents
+from isthmus.runtime.supervision.elastic.island import ElasticIsland
 from isthmus.runtime.supervision.home.events import HomeCommand, Outcome, WriteIncident
 from isthmus.runtime.supervision.home.fleet import Fleet
 from isthmus.runtime.supervision.home.liveness import Roll
 from isthmus.runtime.supervision.home.reach import Reach
 from isthmus.runtime.supervision.home.restarts import Repeats, Restarts
 from isthmus.runtime.supervision.home.service import Service
-from isthmus.runtime.supervision.messages import Seen, Stamp
+from isthmus.runtime.supervision.messages import Form, Seen, Stamp
 
 
 @dataclass(slots=True)
@@ -44,9 +45,11 @@ class Fallen:
 @dataclass(slots=True)
 class RunState:
     """Of one run. Numbers of lives: the `newest` of each replica, those that are `noting` now, and the `floor` above
-    which they are taken. `is_unsure`: the ledger was lost, and nobody knows yet which lives there are. A daemon that
+    which they are taken. `is_unsure`: the ledger was lost, and nobody knows yet which lives there are; `is_taking`: or
+    it is that of another home, which was lost. A daemon that
     took over waits until `adopt_until` for the replicas that it is `adopting`. `due` is when the next life of a replica
-    begins. `fallen`: the islands, by their leaders, whose last processes are about to end. `has_news`: machines are to
+    begins. `fallen`: the islands, by their leaders, whose last processes are about to end. `islands` are the elastic
+    ones. `has_news`: machines are to
     be told, `has_changed`: the journal is to be written."""
 
     fleet: Fleet
@@ -62,6 +65,7 @@ class RunState:
     noting: set[Replica] = field(default_factory=set)
     floor: int = 0
     is_unsure: bool = False
+    is_taking: bool = False
     adopting: set[Replica] = field(default_factory=set)
     adopt_until: Instant | None = None
     due: dict[Replica, Instant] = field(default_factory=dict)
@@ -75,6 +79,7 @@ class RunState:
     is_finished: bool = False
     exit_at: Instant | None = None
     abandon_at: Instant | None = None
+    islands: list[ElasticIsland] = field(default_factory=list)
     commands: list[HomeCommand] = field(default_factory=list)
     has_news: bool = False
     has_changed: bool = False
@@ -87,6 +92,20 @@ class RunState:
     def after(self, duration: Duration) -> Instant:
         """The instant so much later than now."""
         return Instant(self.now + duration)
+
+    def __post_init__(self) -> None:
+        self.recall_forms(())
+
+    def recall_forms(self, forms: tuple[Form, ...]) -> None:
+        """Go on with the elastic islands as a daemon before this one had them."""
+        known = {form.leader: form for form in forms}
+        elastic = self.fleet.elastic.items()
+        self.islands = [ElasticIsland(self.fleet.gang(each), sizes, known.get(each)) for each, sizes in elastic]
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The newest form of each elastic island."""
+        return tuple(island.form for island in self.islands if island.form is not None)
 
     @property
     def learners(self) -> list[Life]:

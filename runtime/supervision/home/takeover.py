@@ -4,6 +4,10 @@ A daemon that takes over tracks the newest life of each replica as if nothing ha
 which of them are there; of these none is begun, for nobody knows whether and where it was. It tells no roster until all
 have spoken that may be there (ADOPT), for whoever is missing in a roster is gone. Where the ledger was lost, stations
 and hosts say which lives there were, and numbers go on far beyond them.
+
+Another machine that becomes the home of a run begins the next term in the same way: what it has of the ledger may be
+old, so it is believed for the rest only. Each term has numbers of its own, so that a former home which lives on unseen
+never gives one that this home gives. A home that is told of a later term gives way: the run is not its any more.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ than a station whose ledger was lost."""
 NUMBERS_SKIPPED: Final = 1000
 """Beyond the highest number that anybody knows, after a ledger was lost: a replica whose lives end again and again is
 given up long before."""
+NUMBERS_OF_TERM: Final = 100_000
+"""As many numbers has each term: a hundred lost ledgers."""
 
 
 def begin(run: RunState, event: HomeBegan) -> None:
@@ -35,6 +41,9 @@ def begin(run: RunState, event: HomeBegan) -> None:
     run.newest = {member.replica: member.incarnation for member in event.newest}
     if event.journal is not None:
         recall(run, event.journal)
+    run.is_taking = event.is_lost and bool(fleet.former) and (event.journal is None or event.journal.term < fleet.term)
+    if run.is_taking:
+        run.write(DAEMON, incidents.HomeTaken(fleet.home, fleet.term, fleet.former))
     fleet.know(run.newest)
     run.has_changed = True
     run.is_unsure = event.is_lost
@@ -55,8 +64,20 @@ def recall(run: RunState, journal: Journal) -> None:
     """Take in what a daemon before this one has noted."""
     run.is_stopping, run.outcome, run.failure = journal.is_stopping, journal.outcome, journal.failure
     run.used.update(journal.used)
-    run.floor, run.stamp = journal.number_least, Stamp(journal.epoch + 1)
+    run.floor = journal.number_least
+    if journal.term == run.stamp.term:
+        run.stamp = Stamp(run.stamp.term, journal.epoch + 1)
     run.fleet.recall(journal.machines, journal.away, journal.retired)
+    run.recall_forms(journal.forms)
+
+
+def give_way(run: RunState, by: str, term: int) -> None:
+    """Another machine is the home of the run: it goes on there, and every host of this home ends."""
+    if by == run.fleet.home or term < run.stamp.term or isinstance(run.failure, incidents.Moved):
+        return
+    found = by, term, run.stamp.term
+    run.write(DAEMON, incidents.Superseded(*found))
+    endings.end_run(run, "failed", incidents.Moved(*found))
 
 
 def noted(run: RunState) -> Journal:
@@ -72,6 +93,8 @@ def noted(run: RunState) -> Journal:
         used=dict(run.used),
         number_least=run.floor,
         epoch=run.stamp.epoch,
+        term=run.stamp.term,
+        forms=run.forms,
     )
 
 
@@ -106,9 +129,11 @@ def adopted_all(run: RunState) -> None:
     run.adopt_until = None
     if run.is_unsure:
         run.is_unsure = False
-        run.floor = NUMBERS_SKIPPED + max(run.newest.values(), default=0)
+        least = NUMBERS_SKIPPED + max(run.newest.values(), default=0)
+        run.floor = max(least, (run.stamp.term - 1) * NUMBERS_OF_TERM)
         run.has_changed = True
-        run.write(DAEMON, incidents.NumbersLost(run.floor + 1))
+        if not run.is_taking:
+            run.write(DAEMON, incidents.NumbersLost(run.floor + 1))
         run.commands.append(NoteFound())
         births.mend(run)
         births.start(run, run.fleet.replicas)

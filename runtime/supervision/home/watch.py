@@ -14,11 +14,12 @@ from isthmus.runtime.items.refused import Refusal
 from isthmus.runtime.membership.messages import Excuse, HeartbeatArrived, HostAnnounced, Phase
 from isthmus.runtime.roles import gang_number
 from isthmus.runtime.supervision import incidents
+from isthmus.runtime.supervision.elastic.island import MEET, Changed, ElasticIsland, TooFew
 from isthmus.runtime.supervision.home import endings
 from isthmus.runtime.supervision.home.liveness import Findings
 from isthmus.runtime.supervision.home.machine import Machine
 from isthmus.runtime.supervision.home.state import Life, RunState
-from isthmus.runtime.supervision.messages import Seen
+from isthmus.runtime.supervision.messages import Formed, Seen
 
 SERVING: Final[frozenset[Phase]] = frozenset({"stepping", "serving", "final"})
 """The phases of a host that does what it is there for."""
@@ -78,6 +79,46 @@ def beat(run: RunState) -> None:
         if unserved := run.service.beat(run.fleet.needed(), heard, is_hurried=is_hurried):
             replica, lasted = unserved
             endings.end_run(run, "failed", incidents.Unserved(str(replica), lasted, run.reasons.get(replica)))
+
+
+def form(run: RunState) -> None:
+    """See which processes of elastic islands are to train together from now on."""
+    if run.is_unsure or run.is_ending or run.adopting:
+        return
+    for island in run.islands:
+        _form(run, island)
+
+
+def _form(run: RunState, island: ElasticIsland) -> None:
+    fleet, gang = run.fleet, island.gang
+    lives = {each: Member(each, run.newest.get(each, 0)) for each in gang if fleet.is_tracked(each)}
+    if fleet.is_retired(island.leader):
+        for member in lives.values():
+            condemn(run, member, incidents.Bereft(str(island.leader)))
+        return
+    wanted = {each: member for each, member in lives.items() if each not in fleet.of(each).condemned}
+    present = [member for member in wanted.values() if run.roll.is_heard(member)]
+    there = {member.replica for member in present}
+    coming = [each for each in gang if each not in there and not fleet.is_retired(each)]
+    life = run.lives.get(island.leader)
+    formed = Formed() if life is None else life.seen.said.formed
+    lead = lives.get(island.leader)
+    found = island.look(present, coming, formed, run.floor, run.now)
+    match found:
+        case Changed() if lead is not None:
+            run.has_changed = run.has_news = True
+            count = len(found.form.members)
+            for replica in found.missing:
+                run.write(lead, incidents.ProcessMissing(str(replica), MEET, count, len(gang)))
+            for member in [each for each in found.lost if each.replica != island.leader]:
+                run.write(lead, incidents.ProcessLost(str(member.replica), count, len(gang)))
+            for member in [each for each in found.back if each.replica != island.leader]:
+                run.write(lead, incidents.ProcessBack(str(member.replica), count, len(gang)))
+        case TooFew():
+            for member in present:
+                condemn(run, member, incidents.Undermanned(found.found, found.least))
+    if lead is not None and island.has_formed(formed) and formed.stall_ns:
+        run.write(lead, incidents.Reformed(formed.processes, len(gang), formed.stall_ns, formed.again))
 
 
 def find(run: RunState, found: Findings) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SIZE_BYTES = 6 << 30
 MEMORY_BYTES_MAX = 400 << 20
 PROGRAM = """
@@ -25,6 +27,7 @@ print(len(windows.corpus.train) + len(windows.corpus.evaluation), resident("VmHW
 """
 
 
+@pytest.mark.soak
 def test_a_file_of_some_gibibytes_is_trained_on_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     with path.open("wb") as file:  # Sparse: it reads as zeros, and takes no room on the disk.

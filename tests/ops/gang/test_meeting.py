@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 
 import pytest
 
@@ -23,8 +24,8 @@ def test_a_process_that_never_comes_is_named_with_the_time(monkeypatch: pytest.M
     leader = gang_of("learner")
     host, _, port = leader.endpoints[0].rpartition(":")
     with socket.create_connection((host, int(port))) as stranger, socket.create_connection((host, int(port))) as one:
-        stranger.sendall(b"?" * 36)
-        one.sendall(leader.token.encode() + (1).to_bytes(4, "big"))
+        stranger.sendall(b"?" * 60)
+        one.sendall(leader.token.encode() + struct.pack("!IQQQ", 1, 0, 0, 0))
         expected = r"island of 3 processes: expected all of them within 0 s, found 2; learner\.2/0 did not come"
         with leader.door, pytest.raises(GangError, match=expected):
             lead(leader)
@@ -33,11 +34,11 @@ def test_a_process_that_never_comes_is_named_with_the_time(monkeypatch: pytest.M
 def test_a_follower_goes_by_the_roster_of_its_own_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.1)
     follower = gang_of("learner.1")
-    follower.hear([["learner/0", 1, ["127.0.0.1:1", "token"], ""], ["learner/1", 2, ["127.0.0.1:2", "token"], ""]])
+    follower.hear([["learner/0", 1, ["127.0.0.1:1", "token"], ""], ["learner/1", 2, ["127.0.0.1:2", "token"], ""]], [])
     assert follower.find() is None
     with pytest.raises(GangError, match="expected its leader within 0 s, found nowhere"):
         join(follower)
-    follower.hear([["learner/0", 2, ["127.0.0.1:3", "token"], ""]])
+    follower.hear([["learner/0", 2, ["127.0.0.1:3", "token"], ""]], [])
     assert follower.find() == ("127.0.0.1:3", "token")
 
 
@@ -65,4 +66,32 @@ def test_a_leader_that_is_gone_is_told() -> None:
     ours.close()
     with pytest.raises(EOFError):
         following.next(1.0)
+    following.close()
+
+
+def test_a_process_that_comes_for_another_form_is_not_let_in() -> None:
+    leader = gang_of("learner")
+    host, _, port = leader.endpoints[0].rpartition(":")
+    with leader.door, socket.create_connection((host, int(port))) as one:
+        one.sendall(leader.token.encode() + struct.pack("!IQQQ", 1, 7, 0, 0))
+        other, _ = leader.door.accept()
+        with other:
+            assert meeting._admitted(other, leader) is None
+            leader.form = 7
+            one.sendall(leader.token.encode() + struct.pack("!IQQQ", 1, 7, 2, 3))
+            assert meeting._admitted(other, leader) == (1, (2, 3))
+
+
+def test_what_is_no_order_comes_whole_though_it_comes_with_one() -> None:
+    ours, theirs = socket.socketpair()
+    orders, following = Orders([ours], [(0, 0), (1, 4)]), Following(theirs)
+    orders.give_one(1, "take", 1, 4)
+    orders.link(1).sendall(bytes(range(200)))
+    assert following.next(1.0) == ["take", 1, 4]
+    data = bytearray(200)
+    at = 0
+    while at < len(data):
+        at += following.recv_into(memoryview(data)[at:])
+    assert data == bytes(range(200))
+    orders.close()
     following.close()

@@ -35,6 +35,8 @@ class Shard:
         self.bits: dict[tuple[int, int, int], bytes] = {}
         self.versions: dict[int, list[int]] = {}
         self.epoch, self.rng = epoch, np.random.default_rng(epoch)
+        self.asked = "float32"
+        """What rounds ask for, where the format follows the links."""
 
     def begin(self, p: int, kind: str = "initial", version: Any = (1, 0), values: Any = None) -> dict[str, Any]:
         values = self.rng.standard_normal(PARTS[p].size).astype(np.float32) if values is None else values
@@ -48,7 +50,7 @@ class Shard:
         return self._fire(p, kind, self.versions[p], None, refused=[[3, "already merged"]])
 
     def _fire(self, p: int, kind: str, version: Any, direction: Any, refused: Any = ()) -> dict[str, Any]:
-        merging = {"refused": list(refused), "voters": []}
+        merging = {"refused": list(refused), "voters": [], "asked": {"update": self.asked}}
         ones = np.ones(len(PARTS[p].units), np.float32)
         told = {"fragment": p, "round": 1, "kind": kind, "version": version, "direction": direction, "scale": ones}
         more = {"clock": [], "positions": [], "totals": [], "lives": [[3, 1]], "merging": merging}
@@ -131,7 +133,7 @@ class World:
             self.pass_on_needs()
 
 
-@pytest.mark.parametrize("form", get_args(CodeFormat))
+@pytest.mark.parametrize("form", [*get_args(CodeFormat), "auto"])
 def test_all_that_is_received_has_the_bits_that_were_published(form: Any) -> None:
     world = World(form, seed=1)
     for slot, speed in enumerate([1.0, 1.0, 0.3, 0.05]):
@@ -140,6 +142,8 @@ def test_all_that_is_received_has_the_bits_that_were_published(form: Any) -> Non
         world.publish(world.shard.begin(p))
     for number in range(examples(4000)):
         p = world.rng.randrange(COUNT)
+        if form == "auto" and world.rng.random() < 0.1:
+            world.shard.asked = world.rng.choice(["float32", "bf16", "int4"])
         world.publish(world.shard.again(p) if world.rng.random() < 0.05 else world.shard.step(p))
         for slot, (_, _, speed) in list(world.receivers.items()):
             if world.rng.random() < speed:
@@ -152,9 +156,39 @@ def test_all_that_is_received_has_the_bits_that_were_published(form: Any) -> Non
     for slot in world.receivers:
         assert world.told[slot] == world.shard.versions
     assert world.frames_given > 10
+    world.shard.asked = "int4"
     for p in range(COUNT):
+        world.publish(world.shard.step(p))
         theta, published = world.shard.outer._theta[p], world.shard.outer._published(p)
         assert 0 < np.abs(theta - published).max() < 0.5 * np.abs(theta).max()
+
+
+def test_of_whole_versions_a_slow_receiver_is_sent_the_newest_alone() -> None:
+    world = World("auto", seed=5)
+    world.join(0, 1.0)
+    world.publish(world.shard.begin(0))
+    for _ in range(9):
+        world.publish(world.shard.step(0))
+    assert len(world.receivers[0][1].waiting) == 1
+    world.receive(0, 1)
+    assert world.told[0] == world.shard.versions
+    theta = world.shard.outer._theta[0]
+    assert world.shard.outer._published(0).tobytes() == theta.tobytes()
+
+
+def test_codes_follow_whole_versions_and_whole_versions_codes() -> None:
+    world = World("auto", seed=6)
+    world.join(0, 1.0)
+    world.publish(world.shard.begin(0))
+    for asked in ("int4", "int4", "float32", "bf16", "float32", "int4"):
+        world.shard.asked = asked
+        emitted = world.shard.step(0)
+        assert ("base" in emitted["update"]) == (asked != "float32")
+        world.publish(emitted)
+        world.receive(0, 99)
+        world.pass_on_needs()
+    assert world.told[0] == world.shard.versions
+    assert world.frames_given == 0
 
 
 def test_who_keeps_up_is_given_each_code_once_and_no_whole_value() -> None:

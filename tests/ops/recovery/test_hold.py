@@ -65,6 +65,7 @@ def test_it_says_at_once_that_it_holds_nothing_and_then_only_what_is_news() -> N
         "totals": [],
         "faults": [],
         "error": None,
+        "store": None,
     }
     assert holder.fire() == ({}, nothing)
     assert holder.fire() == ({}, None)

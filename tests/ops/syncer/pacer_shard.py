@@ -73,7 +73,8 @@ def holding(*held, life=2, given=()):
     """What hosts say that they hold: each (role, fragments), all of them merged, or (role, fragments, merged), after
     they had a look for a life of shard 0."""
     told = [(role, fragments, more[0] if more else fragments) for role, fragments, *more in held]
-    same = {"saved": [], "totals": [], "faults": [], "error": None, "lives": [[0, life]], "given": list(given)}
+    same = {"saved": [], "totals": [], "faults": [], "error": None, "store": None}
+    same |= {"lives": [[0, life]], "given": list(given)}
     return {
         (Replica(role, 0), role): {"holder": role, "fragments": list(fragments), "merged": list(merged), **same}
         for role, fragments, merged in told

@@ -42,4 +42,4 @@ REFUSED = Refused(used_bytes=40_000 * MEGA, compile_seconds=3.0)
 
 
 def answer(*functions: Counted) -> Answer:
-    return Answer("TPU v6 lite", 4, 1, LIMIT, functions, {"jax": "0.10.2", "libtpu": "0.0.42.1"})
+    return Answer(1024, "TPU v6 lite", 4, 1, LIMIT, functions, {"jax": "0.10.2", "libtpu": "0.0.42.1"})

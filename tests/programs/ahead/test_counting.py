@@ -39,7 +39,8 @@ COUNT = """
 
     program, count, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     settings = {"layers": 1, "context": 16, "data": (str(folder / "text.txt"),)}
-    program = Program(program, **({"fragments": 2} if program == "decoupled-diloco" else {}))
+    settings_of = {"decoupled-diloco": {"fragments": 2}, "streaming-diloco": {"fragments": 2, "alpha": 0.5}}
+    program = Program(program, **settings_of.get(program, {}))
     request = prepare(program, task_settings=settings)
     told = spec.read(json.loads(json.dumps(spec.of(request, zero_ns=0, cpu_seconds=0.0))))
     devices = tuple(jax.devices()[:count])
@@ -94,6 +95,12 @@ def test_a_learners_functions_are_counted(tmp_path: Path, devices: int) -> None:
     assert first["extract/0"]["products"] == 0
     assert not any(each["is_kept"] for each in first.values())
     assert second == {name: each | {"is_kept": True} for name, each in first.items()}
+
+
+@pytest.mark.process
+def test_of_what_survives_an_adoption_something_is_computed(tmp_path: Path) -> None:
+    (first, _), size = counted(tmp_path, "streaming-diloco", 1, "adopt/0", "adopt/1"), parameters(tmp_path)
+    assert first["adopt/0"]["given_bytes"] + first["adopt/1"]["given_bytes"] == 4 * size
 
 
 @pytest.mark.process

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.programs.ahead.island import Filling, Island, summed
+from isthmus.programs.ahead.figures import Fit
+from isthmus.programs.ahead.island import Filling, Island, LargestBatch, summed
 from isthmus.programs.ahead.targets import target
 from isthmus.programs.ahead.words import told
 from tests.programs.ahead.made import EXTRACT, LIMIT, MEGA, REFUSED, STEP, answer
@@ -78,3 +79,18 @@ def test_an_island_is_told_as_json_and_in_words() -> None:
     assert told(refused).startswith("v6e:2x2 (4 x TPU v6 lite, learner 1): does not fit\n")
     assert "a smaller batch, or jax.checkpoint in the loss, or an island of more devices" in told(refused)
     assert "predicted" not in told(refused)
+
+
+def test_the_largest_batch_is_told_with_its_tokens() -> None:
+    fit = Fit(8, 24, (8, 24, 32), (STEP,))
+    found = summed(TARGET, 1, replace(answer(STEP, EXTRACT), fit=fit))
+    assert found.is_fitted
+    assert found.batch_max == LargestBatch(24, 3 * 1024, 406 * MEGA, pytest.approx(2e9 / 1600e9))
+    assert "24 (to 1 in 8), 3,072 tokens" in told(found)
+
+
+def test_no_batch_fits() -> None:
+    found = summed(TARGET, 1, replace(answer(STEP, EXTRACT), fit=Fit(8, None, (8, 4), ())))
+    assert (found.is_fitted, found.batch_max) == (True, None)
+    assert "largest batch  none" in told(found)
+    assert "largest batch" not in told(island(STEP, EXTRACT))

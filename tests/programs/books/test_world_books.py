@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.ops.exchange.token_accounts import FATES
 from isthmus.programs import Program, Task
-from isthmus.programs.books.tapes import contradictions, taped_of
+from isthmus.programs.books.tapes import contradictions, of_lives, taped_of
 from isthmus.programs.request.request import prepare
 from isthmus.programs.simulation.pytest_plugin import Result, Worlds
 from isthmus.runtime.sim import Blackout, Cut, Kill
@@ -67,7 +67,7 @@ def test_what_the_books_lack_is_told(world: Worlds, linear: Task) -> None:
 
 def said_otherwise(result: Result, task: Task, merges: Sequence[Mapping[str, Any]]) -> list[str]:
     """What tapes and books contradict each other in."""
-    return contradictions(taped_of(prepare(PROGRAM, task).plans, result.tapes), result.summary, merges)
+    return contradictions(taped_of(prepare(PROGRAM, task).plans, of_lives(result.tapes)), result.summary, merges)
 
 
 def lines_of(result: Result) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def assert_sound(result: Result, task: Task) -> None:
     summary, books = result.summary, result.summary["books"]
     assert [each for each in books["differences"] if each["kind"] != "merges"] == []
     assert said_otherwise(result, task, lines_of(result)) == []
-    steps = taped_of(prepare(PROGRAM, task).plans, result.tapes).steps
+    steps = taped_of(prepare(PROGRAM, task).plans, of_lives(result.tapes)).steps
     lives = {(life["learner"], life["incarnation"]): life for life in books["lives"]}
     assert sum(not life["has_ended"] for life in lives.values()) == summary["learners"]
     for name, life in lives.items():

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from isthmus.programs.cluster.needs import Compiled, learner_bytes, parameter_count
 from isthmus.programs.cluster.placement_view import captions, text
-from isthmus.programs.cluster.placing import learner_bytes, parameter_count, placed
+from isthmus.programs.cluster.placing import placed
 from isthmus.programs.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, predict
 from isthmus.programs.command.main import app
 from isthmus.programs.request.request import Request, prepare
@@ -48,6 +49,43 @@ def test_a_learner_needs_parameters_gradient_and_both_moments(request_: Request)
     small = replace(CHIPS, device=replace(find("v5e", ""), memory_bytes=PARAMETERS))
     with pytest.raises(PlacementError, match="Placing a learner on 'chips'"):
         placed(request_, Topology((HUB, small)))
+
+
+def test_what_a_compiler_said_of_an_island_takes_the_place_of_what_is_reckoned(request_: Request) -> None:
+    """Of chips it was asked for slot 0 alone: products take 2 s at all of the published FLOP/s."""
+    said = Compiled(3 * 10**9, 16 * 10**9, products_seconds=2.0, step_seconds=2.5)
+    topology = Topology((HUB, CORES, CHIPS))
+
+    def compiled(machine: Machine, slot: int) -> Compiled | None:
+        return said if (machine.name, slot) == ("chips", 0) else None
+
+    placement = placed(request_, topology, compiled)
+    first, second, _ = predict(request_, topology, placement, compiled).islands
+    assert (first.memory_bytes, first.memory_bytes_max, first.is_compiled) == (12 * 10**9, 64 * 10**9, True)
+    assert first.step_seconds == pytest.approx(2.0 / UTILISATION + ADDED_SECONDS)
+    assert (second.step_seconds, second.is_compiled) == (pytest.approx(STEPS[0]), False)
+    lines = "\n".join(text(topology, placement, predict(request_, topology, placement, compiled)))
+    assert "compiled: 12.0 GB of 64.0 GB, 18.8 %" in lines
+
+
+def test_an_island_that_a_compiler_found_too_small_is_refused(request_: Request) -> None:
+    said = Compiled(17 * 10**9, 16 * 10**9, products_seconds=2.0, step_seconds=None)
+    with pytest.raises(PlacementError, match=r"Placing learner 1 on 'chips'.*17\.0 GB, which `isthmus compile` found"):
+        placed(request_, Topology((HUB, CORES, CHIPS)), lambda machine, slot: said if slot == 1 else None)
+
+
+def test_hosts_need_memory_of_their_machines(request_: Request) -> None:
+    """A learner keeps what it adopted, on cores its state, too; a shard three values, an evaluator two."""
+    values = 4 * PARAMETERS
+    _, prediction = predicted(request_, HUB, CORES, CHIPS)
+    state = learner_bytes(request_)
+    assert prediction.host_bytes == {"hub": (3 + 2 + 1) * values, "cores": values + state, "chips": 2 * values}
+    large = replace(HUB, memory_bytes=6 * values)
+    placement, prediction = predicted(request_, large, CORES, CHIPS)
+    assert "at least 3.17 MB of 3.17 MB" in "\n".join(text(Topology((large, CORES, CHIPS)), placement, prediction))
+    small = replace(HUB, memory_bytes=6 * values - 1)
+    with pytest.raises(PlacementError, match=r"Placing evaluator/0, recorder/0, syncer/0 on 'hub'"):
+        placed(request_, Topology((small, CORES, CHIPS)))
 
 
 def test_islands_and_links_by_the_closed_form(request_: Request) -> None:

@@ -21,6 +21,7 @@ class Machines:
     def __init__(self, place: Place, *names: str) -> None:
         self.place = place
         self.daemons: dict[str, MachineDaemon] = {}
+        self.first = names[0]
         for name in names:
             self.start(name)
         self.here(names[0])
@@ -63,14 +64,14 @@ class Machines:
     # -- runs ----------------------------------------------------------------------------------------------------------
 
     def status(self, run: str = "run") -> dict[str, Any]:
-        """What the first machine, its home, says of a run."""
-        home = next(iter(self.daemons.values()))
+        """What the first machine, or another one that is its home by now, says of a run."""
+        home = self.daemons[self.first]
         asked = {"type": "watch", "run": str(self.place.folder / run), "renews": False}
         return ask(home.address, asked, 2.0) or {"hosts": []}
 
-    def host(self, name: str) -> dict[str, Any]:
+    def host(self, name: str, run: str = "run") -> dict[str, Any]:
         """One host of the run."""
-        return next((host for host in self.status()["hosts"] if host["name"] == name), {})
+        return next((host for host in self.status(run)["hosts"] if host["name"] == name), {})
 
     def steps(self) -> dict[str, tuple[int, int]]:
         """Learner -> its life, and its steps."""

@@ -4,6 +4,7 @@ not about its own runs, reports about hosts that are not there."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,7 @@ from isthmus.runtime.host.trace import Span
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.home.events import Cast, Places
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.messages import Gone, Orders, Report, Seen, report_of
+from isthmus.runtime.supervision.messages import Gone, Orders, Report, Seen, Stamp, report_of
 
 LEARNERS = [Replica("learner", slot) for slot in range(2)]
 
@@ -152,9 +153,12 @@ class Place:
             tell=self.lines.append,
             on_change=lambda: None,
             link=lambda home: cast(Link, None),
+            is_operator=lambda key: False,
+            at_home=lambda link, run, term: False,
         )
         self.links = {
-            name: FakeLink(Home(name, f"tcp://127.0.0.1:{port}")) for name, port in (("alpha", 1), ("gamma", 2))
+            name: FakeLink(Home(name, f"tcp://127.0.0.1:{port}"))
+            for name, port in (("alpha", 1), ("gamma", 2), ("heir", 3))
         }
         job = {"program": "decoupled-diloco", "task": SHIPPED_TASK, "layout": [], "tokens_per_batch": 1,
                "tokens_by_slot": [], "tokens": 1, "learners": 1, "slots_max": 1, "seed": 0,
@@ -163,7 +167,9 @@ class Place:
                 "computing": [], "argv": [], "tokens_of_step": [1],
                 "zero_ns": 0, "cpu_seconds": 0.0, "here": asdict(Here("127.0.0.1", 1)),
                 "job": job}  # fmt: skip
-        self.hear("alpha", {"type": "station", "run": "run", "spec": told, "age_ns": 0})
+        self.called = {"type": "station", "run": "run", "spec": told, "age_ns": 0, "term": 1}
+        self.called["heirs"] = [["heir", "tcp://127.0.0.1:3", ""]]
+        self.hear("alpha", self.called)
 
     def hear(self, home: str, message: dict[str, Any]) -> None:
         self.outposts.hear(cast(Link, self.links[home]), message)
@@ -182,7 +188,7 @@ class FakeLink:
     """A link to a home, and what was sent there."""
 
     def __init__(self, home: Home) -> None:
-        self.home = home
+        self.home, self.is_up = home, True
         self.sent: list[dict[str, Any]] = []
 
     def send(self, message: dict[str, Any]) -> None:
@@ -199,16 +205,36 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def test_a_home_gives_no_orders_and_reads_no_files_of_another_homes_run(place: Place) -> None:
     assert place.outposts.runs(place.links["alpha"].home) == ["run"]
-    place.hear("gamma", {**of_orders(Orders(is_over=True), {}), "run": "run"})
+    place.hear("gamma", {**of_orders(Orders(is_over=True, home="gamma"), {}), "run": "run"})
     assert place.outposts.runs(place.links["alpha"].home) == ["run"]
     assert "refused what gamma says" in place.lines[-1]
     for asked in ({"type": "files"}, {"type": "piece", "name": "logs/learner-0.log", "offset": 0}):
         with pytest.raises(KeyError):
             place.answer("gamma", {**asked, "run": "run"})
     assert place.answer("alpha", {"type": "files", "run": "run"})["files"] == []
-    place.hear("alpha", {**of_orders(Orders(is_over=True), {}), "run": "run"})
+    place.hear("alpha", {**of_orders(Orders(is_over=True, home="alpha"), {}), "run": "run"})
     place.loop.run_until_complete(asyncio.sleep(0))
     assert place.outposts.runs(place.links["alpha"].home) == []
+
+
+def test_only_a_machine_that_the_home_has_named_can_be_the_next_home(place: Place) -> None:
+    later = {**place.called, "term": 2}
+    place.hear("gamma", later)
+    assert "refused what gamma says" in place.lines[-1]
+    assert place.outposts.standing("run", "heir") == {"home": "alpha", "term": 1, "is_heard": True}
+    place.hear("heir", {**of_orders(Orders(stamp=Stamp(2, 1, 1), home="alpha"), {}), "run": "run"})
+    assert "orders of 'alpha', given by 'heir'" in place.lines[-1]
+    place.hear("heir", later)
+    assert "follows heir, the home of run in term 2, in place of alpha" in place.lines[-1]
+    assert place.outposts.standing("run", "heir") == {"home": "heir", "term": 2, "is_heard": False}
+    assert [sent["type"] for sent in place.links["heir"].sent] == ["report"]
+    note = json.loads((place.outposts.folders[0] / "outpost.json").read_text())
+    assert (note["home"]["name"], note["term"]) == ("heir", 2)
+    # The former one is told, and ends nothing.
+    del place.links["alpha"].sent[:]
+    place.hear("alpha", {**of_orders(Orders(is_over=True, home="alpha"), {}), "run": "run"})
+    assert place.links["alpha"].sent == [{"type": "superseded", "run": "run", "by": "heir"}]
+    assert place.outposts.runs(place.links["heir"].home) == ["run"]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +248,7 @@ def test_a_home_reads_only_logs_and_spans(place: Place, name: Any) -> None:
 @pytest.mark.parametrize("run", ["../run", "/tmp/run", "a/b", "", ".", "..", "r" * 129, "run\n"])
 def test_a_part_of_a_run_is_in_a_folder_of_its_own(place: Place, tmp_path: Path, run: str) -> None:
     before = sorted(tmp_path.parent.rglob("*"))
-    place.hear("gamma", {"type": "station", "run": run, "spec": {}, "age_ns": 0})
+    place.hear("gamma", {"type": "station", "run": run, "spec": {}, "age_ns": 0, "term": 1})
     assert [sent["type"] for sent in place.links["gamma"].sent] == ["unstationed"]
     assert sorted(tmp_path.parent.rglob("*")) == before
 

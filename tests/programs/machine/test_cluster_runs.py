@@ -25,6 +25,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.close()
 
 
+@pytest.mark.soak
 def test_a_run_on_two_machines_is_watched_to_its_end(place: Place) -> None:
     machines = Machines(place, "alpha", "beta")
     cluster = machines.cluster({"alpha": "islands = 1", "beta": LEARNER})

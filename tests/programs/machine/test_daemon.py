@@ -72,6 +72,7 @@ def test_a_run_ends_when_the_command_that_watches_it_is_killed(place: Place) -> 
     assert daemon.process.poll() is None
 
 
+@pytest.mark.soak
 def test_two_detached_runs_go_on_side_by_side_and_end_with_their_daemon(place: Place) -> None:
     daemon = MachineDaemon(place)
     for run in ("one", "two"):

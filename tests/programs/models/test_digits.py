@@ -52,6 +52,7 @@ def test_a_network_is_normalised_by_its_batch_or_by_given_statistics() -> None:
     assert 2.0 < float(evaluate(state, {"x": x, "y": images().y[:32]})["loss"]) < 2.6
 
 
+@pytest.mark.soak
 def test_running_statistics_go_to_those_of_the_data() -> None:
     recipe = task.recipe()
     state, step = jax.jit(recipe.init)(jax.random.key(0)), jax.jit(recipe.step)

@@ -22,6 +22,7 @@ from isthmus.ops.data.batches import At
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
 from isthmus.programs import Program, Task, train
+from tests.effort import soaked
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 LIBRARIES = ("flax_nnx", "flax_linen", "equinox_model")
@@ -107,7 +108,7 @@ def test_a_script_becomes_a_task_by_at_most_twelve_lines_which_its_page_shows(na
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
 
 
-@pytest.mark.parametrize("name", [*LIBRARIES, "optax_chain"])
+@pytest.mark.parametrize("name", [LIBRARIES[0], *map(soaked, LIBRARIES[1:]), "optax_chain"])
 def test_two_learners_train_it_in_this_process(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = example(name, monkeypatch).task
     program = Program("decoupled-diloco", interval=12, fragments=2)
@@ -120,7 +121,7 @@ def test_two_learners_train_it_in_this_process(name: str, tmp_path: Path, monkey
     assert jax.tree.structure(shapes) == jax.tree.structure(result.parameters)
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("name", [LIBRARIES[0], *map(soaked, LIBRARIES[1:])])
 def test_dropout_draws_anew_in_every_step(name: str, plain: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     wet = replace(example(name, monkeypatch, DROPOUT=0.5).task, load=first)
     still = replace(wet, batch=lambda at: wet.batch(At(0, 0, 0)), load=first)

@@ -53,6 +53,7 @@ class Life:
                 "totals": [],
                 "faults": [],
                 "error": None,
+                "store": None,
             }
             for role, fragments in (held or {}).items()
         }

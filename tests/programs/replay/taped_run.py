@@ -47,9 +47,12 @@ def taped_run(
     steps: int = 60,
     speeds: Sequence[float] = (),
     faults: Sequence[Fault] = (),
+    keep_payloads: bool = False,
 ) -> Path:
     """The folder of a run that is over, as one in one process leaves it, but for the trace."""
-    result = world.run(program, task=TASK, learners=learners, steps=steps, speeds=speeds, faults=faults)
+    result = world.run(
+        program, task=TASK, learners=learners, steps=steps, speeds=speeds, faults=faults, keep_payloads=keep_payloads
+    )
     budget = {"learners": learners, "tokens": learners * steps * TOKENS, "seed": 0}
     request = prepare(program, TASK, run=budget, run_dir=result.folder.parent / "unused")
     spec.write(result.folder, spec.of(request, zero_ns=0, cpu_seconds=0.0, transport=spec.INPROC))
@@ -58,5 +61,5 @@ def taped_run(
     for name, data in result.tapes.items():
         replica, _, life = name.partition("#")
         if not replica.endswith(("home", "station")):
-            (result.folder / "tape" / f"{replica.replace('/', '-')}-{life or 1}.tape").write_bytes(data)
+            (result.folder / "tape" / f"{replica.replace('/', '-')}-{life or 1}.1.tape").write_bytes(data)
     return result.folder

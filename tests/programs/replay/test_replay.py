@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,24 @@ from isthmus.programs.replay.cores import again
 from isthmus.programs.request import spec
 from isthmus.programs.request.run_lock import RunLock
 from isthmus.programs.simulation.pytest_plugin import Worlds
-from isthmus.runtime.clock import Instant, seconds
-from isthmus.runtime.scheduler import tape
-from isthmus.runtime.scheduler.events import SetTimer
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.scheduler.events import Event, SetTimer
+from isthmus.runtime.scheduler.tape import Record
 from isthmus.runtime.supervision.driver import Driver
 from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.home.events import HomeBeat, HomeBegan, Places
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import StationBeat, StationBegan
+from isthmus.runtime.tape.frames import framed, frames
+from isthmus.runtime.tape.reading import Reading, Segment, read
+from isthmus.runtime.tape.writing import MARK, Opening, joined
 from tests.programs.replay.taped_run import taped_run
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     worlds = Worlds(tmp_path_factory.mktemp("runs"))
-    folder = taped_run(worlds)
+    folder = taped_run(worlds, steps=250)
     worlds.close()
     return folder
 
@@ -62,16 +66,24 @@ def refused(folder: Path) -> str:
 
 
 def hosts(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {each["tape"].removesuffix(".tape"): each for each in told["hosts"]}
+    return {each["tape"]: each for each in told["hosts"]}
 
 
-def edited(path: Path, change: Callable[[list[tape.Record]], Sequence[tape.Record]]) -> None:
-    """Write a tape anew, with other records."""
-    records = change(list(tape.read(path.read_bytes())))
-    new = tape.Tape()
-    for record in records:
-        new.append(record.at, record.event, record.commands)
-    path.write_bytes(new.take())
+def tape_of(run: Path, name: str) -> Path:
+    """The file of a tape that has one."""
+    return run / "tape" / f"{name}.1.tape"
+
+
+def edited(path: Path, change: Callable[[list[Record]], Sequence[Record]]) -> None:
+    """Write a tape anew in one segment, with other records."""
+    tape = read(path.read_bytes(), Record)
+    encode = msgspec.msgpack.encode
+    parts = [encode(tape.segments[0].opening), *map(encode, change(tape.records))]
+    path.write_bytes(b"".join(map(framed, parts)))
+
+
+def taped(driver: Driver) -> bytes:
+    return joined(driver.tape.take())
 
 
 # -- the same ----------------------------------------------------------------------------------------------------------
@@ -107,33 +119,95 @@ def test_tapes_of_daemons_are_replayed_too(run: Path) -> None:
         driver = Driver(core, lambda command: None, lambda at=at: Instant(next(at)))  # type: ignore[misc]
         for event in events:
             driver.feed(event)  # type: ignore[arg-type]
-        (run / "tape" / f"{name}.tape").write_bytes(driver.tape.take())
+        tape_of(run, name).write_bytes(taped(driver))
     status, found = replayed(run)
     assert (status, found["identical"]) == (0, True)
     assert [hosts(found)[name]["records"] for name in ("home-7", "station-7")] == [3, 2]
 
 
-def test_a_rotated_tape_without_its_beginning_is_named_and_left_out(run: Path) -> None:
-    driver = Driver(Station(is_at_home=True), lambda command: None, lambda: Instant(seconds(9)))
-    driver.feed(StationBegan())
-    driver.tape.take()
-    driver.feed(StationBeat())
-    (run / "tape" / "station-7.tape.1").write_bytes(driver.tape.take())
+def cut(path: Path, segments: slice) -> Reading:
+    """Put the segments of a tape into files of their own, some of which are left out; what was there."""
+    data, before = path.read_bytes(), read(path.read_bytes(), Record)
+    found, bodies = frames(data), list[list[bytes]]()
+    for body in found.bodies:
+        if MARK.encode() in body[:20]:
+            bodies.append([])
+        bodies[-1].append(framed(body))
+    path.unlink()
+    name = path.name.removesuffix(".1.tape")
+    for number in range(1, len(bodies) + 1)[segments]:
+        (path.parent / f"{name}.{number}.tape").write_bytes(b"".join(bodies[number - 1]))
+    return before
+
+
+@pytest.mark.parametrize("name", ["learner-0-1", "syncer-0-1"])
+def test_a_tape_without_its_beginning_is_replayed_from_the_state_then(run: Path, name: str) -> None:
+    before = cut(tape_of(run, name), slice(1, None))
+    assert len(before.segments) > 1
     status, told = replayed(run)
     assert (status, told["identical"]) == (0, True)
-    station = hosts(told)["station-7"]
-    assert (station["is_replayed"], station["begins_ns"], station["records"]) == (
-        False,
-        seconds(9) - spec.load(run).zero_ns,
-        0,
-    )
-    assert "station of daemon 7: begins " in isthmus("replay", str(run)).stdout
+    host, first = hosts(told)[name], before.segments[1]
+    assert host["before"] == first.opening.before
+    assert host["records"] == len(before.records) - first.opening.before
+    assert host["begins_ns"] == first.records[0].at
+    said = isthmus("replay", str(run)).stdout
+    assert f"{first.opening.before:,} records before are not kept (run.tape_bytes)" in " ".join(said.split())
+
+
+def test_a_tape_with_a_hole_is_refused_unless_records_were_lost_there(run: Path) -> None:
+    path = tape_of(run, "syncer-0-1")
+    cut(path, slice(None))
+    files = sorted(path.parent.glob("syncer-0-1.*.tape"), key=lambda each: int(each.name.split(".")[1]))
+    files[1].unlink()
+    assert "syncer-0-1: expected a tape, found it is not whole before its segment 3" in refused(run)
+    bodies = frames(files[2].read_bytes()).bodies
+    opening = msgspec.structs.replace(msgspec.msgpack.decode(bodies[0], type=Opening), is_after_loss=True)
+    files[2].write_bytes(b"".join(map(framed, [msgspec.msgpack.encode(opening), *bodies[1:]])))
+    status, told = replayed(run)
+    assert (status, told["identical"]) == (0, True)
+    assert hosts(told)["syncer-0-1"]["missing"] > 0
+    assert "in the middle were lost to a full disk" in isthmus("replay", str(run)).stdout
+
+
+def test_a_core_that_comes_to_another_state_is_a_difference(run: Path) -> None:
+    path = tape_of(run, "learner-0-1")
+    bodies = frames(path.read_bytes()).bodies
+    at = [number for number, body in enumerate(bodies) if MARK.encode() in body[:20]][1]
+    opening = msgspec.msgpack.decode(bodies[at], type=Opening)
+    bodies[at] = msgspec.msgpack.encode(msgspec.structs.replace(opening, state=opening.state + b"\x00"))
+    path.write_bytes(b"".join(map(framed, bodies)))
+    status, told = replayed(run)
+    assert (status, told["identical"]) == (1, False)
+    found = hosts(told)["learner-0-1"]["difference"]
+    assert (found["record"], found["event"]) == (opening.before, ["StateTaken"])
+    assert "came to another state than that with which segment 2 begins" in found["error"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda data: b"PK\x03\x04" + data, "found it begins with 50 4b 03 04"),
+        (
+            lambda data: framed(msgspec.msgpack.encode([MARK, 9, "later"])) + data,
+            "it is of version 9 of tapes, this isth",
+        ),
+        (lambda data: data[:-5], "bytes of an unfinished record at byte"),
+        (lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:], "with another checksum"),
+    ],
+    ids=["foreign", "future", "truncated", "damaged"],
+)
+def test_a_spoilt_tape_is_refused_in_one_message(run: Path, spoil: Callable[[bytes], bytes], says: str) -> None:
+    path = tape_of(run, "syncer-0-1")
+    path.write_bytes(spoil(path.read_bytes()))
+    message = refused(run)
+    assert says in message
+    assert "Reading syncer-0-1" in message
 
 
 def test_a_last_record_that_a_kill_has_torn_is_no_difference(run: Path) -> None:
-    path = run / "tape" / "learner-1-1.tape"
+    path = tape_of(run, "learner-1-1")
     path.write_bytes(path.read_bytes()[:-3])
-    assert "an unfinished one, of a host that was not killed" in refused(run)
+    assert "of a host that was not killed" in refused(run)
     killed = {"kind": "ended", "host": "learner/1", "incarnation": 1, "at": 0, "verdict": None, "error": None}
     killed["end"] = {"kind": "exited", "status": None, "signal": "SIGKILL"}
     (run / "events.jsonl").write_text(json.dumps(killed) + "\n")
@@ -146,7 +220,7 @@ def test_a_last_record_that_a_kill_has_torn_is_no_difference(run: Path) -> None:
 
 
 def test_a_host_whose_tape_is_elsewhere_is_named(run: Path) -> None:
-    (run / "tape" / "learner-2-1.tape").unlink()
+    tape_of(run, "learner-2-1").unlink()
     assert replayed(run)[1]["absent"] == ["learner/2"]
     assert "No tape here of learner/2" in isthmus("replay", str(run)).stdout
 
@@ -157,7 +231,7 @@ def test_a_host_whose_tape_is_elsewhere_is_named(run: Path) -> None:
 def test_the_first_difference_is_told_with_its_story(run: Path) -> None:
     number = 0
 
-    def later(records: list[tape.Record]) -> list[tape.Record]:
+    def later(records: list[Record]) -> list[Record]:
         nonlocal number
         number = next(i for i, each in enumerate(records) if any(isinstance(c, SetTimer) for c in each.commands))
         timers = [
@@ -166,7 +240,7 @@ def test_the_first_difference_is_told_with_its_story(run: Path) -> None:
         ]
         return [*records[:number], msgspec.structs.replace(records[number], commands=timers), *records[number + 1 :]]
 
-    edited(run / "tape" / "syncer-0-1.tape", later)
+    edited(tape_of(run, "syncer-0-1"), later)
     status, told = replayed(run)
     assert (status, told["identical"]) == (1, False)
     found = hosts(told)["syncer-0-1"]["difference"]
@@ -182,7 +256,7 @@ def test_the_first_difference_is_told_with_its_story(run: Path) -> None:
 
 
 def test_a_core_that_raises_has_decided_otherwise(run: Path) -> None:
-    edited(run / "tape" / "learner-0-1.tape", lambda records: [*records[:20], records[20], records[20], *records[21:]])
+    edited(tape_of(run, "learner-0-1"), lambda records: [*records[:20], records[20], records[20], *records[21:]])
     status, told = replayed(run)
     found = hosts(told)["learner-0-1"]["difference"]
     assert status == 1
@@ -197,16 +271,23 @@ def test_commands_that_are_missing_or_too_many_differ() -> None:
         def handle(self, event: Any, now: Instant) -> list[Any]:
             return self.commands
 
+        def saved(self) -> bytes:
+            return b""
+
+        def restore(self, state: bytes) -> None:
+            """It has none."""
+
     one, other = SetTimer(1, Instant(1)), SetTimer(2, Instant(2))
-    record = tape.Record(Instant(5), msgspec.convert(["StopRequested"], type=tape.Event), [one])
+    record = Record(Instant(5), msgspec.convert(["StopRequested"], type=Event), [one])
+    segment = Segment(Opening(MARK, 1, 1, 0, False, b""), [record])
     for said, (command, taped, replayed_) in (
         ([one, other], (2, [], [other])),
         ([], (1, [one], [])),
     ):
-        difference = again(Says(said), [record]).difference
+        difference = again(partial(Says, said), [segment]).difference
         assert difference is not None
         assert (difference.command, list(difference.taped), list(difference.said)) == (command, taped, replayed_)
-    assert again(Says([one]), [record]).difference is None
+    assert again(partial(Says, [one]), [segment]).difference is None
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -215,20 +296,16 @@ def test_commands_that_are_missing_or_too_many_differ() -> None:
 def test_tapes_that_cannot_be_those_of_the_run_are_all_named_at_once(run: Path) -> None:
     tapes = run / "tape"
     (tapes / "strange.tape").write_bytes(b"")
-    shutil.copy(tapes / "learner-0-1.tape", tapes / "pupil-0-1.tape")
-    data = bytearray((tapes / "syncer-0-1.tape").read_bytes())
-    data[4] ^= 0xFF
-    (tapes / "syncer-0-1.tape").write_bytes(data)
-    edited(tapes / "evaluator-0-1.tape", lambda records: records[12:])
-    (tapes / "station-9.tape").write_bytes((tapes / "recorder-0-1.tape").read_bytes())
+    shutil.copy(tape_of(run, "learner-0-1"), tape_of(run, "pupil-0-1"))
+    edited(tape_of(run, "evaluator-0-1"), lambda records: records[12:])
+    tape_of(run, "station-9").write_bytes(tape_of(run, "recorder-0-1").read_bytes())
     message = refused(run)
-    assert message.startswith("isthmus: 5 things are wrong with this request.")
+    assert message.startswith("isthmus: 4 things are wrong with this request.")
     for part in (
         "strange.tape",
         "a role 'pupil'",
-        "syncer-0-1.tape: expected a tape, found the tape is damaged at byte 0",
-        "evaluator-0-1.tape: expected the tape of such a host in this run",
-        "station-9.tape: expected a tape, found the tape is damaged at byte 0",
+        "evaluator-0-1: expected the tape of such a host in this run",
+        "station-9: expected a tape, found it is damaged at byte",
     ):
         assert part in message
 
@@ -237,12 +314,12 @@ def test_a_host_in_a_process_of_its_own_heard_of_itself_first(run: Path) -> None
     told = json.loads((run / "spec.json").read_text())
     (run / "spec.json").write_text(json.dumps({**told, "transport": "zmq"}))
     message = refused(run)
-    assert "Reading learner-0-1.tape" not in message  # The first of those that all heard of in this run.
-    assert "learner-1-1.tape: expected the tape of such a host in this run, found one that begins with the" in message
+    assert "Reading learner-0-1" not in message  # The first of those that all heard of in this run.
+    assert "learner-1-1: expected the tape of such a host in this run, found one that begins with the" in message
 
 
 def test_a_tape_of_another_graph_is_refused(run: Path) -> None:
-    def moved(records: list[tape.Record]) -> list[tape.Record]:
+    def moved(records: list[Record]) -> list[Record]:
         return [
             msgspec.structs.replace(each, event=msgspec.structs.replace(each.event, node=99))
             if hasattr(each.event, "node")
@@ -250,7 +327,7 @@ def test_a_tape_of_another_graph_is_refused(run: Path) -> None:
             for each in records
         ]
 
-    edited(run / "tape" / "learner-0-1.tape", moved)
+    edited(tape_of(run, "learner-0-1"), moved)
     assert "node 99, which learner does not have" in refused(run)
 
 

@@ -123,6 +123,9 @@ def test_the_resolved_configuration_makes_the_same_request_again(folder: Path) -
         "local_batch": "same",
         "evaluate_on": "cpu",
         "snapshot_every_seconds": 15.0,
+        "tape_bytes": 64 << 20,
+        "home_away_seconds": 600.0,
+        "keep_payloads": False,
     }
     assert config["program"] == {"interval": 5, "blocks": False}
     second = prepare(Program(run.pop("program"), **config["program"]), run.pop("task"), run=run)

@@ -18,6 +18,7 @@ from isthmus.runtime.supervision.incidents import (
     Exited,
     GivenUp,
     HeardAgain,
+    HomeTaken,
     Incident,
     Joined,
     KeepsUp,
@@ -29,6 +30,7 @@ from isthmus.runtime.supervision.incidents import (
     Refused,
     Restarted,
     Slow,
+    Superseded,
     Suspected,
 )
 from tests.programs.results.event_lines import KILLED, silent
@@ -170,8 +172,8 @@ def test_a_syncer_comes_back_under_an_epoch_and_says_what_it_lost() -> None:
     (absence,) = fold((10, "syncer/0", 1, KILLED), (10, "syncer/0", 2, RESTARTED), (13, "syncer/0", 2, WORKS))
     assert away(absence, FREE).endswith("learners go on stepping, and its fragments are not merged")
     assert back(absence).replace("\u202f", " ") == (
-        "syncer 0 merges again after 3.00 s, under epoch 2: it has the newest fragments that learners held; "
-        "its momentum was lost and is zero"
+        "syncer 0 merges again after 3.00 s, under epoch 2: it has the newest fragments that hosts held, and "
+        "what the recorder keeps of their momentum"
     )
     assert "momentum" in cost(absence)
 
@@ -189,6 +191,8 @@ def test_a_syncer_comes_back_under_an_epoch_and_says_what_it_lost() -> None:
         GivenUp(6, KILLED),
         Delayed("no room"),
         NumbersLost(7),
+        HomeTaken("beta", 2, "alpha"),
+        Superseded("beta", 2, 1),
         LedgerRemoved(),
     ],
     ids=lambda odd: type(odd).__name__,

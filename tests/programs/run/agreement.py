@@ -9,6 +9,7 @@ from typing import Any
 
 from isthmus.programs.books.tapes import contradictions, taped_of
 from isthmus.programs.request import spec
+from isthmus.programs.tapes import tape_files
 from isthmus.runtime.graph.plans import lower
 
 FATES = ("merged", "overlapped", "refused", "lost", "pending")
@@ -18,7 +19,7 @@ def disagreements(folder: Path) -> list[str]:
     """In words, what the files of a run that is over say otherwise than its summary; none in a sound run."""
     summary = json.loads((folder / "summary.json").read_text())
     merges = _lines(folder, "merges")
-    taped = taped_of(lower(spec.load(folder).graph()), _tapes(folder))
+    taped = taped_of(lower(spec.load(folder).graph()), tape_files.of_lives(folder))
     return [
         *contradictions(taped, summary, merges),
         *(f"the books: {each}" for each in summary["books"]["differences"] if each["kind"] != "merges"),
@@ -70,11 +71,3 @@ def _of_evaluations(summary: dict[str, Any], evaluations: list[dict[str, Any]]) 
 def _lines(folder: Path, name: str) -> list[dict[str, Any]]:
     path = folder / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _tapes(folder: Path) -> dict[str, bytes]:
-    found = {}
-    for path in (folder / "tape").glob("*-*-*.tape"):
-        role, slot, life = path.stem.split("-")
-        found[f"{role}/{slot}#{life}"] = path.read_bytes()
-    return found

@@ -34,6 +34,7 @@ def dead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     run = Run(tmp_path_factory.mktemp("cut-off"), *(part for each in settings for part in ("--set", each)))
     try:
         run.wait_for(lambda: (run.folder / FOLDER / MANIFEST).exists())
+        run.wait_for(lambda: all((run.folder / "local" / f"learner-{slot}").exists() for slot in range(2)))
         run.wait_for_merges(20)
         while living := run.processes():
             for pid in living:
@@ -128,6 +129,10 @@ def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(dead: Run) -
     assert any(word == "snapshot" and "manifest.json" in told for word, told in figures.ending(summary, "run"))
     assert "snapshots/manifest.json" in (dead.folder / "report.html").read_text()
     assert summary["books"]["unreported_estimate"] < 2 * 16_000  # A second of two learners, and not the time until now.
+    lines = map(json.loads, (dead.folder / "metrics.jsonl").read_text().splitlines())
+    began = {(line["learner"], line["incarnation"]): line["began"] for line in lines if line.get("began")}
+    assert {life: how[:2] for life, how in began.items()} == {(slot, 2): ["copy", 1] for slot in range(2)}
+    assert all(step > 0 for _, _, step in began.values())
     lines = map(json.loads, (dead.folder / "merges.jsonl").read_text().splitlines())
     later = {line["fragment"]: line for line in lines if line["epoch"] == 2}
     for entry in told["fragments"]:

@@ -66,6 +66,7 @@ def test_a_graph_whose_bodies_hear_nothing_ends_at_a_signal(start: Callable[...,
     run.wait_until_gone()
 
 
+@pytest.mark.soak
 def test_while_evaluator_and_daemon_die(start: Callable[..., Run]) -> None:
     run = start()
     run.wait_for_merges(20)

@@ -54,7 +54,7 @@ def pulls_before_updates(patch: pytest.MonkeyPatch) -> None:
         self: Any, batch: Any, update: Any = None, pull: Any = None, control: Any = None, cursor: Any = None
     ) -> Any:
         if pull and update and self._phase == "stepping":
-            answers = [each for request in pull.values() for each in self._answer(request)]
+            answers = self._answer(pull)
             yield answers
             return (yield from call(self, batch, update, None, control, cursor))
         return (yield from call(self, batch, update, pull, control, cursor))

@@ -71,6 +71,7 @@ def survive(
     late: float = 1.0,
     witness: Checker | None = None,
     processes: tuple[int, ...] = (),
+    elastic: tuple[tuple[int, ...], ...] = (),
     seed: int = 1,
 ) -> Outcome:
     """What comes of a run with these faults, each of which has to happen."""
@@ -79,6 +80,7 @@ def survive(
             seed=seed,
             learners=learners,
             processes=processes,
+            elastic=elastic,
             steps=steps,
             step_ms=step_ms,
             program=Program("decoupled-diloco", fragments=2, interval=interval, shards=shards),

@@ -147,9 +147,14 @@ def uncounted(patch: pytest.MonkeyPatch) -> None:
     ("broken", "faults", "told"),
     [
         (unsynced, (), "is not what was sent"),
-        (nameless, (), "is lost with the power"),
+        pytest.param(nameless, (), "is lost with the power", marks=pytest.mark.soak),
         (in_place, (), "is lost with the power"),
-        (unmarked, (FillDisk(HOME, 900, 1.0, at=2.0), Blackout(HOME, 0.5, at=2.5)), "does not end in the"),
+        pytest.param(
+            unmarked,
+            (FillDisk(HOME, 900, 1.0, at=2.0), Blackout(HOME, 0.5, at=2.5)),
+            "does not end in the",
+            marks=pytest.mark.soak,
+        ),
         (uncounted, (BreakDisk(HOME, 1.0, 1.0, at=2.0),), "lines were written"),
     ],
 )

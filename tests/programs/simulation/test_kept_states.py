@@ -9,6 +9,7 @@ from isthmus.programs.results.json_lines import objects
 from isthmus.programs.simulation.pytest_plugin import Result, Worlds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.sim import Kill
+from tests.effort import soaked
 from tests.programs.family import ADAM
 
 STEPS, LEARNERS = 60, 3
@@ -30,7 +31,7 @@ def evaluations(result: Result) -> dict[tuple[int, str], list[float]]:
     return found
 
 
-@pytest.mark.parametrize("seconds", [0.3, 1e6])
+@pytest.mark.parametrize("seconds", [soaked(0.3), 1e6])
 def test_learners_that_all_begin_again_have_the_bits_of_a_run_without_deaths(world: Worlds, seconds: float) -> None:
     calm, struck = run(world, "data-parallel", []), run(world, "data-parallel", ALL, seconds)
     assert struck.faults == {"kill": LEARNERS}
@@ -69,3 +70,22 @@ def test_the_next_life_of_the_syncer_goes_back_to_the_last_snapshot(world: World
 def test_without_a_snapshot_a_syncer_that_died_ends_the_run_and_says_why(world: Worlds) -> None:
     with pytest.raises(RunError, match="died before any learner had taken a snapshot"):
         run(world, "elastic-data-parallel", [Kill("syncer/0", at_step=40)], seconds=1e6)
+
+
+def hosts(name: str, at: float) -> list[Kill]:
+    """All of them, at once: what is left is the disk."""
+    others = ["evaluator/0", "recorder/0", *(["syncer/0"] if name.startswith("elastic") else [])]
+    return [Kill(each, at=at) for each in (*(f"learner/{slot}" for slot in range(LEARNERS)), *others)]
+
+
+@pytest.mark.parametrize("name", ["data-parallel", "elastic-data-parallel"])
+def test_after_the_death_of_everything_the_model_has_the_bits_of_a_run_without_deaths(world: Worlds, name: str) -> None:
+    calm, struck = run(world, name, []), run(world, name, hosts(name, 1.3))
+    assert struck.faults == {"kill": len(hosts(name, 1.3))}
+    assert 0 < struck.summary["tokens_lost"] < 30 * STEP
+    assert struck.summary["tokens_total"] == STEPS * STEP + struck.summary["tokens_lost"]
+    files = sorted(path.name for path in (calm.folder / "snapshots" / "final").iterdir())
+    assert files
+    for name in files:
+        model = (calm.folder / "snapshots" / "final" / name).read_bytes()
+        assert (struck.folder / "snapshots" / "final" / name).read_bytes() == model

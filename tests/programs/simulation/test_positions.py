@@ -17,8 +17,8 @@ from isthmus.runtime.sim import Climate, Kill
 
 KILLS = 20
 PROGRAMS = (
-    ("decoupled-diloco", {"fragments": 3, "interval": 6, "shards": 2}),
-    ("diloco", {"interval": 6}),
+    pytest.param("decoupled-diloco", {"fragments": 3, "interval": 6, "shards": 2}, id="decoupled-diloco"),
+    pytest.param("diloco", {"interval": 6}, id="diloco", marks=pytest.mark.soak),
 )
 SEEDS = range(1, 11)
 
@@ -40,7 +40,7 @@ def killed_run(program: str, settings: dict[str, Any], *more: Any, seed: int = 0
     return outcome_of(shape, *more)
 
 
-@pytest.mark.parametrize(("program", "settings"), PROGRAMS, ids=[name for name, _ in PROGRAMS])
+@pytest.mark.parametrize(("program", "settings"), PROGRAMS)
 def test_no_batch_is_trained_twice_among_what_is_merged_though_learners_are_killed_20_times(
     program: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,9 +64,9 @@ def names(disk: SimulatedDisk) -> list[str]:
 
 def test_what_is_written_is_read_by_the_next_life() -> None:
     disk = SimulatedDisk("seed")
-    assert snapshots(disk).read() == (None, {}, [])
+    assert snapshots(disk).read() == (None, {}, [], {})
     assert snapshots(disk).write(model(1, 2)).number == 1
-    manifest, held, faults = snapshots(disk).read()
+    manifest, held, faults, _ = snapshots(disk).read()
     assert (manifest.number if manifest else None, faults) == (1, [])
     assert same(held, model(1, 2))
 
@@ -109,7 +109,7 @@ def test_one_that_is_damaged_is_named_and_the_one_before_it_is_read(name: str, d
     for count in (1, 2):
         kept.write(model(count, 1))
     damaged(disk, name, data)
-    manifest, held, faults = snapshots(disk).read()
+    manifest, held, faults, _ = snapshots(disk).read()
     assert manifest is not None
     assert same(held, model(1, 1))
     with pytest.raises(AssertionError, match=told):
@@ -136,7 +136,7 @@ def test_the_one_before_a_damaged_one_stays_until_the_next_is_there() -> None:
 def test_those_of_another_model_are_none() -> None:
     disk = SimulatedDisk("seed")
     snapshots(disk).write(model(1, 1))
-    manifest, held, faults = snapshots(disk, (3, 4)).read()
+    manifest, held, faults, _ = snapshots(disk, (3, 4)).read()
     assert (manifest, held) == (None, {})
     assert "expected 4 values of float32, found float32(2,)" in faults[0]
 
@@ -155,7 +155,7 @@ def test_whenever_the_power_goes_one_that_was_taken_is_read(seed: int) -> None:
             del possible[:-1]  # It was taken: none before it will do.
         disk.troubles.clear()
     disk.lose_power()
-    manifest, held, _ = snapshots(disk).read()
+    manifest, held, _, _ = snapshots(disk).read()
     assert manifest is not None
     assert any(same(held, each) for each in possible)
     snapshots(disk).write(model(20, 20))
@@ -169,7 +169,7 @@ class Home:
     """A hold node of a run's home; `fire` lets as much time pass as is told."""
 
     def __init__(self, disk: SimulatedDisk, life: int = 1) -> None:
-        self.hold = KeptHold(RUN, 15.0, role="syncer", shards=1, sizes=SIZES)
+        self.hold = KeptHold(RUN, 15.0, None, role="syncer", shards=1, sizes=SIZES)
         self.context: Any = Context("recorder", incarnation=life)
         self.context.disk = Mount(disk)
         self.hold.open(self.context)
@@ -227,6 +227,7 @@ def test_the_next_life_holds_what_the_last_one_had_on_disk() -> None:
         "given": [],
         "faults": [],
         "error": None,
+        "store": None,
     }
 
 
@@ -278,7 +279,7 @@ def test_a_disk_that_is_full_keeps_the_one_before_and_training_goes_on() -> None
     disk.troubles[0] = trouble(room=0)
     assert home.fire(item(0, 1), after=EVERY) is not None
     assert home.context.published[-1] | {"taken_at": None} == {
-        "number": 1, "taken_at": None, "faults": [], "error": "No space left on device"
+        "number": 1, "taken_at": None, "faults": [], "error": "No space left on device", "store": None
     }  # fmt: skip
     assert same(snapshots(disk).read().held, model(0, 0))
     disk.troubles.clear()

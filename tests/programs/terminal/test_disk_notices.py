@@ -44,6 +44,16 @@ def test_a_status_says_what_waits_and_what_is_lost_and_nothing_where_nothing_is(
     )
 
 
+def test_a_store_that_takes_nothing_is_told_by_status_and_report(tmp_path: Path) -> None:
+    store = {"url": "s3://bucket/run", "number": 0, "error": "Forbidden"}
+    told = "snapshots do not reach s3://bucket/run: Forbidden; there is none there yet"
+    assert ("snapshots", told) in list(figures.merge_figures({"snapshots": {"store": store}}, 2))
+    there = {"snapshots": {"store": {**store, "number": 4, "error": None}}}
+    assert ("snapshots", "4 at s3://bucket/run") in list(figures.merge_figures(there, 2))
+    (tmp_path / "summary.json").write_text(json.dumps({"snapshot_store": store}))
+    assert f"At the end, {told}." in load(tmp_path).problems
+
+
 def test_a_summary_counts_what_still_waits_as_lost() -> None:
     files = {"metrics": counts(waiting=3, lost=2, error=FULL), "merges": counts(torn=1)}
     assert lines_missing(files) == {"lines_lost": 5, "lines_torn": 1, "disk_error": FULL}

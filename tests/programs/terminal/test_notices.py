@@ -112,7 +112,28 @@ def test_a_syncer_is_back_when_it_merges_under_its_epoch(watched: Watched) -> No
     assert len(watched.told(17, hosts=serving, epochs={0: 1})) == 1
     (back,) = watched.told(18, hosts=serving, epochs={"0": 2})
     assert back.startswith("13.0 good syncer 0 merges again after 3.00 s, under epoch 2")
-    assert "momentum was lost and is zero" in watched.news.notices[-1].text
+    assert "keeps of their momentum" in watched.news.notices[-1].text
+
+
+def test_a_store_that_is_away_and_is_back_is_told_once(watched: Watched) -> None:
+    store = {"url": "s3://bucket/run", "number": 3, "error": None}
+    assert watched.told(6, snapshots={"store": store}) == []
+    away = {"store": {**store, "error": "No route to host"}}
+    (told,) = watched.told(7, snapshots=away)
+    assert told.endswith("bad snapshots do not reach s3://bucket/run: No route to host")
+    assert watched.told(8, snapshots=away) == []
+    (told,) = watched.told(9, snapshots={"store": {**store, "number": 5}})
+    assert told.endswith("good snapshots reach s3://bucket/run again")
+
+
+def test_what_a_learner_goes_on_with_is_told_once_a_life(watched: Watched) -> None:
+    first = {"incarnation": 1, "began": None}
+    assert watched.told(6, learners={"0": first, "1": first}) == []
+    later = {"0": {"incarnation": 2, "began": ["copy", 1, 40]}, "1": {"incarnation": 2, "began": ["anew", 0, 0]}}
+    told = watched.told(7, learners=later)
+    assert told[0].endswith("learner 0 goes on as life 2 with its moments after step 40 of life 1, from its machine")
+    assert "learner 1 goes on as life 2 with moments that begin anew" in told[1]
+    assert watched.told(8, learners=later) == []
 
 
 def test_a_line_that_is_not_whole_is_read_when_it_is(watched: Watched) -> None:

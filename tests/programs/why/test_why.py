@@ -280,7 +280,7 @@ def test_a_folder_without_tapes_says_what_is_missing(tmp_path: Path) -> None:
     folder = made_up_run.build(tmp_path / "made-up", steps=60)
     result = isthmus("why", str(folder))
     assert result.exit_code == 0
-    assert "tape/syncer-0-1.tape is not here" in " ".join(result.stdout.split())
+    assert "The tape of syncer/0#1 is not here" in " ".join(result.stdout.split())
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ ORDERS: Final = (
         ("alpha", "beta"),
         is_stopping=True,
         is_ending=True,
-        stamp=Stamp(3, 77),
+        stamp=Stamp(2, 3, 77),
     ),
 )
 REPORTS: Final = (
@@ -29,7 +29,7 @@ REPORTS: Final = (
         (seen("learner/0#2", is_stopped=True, error=BOOM), seen("recorder/0", over=Over("no space"))),
         (gone("syncer/0", Exited(3), BOOM, 1.5, 7), gone("learner/1", MachineLost("beta", 5))),
         lives("learner/0#2 syncer/0"),
-        Stamp(3, 77),
+        Stamp(2, 3, 77),
     ),
 )
 SHOWN: Final = {life("learner/0#2"): {"published": {"step": 7}, "figures": {"memory_bytes": 9}}}
@@ -51,8 +51,8 @@ def test_a_report_is_heard_as_it_was_made(report: Report) -> None:
 
 
 def test_a_machine_that_is_not_needed_is_told_that_all_is_over() -> None:
-    orders, keys = read_orders(sent(over()))
-    assert (orders, keys) == (Orders(is_over=True), {})
+    orders, keys = read_orders(sent(over("alpha", 3)))
+    assert (orders, keys) == (Orders(is_over=True, stamp=Stamp(3), home="alpha"), {})
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from msgspec.structs import astuple
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.membership.core import MembershipCore
+from isthmus.runtime.membership.core import STATE, MembershipCore
 from isthmus.runtime.membership.messages import (
     AdmitMember,
     ClearSlow,
@@ -47,6 +47,7 @@ from isthmus.runtime.membership.messages import (
 from isthmus.runtime.membership.options import MembershipOptions
 from isthmus.runtime.membership.phi_accrual import phi, quantile
 from tests.effort import examples
+from tests.runtime.tape.twin import restored
 
 MS = milliseconds(1)
 OPTIONS = MembershipOptions(slots_max={"learner": 3, "syncer": 1})
@@ -507,6 +508,10 @@ class MembershipMachine(RuleBasedStateMachine):
                 self.timer_at = command.at
         heads = [head_of(command) for command in commands if not isinstance(command, SetMembershipTimer)]
         assert heads == self.replay.heads
+
+    @rule()
+    def restore(self) -> None:
+        self.core = restored(STATE, self.core, MembershipCore(self.options))
 
     @rule(passed=st.sampled_from([0, 300, 900, 2500]), phase=PHASES, **MEMBERS)
     def greet(self, number: int, incarnation: int, phase: Phase, passed: int) -> None:

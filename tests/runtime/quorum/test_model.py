@@ -36,6 +36,7 @@ from isthmus.runtime.quorum.messages import (
 )
 from tests.effort import examples
 from tests.runtime.quorum.votes import life, opening, slot
+from tests.runtime.tape.twin import restored
 
 BOUNDS: Any = {"ROUNDS_MAX": 3, "ENDED_MAX": 3}
 EARLY_MAX = 2
@@ -277,6 +278,10 @@ class QuorumMachine(RuleBasedStateMachine):
         for handle, fate in fates:
             assert handle not in self.ended, "a handle ended twice"
             self.ended[handle] = fate
+
+    @rule()
+    def restore(self) -> None:
+        self.core = restored(quorum.STATE, self.core, QuorumCore())
 
     @rule(number=st.integers(0, 3), passed=st.integers(0, 3))
     def leave(self, number: int, passed: int) -> None:

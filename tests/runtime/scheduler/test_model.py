@@ -1,8 +1,8 @@
 """The scheduler against a naive one: random graphs, random events, and illegal events that must leave no trace.
 
 Three schedulers see the same legal events. `core` also sees illegal ones, of which it must not remember anything;
-`twin` does not, and must go on saying the same, word for word; `naive` works everything out anew, and must say the same
-in any order. Payloads are counted as a host counts them.
+`twin` does not, is restored from its own state now and then, and must go on saying the same, word for word; `naive`
+works everything out anew, and must say the same in any order. Payloads are counted as a host counts them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from isthmus.runtime.graph.template import (
 )
 from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.scheduler import events as e
-from isthmus.runtime.scheduler.core import Scheduler
+from isthmus.runtime.scheduler.core import STATE, Scheduler
 from isthmus.runtime.scheduler.flow import HELD_MAX
 from tests.effort import examples
 from tests.runtime.scheduler.naive_scheduler import NaiveScheduler
+from tests.runtime.tape.twin import restored
 
 HERE = Member(Replica("here", 0), 1)
 RANGES = ((1, 3), (2, 2))
@@ -241,6 +242,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(ms=st.integers(0, 3))
     def wait(self, ms: int) -> None:
         self.now += milliseconds(ms)
+
+    @rule()
+    def restore(self) -> None:
+        self.twin = restored(STATE, self.twin, Scheduler(self.plan, HERE))
+        self.twin.check()
 
     @rule(replica=st.builds(Replica, st.sampled_from(["here", "there"]), st.integers(0, 2)), by=st.integers(1, 2))
     def come_or_go(self, replica: Replica, by: int) -> None:

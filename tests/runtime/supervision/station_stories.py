@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.supervision.messages import Gone, Orders, Report, Said, Seen, Stamp
-from isthmus.runtime.supervision.station import Station
+from isthmus.runtime.supervision.station import LONELY_BEATS, Station
 from isthmus.runtime.supervision.station_events import (
     HostSpoke,
     LivesNoted,
@@ -30,8 +30,10 @@ OVER: Final = Orders(is_over=True)
 class StationStory:
     """A station that is told events. `at_home`: its home is in the same daemon."""
 
-    def __init__(self, *, at_home: bool = False, began: StationBegan | None = None) -> None:
-        self.core = Station(is_at_home=at_home)
+    def __init__(
+        self, *, at_home: bool = False, began: StationBegan | None = None, lonely_beats: int = LONELY_BEATS
+    ) -> None:
+        self.core = Station(is_at_home=at_home, lonely_beats=lonely_beats)
         self.begun = self.tell(StationBegan() if began is None else began)
 
     def tell(self, *events: StationEvent) -> list[StationCommand]:
@@ -45,14 +47,14 @@ class StationStory:
 
 def orders(text: str = "", number: int = 1, **more: Any) -> OrdersCame:
     """The `number`-th orders: to have these lives."""
-    return OrdersCame(Orders(wanted(text), stamp=Stamp(1, number), **more))
+    return OrdersCame(Orders(wanted(text), stamp=Stamp(1, 1, number), **more))
 
 
 def report(*told: Seen | Gone, newest: str = "", number: int = 1) -> SendReport:
     """The home is told of these, and of the newest lives; a station tells what it has obeyed each time."""
     there = tuple(each for each in told if isinstance(each, Seen))
     ended = tuple(each for each in told if isinstance(each, Gone))
-    return SendReport(Report(there, ended, lives(newest), Stamp(1 if number else 0, number)))
+    return SendReport(Report(there, ended, lives(newest), Stamp(1, 1 if number else 0, number)))
 
 
 def there(text: str, beats: int = 0, pid: int = 4711, **more: Any) -> Seen:

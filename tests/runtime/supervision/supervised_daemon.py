@@ -13,6 +13,7 @@ from isthmus.runtime.clock import Instant
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.membership.messages import Phase
 from isthmus.runtime.supervision.driver import Driver
+from isthmus.runtime.supervision.home.core import STATE as HOME_STATE
 from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.home.events import (
     FinishRun,
@@ -27,6 +28,7 @@ from isthmus.runtime.supervision.home.events import (
 )
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.supervision.messages import Row
+from isthmus.runtime.supervision.station import STATE as STATION_STATE
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
@@ -49,6 +51,7 @@ from isthmus.runtime.supervision.station_events import (
     WatchProcess,
 )
 from tests.runtime.supervision.supervision_stories import KILLED
+from tests.runtime.tape.twin import Twin
 
 if TYPE_CHECKING:
     from tests.runtime.supervision.supervised_world import Computer, World
@@ -100,9 +103,11 @@ class Daemon:
         self.finished = 0
         self.owed: list[Callable[[], None]] = []
         self.station = Station(is_at_home=computer.is_home)
-        self.of_station = Driver(self.station, self._do_here, lambda: world.now)
+        station = Twin(STATION_STATE, self.station, lambda: Station(is_at_home=computer.is_home))
+        self.of_station = Driver(station, self._do_here, lambda: world.now)
         self.home = Home(world.cast, world.places)
-        self.of_home = Driver(self.home, self._do_for_run, lambda: world.now)
+        home = Twin(HOME_STATE, self.home, lambda: Home(world.cast, world.places))
+        self.of_home = Driver(home, self._do_for_run, lambda: world.now)
 
     def start(self) -> None:
         """Adopt what there is."""

@@ -145,7 +145,7 @@ class HomeStory:
     ) -> None:
         self.core, self.places = Home(cast, places, patience=patience), places
         self.notes = notes
-        self.stamp = Stamp(1)
+        self.stamp = Stamp(places.term, 1)
         self.noted: list[Member] = []
         self.begun = self.at(0, HomeBegan() if began is None else began)
 
@@ -204,12 +204,13 @@ class HomeStory:
         fields, and machines."""
         names = dict.fromkeys((self.places.home, *self.places.offers, *self.places.machines.values()))
         flags = {"is_stopping": False, "is_ending": False, "machines": tuple(names), "over": ()}
+        flags["home"] = self.places.home
         named = {name: {"alpha": at_home, "beta": beta}.get(name, "") for name in names}
         named |= {name: text for name, text in more.items() if name not in flags}
         flags |= {name: value for name, value in more.items() if name in flags}
         return SendOrders(
             wanted={name: tuple(map(self._known, wanted(text))) for name, text in named.items()},
             roster=None if roster is None else rows(roster),
-            stamp=Stamp(self.stamp.epoch, self.stamp.number - back),
+            stamp=Stamp(self.stamp.term, self.stamp.epoch, self.stamp.number - back),
             **flags,
         )

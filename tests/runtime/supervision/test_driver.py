@@ -9,12 +9,13 @@ import pytest
 
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import InvariantError
-from isthmus.runtime.scheduler.tape import read_as
 from isthmus.runtime.supervision.driver import Driver, HomeRecord, StationRecord, replay
 from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.home.events import EndAsked, HomeBegan, MachineTakenAway
 from isthmus.runtime.supervision.incidents import Exited, Ordered
 from isthmus.runtime.supervision.station import Station
+from isthmus.runtime.tape.reading import read
+from isthmus.runtime.tape.writing import joined
 from tests.runtime.supervision.supervised_world import World
 from tests.runtime.supervision.supervision_stories import CAST, KILLED, PLACES
 
@@ -28,6 +29,9 @@ class Echo:
     def handle(self, event: Any, now: Instant) -> list[Any]:
         self.handled.append((event, now))
         return [f"{event} first", f"{event} second"]
+
+    def saved(self) -> bytes:
+        return b""
 
 
 def driver(perform: Callable[[Any], None]) -> tuple[Driver, Echo]:
@@ -96,7 +100,7 @@ def eventful() -> World:
 def test_a_fresh_home_says_from_the_tape_what_the_first_one_said() -> None:
     daemon = eventful().home.daemon
     assert daemon is not None
-    records = list(read_as(daemon.of_home.tape.take(), HomeRecord))
+    records = read(joined(daemon.of_home.tape.take()), HomeRecord).records
     assert isinstance(records[0].event, HomeBegan)
     assert len(records) > 100
     replay(Home(CAST, PLACES), records)
@@ -106,7 +110,7 @@ def test_a_fresh_home_says_from_the_tape_what_the_first_one_said() -> None:
 def test_a_fresh_station_says_from_the_tape_what_the_first_one_said(name: str) -> None:
     daemon = eventful().computers[name].daemon
     assert daemon is not None
-    records = list(read_as(daemon.of_station.tape.take(), StationRecord))
+    records = read(joined(daemon.of_station.tape.take()), StationRecord).records
     assert len(records) > 100
     replay(Station(is_at_home=name == "alpha"), records)
 
@@ -114,6 +118,6 @@ def test_a_fresh_station_says_from_the_tape_what_the_first_one_said(name: str) -
 def test_a_core_that_says_anything_else_is_found() -> None:
     daemon = eventful().home.daemon
     assert daemon is not None
-    records = list(read_as(daemon.of_home.tape.take(), HomeRecord))
+    records = read(joined(daemon.of_home.tape.take()), HomeRecord).records
     with pytest.raises(InvariantError, match=r"replay at 0 ns: after HomeBegan.* the tape has .*, this core says"):
         replay(Home(CAST, PLACES, patience=seconds(1)), [HomeRecord(Instant(0), HomeBegan(), []), *records])

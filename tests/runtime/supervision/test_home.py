@@ -119,7 +119,7 @@ def test_everything_is_said_again_at_each_beat() -> None:
     assert story.does(1.5, HomeBeat()) == [story.orders(roster=roster)]
     before = story.stamp
     assert story.does(2, HomeBeat()) == [story.orders(roster=roster)]
-    assert story.stamp == Stamp(before.epoch, before.number + 1)
+    assert story.stamp == Stamp(1, before.epoch, before.number + 1)
 
 
 def test_lives_that_are_not_wanted_are_not_believed() -> None:

@@ -68,7 +68,7 @@ def test_the_newest_lives_are_taken_for_granted_and_nobody_is_told_of_any() -> N
         story.orders(AT_HOME_NOW, ON_BETA_NOW, None),
         SetHomeTimer(Instant(seconds(11))),
     ]
-    assert story.stamp == Stamp(8, 1)
+    assert story.stamp == Stamp(1, 8, 1)
 
 
 def test_hosts_that_speak_are_adopted_and_the_roster_waits_for_the_last() -> None:
@@ -172,9 +172,9 @@ def test_a_run_that_was_over_is_brought_to_its_end() -> None:
 
 def test_orders_of_a_daemon_whose_journal_is_not_the_newest_are_obeyed_nevertheless() -> None:
     story = taken_over()
-    obeyed = ReportCame("beta", Report(obeyed=Stamp(9, 500)))
+    obeyed = ReportCame("beta", Report(obeyed=Stamp(1, 9, 500)))
     assert story.does(1, obeyed) == [journal(epoch=10), story.orders(AT_HOME_NOW, ON_BETA_NOW, None)]
-    assert story.stamp == Stamp(10, 1)
+    assert story.stamp == Stamp(1, 10, 1)
     assert story.does(1, obeyed) == []
 
 

@@ -24,6 +24,7 @@ VERDICTS: Final = (
     incidents.Unreached(20_000_000_000, 3, 2),
     incidents.Misbehaved("syncer/0", "a.answer -> b.answer", "norms", "a list", "'ä'", 3),
     incidents.Bereft("learner.1/0"),
+    incidents.Undermanned(1, 2),
 )
 ENDS: Final = (
     Exited(3),
@@ -57,8 +58,14 @@ INCIDENTS: Final = (
     incidents.Delayed("no space"),
     incidents.Refused("no slot"),
     incidents.ItemRefused(incidents.Misbehaved("syncer/0", "a.answer -> b.answer", "", "a list", "7", 1)),
+    incidents.ProcessLost("learner.1/0", 3, 4),
+    incidents.ProcessMissing("learner.1/0", 60_000_000_000, 3, 4),
+    incidents.ProcessBack("learner.1/0", 4, 4),
+    incidents.Reformed(3, 4, 2_000_000_000, 5),
     incidents.NumbersLost(1001),
     incidents.LedgerRemoved(),
+    incidents.HomeTaken("beta", 2, "alpha"),
+    incidents.Superseded("beta", 2, 1),
 )
 FAILURES: Final = (
     incidents.RecorderFailed("no space"),
@@ -66,6 +73,7 @@ FAILURES: Final = (
     incidents.ProgramFailed(BOOM, 2),
     incidents.Homeless("syncer/0", LAST),
     incidents.Unserved("recorder/0", seconds(60), LAST),
+    incidents.Moved("beta", 2, 1),
     incidents.Ordered("enough"),
 )
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from isthmus.runtime.clock import milliseconds
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import gang_number, leader
+from isthmus.runtime.roles import gang_number
 from isthmus.runtime.supervision.home.events import Cast, EndAsked, MachineJoined, MachineTakenAway, Places, StopAsked
 from isthmus.runtime.supervision.incidents import Exited, Ordered
 from tests.effort import examples
@@ -148,8 +148,9 @@ class Runs(RuleBasedStateMachine):
             expected = [each for each in expected if home.fleet.name(each) not in closed]
             assert world.living() == sorted(home.lives[each].member for each in expected)
             for life in world.living():
-                gang = [each.incarnation for each in world.living() if leader(each.replica) == leader(life.replica)]
-                assert gang == [life.incarnation] * len(home.fleet.gang(life.replica))
+                together = home.fleet.together(life.replica)
+                gang = [each.incarnation for each in world.living() if each.replica in together]
+                assert gang == [life.incarnation] * len(together)
             leaders = [each for each in world.living() if not gang_number(each.replica)]
             rows = sorted((str(each.replica), each.incarnation) for each in leaders)
             for process in (process for each in world.computers.values() for process in each.processes.values()):
@@ -197,7 +198,15 @@ class Gangs(Runs):
     )
 
 
+class Elastic(Gangs):
+    """The same, where these islands go on without some of their processes."""
+
+    cast = msgspec.structs.replace(Gangs.cast, elastic=((1, 2), (), (2, 3)))
+
+
 Runs.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=40)
 TestRuns = Runs.TestCase
 Gangs.TestCase.settings = settings(max_examples=examples(100) // 2, stateful_step_count=25)
 TestGangs = Gangs.TestCase
+Elastic.TestCase.settings = Gangs.TestCase.settings
+TestElastic = Elastic.TestCase

@@ -75,7 +75,7 @@ def test_orders_that_come_late_are_not_obeyed() -> None:
     story = begun()
     assert story.tell(orders("", 1), orders("", 0)) == []
     assert story.core.refused["orders that came late"] == 2
-    assert story.tell(OrdersCame(Orders(stamp=Stamp(2, 1))))[0] == KillProcess(LEARNER)
+    assert story.tell(OrdersCame(Orders(stamp=Stamp(1, 2, 1))))[0] == KillProcess(LEARNER)
     assert story.tell(orders("learner/0", 999)) == []
 
 

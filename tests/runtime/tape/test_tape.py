@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import threading
 import types
 import typing
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
 import pytest
-import xxhash
 from hypothesis import given
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.ids import Handle, Member, Replica
+from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.scheduler import events
 from isthmus.runtime.scheduler.core import Scheduler
-from isthmus.runtime.scheduler.tape import RECORD_SIZE_MAX, Record, Tape, compare, read
+from isthmus.runtime.scheduler.tape import Record, compare
+from isthmus.runtime.tape.frames import framed
+from isthmus.runtime.tape.reading import ForeignTapeError, read
+from isthmus.runtime.tape.reading import joined as of_files
+from isthmus.runtime.tape.writing import MARK, SEGMENT_BYTES, Piece, Tape, joined
 from tests.runtime.host.test_three_nodes import build, world
 
 integers = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -76,12 +80,12 @@ def test_every_record_of_the_events_is_an_event_or_a_command() -> None:
 def test_every_event_and_every_command_comes_back(kind: type[Any], data: st.DataObject) -> None:
     one = data.draw(structs(kind))
     at = data.draw(integers)
-    tape = Tape()
+    tape = begun()
     if kind in EVENTS:
         tape.append(Instant(at), one, [])
     else:
         tape.append(Instant(at), events.StopRequested(), [one])
-    [record] = read(tape.take())
+    [record] = read(joined(tape.take()), Record).records
     assert record.at == at
     assert (record.event if kind in EVENTS else record.commands[0]) == one
     assert type(record.event if kind in EVENTS else record.commands[0]) is kind
@@ -89,93 +93,132 @@ def test_every_event_and_every_command_comes_back(kind: type[Any], data: st.Data
 
 @given(st.lists(records, max_size=4), st.integers(0, 4))
 def test_a_tape_may_be_taken_in_pieces(written: list[tuple[Any, Any, Any]], cut: int) -> None:
-    tape, whole = Tape(), Tape()
+    tape, whole = begun(), begun()
     data = b""
     for number, record in enumerate(written):
         if number == cut:
-            data += tape.take()
+            data += joined(tape.take())
         tape.append(*record)
         whole.append(*record)
-    data += tape.take()
-    assert [(record.at, record.event, record.commands) for record in read(data)] == written
-    assert data == whole.take()
-    assert tape.digest() == whole.digest() == xxhash.xxh3_128(data).hexdigest()
-    assert tape.take() == b""
+    data += joined(tape.take())
+    assert [(record.at, record.event, record.commands) for record in read(data, Record).records] == written
+    assert data == joined(whole.take())
+    assert tape.take() == []
 
 
-def one_record() -> bytes:
-    tape = Tape()
-    output = events.Output(0, Handle(7), {"round": 3, "members": [[0, 1]]}, 99)
-    sent = events.SendItem(2, Member(Replica("there", 1), 4), Handle(7), "key", {"round": 3})
-    tape.append(Instant(5), events.FiringEnded(1, (output,), is_idle=True), [sent])
-    return tape.take()
+def begun(segment_bytes: int = SEGMENT_BYTES, state: Callable[[], bytes] = lambda: b"state") -> Tape:
+    tape = Tape(segment_bytes)
+    tape.begin(state)
+    return tape
 
 
-def test_a_torn_tape_says_where() -> None:
-    record = one_record()
-    for length in range(1, len(record)):
-        torn = record + record[:length]
-        found = read(torn)
-        assert next(found) == next(read(record))
-        with pytest.raises(ValueError, match=rf"^the tape is (torn|damaged) at byte {len(record)}: ."):
-            next(found)
+def opened(*bodies: bytes) -> bytes:
+    """A tape with some records, whatever they are."""
+    return joined(begun().take()) + b"".join(map(framed, bodies))
 
 
-def found_in(data: bytes) -> str:
-    """What is said about a tape; '' if it can be read."""
-    try:
-        list(read(data))
-    except ValueError as error:
-        return str(error) if type(error) is ValueError else repr(error)
-    return ""
+# -- segments ----------------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(0, len(one_record()) - 1), st.integers(1, 255))
-def test_a_damaged_tape_says_where_or_reads_something_else(at: int, change: int) -> None:
-    record = bytearray(one_record())
-    record[at] ^= change
-    said = found_in(bytes(record))
-    assert said == "" or re.match(r"the tape is (torn|damaged) at byte [0-9]+: .", said)
+def test_a_full_segment_is_followed_by_another_that_begins_with_the_state() -> None:
+    count = 0
+    tape = begun(100, lambda: b"%d" % count)
+    for at in range(40):
+        count += 1
+        tape.append(Instant(at), events.StopRequested(), [])
+    pieces = tape.take()
+    found = read(joined(pieces), Record)
+    assert [piece.segment for piece in pieces] == list(range(1, len(pieces) + 1))
+    assert len(pieces) > 5
+    assert [record.at for record in found.records] == list(range(40))
+    for segment in found.segments:
+        assert segment.opening.state == b"%d" % segment.opening.before
+        assert segment.opening.before + len(segment.records) == segment.end
+    assert (found.begins, found.missing) == (0, 0)
+    later = read(joined(pieces[2:]), Record)
+    assert later.begins == later.missing == found.segments[2].opening.before > 0
 
 
-@given(st.binary(max_size=60))
-def test_any_bytes_are_a_tape_or_damaged(data: bytes) -> None:
-    for given_ in (data, framed(data)):
-        said = found_in(given_)
-        assert said == "" or re.match(r"the tape is (torn|damaged) at byte [0-9]+: .", said)
+def test_after_a_loss_a_segment_begins_with_the_next_record() -> None:
+    tape = begun()
+    for at in range(3):
+        tape.append(Instant(at), events.StopRequested(), [])
+    first = tape.take()
+    tape.append(Instant(3), events.StopRequested(), [])
+    tape.take()
+    tape.renew()
+    for at in range(4, 7):
+        tape.append(Instant(at), events.StopRequested(), [])
+    second = tape.take()
+    assert [piece.is_after_loss for piece in second] == [True]
+    found = read(joined([*first, *second]), Record)
+    assert [record.at for record in found.records] == [0, 1, 2, 5, 6]
+    assert (found.segments[1].opening.before, found.missing) == (5, 2)
 
 
-TOO_LONG = (RECORD_SIZE_MAX + 1).to_bytes(4, "big") + bytes(9)
+def test_files_that_do_not_follow_on_each_other_are_no_tape() -> None:
+    tape = begun(100)
+    for at in range(20):
+        tape.append(Instant(at), events.StopRequested(), [])
+    files = [read(piece.data, Record) for piece in tape.take()]
+    assert of_files(files).records == [record for file in files for record in file.records]
+    assert of_files(files[1:]).begins > 0
+    with pytest.raises(ValueError, match="not whole before its segment 3: 4 records are missing"):
+        of_files([files[0], *files[2:]])
 
 
-def framed(body: bytes) -> bytes:
-    return len(body).to_bytes(4, "big") + body
+# -- what is no tape ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        (TOO_LONG, "torn at byte 0: a record of 16777217 bytes, 9 are there"),
-        (bytes(4), "damaged at byte 0"),
-        (framed(b"\x93\x01\x91\xa1?\x90"), "damaged at byte 0"),
-        (framed(b"\x93\x01\x93\xaaBodyFailed\x01\xa2\xff\xfe\x90"), "damaged at byte 0"),
-        (framed(b"\x93\x01\x92\xadStopRequested\x01\x90"), "damaged at byte 0"),
-        (framed(b"\x93\x01\x94\xabItemArrived\x00" + b"\x91" * 9000), "damaged at byte 0"),
-        (framed(msgspec.msgpack.encode((1, events.StopRequested(), [])) + b"\x00"), "damaged at byte 0"),
+        (b"PK\x03\x04 something else", "begins with 50 4b 03 04 .*, which no tape does"),
+        (framed(msgspec.msgpack.encode([5, ["StopRequested"], []])), "does not begin with the state of a core"),
+        (framed(msgspec.msgpack.encode([MARK, 2, "what", "ever"])), "is of version 2 of tapes, .* reads version 1"),
+        (framed(msgspec.msgpack.encode([MARK])), "is of version None of tapes"),
     ],
-    ids=["too long", "empty", "unknown tag", "no text", "a field more", "nested", "more"],
+    ids=["foreign", "no state", "future", "nothing"],
 )
-def test_damage_of_every_kind(data: bytes, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
-        list(read(data))
+def test_what_is_foreign_is_told(data: bytes, what: str) -> None:
+    with pytest.raises(ForeignTapeError, match=what):
+        read(data, Record)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_tape_or_refused(data: bytes) -> None:
+    for given_ in (data, opened() + data, opened(data) if data else b"", framed(data or b"1")):
+        with suppress(ValueError):
+            read(given_, Record)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x93\x01\x91\xa1?\x90",
+        b"\x93\x01\x93\xaaBodyFailed\x01\xa2\xff\xfe\x90",
+        b"\x93\x01\x92\xadStopRequested\x01\x90",
+        b"\x93\x01\x94\xabItemArrived\x00" + b"\x91" * 9000,
+        msgspec.msgpack.encode((1, events.StopRequested(), [])) + b"\x00",
+        msgspec.msgpack.encode([MARK, 1, 1, 0, False, "no bytes"]),
+        msgspec.msgpack.encode([MARK, 1, 1, 0, False, b"", 1]),
+    ],
+    ids=["unknown tag", "no text", "a field more", "nested", "more", "no state", "opening with more"],
+)
+def test_a_frame_that_holds_no_record_is_damage(body: bytes) -> None:
+    with pytest.raises(ValueError, match="damaged"):
+        read(opened(body), Record)
 
 
 def test_deeply_nested_fields_are_damage() -> None:
     record = (1, ["ItemArrived", 0, [["there", 0], 1], 1, {"round": 0}], [])
     body = msgspec.msgpack.encode(record)
     deep = body.replace(b"\xa5round\x00", b"\xa5round" + b"\x91" * 100_000 + b"\x00")
-    with pytest.raises(ValueError, match="damaged at byte 0"):
-        list(read(framed(deep)))
+    with pytest.raises(ValueError, match="damaged at byte"):
+        read(opened(deep), Record)
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_replays() -> None:
@@ -184,7 +227,7 @@ def test_a_run_replays() -> None:
     for name, data in run.tape().items():
         replica = Replica.parse(name)
         core = Scheduler(lower(build())[replica.role], Member(replica, 1))
-        found = list(read(data))
+        found = read(data, Record).records
         assert len(found) > 10
         for record in found:
             compare(record, core.handle(record.event, record.at))
@@ -198,13 +241,13 @@ def test_a_core_that_says_something_else_is_found_out() -> None:
 
 
 def test_nothing_is_lost_that_is_appended_while_another_thread_takes() -> None:
-    tape = Tape()
-    pieces: list[bytes] = []
+    tape = begun()
+    pieces: list[Piece] = []
     is_over = threading.Event()
 
     def take() -> None:
         while not is_over.is_set():
-            pieces.append(tape.take())
+            pieces.extend(tape.take())
 
     thread = threading.Thread(target=take)
     interval = sys.getswitchinterval()
@@ -217,17 +260,16 @@ def test_nothing_is_lost_that_is_appended_while_another_thread_takes() -> None:
         is_over.set()
         thread.join()
         sys.setswitchinterval(interval)
-    pieces.append(tape.take())
-    assert [record.at for record in read(b"".join(pieces))] == list(range(20_000))
-    assert tape.digest() == xxhash.xxh3_128(b"".join(pieces)).hexdigest()
+    pieces.extend(tape.take())
+    assert [record.at for record in read(joined(pieces), Record).records] == list(range(20_000))
 
 
 SCRIPT = """
+import hashlib
 from tests.runtime.host.test_three_nodes import world
 run = world(3)
 run.run(lambda: ("there/0", "collect") in run.ended, seconds_max=1.0)
-run.tape()
-print([tape.digest() for tape in run.tapes.values()])
+print([hashlib.sha256(tape).hexdigest() for tape in run.tape().values()])
 """
 
 

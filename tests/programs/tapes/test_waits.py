@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from isthmus.programs.chaos.waits import waits_on_others
+from isthmus.programs.tapes.waits import waits_on_others
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.scheduler.events import (

@@ -1,0 +1,48 @@
+"""Which settings were left to the links, and what all of them are where the links carry everything.
+
+Decides nothing but what "auto" begins with: the published interval and overlap, and formats that lose nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+AUTO: Final = "auto"
+FORMATS: Final = ("float32", "bf16", "int4")
+"""Those that are chosen among, the finest first. int8 loses more than bf16 in what is small beside the largest of its
+block, and saves half of what int4 saves."""
+INTERVAL: Final = 24
+OVERLAP: Final = 2
+
+Setting: TypeAlias = Literal["push", "update", "interval", "overlap"]
+Steps: TypeAlias = int | Literal["auto"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Formats by name, `interval` and `overlap` in inner steps; of those in `auto`, what they begin with."""
+
+    push: str
+    update: str
+    interval: int
+    overlap: int
+    auto: frozenset[Setting]
+
+    @classmethod
+    def of(cls, *, push: str, update: str, interval: Steps, overlap: Steps) -> Wanted:
+        """What the settings of a program ask for."""
+        asked: dict[Setting, object] = {"push": push, "update": update, "interval": interval, "overlap": overlap}
+        steps = first_interval(interval)
+        return cls(
+            push=FORMATS[0] if push == AUTO else push,
+            update=FORMATS[0] if update == AUTO else update,
+            interval=steps,
+            overlap=min(OVERLAP, steps) if overlap == "auto" else overlap,
+            auto=frozenset(name for name, value in asked.items() if value == AUTO),
+        )
+
+
+def first_interval(interval: Steps) -> int:
+    """The interval that a run begins with, in inner steps."""
+    return INTERVAL if interval == "auto" else interval

@@ -1,0 +1,149 @@
+"""Copies of a learner's state in memory that outlives the process that computes.
+
+Decides how a copy lies in memory, and which of two is the newer whole one. A host holds two anonymous files and gives
+them to each process that computes for it, one after the other. That process writes into the older of the two, and its
+header last, so that of a copy in the middle of which it is killed nothing is left, and the one before is whole.
+
+A copy has all leaves of the state whole, whatever mesh they lay on: it can be taken up on any.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+_HEADER: Final = struct.Struct("<4s5Q")
+_MARK: Final = b"isth"
+FILES: Final = 2
+"""One whole copy, and one that is being written."""
+
+
+class Stored(NamedTuple):
+    """Which copy it is, newer ones greater: the `number`-th under a leader's `life`. The learner had begun `steps` and
+    `restarts`; the leaves take `size` bytes."""
+
+    life: int
+    number: int
+    steps: int
+    restarts: int
+    size: int
+
+    @property
+    def name(self) -> tuple[int, int]:
+        """By which two copies are the same."""
+        return self.life, self.number
+
+
+NOTHING: Final = (0, 0)
+"""The name of no copy: lives count from 1."""
+
+
+def open_files() -> tuple[int, ...]:
+    """Memory for the copies of one island."""
+    return tuple(os.memfd_create(f"isthmus-copy-{number}") for number in range(FILES))
+
+
+def stored(file: int) -> Stored | None:
+    """Which whole copy is in a file."""
+    data = os.pread(file, _HEADER.size, 0)
+    if len(data) < _HEADER.size:
+        return None
+    mark, *fields = _HEADER.unpack(data)
+    return Stored(*fields) if mark == _MARK else None
+
+
+def whole(files: Sequence[int]) -> list[tuple[Stored, int]]:
+    """The whole copies that there are, and their files."""
+    return [(each, file) for file in files if (each := stored(file)) is not None]
+
+
+def newest(files: Sequence[int]) -> tuple[Stored, int] | None:
+    """The newest whole copy, and its file."""
+    return max(whole(files), default=None)
+
+
+def keep(files: Sequence[int], name: tuple[int, int]) -> tuple[Stored, int] | None:
+    """The copy of this name, and its file; None if it is not there. What else there is, is removed: nobody is to go on
+    from it."""
+    found = None
+    for what, file in whole(files):
+        if what.name == name and found is None:
+            found = what, file
+        else:
+            _clear(file, 0)
+    return found
+
+
+def oldest(files: Sequence[int]) -> int:
+    """The file to write into next."""
+    return min(files, key=lambda file: stored(file) or Stored(0, 0, 0, 0, 0))
+
+
+def write(file: int, what: Stored, leaves: Iterable[np.ndarray[Any, Any]]) -> None:
+    """Put a copy into a file; `leaves` take `what.size` bytes together."""
+    _clear(file, what.size)
+    with mmap.mmap(file, _HEADER.size + what.size) as memory:
+        at = _HEADER.size
+        for leaf in leaves:
+            np.ndarray(leaf.shape, leaf.dtype, memory, at)[...] = leaf
+            at += leaf.nbytes
+    _seal(file, what)
+
+
+def read(file: int, what: Stored, shapes: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
+    """The leaves of a copy, of these shapes and dtypes, in memory of their own; ValueError if they are not of its
+    size."""
+    leaves, at = [], _HEADER.size
+    with mmap.mmap(file, _HEADER.size + what.size, prot=mmap.PROT_READ) as memory:
+        for shape in shapes:
+            leaves.append(np.ndarray(shape.shape, shape.dtype, memory, at).copy())
+            at += leaves[-1].nbytes
+    if at != _HEADER.size + what.size:
+        raise ValueError(f"taking up a copy: expected {at - _HEADER.size} bytes, found {what.size}")
+    return leaves
+
+
+def send(file: int, what: Stored, other: Any) -> None:
+    """Give a copy to another process, by a connected socket; OSError if that is gone."""
+    other.sendall(_HEADER.pack(_MARK, *what))
+    with mmap.mmap(file, _HEADER.size + what.size, prot=mmap.PROT_READ) as memory, memoryview(memory) as data:
+        other.sendall(data[_HEADER.size :])
+
+
+def receive(file: int, size: int, other: Any) -> Stored:
+    """Take a copy of `size` bytes that another process sends; EOFError if that is gone, ValueError if it is another."""
+    _clear(file, size)
+    head = bytearray(_HEADER.size)
+    with memoryview(head) as data:
+        _fill(data, other)
+    mark, *fields = _HEADER.unpack(head)
+    what = Stored(*fields)
+    if mark != _MARK or what.size != size:
+        raise ValueError(f"taking a copy from another process: expected {size} bytes, found {what.size}")
+    with mmap.mmap(file, _HEADER.size + size) as memory, memoryview(memory) as data:
+        _fill(data[_HEADER.size :], other)
+    _seal(file, what)
+    return what
+
+
+def _fill(data: memoryview, other: Any) -> None:
+    at = 0
+    while at < len(data):
+        count = other.recv_into(data[at:])
+        if not count:
+            raise EOFError("a process of this island is gone")
+        at += count
+
+
+def _clear(file: int, size: int) -> None:
+    os.pwrite(file, bytes(_HEADER.size), 0)
+    os.ftruncate(file, _HEADER.size + size)
+
+
+def _seal(file: int, what: Stored) -> None:
+    os.pwrite(file, _HEADER.pack(_MARK, *what), 0)

@@ -1,0 +1,177 @@
+"""The process that computes for a host of an elastic island: it comes together with those of the other hosts, takes up
+the newest copy of the state, and then does what it is asked to, until it is killed.
+
+Decides whose copy all of them go on from, and brings it to those that have another one, or none. That of the leader's
+host is the one, because what has happened since is known there; in a leader's first form the newest that anybody has,
+for it may be the state of the leader before it. It is begun anew for each form, because a process that has started jax
+with others cannot go on when one of them is gone. Its host is its parent, in whose memory the copies are.
+
+Between host and worker objects are pickled: both are one program, by a connection that nobody else has.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, NoReturn, final
+
+import numpy as np
+
+from isthmus.ops.data.streams import first_batch
+from isthmus.ops.elastic import copies
+from isthmus.ops.elastic.told import FormedGang, Place, Told
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.gang.leader import Leader, follow
+from isthmus.ops.gang.meeting import GangError, join, lead
+from isthmus.ops.gang.orders import Following, Orders
+from isthmus.ops.island.core_turns import give_way
+from isthmus.ops.island.life import Life
+
+ORDER_SECONDS: Final = 60.0
+
+
+def work(
+    parts: tuple[Any, tuple[Fragment, ...], float],
+    told: Mapping[str, Any],
+    host: Any,
+    *,
+    seed: int,
+    slot: int,
+    place: Place,
+    batch: Callable[[int], Any] | None,
+) -> None:
+    """Serve `host`, a connection, until it or the island is gone. `parts` are task, fragments and alpha, `told` the
+    fields of Told; `batch` makes the batch of a position, for those that follow. What the task raises is told."""
+    fields = Told(**{**told, "basis": None if told["basis"] is None else tuple(told["basis"])})
+    try:
+        _Worker(parts, Life(seed, slot, fields.incarnation), fields, place).serve(host, batch)
+    except (EOFError, OSError, GangError) as error:  # One of the others is gone: there will be another form.
+        _tell(host, "broken", f"{type(error).__name__}: {error}")
+    except Exception as error:
+        is_broken = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")  # As where a peer is gone.
+        _tell(host, "broken" if is_broken else "raised", "".join(traceback.format_exception(error)))
+
+
+def _tell(host: Any, kind: str, what: str) -> None:
+    with suppress(OSError):
+        host.send((kind, what))
+
+
+@final
+class _Worker:
+    def __init__(self, parts: tuple[Any, tuple[Fragment, ...], float], life: Life, told: Told, place: Place) -> None:
+        give_way()
+        task, fragments, alpha = parts
+        from isthmus.ops.island.jax_learner import Learner
+
+        self._told, self._files = told, place.files
+        known = copies.newest(place.files)
+        gang = FormedGang(told, place, copies.NOTHING if known is None else known[0].name)
+        self._following = join(gang) if told.number else None
+        self._orders = Orders([], [gang.copy]) if told.number or gang.size == 1 else lead(gang)
+        learner = self._learner = Learner(task, fragments, life=life, alpha=alpha, island=gang)
+        self._size = sum(leaf.nbytes for leaf in learner.shapes)
+        basis = self._chosen() if self._following is None else self._told_of(self._following)
+        if basis is not None:
+            what, file = basis
+            learner.take(copies.read(file, what, learner.shapes), (what.steps, what.restarts))
+        self.has_state = basis is not None
+        mine = [number for life, number in self._orders.copies if life == told.incarnation]
+        self._copies = max(mine, default=0)
+        # Everybody waits for a form that is not the first, and most of it is in the cache of compiled programs.
+        compiled = learner.compile if basis is None else learner.compile_step
+        compiled(first_batch(task, life.seed, life.slot))
+
+    # -- from whose copy they go on ------------------------------------------------------------------------------------
+
+    def _chosen(self) -> tuple[copies.Stored, int] | None:
+        """Have everybody hold the copy from which all go on; None for none."""
+        held, orders = self._orders.copies, self._orders
+        chosen = max(held) if self._told.basis is None else self._told.basis
+        if chosen not in (copies.NOTHING, held[0]) and chosen in held:
+            owner = held.index(chosen)
+            orders.give_one(owner, "bring")
+            copies.receive(copies.oldest(self._files), self._size, orders.link(owner))
+        basis = copies.keep(self._files, chosen)
+        for number in range(1, len(held)):
+            if basis is None:
+                orders.give_one(number, "empty")
+            elif held[number] == chosen:
+                orders.give_one(number, "hold", *chosen)
+            else:
+                orders.give_one(number, "take", *chosen)
+                copies.send(basis[1], basis[0], orders.link(number))
+        if basis is None and chosen != copies.NOTHING:
+            raise ValueError(f"going on from copy {chosen}: expected it in the memory of this host, found {held[0]}")
+        return basis
+
+    def _told_of(self, following: Following) -> tuple[copies.Stored, int] | None:
+        """The same of one that follows: what its leader says of it."""
+        while True:
+            match following.next(ORDER_SECONDS):
+                case ["empty"]:
+                    return None
+                case ["hold", int(life), int(number)]:
+                    return copies.keep(self._files, (life, number))
+                case ["take", int(life), int(number)]:
+                    copies.receive(copies.oldest(self._files), self._size, following)
+                    return copies.keep(self._files, (life, number))
+                case ["bring"]:
+                    known = copies.newest(self._files)
+                    assert known is not None  # Or the leader would not ask this one.
+                    copies.send(known[1], known[0], following)
+                case _:
+                    raise EOFError("the leader of this island did not say from where to go on")
+
+    def _copy(self, number: int) -> tuple[int, int]:
+        """Copy the state into the memory of this host; the name of the copy."""
+        what = copies.Stored(self._told.incarnation, number, *self._learner.counts, self._size)
+        copies.write(copies.oldest(self._files), what, self._learner.whole())
+        return what.name
+
+    # -- what is done --------------------------------------------------------------------------------------------------
+
+    def serve(self, host: Any, batch: Callable[[int], Any] | None) -> NoReturn:
+        """Do what is asked, for ever."""
+        if self._following is None:
+            self._lead(host)
+        following = self._following
+        assert following is not None
+        assert batch is not None
+        following.ready()
+        host.send(("formed", self._learner.device_kind, self.has_state))
+        while True:
+            order = following.next(ORDER_SECONDS)
+            if order is not None and order[0] == "copy":
+                self._copy(order[1])
+            elif order is not None:
+                follow(self._learner, order, batch)
+
+    def _lead(self, host: Any) -> NoReturn:
+        position = 0
+        learner = Leader(self._learner, self._orders, lambda: position)
+        self._orders.wait()
+        host.send(("formed", self._learner.device_kind, self.has_state))
+        while True:
+            result: Any = None
+            match host.recv():
+                case ("step", given, progress, position):
+                    result = {name: np.asarray(each) for name, each in learner.step(given, progress).items()}
+                case ("extract", fragment):
+                    result = np.asarray(learner.extract(fragment), np.float32)
+                case ("adopt", fragment, values):
+                    learner.adopt(fragment, values)
+                case ("replace", fragment, values):
+                    learner.replace(fragment, values)
+                case ("begin",):
+                    learner.begin()
+                case ("restart",):
+                    learner.restart()
+                case ("copy",):
+                    self._copies += 1
+                    self._orders.give("copy", self._copies)
+                    result = self._copy(self._copies)
+                case asked:
+                    raise ValueError(f"nothing that a host asks: {asked[0]!r}")
+            host.send(("done", result))

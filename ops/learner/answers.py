@@ -1,0 +1,134 @@
+"""What a learner gives to those who ask: the fragment that a round asks for, as it is at a boundary.
+
+Decides whether a pull is answered: now, later, or not at all. What is given is captured on the device; the node that
+sends it waits for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, final
+
+from isthmus.ops.exchange.messages import Capture, Round, Vector
+from isthmus.ops.exchange.token_accounts import FragmentLedger, Odometer
+from isthmus.ops.island.contract import Learning
+from isthmus.ops.learner.feed import Feed
+
+
+@dataclass(slots=True)
+class Held:
+    """What a learner holds of a fragment: the version that it adopted last, with its clock, and the books since then;
+    `answered` is the round of its last answer and the step before it, until something else is adopted."""
+
+    ledger: FragmentLedger
+    anchor: Vector
+    clock: list[list[int]]
+    positions: list[list[int]]
+    answered: tuple[int, int] | None = None
+
+
+@final
+class Answers:
+    """The answers of one life of a learner, of what it has `held`, by fragment; a list that its owner changes, too.
+    `is_final`: it was asked for the last time."""
+
+    def __init__(
+        self, slot: int, incarnation: int, *, learner: Learning, held: list[Held | None], odometer: Odometer, feed: Feed
+    ) -> None:
+        self._slot, self._incarnation, self._learner = slot, incarnation, learner
+        self._held, self._odometer, self._feed = held, odometer, feed
+        self._postponed: dict[int, Round] = {}
+        self._has_begun = False
+        self.is_final = False
+
+    def to(self, pull: Mapping[Any, Round]) -> list[tuple[str, Capture]]:
+        """The captures that pulls ask for, in the order of their rounds."""
+        return [
+            answer for request in sorted(pull.values(), key=itemgetter("round")) for answer in self._answer(request)
+        ]
+
+    def _answer(self, request: Round) -> list[tuple[str, Capture]]:
+        """The capture that a pull asks for, if it asks this incarnation and was not answered before."""
+        p = request["fragment"]
+        held = self._held[p]
+        if [self._slot, self._incarnation] not in request["members"]:
+            return []
+        if request["kind"] == "initial":
+            return self._first_version(request)
+        if request["kind"] == "recover":
+            return self._recovery(request, held) if held is not None else []
+        if held is None or (held.answered is not None and held.answered[0] == request["round"]):
+            return []
+        self._postponed.pop(p, None)
+        if request["kind"] == "final":
+            self.is_final = True
+        elif self._odometer.steps and not held.ledger.steps and request["grace"] is not None:
+            self._postponed[p] = request
+            return []
+        return self._give(request, held)
+
+    def postponed(self, *, is_last: bool) -> list[tuple[str, Capture]]:
+        """The answers to pulls that came with an update of their fragment, once there is an interval's work in it.
+
+        The two come together behind a link that cannot carry what is due. At once there would be nothing to say, and
+        an answer that is late for its round counts in the next. A round that waits for everybody is answered at once,
+        and so is any, whatever there is to say, once no more steps are made: `is_last`.
+        """
+        answers: list[tuple[str, Capture]] = []
+        for p, request in list(self._postponed.items()):
+            held = self._held[p]
+            assert held is not None  # Or the pull would not have been postponed.
+            if is_last or held.ledger.steps >= request["interval"]:
+                answers += self._give(self._postponed.pop(p), held)
+        return answers
+
+    def _give(self, request: Round, held: Held) -> list[tuple[str, Capture]]:
+        capture = self._capture(request, held, self._learner.extract(request["fragment"]))
+        held.ledger.answered(self._odometer.tokens)
+        held.answered = (request["round"], self._odometer.steps)
+        return [("fragment", capture)]
+
+    def _first_version(self, request: Round) -> list[tuple[str, Capture]]:
+        """The first version of a fragment, of the model that this learner begins with if nobody has given one; the one
+        that it holds, where a shard that died had still published one and the next does not know of it."""
+        held = self._held[request["fragment"]]
+        if held is not None:
+            return self._recovery(request, held)
+        if not self._has_begun:
+            self._learner.begin()
+            for p, other in enumerate(self._held):
+                if other is not None:
+                    self._learner.replace(p, other.anchor)
+            self._has_begun = True
+        return [("fragment", self._capture(request, None, self._learner.extract(request["fragment"])))]
+
+    def _capture(self, request: Round, held: Held | None, values: Any) -> Capture:
+        capture = Capture(
+            fragment=request["fragment"],
+            round=request["round"],
+            kind=request["kind"],
+            slot=self._slot,
+            incarnation=self._incarnation,
+            base=None if held is None else list(held.ledger.base),
+            begin=0 if held is None else held.ledger.begin,
+            end=self._odometer.tokens,
+            steps=0 if held is None else held.ledger.steps,
+            clock=[],
+            values=values,
+            anchor=None if held is None else held.anchor,
+            positions=[[self._slot, self._feed.reached]],
+            state=self._feed.told(),
+        )
+        if "asked" in request:
+            capture["push"] = dict(request["asked"]["push"]).get(self._slot, "float32")
+        return capture
+
+    def _recovery(self, request: Round, held: Held) -> list[tuple[str, Capture]]:
+        """The newest global version that this learner knows, for a shard that lost it."""
+        capture = self._capture(request, held, held.anchor)
+        capture["begin"], capture["steps"] = capture["end"], 0
+        capture["clock"], capture["anchor"] = held.clock, None
+        capture["positions"], capture["state"] = held.positions, None
+        return [("fragment", capture)]

@@ -1,0 +1,54 @@
+"""What a recorder knows of settings that follow the links: each change once, and what is in use."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+LAST_COUNT: Final = 16
+"""Changes that a status tells; changes.jsonl has all."""
+FIELDS: Final = (
+    *("shard", "epoch", "number", "round", "setting", "slot", "before", "after", "reason", "link", "goodput", "needed"),
+    "round_trip",
+)
+"""Of a line of changes.jsonl, beside its time."""
+
+
+class Changes:
+    """Changes of all shards."""
+
+    def __init__(self) -> None:
+        self._newest: dict[int, tuple[int, int]] = {}
+        self._in_use: dict[tuple[int, str, int], str] = {}
+        self._last: deque[dict[str, Any]] = deque(maxlen=LAST_COUNT)
+        self._count = 0
+
+    def take(self, change: Mapping[str, Any], at: float | None) -> bool:
+        """Take in a change, `at` seconds after the first step; whether it is news. Those of a shard come in order."""
+        shard, newest = change["shard"], (change["epoch"], change["number"])
+        known = self._newest.get(shard, (0, 0))
+        if newest <= known:
+            return False
+        if newest[0] > known[0]:  # A life begins with what was asked for.
+            self._in_use = {key: value for key, value in self._in_use.items() if key[0] != shard}
+        self._newest[shard] = newest
+        slot = -1 if change["slot"] is None else change["slot"]
+        self._in_use[shard, change["setting"], slot] = change["after"]
+        self._last.append({"time": at, **{name: change[name] for name in FIELDS}})
+        self._count += 1
+        return True
+
+    def figures(self) -> dict[str, Any]:
+        """For a status: how many there were, the last of them, and, of what has ever changed, what is in use: [shard,
+        setting, slot or None, format or steps]."""
+        in_use = [
+            [shard, setting, None if slot < 0 else slot, value]
+            for (shard, setting, slot), value in sorted(self._in_use.items())
+        ]
+        return {"count": self._count, "in_use": in_use, "last": list(self._last)}
+
+
+def in_order(changes: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Changes that came together, in the order in which they were made."""
+    return sorted(changes, key=lambda change: (change["shard"], change["epoch"], change["number"]))

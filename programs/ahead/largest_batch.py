@@ -1,0 +1,45 @@
+"""The largest batch whose step fits a device: which batches a compiler is asked about, one after the other.
+
+Memory grows about linearly with the batch, so the next batch to ask about is where a line through what two of them need
+meets the limit. What counts in the end is what the compiler said of the very batch that is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+FINENESS: Final = 8
+"""The batch that is found is the largest one to within this part of itself."""
+ASKED_MAX: Final = 8
+"""No more, because near the limit the compiler looks for what it can compute again, and takes minutes for a batch."""
+GROWTH_MAX: Final = 8
+"""The next batch is at most so many times larger: a line through two near points may miss by much."""
+
+
+def largest(needed: Callable[[int], int], limit: int, begin: int, unit: int) -> int | None:
+    """The largest multiple of `unit` rows, to within `FINENESS` and at most `ASKED_MAX` batches, that needs no more
+    than `limit` bytes; None if not even `unit` rows do. `begin` rows are asked about first."""
+    asked: dict[int, int] = {}
+    low, high, count = 0, 0, max(begin // unit, 1)
+    while len(asked) < ASKED_MAX:
+        asked[count] = needed(count * unit)
+        if asked[count] <= limit:
+            low = max(low, count)
+        else:
+            high = count
+        if high and high - low <= max(1, low // FINENESS):
+            break
+        count = _next(asked, limit, low, high)
+    return low * unit or None
+
+
+def _next(asked: dict[int, int], limit: int, low: int, high: int) -> int:
+    """The next batch to ask about, between the largest that fits and the smallest that does not (0: none is known)."""
+    near = sorted(asked, key=lambda count: abs(asked[count] - limit))[:2]
+    slope = (asked[near[0]] - asked[near[-1]]) / (near[0] - near[-1]) if len(near) > 1 else 0.0
+    halved = (low + high) // 2 if high else 2 * low
+    guess = near[0] + int((limit - asked[near[0]]) // slope) if slope > 0 else halved
+    finest = max(1, low // FINENESS)
+    least, most = low + finest, high - 1 if high else GROWTH_MAX * low
+    return max(min(guess, most), min(least, most), 1)

@@ -1,0 +1,126 @@
+"""What the hosts of a run need at least of memory: on islands, and of their machines' own.
+
+By shapes alone, P being the merged values in float32. On its machine a learner keeps the fragments that it last adopted
+(P), and its whole state where its island is of CPU cores; a shard its part of the values, the momentum and what was
+published (3 P / shards); the evaluator what it holds of the model, and what it evaluates (2 P); the recorder what it
+holds (P). Processes, batches, answers and buffers come on top. It runs the task's optimizer on shapes, so it imports
+jax. Of islands it may be known better, from a compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, final
+
+from isthmus.programs.recorder.ports import EVALUATOR, RECORDER
+from isthmus.programs.request.request import Request
+from isthmus.programs.results.numbers import size
+from isthmus.runtime.errors import Fault
+from isthmus.runtime.graph.placement import Placement
+from isthmus.runtime.graph.topology import Machine, Topology
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.roles import LEARNER, leader
+
+FLOAT32_BYTES: Final = 4
+SYNCER: Final = "syncer"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Bytes of each device that the function which needs most takes, and that programs can have; seconds that the
+    products of a step take at all of the published operations, and that a step takes at best, None where the compiler
+    refused it."""
+
+    memory_bytes: int
+    limit_bytes: int
+    products_seconds: float | None
+    step_seconds: float | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether a learner can train there."""
+        return self.memory_bytes <= self.limit_bytes
+
+
+Find = Callable[[Machine, int], Compiled | None]
+"""What is known of an island of a machine for the learner in a slot; None where no compiler was asked."""
+
+
+def not_asked(machine: Machine, slot: int) -> None:
+    """Nothing is known of any island."""
+
+
+def learner_bytes(request: Request) -> int:
+    """What a learner holds on its island at least: its state, and a gradient of what is merged. No activations."""
+    import jax
+
+    recipe = request.task.recipe()
+    state = jax.eval_shape(recipe.state_of, recipe.shapes())
+    merged = sum(prod(tensor.shape) * _itemsize(tensor.dtype) for tensor in request.job.layout)
+    return merged + sum(map(_size_bytes, jax.tree.leaves(state)))
+
+
+def parameter_count(request: Request) -> int:
+    """The number of the model's parameters."""
+    return sum(prod(tensor.shape) for tensor in request.job.layout)
+
+
+def _itemsize(dtype: str) -> int:
+    import jax.numpy as jnp
+
+    return int(jnp.dtype(dtype).itemsize)
+
+
+def _size_bytes(array: Any) -> int:
+    return int(array.size) * int(array.dtype.itemsize)
+
+
+def host_bytes(request: Request, topology: Topology, placement: Placement) -> dict[str, int]:
+    """What the hosts on each machine need at least of its own memory, by its name."""
+    machines, values = topology.by_name(), FLOAT32_BYTES * parameter_count(request)
+    counts = {role: len(placement.of_role(role)) for role in (SYNCER, EVALUATOR, RECORDER)}
+    has_model = counts[SYNCER] > 0
+    least = {
+        SYNCER: 3 * values // max(counts[SYNCER], 1),
+        EVALUATOR: 2 * values,
+        RECORDER: values if has_model else 0,
+    }
+    state = learner_bytes(request)
+    found = dict.fromkeys(machines, 0)
+    for replica, name in placement.machines.items():
+        if leader(replica).role == LEARNER:
+            found[name] += values if leader(replica) == replica and has_model else 0
+            found[name] += _state_bytes(machines[name], state)
+        else:
+            found[name] += least.get(replica.role, 0)
+    return found
+
+
+def host_faults(request: Request, topology: Topology, placement: Placement) -> Iterator[Fault]:
+    """Which machines have less memory than the hosts need that are placed on them."""
+    if all(machine.memory_bytes is None for machine in topology.machines):
+        return
+    needed = host_bytes(request, topology, placement)
+    for machine in topology.machines:
+        if machine.memory_bytes is not None and needed[machine.name] > machine.memory_bytes:
+            hosts = ", ".join(map(str, _unfollowed(placement.on(machine.name))))
+            yield Fault(
+                f"Placing {hosts} on {machine.name!r}",
+                f"{size(needed[machine.name])} of memory, which they need at least",
+                f"{size(machine.memory_bytes)}",
+                "Leave some of them to another machine (`roles`, `islands`), or raise program.shards.",
+            )
+
+
+def _unfollowed(replicas: tuple[Replica, ...]) -> list[Replica]:
+    return list(dict.fromkeys(map(leader, replicas)))
+
+
+def _state_bytes(machine: Machine, state: int) -> int:
+    """What of a learner's state lies in the memory of one of its machines: all of it on CPU cores, of several machines
+    that are one island a part."""
+    is_on_cores = machine.device is None or machine.device.is_cpu
+    return state // max(1, len(machine.together)) if is_on_cores else 0

@@ -1,0 +1,114 @@
+"""What the host of a process of an elastic island knows of the others, and what it tells of how they come together.
+
+Daemons tell all hosts of the run in which form each island trains; the leader's host says in its heartbeat in which it
+does, so that the home knows what came of it. It hears in the loop's thread, and is asked in that of a node.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
+
+import msgspec
+
+from isthmus.ops.elastic import copies
+from isthmus.ops.elastic.told import Place
+from isthmus.programs.islands.gang import TOKEN_BYTES
+from isthmus.programs.islands.nursery import Nursery, Work
+from isthmus.runtime.ids import Member
+from isthmus.runtime.roles import follower, gang_number, leader
+from isthmus.runtime.supervision.messages import Form, Formed
+
+
+class _OfNumbers(NamedTuple):
+    """A form, as the processes of its island know each other."""
+
+    number: int
+    members: tuple[tuple[int, int], ...]
+
+
+@final
+class ElasticHost:
+    """Of one of the at most `size` processes of an island, in its life as `member`. `nursery` is there once this host
+    has begun one. OSError if the leader cannot listen at `address`."""
+
+    def __init__(self, member: Member, size: int, address: str) -> None:
+        first = leader(member.replica)
+        self.number, self.incarnation = gang_number(member.replica), member.incarnation
+        self.names = (str(first), *(str(follower(first, number)) for number in range(1, size)))
+        self.files = copies.open_files()
+        self.token = secrets.token_hex(TOKEN_BYTES)
+        self.door = socket.create_server((address, 0), backlog=size) if self.number == 0 else None
+        self.workers: Nursery | None = None
+        self._leader = first
+        self._told = threading.Event()
+        self._form: _OfNumbers | None = None
+        self._found: dict[int, tuple[str, str]] = {}
+        self._formed = Formed()
+        self._is_forming = False
+
+    def begin_nursery(self, work: Work) -> None:
+        """Begin what begins workers, as long as this process has no threads."""
+        self.workers = Nursery(self.names[self.number], work)
+
+    def place(self, devices: int | None, kinds: tuple[str, ...]) -> Place:
+        """What a worker has from this host."""
+        return Place(self.files, self.door, self.token, devices, kinds)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """What the leader's host says of where it is; nothing of a follower."""
+        if self.door is None:
+            return ()
+        host, port = self.door.getsockname()[:2]
+        return f"{host}:{port}", self.token
+
+    # -- in the loop's thread ------------------------------------------------------------------------------------------
+
+    def hear(self, rows: Sequence[Sequence[Any]], forms: Sequence[Form]) -> None:
+        """Take in a roster: rows of (replica, incarnation, endpoints, machine), and the forms of elastic islands."""
+        for name, incarnation, endpoints, _ in rows:
+            if name == self.names[0] and len(endpoints) == 2:
+                self._found = {incarnation: (endpoints[0], endpoints[1])}
+        for form in forms:
+            if form.leader == self._leader and (self._form is None or form.number > self._form.number):
+                members = tuple((gang_number(each.replica), each.incarnation) for each in form.members)
+                self._form = _OfNumbers(form.number, members)
+        self._told.set()
+
+    @property
+    def said(self) -> Formed:
+        """What came of the newest form, as far as this host has to do with it."""
+        return self._formed
+
+    @property
+    def is_forming(self) -> bool:
+        """Whether nothing is computed, because processes come together."""
+        return self._is_forming
+
+    def cpu_seconds(self) -> float:
+        """What the processes that compute for this host have used."""
+        return 0.0 if self.workers is None else self.workers.cpu_seconds()
+
+    # -- in a node's thread --------------------------------------------------------------------------------------------
+
+    def form(self) -> _OfNumbers | None:
+        return self._form
+
+    def find(self, incarnation: int) -> tuple[str, str] | None:
+        return self._found.get(incarnation)
+
+    def wait(self, seconds: float) -> None:
+        self._told.wait(seconds)
+        self._told.clear()
+
+    def forming(self, broken: int) -> None:
+        self._is_forming = True
+        self._formed = msgspec.structs.replace(self._formed, broken=broken)  # What it said may not be heard yet.
+
+    def formed(self, number: int, processes: int, stall: int, again: int) -> None:
+        self._formed = Formed(number=number, processes=processes, stall_ns=stall, again=again)
+        self._is_forming = False

@@ -1,0 +1,87 @@
+"""Snapshots of one life of a recorder: recalled once, taken when they are due, brought to a store, and told of.
+
+Decides when: a snapshot is taken at intervals in which something is new, and only once it is known which ones there
+are. What is in it the hold nodes say. Nobody waits for it, and a disk that takes nothing costs nothing but the
+snapshot: the one before stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from isthmus.ops.exchange.kept_state import State as WholeState
+from isthmus.ops.exchange.messages import State
+from isthmus.programs.snapshots.snapshots import FOLDER, Found, Snapshots
+from isthmus.programs.snapshots.store import words
+from isthmus.programs.snapshots.storing import Storing
+from isthmus.programs.snapshots.urls import Place
+
+
+@final
+class Keeping:
+    """In the run folder `folder`, every so many `seconds`, and at a `place` where there is one; `sizes` are those of
+    the fragments, in values."""
+
+    def __init__(self, folder: Path, seconds: float, place: Place | None, sizes: Sequence[int], context: Any) -> None:
+        self._context, self._every = context, round(seconds * 1e9)
+        life = context.member.incarnation
+        self._snapshots = Snapshots(folder / FOLDER, sizes, context.disk, life)
+        self._storing = None if place is None else Storing(place, folder, context.disk, life)
+        self._taken_at: int | None = None
+        self._has_recalled = False
+        self._told_of: dict[str, Any] = {"number": 0, "taken_at": None, "faults": [], "error": None, "store": None}
+
+    def recall(self) -> Found | None:
+        """What the last snapshot has, the first time that the disk says it."""
+        if self._has_recalled:
+            return None
+        try:
+            found = self._snapshots.read()
+        except OSError as error:
+            self._tell(error=words(error))
+            return None
+        self._has_recalled = True
+        number = found.manifest.number if found.manifest is not None else 0
+        self._tell(number=number, faults=found.faults, error=None)
+        return found
+
+    def is_due(self, now: int) -> bool:
+        """Whether a snapshot is due."""
+        return self._has_recalled and (self._taken_at is None or now - self._taken_at >= self._every)
+
+    def take(self, held: Mapping[int, State], states: Mapping[int, WholeState], now: int) -> None:
+        """Take a snapshot of these, if it is known which there are."""
+        if not self._has_recalled:
+            return
+        self._taken_at = now
+        try:
+            self._tell(number=self._snapshots.write(held, states).number, error=None, taken_at=now)
+        except OSError as error:
+            self._tell(error=words(error))
+
+    def store(self, now: int) -> None:
+        """Have the newest snapshot brought to the store, where there is one."""
+        storing = self._storing
+        if storing is None or not self._has_recalled:
+            return
+        storing.see({(each.replica.role, each.replica.slot): each.incarnation for each in self._context.members()})
+        storing.step(self._snapshots.newest, now)
+        self._snapshots.pin(storing.offers.under_way)
+        if (told := storing.told()) != self._told_of["store"]:
+            self._tell(store=told)
+
+    def of_disk(self) -> dict[str, Any]:
+        """The fields of `Held` that tell of disk and store, but for `totals`."""
+        told = {name: self._told_of[name] for name in ("faults", "error", "store")}
+        return {"saved": self._snapshots.versions(), **told}
+
+    def close(self) -> None:
+        """Let go of the store."""
+        if self._storing is not None:
+            self._storing.close()
+
+    def _tell(self, **news: Any) -> None:
+        self._told_of = {**self._told_of, **news}
+        self._context.publish(self._told_of)

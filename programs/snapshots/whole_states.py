@@ -1,0 +1,76 @@
+"""Whole states of learners as files: parameters, moments, and how far they are in their data.
+
+Decides the form: a safetensors file with the bytes of each leaf, whose types and shapes are in the manifest, so that
+types which safetensors does not know (those of keys, and of small floats) are as good as others.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import xxhash
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from isthmus.ops.exchange.kept_state import State
+from isthmus.ops.recovery.leaves import flat, form_of, formed
+
+
+class StateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One state: the fields of its `State`, but that `leaves` are (type, shape) of each, and `streams` (slot, position)
+    of those whose states are in the `file`, which has so many `bytes`, and this `digest` (xxh3-128, hexadecimal)."""
+
+    index: int
+    tokens: int
+    steps: int
+    totals: list[tuple[int, int, int]]
+    positions: list[tuple[int, int]]
+    streams: list[tuple[int, int]]
+    leaves: list[tuple[str, list[int]]]
+    file: str
+    bytes: int
+    digest: str
+
+
+def is_of(entry: StateEntry, state: State) -> bool:
+    """Whether an entry of this life is of a state that it was given: one has more tokens than the one before."""
+    return (entry.tokens, entry.steps) == (state["tokens"], state["steps"])
+
+
+def encoded(index: int, state: State, life: int) -> tuple[StateEntry, bytes]:
+    """The entry of a state, and its file; `life` is the recorder's."""
+    leaves = [np.asarray(leaf) for leaf in state["leaves"]]
+    tensors = {f"leaf-{i}": flat(leaf) for i, leaf in enumerate(leaves)}
+    tensors |= {f"stream-{slot}": flat(np.asarray(told)) for slot, _, told in state["streams"]}
+    data = save(tensors)
+    entry = StateEntry(
+        index=index,
+        tokens=state["tokens"],
+        steps=state["steps"],
+        totals=[(slot, incarnation, tokens) for slot, incarnation, tokens in state["totals"]],
+        positions=[(slot, position) for slot, position in state["positions"]],
+        streams=[(slot, position) for slot, position, _ in state["streams"]],
+        leaves=[form_of(leaf) for leaf in leaves],
+        file=f"state-{index}-{life}-{state['tokens']}.safetensors",
+        bytes=len(data),
+        digest=xxhash.xxh3_128_hexdigest(data),
+    )
+    return entry, data
+
+
+def decoded(entry: StateEntry, data: bytes) -> State:
+    """The state of an entry, from its file; ValueError for one that is none."""
+    try:
+        tensors = load(data)
+        leaves = [formed(tensors[f"leaf-{i}"], *told) for i, told in enumerate(entry.leaves)]
+        streams = [[slot, position, tensors[f"stream-{slot}"]] for slot, position in entry.streams]
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise ValueError(f"{entry.file} is no file of a state: {error}") from None
+    return State(
+        tokens=entry.tokens,
+        steps=entry.steps,
+        totals=[list(row) for row in entry.totals],
+        positions=[list(row) for row in entry.positions],
+        streams=streams,
+        leaves=leaves,
+    )

@@ -1,0 +1,80 @@
+"""The folder of a run on the machine that becomes its home: a copy of the former home's, or on a disk that both share.
+
+Decides whether a run can go on there, and what is written for that. The folder may be as old as its copy. So of the
+ledger nothing is relied upon but that the run goes on, and who was left out of it; which lives there are, the stations
+say. The model is in the snapshot, and, where it is newer, with the hosts that live.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+from isthmus.programs.cluster.handover import Sites
+from isthmus.programs.request import spec
+from isthmus.programs.run.resume import AT_END, check_cut_off
+from isthmus.runtime.daemon import reopen
+from isthmus.runtime.daemon.site import HERE
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.roles import LEARNER, leader
+from isthmus.runtime.supervision.incidents import Moved
+from isthmus.runtime.system.files import write_json
+
+_DO_SUPERSEDED: Final = "Look at it there: isthmus status --cluster FILE."
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Estate:
+    """What there is of a run in its `folder`: its spec, its sites under the former home, in whose `term`, and all
+    machines that have had a part in it."""
+
+    folder: Path
+    told: spec.Spec
+    sites: Sites
+    term: int
+    machines: tuple[str, ...]
+
+
+def read(folder: Path, doing: str) -> Estate:
+    """What there is; ConfigError where the run of this folder cannot go on under another home."""
+    check_cut_off(folder, doing)
+    if not (folder / spec.CLUSTER).exists():
+        do = f"Go on with it on its own machine: isthmus train --resume {folder}"
+        raise ConfigError(doing, "a run of a cluster", f"no {spec.CLUSTER} in {folder}", do)
+    try:
+        sites = Sites.load(folder)
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        do = "Copy the run folder again."
+        raise ConfigError(doing, f"a {spec.CLUSTER}", f"{type(error).__name__}: {error}", do) from None
+    journal = reopen.journal_of(folder)
+    if journal is None:
+        return Estate(folder, spec.load(folder), sites, sites.term, tuple(sites.sites))
+    if isinstance(journal.failure, Moved):
+        found = f"one that goes on under {journal.failure.home!r}, in term {journal.failure.term}"
+        raise ConfigError(doing, "a run whose home was lost", found, _DO_SUPERSEDED)
+    joined = dict.fromkeys((*sites.sites, *(machine for _, machine in journal.machines)))
+    return Estate(folder, spec.load(folder), sites, max(journal.term, sites.term), tuple(joined))
+
+
+def write(estate: Estate, sites: Sites, secret: Path | None, former: Path | None) -> None:
+    """Make the folder that of the home which `sites` name, whose hosts of this run know the folder `former`, if there
+    are any. OSError or sqlite3.Error where that cannot be. Who is home is written last: whatever comes between, the
+    next try finds the run as it was left."""
+    folder, home = estate.folder, sites.sites[sites.home]
+    told: Mapping[str, Any] = json.loads((folder / spec.SPEC).read_text())
+    spec.put_aside(folder)
+    Sites.put_aside(folder, sum(1 for _ in spec.formers(folder)))
+    reopen.move(folder, former)
+    for name in (*AT_END, HERE):
+        (folder / name).unlink(missing_ok=True)
+    learners = sum(name == home.name and leader(who).role == LEARNER for who, name in sites.placement.items())
+    address = home.host if secret is not None or sites.others else "127.0.0.1"
+    here = asdict(home.here(address, learners, str(secret or "")))
+    age_ns = time.time_ns() - int(told["here"]["wall_ns"])
+    spec.write(folder, {**told, "zero_ns": time.monotonic_ns() - age_ns, "here": here})
+    write_json(folder / spec.CLUSTER, sites.as_data())

@@ -1,0 +1,133 @@
+"""The files of a tape: one for each segment, the oldest deleted, so that all tapes of one host keep within a bound.
+
+A file is FOLDER/NAME.NUMBER.tape. Numbers count up over all tapes of a *family* (the lives of one host, the
+homes or the stations of one machine), which has the bound together. What a disk does not take waits in
+memory, within a bound (`Growing`). What finds no room there is lost; nothing can be replayed behind it, so nothing more
+is written until the disk takes what waits, and then a segment begins, which says so. No disk ever stops the writer.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final, Protocol, final
+
+from isthmus.runtime.ids import Member
+from isthmus.runtime.system.append_only import Growing
+from isthmus.runtime.system.disk import DISK, Disk
+from isthmus.runtime.tape.writing import Piece
+
+FOLDER: Final = "tape"
+TAPE_BYTES: Final = 64 << 20
+"""For the tapes of one host, where nobody says otherwise: six hours of a learner that makes ten steps a second."""
+TAPE_BYTES_MIN: Final = 1 << 20
+SEGMENTS: Final = 8
+"""That many fit into the bound: of a run that has reached it, seven eighths are there."""
+_NAME: Final = re.compile(r"(.+)\.(\d+)\.tape")
+
+
+def segment_bytes(tape_bytes: int) -> int:
+    """When the segment of a tape is full, for that bound of its family."""
+    return tape_bytes // SEGMENTS
+
+
+def named(file: str) -> tuple[str, int] | None:
+    """The name of the tape to which a file belongs, and the number of the file; None if it is none of a tape."""
+    found = _NAME.fullmatch(file)
+    return None if found is None else (found[1], int(found[2]))
+
+
+class Source(Protocol):
+    """A tape, as it is written to files."""
+
+    def take(self) -> list[Piece]:
+        """What was encoded since the last call, in order."""
+
+    def renew(self) -> None:
+        """Begin a segment with the next record, because some of those that were taken are lost."""
+
+
+@final
+class TapeFiles:
+    """Those of the tape `name` of a `family`, in `folder`."""
+
+    def __init__(self, folder: Path, name: str, *, family: str, disk: Disk = DISK, bytes_max: int = TAPE_BYTES) -> None:
+        self._folder, self._name, self._family, self._disk = folder, name, family, disk
+        self._bytes_max = bytes_max
+        self._file: Growing | None = None
+        self._segment = 0
+        self._number = max((number for number, _, _ in self._listed()), default=0)
+        self._has_lost = False  # And the disk is not ready for more.
+        self._is_broken = False  # And the segment that says so has not come.
+
+    @classmethod
+    def of_host(cls, run: Path, member: Member, *, disk: Disk = DISK, bytes_max: int = TAPE_BYTES) -> TapeFiles:
+        """Those of a life of a host, in the folder of its run."""
+        family = f"{member.replica.role}-{member.replica.slot}-"
+        return cls(run / FOLDER, f"{family}{member.incarnation}", family=family, disk=disk, bytes_max=bytes_max)
+
+    @classmethod
+    def of_daemon(cls, run: Path, core: str, pid: int, *, disk: Disk = DISK, bytes_max: int = TAPE_BYTES) -> TapeFiles:
+        """Those of a core of a daemon."""
+        return cls(run / FOLDER, f"{core}-{pid}", family=f"{core}-", disk=disk, bytes_max=bytes_max)
+
+    def write(self, tape: Source) -> None:
+        """Hand on what was appended to a tape since the last call."""
+        pieces = tape.take()
+        if self._has_lost:
+            if self._file is None or self._file.flush():
+                self._has_lost = False
+                tape.renew()
+            return
+        if not pieces and self._file is not None:
+            self._file.flush()
+        for piece in pieces:
+            self._is_broken = self._is_broken and not piece.is_after_loss
+            if not self._is_broken and not self._is_taken(piece):
+                self._has_lost = self._is_broken = True
+                return
+
+    def close(self) -> None:
+        """Try once more, and close."""
+        if self._file is not None:
+            self._file.close()
+
+    def _is_taken(self, piece: Piece) -> bool:
+        """Add a piece to the file of its segment; whether there was room for it to be written, or to wait."""
+        if piece.segment != self._segment:
+            if self._file is not None:
+                if not self._file.flush():
+                    return False
+                self._file.close()
+            self._segment = piece.segment
+            self._number += 1
+            self._make_room()
+            self._file = Growing(self._folder / f"{self._name}.{self._number}.tape", self._disk)
+        assert self._file is not None
+        self._file.append(piece.data)
+        return not self._file.lost
+
+    def _make_room(self) -> None:
+        """Delete the oldest files, until there is room for another segment."""
+        files = sorted(self._listed())
+        size = sum(each for _, _, each in files) + segment_bytes(self._bytes_max)
+        for _, name, each in files:
+            if size <= self._bytes_max:
+                return
+            try:
+                self._disk.remove(self._folder / name)
+            except OSError:  # It is tried again with the next segment.
+                return
+            size -= each
+
+    def _listed(self) -> list[tuple[int, str, int]]:
+        """The number, name and size of every file of the family."""
+        try:
+            sizes = self._disk.sizes(self._folder)
+        except OSError:
+            return []
+        known = ((named(name), name, size) for name, size in sizes.items())
+        return [(of[1], name, size) for of, name, size in known if of and self._is_of_family(of[0])]
+
+    def _is_of_family(self, name: str) -> bool:
+        return name.startswith(self._family) and name.removeprefix(self._family).isdecimal()

@@ -1,0 +1,185 @@
+"""Payloads that are kept, so that what followed from them can be computed again: a file for each firing of some nodes.
+
+Kept are the firings of nodes whose body names output ports as `determined`: what it emits there follows from what it is
+given, and from its firings before. A file has what the firing was given, but for what such a node of the same host has
+made itself, with the decision that closed its round; and of each item on those ports the digest, and the item where it
+leaves the host. Reading trusts nothing: every part has its digest, and items are read as from a stranger.
+
+A file is FOLDER/NODE.FIRING.item: a frame (`frames`) with a head, and behind it the items as they are encoded. It is
+written in the node's own thread. What a disk does not take is missing, counted in `lost`, and so is all behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, final
+
+import msgspec
+import xxhash
+
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.items.decoding import Assembly, reader
+from isthmus.runtime.items.encoding import Encoded, encode
+from isthmus.runtime.items.refusal import RefusalError
+from isthmus.runtime.system.disk import DISK, Disk
+from isthmus.runtime.tape.frames import HEAD_SIZE, framed, frames
+
+FOLDER: Final = "payloads"
+MARK: Final = "isthmus payloads"
+VERSION: Final = 1
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One item of a firing: its port; whose it is, and its mailbox key, where the port has several; its digest; the
+    sizes and digests of its parts, none where only its digest is kept."""
+
+    port: str
+    source: Replica | None
+    key: int | str | None
+    digest: int
+    sizes: list[int]
+    digests: list[int]
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a file begins with."""
+
+    mark: str
+    version: int
+    node: str
+    firing: int
+    decision: dict[str, Any] | None
+    given: list[Item]
+    made: list[Item]
+
+
+class Firing(NamedTuple):
+    """What was kept of one: its inputs by port, as the body is given them, and (port, digest, item or None) of what it
+    made."""
+
+    inputs: dict[str, Any]
+    made: list[tuple[str, int, Any]]
+
+
+class Made(NamedTuple):
+    """An item that a firing has emitted; `encoded` where it leaves the host."""
+
+    port: str
+    item: Any
+    encoded: Encoded | None
+
+
+def folder_of(run: Path, member: Member) -> Path:
+    """Where the payloads of a life of a host are."""
+    return run / FOLDER / f"{member.replica.role}-{member.replica.slot}-{member.incarnation}"
+
+
+@final
+class Keeper:
+    """Keeps those of one life of a host in `folder`."""
+
+    def __init__(self, folder: Path, disk: Disk = DISK) -> None:
+        self.lost = 0
+        self._folder, self._disk = folder, disk
+
+    def keep(
+        self, node: str, firing: int, inputs: Mapping[str, Any], made_here: Collection[str], made: Sequence[Made]
+    ) -> None:
+        """Keep a firing. `made_here` are the ports whose items are not kept, because they can be made again."""
+        if self.lost:
+            self.lost += 1
+            return
+        given: list[Item] = []
+        parts: list[Any] = []
+        for port, value in inputs.items():
+            if port in made_here or port == "decision" or value is None:
+                continue
+            several = isinstance(value, dict) and all(_is_place(each) for each in value)
+            for place, item in value.items() if several else ((None, value),):
+                source, key = (None, None) if place is None else place
+                given.append(_item(port, source, key, encode(item), parts))
+        told = [
+            _item(each.port, None, None, encode(each.item), None)
+            if each.encoded is None
+            else _item(each.port, None, None, each.encoded, parts)
+            for each in made
+        ]
+        head = Head(MARK, VERSION, node, firing, inputs.get("decision"), given, told)
+        try:
+            self._write(self._folder / f"{node}.{firing}.item", [framed(msgspec.msgpack.encode(head)), *parts])
+        except OSError:
+            self.lost += 1
+
+    def _write(self, path: Path, parts: Sequence[Any]) -> None:
+        file = self._disk.create(path)
+        try:
+            for part in parts:
+                left: Any = memoryview(part).cast("B")
+                while left:
+                    left = left[file.write(left) :]
+        finally:
+            file.close()
+
+
+def read(data: bytes, node: str, firing: int) -> Firing:
+    """What a file has, which is of that firing. ValueError where it is not whole, damaged, foreign, or of another."""
+    found = frames(data)
+    if not found.bodies:
+        raise ValueError(f"it is not whole: {found.rest or 'it is empty'}")
+    plain = msgspec.msgpack.decode(found.bodies[0])
+    if not isinstance(plain, list) or plain[:1] != [MARK] or plain[1:2] != [VERSION]:
+        raise ValueError(f"it begins with {str(plain)[:60]}, expected {[MARK, VERSION]}")
+    head = msgspec.convert(plain, Head)
+    if (head.node, head.firing) != (node, firing):
+        raise ValueError(f"it is of firing {head.firing} of {head.node!r}")
+    at = HEAD_SIZE + len(found.bodies[0])
+    inputs: dict[str, Any] = {} if head.decision is None else {"decision": head.decision}
+    for each in head.given:
+        item, at = _decoded(data, at, each)
+        if each.source is None:
+            inputs[each.port] = item
+        else:
+            inputs.setdefault(each.port, {})[each.source, each.key] = item
+    made = []
+    for each in head.made:
+        item, at = _decoded(data, at, each) if each.sizes else (None, at)
+        made.append((each.port, each.digest, item))
+    return Firing(inputs, made)
+
+
+def _is_place(key: Any) -> bool:
+    return type(key) is tuple and len(key) == 2 and isinstance(key[0], Replica)
+
+
+def _item(port: str, source: Replica | None, key: int | str | None, encoded: Encoded, parts: list[Any] | None) -> Item:
+    """What the head says of an item, whose bytes are added to `parts`, if they are kept."""
+    if parts is None:
+        return Item(port, source, key, encoded.digest, [], [])
+    parts += [encoded.spec, *encoded.pieces]
+    digests = [xxhash.xxh3_64_intdigest(encoded.spec), *encoded.digests]
+    return Item(port, source, key, encoded.digest, [len(encoded.spec), *encoded.sizes], digests)
+
+
+def _decoded(data: bytes, at: int, told: Item) -> tuple[Any, int]:
+    """An item whose bytes begin at `at`, and where they end."""
+    if at + sum(told.sizes) > len(data) or len(told.sizes) != len(told.digests) or min(told.sizes, default=0) < 0:
+        raise ValueError(f"it is not whole: an item on {told.port!r} of {sum(told.sizes)} bytes at byte {at}")
+    view = memoryview(data)
+    spec = view[at : at + told.sizes[0]]
+    if xxhash.xxh3_64_intdigest(spec) != told.digests[0]:
+        raise ValueError(f"an item on {told.port!r} at byte {at} is damaged")
+    at += len(spec)
+    try:
+        assembly = Assembly(_TREE(spec))
+        for size, digest in zip(told.sizes[1:], told.digests[1:], strict=True):
+            assembly.add(view[at : at + size], digest)
+            at += size
+    except (RefusalError, msgspec.DecodeError) as error:
+        raise ValueError(f"an item on {told.port!r}: {error}") from None
+    if assembly.wanted:
+        raise ValueError(f"an item on {told.port!r} is not whole")
+    return assembly.item, at
+
+
+_TREE: Final = reader(Any)

@@ -1,0 +1,130 @@
+"""Copies of what only a learner has: seldom, in the background, and taken by the next life only if they are whole."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from isthmus.ops.data.batches import At
+from isthmus.ops.island.jax_learner import Learner
+from isthmus.ops.island.life import Life
+from isthmus.ops.learner.local_copies import EVERY_NS, FIRST_NS, SHARE, LocalCopies
+from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
+from tests.ops.bodies import SmallTask, fragments_of
+
+FILE = Path("/run/local/learner-3")
+LEAVES = [
+    np.arange(6, dtype=np.float32).reshape(2, 3),
+    np.array(7, np.int32),
+    np.zeros((0, 2), np.float64),
+    np.ones(3, ml_dtypes.bfloat16),
+]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __call__(self) -> int:
+        return self.at
+
+
+def copies(disk: SimulatedDisk, life: int, clock: Clock | None = None, slot: int = 3) -> LocalCopies:
+    return LocalCopies(Path("/run"), Mount(disk), slot, life, clock or Clock())
+
+
+def kept(disk: SimulatedDisk, life: int = 1, step: int = 40, leaves: Any = LEAVES) -> None:
+    made = copies(disk, life)
+    made.keep(step, lambda: leaves)
+    made.settle()
+
+
+def test_the_next_life_finds_what_this_one_has_left() -> None:
+    disk = SimulatedDisk("seed")
+    kept(disk)
+    found = copies(disk, 2).found()
+    assert found is not None
+    assert (found.incarnation, found.step) == (1, 40)
+    for leaf, was in zip(found.leaves, LEAVES, strict=True):
+        assert (leaf.dtype, leaf.shape) == (was.dtype, was.shape)
+        assert leaf.tobytes() == was.tobytes()
+    assert copies(disk, 1).found() is None  # Its own is of no use to a life.
+    assert [path.name for path in disk.files()] == ["learner-3"]
+
+
+@pytest.mark.parametrize("at", [0, 10, 18, 30, 60, -1])
+def test_one_that_is_damaged_is_none(at: int) -> None:
+    disk = SimulatedDisk("seed")
+    kept(disk)
+    content = disk.content(FILE)
+    assert content is not None
+    content.data[at] ^= 1
+    assert copies(disk, 2).found() is None
+    del content.data[at:]
+    assert copies(disk, 2).found() is None
+
+
+def test_what_a_full_disk_does_not_take_leaves_the_one_before() -> None:
+    disk = SimulatedDisk("seed")
+    assert copies(disk, 2).found() is None
+    kept(disk, step=40)
+    disk.troubles[0] = Trouble(lambda: None, room=30)
+    kept(disk, step=80)
+    disk.troubles[0] = Trouble(lambda: None, share=1.0)
+    assert copies(disk, 2).found() is None
+    disk.troubles.clear()
+    found = copies(disk, 2).found()
+    assert found is not None
+    assert found.step == 40
+
+
+def test_a_learner_spends_a_400th_of_its_time_at_most() -> None:
+    clock, took = Clock(), 10_000_000
+    made, at, spent = copies(SimulatedDisk("seed"), 1, clock), list[int](), 0
+
+    def leaves() -> Any:
+        clock.at += took
+        return LEAVES
+
+    assert not made.is_due()
+    while len(at) < 8:
+        clock.at += FIRST_NS // 4
+        made.settle()
+        if made.is_due():
+            at.append(clock.at)
+            made.keep(1, leaves)
+            spent += took
+    assert at[0] <= 2 * FIRST_NS
+    assert max(after - before for before, after in pairwise(at)) <= EVERY_NS + FIRST_NS
+    took = 100_000_000
+    made.keep(1, leaves)
+    made.settle()
+    clock.at += (SHARE - 2) * took
+    assert not made.is_due()
+    clock.at += 2 * took
+    assert made.is_due()
+
+
+def test_a_learner_goes_on_with_the_moments_of_another() -> None:
+    task = SmallTask()
+    parts = fragments_of(task, 2)
+    one, other = (Learner(task, parts, life=Life(0, 0, life)) for life in (1, 2))
+    for learner in (one, other):
+        learner.begin()
+        learner.compile(task.batch(At(0, 0, 0)))
+    for position in range(3):
+        one.step(task.batch(At(0, 0, position)), 0.0)
+    for p in range(len(parts)):
+        other.replace(p, np.asarray(one.extract(p)))
+    other.restart()
+    assert other.take_local(one.local())
+    assert not other.take_local([])
+    for learner in (one, other):
+        learner.step(task.batch(At(0, 0, 3)), 0.0)
+    for p in range(len(parts)):
+        assert np.array_equal(np.asarray(one.extract(p)), np.asarray(other.extract(p)))

@@ -1,0 +1,97 @@
+"""Everything dies at once, at each step of a snapshot, and goes on; or the home is lost, and another machine is it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from isthmus.programs.simulation.coverage import rare_steps
+from isthmus.programs.simulation.deaths import KINDS, STEPS, deadly, run
+from isthmus.programs.simulation.seeds import shape_of
+from isthmus.programs.simulation.universe import Outcome, Shape, outcome_of
+from isthmus.programs.snapshots.snapshots import Found, Snapshots
+from isthmus.runtime.sim import DieAll, Fault, MoveHome
+from isthmus.runtime.sim.universe import HOME
+from isthmus.runtime.supervision.home import takeover
+from tests.effort import examples, soaked
+
+SEED = 3
+
+
+def calm(*faults: Fault) -> Shape:
+    """A run of some seconds with these faults alone."""
+    return replace(shape_of(SEED), faults=faults, storms=(), steps=40, step_ms=100.0)
+
+
+def dying(step: str, at: float = 2.0, *, keeps_power: bool = False) -> DieAll:
+    """Everything dies at a step of the first snapshot from then on."""
+    found = STEPS[step]
+    return DieAll(HOME, step, found.operation, found.name, 1.0, found.then, keeps_power, at=at)
+
+
+def passed(outcome: Outcome) -> Outcome:
+    """An outcome that nobody objects to, of a run in which all happened that was to."""
+    assert outcome.violation is None, (outcome.violation, outcome.story)
+    assert outcome.missed == []
+    return outcome
+
+
+QUICK = ("fragment, write", "manifest, rename", "retention")
+
+
+@pytest.mark.parametrize("step", [*QUICK, *(soaked(step) for step in STEPS if step not in QUICK)])
+def test_a_run_goes_on_from_its_snapshot_after_the_death_of_everything_at_each_step_of_one(step: str) -> None:
+    outcome = passed(outcome_of(calm(dying(step))))
+    assert outcome.outcome == "done"
+    assert outcome.faults[f"death of all: {step}"] == 1
+    lives = Counter(life.partition("#")[0] for life in outcome.lives)
+    assert set(lives.values()) == {2}
+
+
+def test_the_same_seed_dies_the_same_deaths_byte_for_byte() -> None:
+    shape = calm(dying("manifest, rename"), dying("retention", 4.0, keeps_power=True))
+    first, second = passed(outcome_of(shape)), outcome_of(shape)
+    assert (first.tape_digest, first.lives) == (second.tape_digest, second.lives)
+
+
+@pytest.mark.parametrize(
+    ("machine", "lasts"),
+    [("learner-0", 12.0), soaked("learner-0", 1.0), soaked("syncer-0", 1.0), soaked("syncer-0", 12.0)],
+)
+def test_another_machine_becomes_the_home_and_the_lost_one_finds_it(machine: str, lasts: float) -> None:
+    outcome = passed(outcome_of(calm(MoveHome(machine, 2.0, lasts, at=2.0))))
+    assert outcome.outcome == "done"
+    learners = [life for life in outcome.lives if life.startswith("learner/")]
+    assert all(life.endswith("#1") for life in learners)  # None of them was begun again.
+    assert any(life.startswith("recorder/0#10000") for life in outcome.lives)
+    assert outcome.guards["orders of a former home"]
+
+
+def test_seeds_of_deaths_are_passed() -> None:
+    for seed in range(examples(15)):
+        outcome = run(seed)
+        assert outcome.violation is None, (seed, outcome.violation, outcome.story)
+
+
+def test_steps_at_which_nothing_died_are_told() -> None:
+    one = Counter({(KINDS[0], "stepping"): 2, (KINDS[0], "final"): 1})
+    told = rare_steps(one, 3)
+    assert len(told) == len(KINDS) - 1
+    assert told[0] == f"{KINDS[1]}: 0 times, at least 3 are asked for"
+    assert {fault.point for fault in deadly(1).faults if isinstance(fault, DieAll)} <= set(STEPS)
+
+
+def test_a_snapshot_that_was_taken_and_is_not_read_is_objected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Snapshots, "read", lambda self: Found(None, {}, [], {}))
+    violation = outcome_of(calm(dying("after", 4.0))).violation
+    assert violation is not None
+    assert "goes on from snapshot" in violation or "of which snapshot" in violation
+
+
+def test_a_former_home_that_does_not_give_way_is_objected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "give_way", lambda run, by, term: None)
+    violation = outcome_of(calm(MoveHome("learner-0", 2.0, 8.0, at=2.0))).violation
+    assert violation is not None
+    assert "the run is over, and" in violation or "not over after" in violation
