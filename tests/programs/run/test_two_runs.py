@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.procfs import listening, open_files, threads
 from tests.programs.machine import walled
 from tests.programs.run import process_run
 from tests.programs.run.process_run import Run
@@ -35,7 +36,6 @@ def behind_a_wall():
 """
 )
 TICKS = os.sysconf("SC_CLK_TCK")
-LISTENING = "0A"
 
 
 @pytest.fixture(scope="module")
@@ -55,37 +55,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Run]]:
             run.close()
 
 
-def inodes_listening() -> set[str]:
-    """The inodes of all TCP sockets of this machine that listen."""
-    tables = [Path("/proc/net", name) for name in ("tcp", "tcp6")]
-    lines = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
-    return {line[9] for line in lines if line[3] == LISTENING}
-
-
-def inodes_held(pid: int) -> set[str]:
-    """The inodes of the sockets of a process."""
-    targets = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
-    return {target[8:-1] for target in targets if target.startswith("socket:[")}
-
-
-def busy_ticks(pid: int) -> dict[str, int]:
-    """Thread -> the clock ticks that it has computed."""
-    found = {}
-    for path in Path(f"/proc/{pid}/task").iterdir():
-        fields = (path / "stat").read_text().rpartition(")")[2].split()
-        found[path.name] = int(fields[11]) + int(fields[12])
-    return found
-
-
 def test_learners_listen_to_nobody(runs: tuple[Run, Run]) -> None:
-    listening = inodes_listening()
+    heard = listening()
     for run in runs:
         pids = run.pids()
-        assert inodes_held(pids["syncer/0"]) & listening
+        assert open_files(pids["syncer/0"]) & heard
         for name, pid in pids.items():
             if name.startswith("learner/"):
-                assert inodes_held(pid) - listening
-                assert not inodes_held(pid) & listening
+                assert any(name.startswith("socket:") for name in open_files(pid) - heard)
+                assert not open_files(pid) & heard
 
 
 @pytest.mark.skipif(not walled.is_possible(), reason="the numbers of this machine's system calls are not known here")
@@ -108,12 +86,17 @@ def test_syncer_recorder_daemon_and_command_load_no_jax(runs: tuple[Run, Run]) -
 def test_a_learner_computes_with_one_thread(runs: tuple[Run, Run]) -> None:
     _, run = runs
     pid = run.pids()["learner/0"]
-    names = [(path / "comm").read_text().strip() for path in Path(f"/proc/{pid}/task").iterdir()]
-    assert sum("Eigen" in name for name in names) <= 1
-    before = busy_ticks(pid)
+    before = threads(pid)
+    assert sum("Eigen" in thread.name for thread in before.values()) <= 1
+
+    def computed() -> list[int]:
+        return sorted(
+            now.ticks - (before[number].ticks if number in before else 0) for number, now in threads(pid).items()
+        )
+
     # Ratios within the process, which other load on the machine leaves as they are.
-    run.wait_for(lambda: sum(busy_ticks(pid).values()) > sum(before.values()) + TICKS)
-    first, second, *_ = sorted((now - before.get(name, 0) for name, now in busy_ticks(pid).items()), reverse=True)
+    run.wait_for(lambda: sum(computed()) > TICKS)
+    *_, second, first = computed()
     assert second < 0.35 * first
 
 

@@ -18,6 +18,7 @@ from isthmus.runtime.control.messages import Message, encode
 from isthmus.runtime.control.server import ControlServer
 from isthmus.runtime.security import handshakes
 from isthmus.runtime.security.keys import KeyPair, Keyring
+from tests.procfs import open_files
 from tests.runtime.security.key_rings import STRANGER, ring_of
 from tests.runtime.wire.cables import LEARNERS, World
 from tests.runtime.wire.siege import MIB, Siege, Stranger, resident
@@ -110,17 +111,13 @@ def test_half_handshakes_end_and_cost_a_host_nothing_that_stays(world: World, co
 def ours(port: int) -> int:
     """Connections that whoever listens at a port still keeps."""
     inodes = {f"socket:[{row.split()[9]}]" for row in rows() if row.split()[1].endswith(f":{port:04X}")}
-    return len(inodes & {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if is_open(fd)}) - 1
+    return len(inodes & open_files()) - 1
 
 
 def rows() -> list[str]:
     """TCP connections."""
     with open("/proc/self/net/tcp") as file:
         return file.read().splitlines()[1:]
-
-
-def is_open(fd: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
 class Post:

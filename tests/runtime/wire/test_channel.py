@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.links import AcceptedLink, DialledLink
 from isthmus.runtime.wire.peers import Limits
 from isthmus.runtime.wire.zmq_sockets import ZmqSocket
+from tests.procfs import listening, open_files
 from tests.runtime.channels.channel_conformance import A, B, C, ChannelConformance, Ends, MakeEnds, Recorder
 from tests.runtime.security.key_rings import keyed
 from tests.runtime.wire.cables import LEARNERS, MIB, PATIENT, SYNCER, End, World, connected, floats, pair
@@ -113,7 +113,7 @@ class TestConformance(ChannelConformance):
 
 def test_items_go_both_ways_though_only_one_side_listens(world: World) -> None:
     syncer, learner, _ = pair(world)
-    listening = listeners()
+    before = listeners()
     item = {"x": floats(9, 2.5), "y": [(1, None), "text"], "z": np.arange(3, dtype=np.int8)}
     learner.send(SYNCER, 1, item)
     syncer.send(LEARNERS[0], 2, item, key="k", replaces=True)
@@ -124,19 +124,12 @@ def test_items_go_both_ways_though_only_one_side_listens(world: World) -> None:
         assert np.array_equal(parcel.item["x"], item["x"])
         assert parcel.item["y"] == item["y"]
         assert not parcel.item["x"].flags.writeable
-    assert listeners() == listening
+    assert listeners() == before
 
 
 def listeners() -> int:
     """TCP sockets of this process that listen."""
-    inodes = {
-        line.split()[9]
-        for name in ("tcp", "tcp6")
-        for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
-        if line.split()[3] == "0A"
-    }
-    own = {str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
-    return sum(f"socket:[{inode}]" in own for inode in inodes)
+    return len(listening() & open_files())
 
 
 def test_every_dtype_crosses(world: World) -> None:

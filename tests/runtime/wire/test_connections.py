@@ -14,6 +14,7 @@ from isthmus.runtime.channels.contract import Endpoints
 from isthmus.runtime.clock import milliseconds, seconds
 from isthmus.runtime.errors import ConfigError, LocalProtocolError
 from isthmus.runtime.ids import Member
+from tests.procfs import threads
 from tests.runtime.wire.cables import HASTY, LEARNERS, MIB, PATIENT, SYNCER, World, connected, floats
 
 
@@ -201,8 +202,7 @@ def test_libzmq_has_one_thread_for_traffic(world: World) -> None:
 
 
 def io_threads() -> int:
-    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
-    return sum(name.startswith("ZMQbg/IO") for name in names)
+    return sum(name.startswith("ZMQbg/IO") for name, _ in threads().values())
 
 
 # -- who is welcome ----------------------------------------------------------------------------------------------------
