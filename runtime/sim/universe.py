@@ -404,7 +404,7 @@ class Universe:
         return process
 
     def _booted(self, machine: SimulatedMachine, process: Process, daemon: object) -> None:
-        mount = Mount(machine.disk)
+        mount = Mount(machine.disk, str(process.member))
         life = Life(
             self._setting,
             process.member,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 Change = tuple[tuple[Path, "Content | None"], ...]
 """Names that change at once, each with what it names from then on."""
@@ -62,6 +62,13 @@ class Ambush:
         return False
 
 
+class Writing(NamedTuple):
+    """What a process has written into a file since it opened it."""
+
+    writer: str
+    data: bytearray
+
+
 @final
 class SimulatedDisk:
     """The files of one machine. `troubles` and `ambushes` are by a number that says which fault made each; one that
@@ -73,7 +80,7 @@ class SimulatedDisk:
         self.troubles: dict[int, Trouble] = {}
         self.ambushes: dict[int, Ambush] = {}
         self.is_cut = False
-        self.written: dict[Path, list[bytearray]] = {}
+        self.written: dict[Path, list[Writing]] = {}
         self.failures = self.refusals = 0
         self._rng = random.Random(seed)
         self._names: dict[Path, Content] = {}
@@ -203,10 +210,11 @@ class SimulatedFile:
 
 @final
 class Mount:
-    """A disk as one process sees it, until `is_gone`."""
+    """A disk as one process, the `writer`, sees it, until `is_gone`."""
 
-    def __init__(self, disk: SimulatedDisk) -> None:
+    def __init__(self, disk: SimulatedDisk, writer: str = "") -> None:
         self.is_gone = False
+        self._writer = writer
         self._disk = disk
 
     def disk(self) -> SimulatedDisk:
@@ -270,5 +278,5 @@ class Mount:
 
     def _open(self, path: Path, content: Content) -> SimulatedFile:
         written = bytearray()
-        self._disk.written.setdefault(path, []).append(written)
+        self._disk.written.setdefault(path, []).append(Writing(self._writer, written))
         return SimulatedFile(self, path, content, written)
