@@ -7,10 +7,8 @@ backend, of the CPU: a TPU's compiler needs no TPU. What libraries write to stan
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -42,9 +40,9 @@ from isthmus.runtime.errors import ConfigError, InvariantError, RequestError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.system.own_end import die_with_parent
 
 _PACKAGES: Final = ("jax", "jaxlib", "libtpu")
-_PR_SET_PDEATHSIG: Final = 1
 _TOO_LARGE: Final = (1 << 20, 1 << 18)
 """float32: a TiB, which no device has."""
 
@@ -52,7 +50,7 @@ _TOO_LARGE: Final = (1 << 20, 1 << 18)
 def main() -> int:
     """Answer one request."""
     unblock()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    die_with_parent()
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

@@ -7,22 +7,21 @@ the one before. Both end with the host: the kernel kills the nursery when the ho
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import socket
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Final, final
 
 from setproctitle import setproctitle
 
+from isthmus.runtime.system.own_end import die_with_parent, end_after
+
 REQUEST_BYTES_MAX: Final = 1 << 16
-_PR_SET_PDEATHSIG: Final = 1
 
 Work = Callable[[Mapping[str, Any], Connection], None]
 """What a worker does: told these things, it serves a connection."""
@@ -37,8 +36,7 @@ class Nursery:
         host = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            self._socket.close()
-            _serve(its, name, work, host)
+            end_after(lambda: _serve(self._socket, its, name, work, host))
         its.close()
         self._worker = 0
         self._connection: Connection | None = None
@@ -49,7 +47,11 @@ class Nursery:
         ours, its = socket.socketpair()
         with its:
             socket.send_fds(self._socket, [json.dumps(told).encode()], [its.fileno()])
-            answer = json.loads(self._socket.recv(REQUEST_BYTES_MAX))
+            said = self._socket.recv(REQUEST_BYTES_MAX)
+        if not said:
+            ours.close()
+            raise OSError("beginning a process that computes: what begins them has ended")
+        answer = json.loads(said)
         self._connection = Connection(ours.detach())
         self._worker = int(answer["pid"])
         if not self._worker:
@@ -81,35 +83,27 @@ def _used(pid: int, *, with_children: bool) -> float:
     return sum(map(int, fields[11 : 15 if with_children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _serve(host: socket.socket, name: str, work: Work, parent: int) -> None:
-    """The nursery: begin and end workers until the host is gone."""
-    _die_with(parent)
+def _serve(theirs: socket.socket, host: socket.socket, name: str, work: Work, parent: int) -> int:
+    """The nursery: begin and end workers until the host, whose end is `theirs`, is gone."""
+    die_with_parent(parent)
+    theirs.close()
     setproctitle(f"isthmus {name} nursery")
     worker = 0
     while True:
         data, descriptors, _, _ = socket.recv_fds(host, REQUEST_BYTES_MAX, 1)
         if not data:
-            os._exit(0)
+            return 0
         if worker:
             os.kill(worker, signal.SIGKILL)
             os.waitpid(worker, 0)
             worker = 0
         answer: dict[str, Any] = {"pid": 0}
         if descriptors:
-            nursery = os.getpid()
+            begun = partial(_work, host, descriptors[0], os.getpid(), name, work, data)
             try:
                 worker = os.fork()
                 if worker == 0:
-                    _die_with(nursery)
-                    host.close()
-                    _work(descriptors[0], name, work, json.loads(data))
+                    end_after(begun)
                 answer = {"pid": worker}
             except OSError as error:
                 answer = {"pid": 0, "error": str(error)}
@@ -118,16 +112,10 @@ def _serve(host: socket.socket, name: str, work: Work, parent: int) -> None:
             host.send(json.dumps(answer).encode())
 
 
-def _work(descriptor: int, name: str, work: Work, told: Mapping[str, Any]) -> None:
+def _work(host: socket.socket, descriptor: int, nursery: int, name: str, work: Work, told: bytes) -> int:
     """A worker."""
-    status = 1
-    try:
-        setproctitle(f"isthmus {name} worker")
-        work(told, Connection(descriptor))
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    die_with_parent(nursery)
+    host.close()
+    setproctitle(f"isthmus {name} worker")
+    work(json.loads(told), Connection(descriptor))
+    return 0

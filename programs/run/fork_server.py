@@ -16,11 +16,9 @@ Without its daemon this process ends: the kernel kills it, even where it is stop
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -38,10 +36,10 @@ from isthmus.programs.run.launch import log_of, opened_log
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import Replica
+from isthmus.runtime.system.own_end import die_with_parent, end_after
 
 REQUEST_BYTES_MAX: Final = 1 << 16
 PID_BYTES_MAX: Final = 20
-_PR_SET_PDEATHSIG: Final = 1
 
 
 def main(arguments: list[str]) -> int:
@@ -49,7 +47,7 @@ def main(arguments: list[str]) -> int:
     folder, daemon = Path(arguments[0]), socket.socket(fileno=int(arguments[1]))
     setproctitle("isthmus fork-server")
     unblock()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # Not inherited by what is forked.
+    die_with_parent()
     prepare_environment(1)
     refusal = _refusal(folder)
     gc.collect()
@@ -132,23 +130,23 @@ def _fork_host(folder: Path, daemon: socket.socket, writer: int, held: int, requ
     if host:
         os.write(writer, str(host).encode())
         os._exit(0)
-    try:
-        daemon.close()
-        os.close(writer)
-        if not os.read(held, 1):
-            os._exit(0)  # The daemon does not know this process.
-        os.close(held)
-        os.setsid()
-        replica = Replica.parse(request["name"])
-        with opened_log(log_of(folder, replica)) as log, Path(os.devnull).open("rb") as nothing:
-            os.dup2(nothing.fileno(), 0)
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    host_process.serve([str(folder), request["name"], str(request["incarnation"]), request["endpoint"]])
+    end_after(lambda: _serve_host(folder, daemon, writer, held, request))
+
+
+def _serve_host(folder: Path, daemon: socket.socket, writer: int, held: int, request: dict[str, Any]) -> int:
+    """In the grandchild: be the host, once the daemon knows this process."""
+    daemon.close()
+    os.close(writer)
+    if not os.read(held, 1):
+        return 0
+    os.close(held)
+    os.setsid()
+    replica = Replica.parse(request["name"])
+    with opened_log(log_of(folder, replica)) as log, Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    return host_process.main([str(folder), request["name"], str(request["incarnation"]), request["endpoint"]])
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from setproctitle import setproctitle
 
@@ -27,6 +26,7 @@ from isthmus.runtime.host.roster import meets
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.roles import LEARNER, gang_number, leader
 from isthmus.runtime.security.keys import Keyring, read_pair
+from isthmus.runtime.system.own_end import end_after
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
 
@@ -114,19 +114,5 @@ def main(arguments: list[str]) -> int:
     return host.run()
 
 
-def serve(arguments: list[str]) -> NoReturn:
-    """The same, and the end of this process: at once, for an interpreter that is taken down while threads of libraries
-    still run may abort, and its host would count as one that was killed."""
-    status = 1
-    try:
-        status = main(arguments)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
 if __name__ == "__main__":
-    serve(sys.argv[1:])
+    end_after(lambda: main(sys.argv[1:]))
