@@ -48,7 +48,7 @@ class FolderStore:
         return data
 
     def names(self) -> list[str]:
-        return [name for name in self._disk.names(self._folder) if not name.startswith(".")]
+        return [name for name in self._disk.sizes(self._folder) if not name.startswith(".")]
 
     def remove(self, name: str) -> None:
         self._disk.remove(self._folder / name)

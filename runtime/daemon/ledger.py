@@ -166,16 +166,18 @@ class Ledger:
 
     def move(self, former: Path | None) -> None:
         """Have this ledger, of a run that had its home elsewhere, be that of a home here: lives on that machine are
-        none of this one's, which has those that the ledger in the folder `former` has. What there is may be old, so it
-        is lost for the home. LedgerError if the disk does not take that."""
+        none of this one's, which has those that the ledger in the folder `former` has, and what of them was lost. What
+        there is may be old, so it is lost for the home. LedgerError if the disk does not take that."""
         try:
             if former is not None:
                 self._database.execute("attach database ? as former", (str(former / FILE),))
             self._database.execute("begin immediate")
             self._database.execute("delete from lives")
+            self._database.execute("delete from notes where name = ?", (_LOST_OF["station"],))
             if former is not None:
                 self._database.execute("insert into lives select * from former.lives")
-            self._database.execute("delete from notes where name = ?", (_LOST_OF["station"],))
+                lost = "insert into notes select * from former.notes where name = ?"
+                self._database.execute(lost, (_LOST_OF["station"],))
             self._database.execute("insert or replace into notes values (?, x'')", (_LOST_OF["home"],))
             self._database.execute("commit")
         except sqlite3.Error as error:

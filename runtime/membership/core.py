@@ -127,6 +127,12 @@ class MembershipCore:
         host = self._hosts.get(replica)
         return None if host is None else host.shown
 
+    def has_ended(self, member: Member) -> bool:
+        """Whether this life has been removed, is told to have ended, or is older than the newest heard of."""
+        host = self._hosts.get(member.replica)
+        is_live = host is not None and host.member == member
+        return not is_live and member.incarnation <= self._newest.get(member.replica, 0)
+
     def late(self, now: Instant) -> tuple[Member, ...]:
         """The members who will be suspected or removed if the timer fires at `now`, unless their silence is excused."""
         hosts = [host for _, host in sorted(self._hosts.items())]

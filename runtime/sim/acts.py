@@ -76,8 +76,8 @@ class Disturbed(Protocol):
     def start_daemon(self, machine: SimulatedMachine) -> None:
         """Begin another one in its place."""
 
-    def darken(self, machine: SimulatedMachine) -> None:
-        """The power fails."""
+    def darken(self, machine: SimulatedMachine, *, keeps_power: bool = False) -> None:
+        """All of its processes end, and with the power what no disk of it had synced."""
 
     def lighten(self, machine: SimulatedMachine) -> None:
         """The power is back."""
@@ -176,9 +176,7 @@ class Acts:
         self._dead[number] = [machine for machine in self._universe.machines.values() if not machine.is_dark]
         for machine in self._dead[number]:
             self.touched.update(process.member.replica for process in machine.processes.values())
-            self._universe.darken(machine)
-            if not fault.keeps_power:
-                machine.disk.lose_power()
+            self._universe.darken(machine, keeps_power=fault.keeps_power)
         self._universe.disks[fault.machine].is_cut = False
 
     def _revive(self, number: int) -> None:
@@ -329,8 +327,6 @@ class Acts:
             self._universe.weather.cuts.setdefault(way, set()).add(number)
         self.touched.update(process.member.replica for process in machine.processes.values())
         self._universe.darken(machine)
-        self._universe.disks[fault.machine].lose_power()
-        self._universe.tape_disks[fault.machine].lose_power()
 
         def lighten() -> None:
             self._join(self._universe.weather.cuts, ways, number)

@@ -132,7 +132,7 @@ class EndChecker(Checker):
 def _is_cut_off(universe: Universe, replica: Replica) -> bool:
     """Whether the way between a host's machine and the home was cut, in one direction at least."""
     life = universe.last(replica)
-    ends = {life.machine if life else HOME, HOME}
+    ends = {life.machine if life else HOME, HOME, universe.home}
     cuts = [fault for fault, _ in universe.injector.happened if isinstance(fault, Cut)]
     return any(cut.machine in ends and (cut.target is None or cut.target in ends) for cut in cuts)
 

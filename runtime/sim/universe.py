@@ -295,11 +295,15 @@ class Universe:
             self.daemons.append(daemon)
             daemon.start()
 
-    def darken(self, machine: SimulatedMachine) -> None:
+    def darken(self, machine: SimulatedMachine, *, keeps_power: bool = False) -> None:
+        """All of its processes end, and with the power what no disk of it had synced."""
         machine.is_dark = True
         self.kill_daemon(machine)
         for process in list(machine.processes.values()):
             machine.end(process)
+        if not keeps_power:
+            self.disks[machine.name].lose_power()
+            self.tape_disks[machine.name].lose_power()
 
     def lighten(self, machine: SimulatedMachine) -> None:
         """It has power again, and a daemon soon."""

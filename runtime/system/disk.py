@@ -50,9 +50,6 @@ class Disk(Protocol):
     def read(self, path: Path) -> bytes:
         """All that is in a file."""
 
-    def names(self, folder: Path) -> list[str]:
-        """The names in a folder, in order; none where there is no folder."""
-
     def sizes(self, path: Path) -> dict[str, int]:
         """The names and bytes of the files in a folder, sorted; none where there is no folder."""
 
@@ -107,12 +104,6 @@ class KernelDisk:
 
     def read(self, path: Path) -> bytes:
         return path.read_bytes()
-
-    def names(self, folder: Path) -> list[str]:
-        try:
-            return sorted(os.listdir(folder))
-        except FileNotFoundError:
-            return []
 
     def sizes(self, path: Path) -> dict[str, int]:
         found = {}

@@ -263,10 +263,6 @@ class Mount:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return bytes(content.data)
 
-    def names(self, folder: Path) -> list[str]:
-        self.disk().ask()
-        return [path.name for path in self._disk.files() if path.parent == folder]
-
     def sizes(self, path: Path) -> dict[str, int]:
         self.disk().ask()
         return self._disk.sizes(path)

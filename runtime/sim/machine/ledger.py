@@ -37,7 +37,7 @@ class Book:
         """Be the ledger of a home, of which that of the home before is known, as far as it can be believed."""
         self.numbers = dict(former.numbers)
         self.notes = {**self.notes, **former.notes}
-        self.lost = {*(self.lost - {"station"}), "home"} if not self.lives else {*self.lost, "home"}
+        self.lost = {*self.lost, "home"}
 
     def lose(self) -> None:
         """The file is missing, or torn."""

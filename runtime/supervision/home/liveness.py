@@ -88,6 +88,10 @@ class Roll:
     def has(self, member: Member) -> bool:
         return member in self.members()
 
+    def has_ended(self, member: Member) -> bool:
+        """Whether this life is over for good, whoever still tells of it."""
+        return self._core.has_ended(member)
+
     def is_heard(self, member: Member) -> bool:
         """Whether this life is a member that speaks."""
         return self.has(member) and self._core.state(member.replica) not in SILENT

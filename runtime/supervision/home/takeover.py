@@ -99,7 +99,8 @@ def noted(run: RunState) -> Journal:
 
 
 def learn(run: RunState, machine: Machine, report: Report) -> None:
-    """Believe what a station says of lives, where nobody else knows any more which there are."""
+    """Believe what a station says of lives, where nobody else knows any more which there are. A report that comes late,
+    or again, does not bring a life back."""
     for known in (*report.newest, *(seen.member for seen in report.lives)):
         replica = known.replica
         if known.incarnation > run.newest.get(replica, 0):
@@ -108,7 +109,8 @@ def learn(run: RunState, machine: Machine, report: Report) -> None:
                 deaths.bury(run, former, Gone(Member(replica, former.tracked[replica]), incidents.Unseen()))
     for seen in report.lives:
         replica = seen.member.replica
-        if seen.member.incarnation == run.newest[replica] and not run.fleet.is_tracked(replica):
+        is_newest = seen.member.incarnation == run.newest[replica] and not run.roll.has_ended(seen.member)
+        if is_newest and not run.fleet.is_tracked(replica):
             run.fleet.know([replica])
             if machine.name != run.fleet.name(replica):
                 run.fleet.place(replica, machine.name)

@@ -137,6 +137,15 @@ def test_a_newer_life_that_has_ended_makes_an_older_one_not_believed() -> None:
     assert story.hears(3, "beta", seen("syncer/0#2", 2)) == []
 
 
+def test_a_report_that_comes_again_does_not_bring_a_life_back() -> None:
+    story = lost()
+    report = ReportCame("beta", Report((seen("syncer/0#2"),), (), lives("syncer/0#2")))
+    story.does(1, report)
+    assert story.hears(2, "beta", gone("syncer/0#2")) == [journal(used=used(syncer=0.0)), ended("syncer/0#2")]
+    assert story.does(3, report) == []
+    assert story.core.lives == {}
+
+
 def test_what_it_learns_may_be_told_again_and_in_any_order() -> None:
     story = lost()
     for _ in range(2):
