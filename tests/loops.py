@@ -10,8 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from tests.patience import PATIENCE
 
-def run_until(loop: asyncio.AbstractEventLoop, holds: Callable[[], object], seconds_max: float = 20.0) -> None:
+
+def run_until(loop: asyncio.AbstractEventLoop, holds: Callable[[], object], seconds_max: float = PATIENCE) -> None:
     """Run a loop until something holds; AssertionError if it does not in time. What a callback raises, this raises."""
     raised: list[BaseException] = []
     deadline = loop.time() + seconds_max

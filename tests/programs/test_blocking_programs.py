@@ -19,6 +19,7 @@ from isthmus.programs.simulation.pytest_plugin import Result, Worlds
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Job, Reference
 from tests.effort import soaked
+from tests.patience import PATIENCE
 
 from .family import ADAM, final_model, task
 
@@ -144,7 +145,7 @@ for name in SHIPPED:
     Program(name).build(Job(name, Reference("a:b"), (TensorSpec("w", (8, 8), "float32"),), 64, 10_000, 2))
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "numba", "optax"}))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.stdout.strip() == "[]", done.stderr
 
 

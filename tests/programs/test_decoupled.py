@@ -10,6 +10,7 @@ import pytest
 from isthmus.programs.decoupled import build, settings_for
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Job, Reference, TensorSpec
+from tests.patience import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ from isthmus.runtime.graph.template import Job, Reference, TensorSpec
 build(Job("decoupled-diloco", Reference("a:b"), (TensorSpec("w", (8, 8), "float32"),), 64, 10_000, 2))
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "numba", "optax"}))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.stdout.strip() == "[]", done.stderr
 
 

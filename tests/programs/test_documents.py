@@ -126,7 +126,6 @@ def read(page: str) -> list[Block]:
     return list(blocks_of((ROOT / page).read_text()))
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.usefixtures("first_run")
 def test_every_block_of_a_page_does_what_the_page_says(clone: Clone, page: str) -> None:

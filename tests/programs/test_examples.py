@@ -22,6 +22,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import World
 from isthmus.runtime.system.files import read_tensors
 from tests.effort import soaked
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.process
 
@@ -48,7 +49,7 @@ def typed(*arguments: str) -> Result:
 
 def call(here: Path, *command: object) -> subprocess.CompletedProcess[str]:
     words = [str(word) for word in command]
-    return subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.mark.parametrize(

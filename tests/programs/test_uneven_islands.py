@@ -12,8 +12,8 @@ from textwrap import dedent
 import pytest
 
 from tests.effort import soaked
+from tests.patience import PATIENCE
 
-SECONDS_MAX = 100
 TOGETHER = """
     import json, sys
     import jax
@@ -47,7 +47,7 @@ APART = """
 def run(script: str, *arguments: str) -> str:
     command = [sys.executable, "-c", dedent(script), *arguments]
     given = os.environ | {"JAX_PLATFORMS": "cpu"}
-    told = subprocess.run(command, env=given, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    told = subprocess.run(command, env=given, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert told.returncode == 0, told.stderr
     return told.stdout
 

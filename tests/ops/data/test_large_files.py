@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 SIZE_BYTES = 6 << 30
 MEMORY_BYTES_MAX = 400 << 20
 PROGRAM = """
@@ -33,7 +35,11 @@ def test_a_file_of_some_gibibytes_is_trained_on_in_little_memory(tmp_path: Path)
     with path.open("wb") as file:  # Sparse: it reads as zeros, and takes no room on the disk.
         file.truncate(SIZE_BYTES)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path), "uint16"], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", PROGRAM, str(path), "uint16"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
     )
     tokens, grown = map(int, done.stdout.split())
     assert tokens == SIZE_BYTES // 2

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-SECONDS_MAX = 100
+from tests.patience import PATIENCE
+
 ALONE = """
 import json, jax
 jax.config.update("jax_num_cpu_devices", 4)
@@ -37,7 +38,7 @@ def found() -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         assert leader.stdout is not None
         processes.append(started("-m", "tests.ops.gang.gang_figures", "1", leader.stdout.readline()))
-        told = [process.communicate(timeout=SECONDS_MAX) for process in processes]
+        told = [process.communicate(timeout=PATIENCE) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from isthmus.ops.island.core_turns import Turnstile
-
-SECONDS_MAX = 60.0
+from tests.patience import PATIENCE
 
 
 def test_nobody_needs_a_turn_where_no_more_come_than_there_are_turns() -> None:
@@ -33,23 +32,23 @@ def test_no_more_than_there_are_turns_are_in_and_those_who_wait_are_served_in_or
                 inside.append(number)
                 most.append(len(inside))
                 came.notify_all()
-            assert may_leave[number].wait(SECONDS_MAX)
+            assert may_leave[number].wait(PATIENCE)
             inside.remove(number)
 
     threads = []
     for number in range(6):
         threads.append(threading.Thread(target=pass_through, args=(number,)))
         threads[-1].start()
-        until = time.monotonic() + SECONDS_MAX
+        until = time.monotonic() + PATIENCE
         while len(order) + len(turnstile._waiting) <= number and time.monotonic() < until:
             time.sleep(0.001)
     assert order == [0, 1]
     for number in range(6):
         may_leave[number].set()
         with came:
-            assert came.wait_for(lambda number=number: len(order) >= min(6, number + 3), SECONDS_MAX)  # type: ignore[misc]
+            assert came.wait_for(lambda number=number: len(order) >= min(6, number + 3), PATIENCE)  # type: ignore[misc]
     for thread in threads:
-        thread.join(SECONDS_MAX)
+        thread.join(PATIENCE)
     assert order == [0, 1, 2, 3, 4, 5]
     assert max(most) == 2
 

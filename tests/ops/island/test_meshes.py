@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-SECONDS_MAX = 280
-"""On a busy machine, with nothing compiled before; a quiet one takes ten."""
+from tests.patience import PATIENCE
 
-pytestmark = pytest.mark.timeout(SECONDS_MAX + 20)
 MESHES = ("2", "4", "8")
 
 
@@ -22,7 +20,7 @@ def found() -> dict[str, Any]:
     """The figures of each number of devices, all from one process."""
     command = [sys.executable, "-m", "tests.ops.island.mesh_figures"]
     given = os.environ | {"JAX_PLATFORMS": "cpu"}
-    told = subprocess.run(command, env=given, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    told = subprocess.run(command, env=given, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert told.returncode == 0, told.stderr
     figures: dict[str, Any] = json.loads(told.stdout)
     return figures

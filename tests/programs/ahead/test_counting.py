@@ -20,8 +20,8 @@ import pytest
 from isthmus.programs.language_model import task
 from isthmus.programs.request.program import SHIPPED
 from isthmus.programs.request.request import prepare
+from tests.patience import PATIENCE
 
-SECONDS_MAX = 100
 COUNT = """
     import json, sys
     import jax
@@ -59,7 +59,7 @@ def counted(folder: Path, program: str, devices: int, *names: str) -> list[dict[
     (folder / "text.txt").write_text("The sea is wide, and the land between two seas is narrow. " * 400)
     given = os.environ | {"JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", dedent(COUNT), program, str(devices), str(folder), *names]
-    told = subprocess.run(command, env=given, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    told = subprocess.run(command, env=given, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert told.returncode == 0, told.stderr
     return [{each["name"]: each for each in functions} for functions in json.loads(told.stdout)]
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.programs.run.process_run import ISTHMUS, TASK
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.process
 
 PLAN = """
 [run]
@@ -48,7 +49,7 @@ def chaos(folder: Path, *words: str, plan: str = PLAN) -> subprocess.CompletedPr
     (folder / "paced.py").write_text(TASK)
     (folder / "plan.toml").write_text(plan)
     command = [str(ISTHMUS), "chaos", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def test_every_fault_happens_and_the_run_is_done(tmp_path: Path) -> None:

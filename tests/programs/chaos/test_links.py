@@ -12,6 +12,7 @@ import pytest
 
 from isthmus.programs.chaos.links import Conditions, Links
 from isthmus.programs.chaos.strikes import comes_about
+from tests.patience import PATIENCE
 
 DATA = os.urandom(40_000)
 
@@ -55,7 +56,7 @@ def links() -> Iterator[Links]:
 def dialled(links: Links, port: int) -> socket.socket:
     """A connection to a port, through the proxy."""
     address, _, own = links.address.rpartition(":")
-    client = socket.create_connection((address, int(own)), timeout=60)
+    client = socket.create_connection((address, int(own)), timeout=PATIENCE)
     client.sendall(b"\x05\x01\x00")
     assert client.recv(2) == b"\x05\x00"
     client.sendall(b"\x05\x01\x00\x01" + socket.inet_aton("127.0.0.1") + port.to_bytes(2, "big"))
@@ -117,7 +118,7 @@ def test_of_a_mute_way_nothing_passes_and_nothing_is_missing(links: Links, echo:
 
 def test_what_is_no_connect_of_socks_is_hung_up_on(links: Links) -> None:
     address, _, own = links.address.rpartition(":")
-    with socket.create_connection((address, int(own)), timeout=60) as client:
+    with socket.create_connection((address, int(own)), timeout=PATIENCE) as client:
         client.sendall(b"\x05\x01\x00" + b"\x05\x02\x00\x01" + bytes(6))
         assert client.recv(2) == b"\x05\x00"
         assert client.recv(1) == b""

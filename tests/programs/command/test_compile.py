@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 
 from isthmus.programs.ahead import compiling
 from isthmus.programs.command.main import app
+from tests.patience import PATIENCE
 from tests.programs.ahead.made import EXTRACT, REFUSED, STEP, answer
 
-SECONDS_MAX = 60
 FITS = {"answer": msgspec.to_builtins(answer(STEP, EXTRACT))}
 REFUSES = {"answer": msgspec.to_builtins(answer(replace(STEP, compiled=None, refused=REFUSED)))}
 STAND_IN = """
@@ -163,6 +163,6 @@ finally:
 def test_the_command_itself_imports_no_jax(tmp_path: Path, worker: Worker) -> None:
     command = [sys.executable, "-c", APART]
     environment = os.environ | worker.environment
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("v6e:2x2 (4 x TPU v6 lite, learner 0): fits\n")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from isthmus.programs.replay.run_folder import replay
+from tests.patience import PATIENCE
 
 from .comparing import written
 
@@ -23,7 +24,7 @@ def compare(folder: Path, *arguments: str, status: int = 0) -> subprocess.Comple
     task = written(folder)
     options = ["--task", task, "--learners", "2", "--tokens", "6400", "--set", "program.interval=12"]
     command = [str(ISTHMUS), "compare", *arguments, *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == status, done.stderr
     return done
 
@@ -56,7 +57,6 @@ def test_a_comparison_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.process
-@pytest.mark.timeout(300)
 def test_ctrl_c_ends_a_real_run_and_the_next_call_makes_it_again(tmp_path: Path) -> None:
     given = ["diloco", "--task", written(tmp_path), "--learners", "2", "--tokens", "640000", "--seeds", "1", "--json"]
     command = [str(ISTHMUS), "compare", *given, "--sweep", "program.interval=12,24", "--dir", "there"]
@@ -66,10 +66,10 @@ def test_ctrl_c_ends_a_real_run_and_the_next_call_makes_it_again(tmp_path: Path)
             assert process.poll() is None
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=100)[1]
+        said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 1
     assert "0 of 3 runs are done; the same command goes on" in said
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [side["runs"][0]["folder"] for side in found["sides"]] == [

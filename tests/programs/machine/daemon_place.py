@@ -17,6 +17,7 @@ import msgpack  # type: ignore[import-untyped]
 import zmq
 
 from isthmus.runtime.system.processes import started_at
+from tests.patience import PATIENCE
 from tests.programs.run.process_run import FOREVER, ISTHMUS, TASK
 
 PIPE = subprocess.PIPE
@@ -47,7 +48,7 @@ class Place:
         return command
 
     def call(
-        self, *arguments: str, seconds_max: float = 60.0, prefix: tuple[str, ...] = ()
+        self, *arguments: str, seconds_max: float = PATIENCE, prefix: tuple[str, ...] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Carry a command out."""
         command = self.begin(*arguments, prefix=prefix)
@@ -73,7 +74,7 @@ class Place:
         words = ("isthmus learner", "isthmus syncer", "isthmus evaluator", "isthmus recorder")
         return {pid: name for pid, name in self.processes().items() if name.startswith(words)}
 
-    def wait_for(self, what: Callable[[], Any], seconds_max: float = 60.0) -> Any:
+    def wait_for(self, what: Callable[[], Any], seconds_max: float = PATIENCE) -> Any:
         """The first true result of `what`."""
         pause, until = threading.Event(), time.monotonic() + seconds_max
         while not (found := what()):
@@ -122,7 +123,7 @@ class MachineDaemon:
         """What it has told so far."""
         return self.path.read_text().splitlines()
 
-    def wait_for_line(self, words: str, seconds_max: float = 60.0) -> str:
+    def wait_for_line(self, words: str, seconds_max: float = PATIENCE) -> str:
         """The first line with these words."""
         found: str = self.place.wait_for(lambda: next((x for x in self.lines() if words in x), ""), seconds_max)
         return found
@@ -130,7 +131,7 @@ class MachineDaemon:
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal, and wait for the end; the exit status."""
         self.process.send_signal(number)
-        _, error = self.process.communicate(timeout=60)
+        _, error = self.process.communicate(timeout=PATIENCE)
         assert "Traceback" not in error
         return self.process.returncode
 

@@ -10,7 +10,7 @@ import pytest
 from tests.programs.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.machine.daemon_place import Place
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(400), pytest.mark.soak]
+pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 ISLAND = 'island = "pod"\ndevice = "CPU"\ndevices = 2\n'
 

@@ -15,7 +15,7 @@ from isthmus.runtime.supervision.incidents import HomeTaken, Superseded
 from tests.programs.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.machine.daemon_place import Place
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.process
 
 LEARNER = 'roles = ["learner"]\nislands = 1'
 QUICK = ("--set", "run.snapshot_every_seconds=0.5")

@@ -15,7 +15,6 @@ WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.process,
     pytest.mark.soak,
-    pytest.mark.timeout(180),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from isthmus.runtime.supervision.incidents import Ended, Joined, MachineTaken, Slow
+from tests.patience import PATIENCE
 from tests.programs.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.machine.daemon_place import Place, fake_daemon
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.process
 
 LEARNER = 'roles = ["learner"]\nislands = 1'
 
@@ -108,7 +109,7 @@ def test_the_daemon_of_an_outpost_dies_and_the_next_adopts_its_hosts(place: Plac
     place.wait_for_merges("run", len(machines.merges()) + 10)
     assert place.hosts() == hosts
     command.send_signal(signal.SIGINT)
-    _, error = command.communicate(timeout=60)
+    _, error = command.communicate(timeout=PATIENCE)
     assert command.returncode == 0, (error, machines.daemons["alpha"].lines())
     assert place.summary("run")["outcome"] == "stopped"
     assert not place.hosts()

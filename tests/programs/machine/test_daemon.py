@@ -13,9 +13,10 @@ import pytest
 
 from isthmus.programs.machine.run import LEASE_TICKS_MAX
 from isthmus.runtime.control.messages import PROTOCOL
+from tests.patience import PATIENCE
 from tests.programs.machine.daemon_place import MachineDaemon, Place, cluster_file, fake_daemon, tell
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_ctrl_c_stops_a_run_and_leaves_the_daemon(place: Place) -> None:
     command = place.begin(*place.training("run", "--cluster", daemon.cluster))
     place.wait_for_merges("run")
     command.send_signal(signal.SIGINT)
-    _, error = command.communicate(timeout=60)
+    _, error = command.communicate(timeout=PATIENCE)
     assert command.returncode == 0, error
     assert place.summary("run")["outcome"] == "stopped"
     assert not place.hosts()
@@ -150,7 +151,7 @@ def test_the_next_daemon_of_the_name_adopts_the_runs_of_one_that_was_killed(plac
     place.wait_for_merges("run", merges + 20)
     assert place.hosts() == before
     command.send_signal(signal.SIGINT)
-    _, error = command.communicate(timeout=60)
+    _, error = command.communicate(timeout=PATIENCE)
     assert command.returncode == 0, error
     assert place.summary("run")["outcome"] == "stopped"
 
@@ -220,7 +221,7 @@ def test_of_two_that_start_at_once_under_one_name_one_serves(place: Place) -> No
         with log.open("w") as out:
             both = [place.begin(*words, stdout=out) for _ in range(2)]
         ended = place.wait_for(lambda both=both: next((each for each in both if each.poll() is not None), None))
-        _, error = ended.communicate(timeout=60)
+        _, error = ended.communicate(timeout=PATIENCE)
         (left,) = set(both) - {ended}
         assert ended.returncode == 2
         assert "expected a name that no daemon on this machine has" in error

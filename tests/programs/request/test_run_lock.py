@@ -17,6 +17,7 @@ import pytest
 from isthmus.programs.request import new_folder
 from isthmus.programs.request.run_lock import InUseError, RunLock, user_of
 from isthmus.runtime.errors import ConfigError
+from tests.patience import PATIENCE
 
 MANY = 16
 NOW = datetime(2026, 11, 20, 10, 30, 5)
@@ -118,7 +119,7 @@ def test_latest_is_never_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_second_daemon_of_a_run_ends_at_once_and_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "isthmus.programs.run.daemon_process", str(tmp_path)]
     with RunLock(tmp_path):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 2
     assert f"of process {os.getpid()}" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.lock"]

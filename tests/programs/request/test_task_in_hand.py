@@ -18,6 +18,7 @@ from isthmus.programs import Task
 from isthmus.programs.request import reference
 from isthmus.programs.request.task_in_hand import check_importable, differences
 from isthmus.runtime.errors import ConfigError
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.process
 
@@ -55,7 +56,9 @@ def script(tmp_path: Path, lines: str, *arguments: str) -> subprocess.CompletedP
     (tmp_path / "script.py").write_text(f"{MADE}\n{lines}\n")
     there = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "script.py", *arguments]
-    return subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(
+        command, cwd=tmp_path, env=there, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,6 @@ if __name__ == "__main__":
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
 def test_a_task_made_of_the_arguments_is_the_same_in_every_process_and_its_slow_data_are_named(tmp_path: Path) -> None:
     """Without its arguments the file cannot be imported at all."""
     ended = script(tmp_path, SLOW, "0.125")
@@ -145,12 +147,12 @@ def test_a_task_made_of_the_arguments_is_the_same_in_every_process_and_its_slow_
 def assert_starts_again_from_its_configuration(config: Path) -> None:
     """The arguments of the script are in it, because the command has others."""
     isthmus = [str(Path(sys.executable).with_name("isthmus")), "graph", "--config"]
-    again = subprocess.run([*isthmus, str(config)], capture_output=True, text=True, timeout=120, check=False)
+    again = subprocess.run([*isthmus, str(config)], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert again.returncode == 0, again.stderr
     lines = config.read_text().splitlines()
     bare = config.with_name("bare.toml")
     bare.write_text("\n".join(line for line in lines if not line.startswith("argv = ")))
     assert len(bare.read_text().splitlines()) == len(lines) - 1
-    without = subprocess.run([*isthmus, str(bare)], capture_output=True, text=True, timeout=120, check=False)
+    without = subprocess.run([*isthmus, str(bare)], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert without.returncode == 2
     assert "could not convert string to float" in without.stderr

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
 from tests.programs.run.full_disk_run import _fill
 from tests.programs.run.process_run import Run
 
@@ -43,7 +44,7 @@ def main(folder: Path, how: str) -> dict[str, Any]:
         else:
             for host in hosts.values():
                 os.kill(host, signal.SIGKILL)
-        _, error = run.command.communicate(timeout=100)
+        _, error = run.command.communicate(timeout=PATIENCE)
         run.wait_until_gone()
         seen = {"error": error, "status": run.command.returncode}
         if how == "mended":

@@ -17,6 +17,7 @@ from typing import Any
 from isthmus.runtime.control.ask import ask
 from isthmus.runtime.supervision.incidents import Incident, incident_of
 from isthmus.runtime.system.processes import started_at
+from tests.patience import PATIENCE
 from tests.programs.results.event_lines import incidents_in
 
 ISTHMUS = Path(sys.executable).with_name("isthmus")
@@ -64,7 +65,7 @@ class Run:
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    def wait_for(self, what: Callable[[], Any], seconds_max: float = 60.0) -> Any:
+    def wait_for(self, what: Callable[[], Any], seconds_max: float = PATIENCE) -> Any:
         """The first true result of `what`; AssertionError, with the logs, if the command ends first, or time does."""
         until = time.monotonic() + seconds_max
         while not (found := what()):
@@ -74,7 +75,7 @@ class Run:
                 raise AssertionError((self.command.communicate(), self.story()))
         return found
 
-    def wait_for_merges(self, more: int, *, seconds_max: float = 60.0) -> None:
+    def wait_for_merges(self, more: int, *, seconds_max: float = PATIENCE) -> None:
         """Wait until so many more fragments are merged."""
         before = self.merges()
         self.wait_for(lambda: self.merges() >= before + more, seconds_max)
@@ -157,7 +158,7 @@ class Run:
 
     def finish(self, outcome: str = "stopped") -> dict[str, Any]:
         """Wait for the end, which is to be a good one that has left everything behind; the summary."""
-        out, error = self.command.communicate(timeout=60)
+        out, error = self.command.communicate(timeout=PATIENCE)
         assert self.command.returncode == 0, (out, error, self.story())
         assert "Traceback" not in out + error + self.story(), (out, error, self.story())
         summary = self.summary()
@@ -180,7 +181,7 @@ class Run:
         """pid -> name of everything that runs in the folder, the command among them, and no zombies."""
         return {pid: name for pid, name in _processes_in(self.here) if started_at(pid) is not None}
 
-    def wait_until_gone(self, seconds_max: float = 60.0) -> None:
+    def wait_until_gone(self, seconds_max: float = PATIENCE) -> None:
         """Wait until nothing runs in the folder; AssertionError if something goes on."""
         until = time.monotonic() + seconds_max
         while left := self.processes():

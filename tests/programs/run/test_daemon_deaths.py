@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.programs.run.process_run import Run
 from tests.programs.run.test_full_disk import SIZE, why_not
 
-pytestmark = [pytest.mark.process, pytest.mark.soak, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 DEATHS_MAX = 6
 """The first is followed at once, the others after 0.5, 1, 2 and 4 s; the sixth is the last."""
@@ -53,7 +54,7 @@ def test_daemons_that_die_again_and_again_fail_the_run_which_says_so(start: Call
     run.wait_for_merges(30)  # More than a second: the command asks four times in one.
     at = kill_daemons(run, DEATHS_MAX)
     assert at[-1] - at[0] > 7.5
-    out, error = run.command.communicate(timeout=60)
+    out, error = run.command.communicate(timeout=PATIENCE)
     assert run.command.returncode == 1
     told = f"its daemon ended {DEATHS_MAX} times in a row, the last time by SIGKILL; look at "
     assert told in error
@@ -88,7 +89,7 @@ def test_a_second_ctrl_c_ends_a_run_that_has_no_daemon(start: Callable[..., Run]
     kill_daemons(run, 5)  # The next one is waited for, for four seconds.
     run.command.send_signal(signal.SIGINT)
     run.command.send_signal(signal.SIGTERM)
-    _, error = run.command.communicate(timeout=60)
+    _, error = run.command.communicate(timeout=PATIENCE)
     assert run.command.returncode == 1
     assert "ended at once by a second Ctrl-C" in error
     run.wait_until_gone()
@@ -103,7 +104,7 @@ def test_a_full_disk_is_not_the_daemons_fault(tmp_path: Path, how: str) -> None:
         ["unshare", "-Urm", "sh", "-c", mount, "sh", str(tmp_path), sys.executable, how],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=PATIENCE,
         check=False,
         cwd=Path(__file__).parents[3],
     )

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from isthmus.runtime.supervision.incidents import Restarted
+from tests.patience import PATIENCE
 from tests.programs.results.event_lines import KILLED
 from tests.programs.run.process_run import ISTHMUS, Run
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 
 def test_a_run_comes_to_its_end_and_leaves_everything_behind(start: Callable[..., Run]) -> None:
@@ -28,7 +29,7 @@ def test_a_run_comes_to_its_end_and_leaves_everything_behind(start: Callable[...
 
 def call(*words: str, here: Path) -> subprocess.CompletedProcess[str]:
     """A command that is typed beside the run."""
-    return subprocess.run([ISTHMUS, *words], cwd=here, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([ISTHMUS, *words], cwd=here, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def is_stepping(run: Run, name: str, incarnation: int) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.programs.run.process_run import Run
 
-pytestmark = [pytest.mark.process, pytest.mark.soak, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 
 def _has_come_back(run: Run, name: str) -> bool:
@@ -38,7 +39,7 @@ def test_elastic_data_parallel_goes_on_with_those_that_are_left(start: Callable[
     before = run.steps()
     run.wait_for(lambda: all(step > before[name] + 20 for name, step in run.steps().items()))
     run.command.send_signal(signal.SIGINT)
-    run.command.communicate(timeout=60)
+    run.command.communicate(timeout=PATIENCE)
     assert run.command.returncode == 0, run.story()
     summary = run.summary()
     assert [row["restarts"] for row in summary["per_learner"]] == [1, 0, 0]
@@ -49,7 +50,7 @@ def test_data_parallel_fails_with_its_learner_and_says_why(start: Callable[..., 
     run = start("data-parallel", learners=3)
     run.wait_for(lambda: run.steps().get("learner/2", 0) > 20)
     run.kill("learner/1")
-    _, error = run.command.communicate(timeout=60)
+    _, error = run.command.communicate(timeout=PATIENCE)
     assert run.command.returncode == 1
     assert "learner 1 died, and data-parallel cannot go on without it" in error
     assert run.summary()["outcome"] == "failed"

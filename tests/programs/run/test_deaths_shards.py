@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.programs.run.process_run import PAUSE, Run
 
-pytestmark = [pytest.mark.process, pytest.mark.soak, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 SHARDS = ("--set", "program.shards=2", "--set", "program.fragments=2")
 
@@ -67,7 +68,7 @@ def test_one_of_two_shards_dies_hangs_and_is_lost(start: Callable[..., Run]) -> 
         if run.command.poll() is not None:
             break
         PAUSE.wait(0.05)
-    out, error = run.command.communicate(timeout=60)
+    out, error = run.command.communicate(timeout=PATIENCE)
     assert run.command.returncode == 1, (out, error)
     assert "syncer/1 ended again and again" in error
     assert "Lost with it: fragment 1 (w)." in error

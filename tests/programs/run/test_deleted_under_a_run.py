@@ -9,6 +9,7 @@ import pytest
 
 from isthmus.runtime.daemon.ledger import FILE
 from isthmus.runtime.supervision.incidents import LedgerRemoved
+from tests.patience import PATIENCE
 from tests.programs.run.process_run import Run
 
 pytestmark = [pytest.mark.process, pytest.mark.soak]
@@ -25,7 +26,7 @@ def test_a_ledger_that_is_deleted_is_written_anew_and_a_folder_that_is_deleted_e
     assert (run.folder / FILE).exists()
     run.wait_for_merges(1)
     shutil.rmtree(run.folder, ignore_errors=True)
-    out, err = run.command.communicate(timeout=100)
+    out, err = run.command.communicate(timeout=PATIENCE)
     assert run.command.returncode == 1
     assert f"the run folder {run.folder} was deleted" in err, (out, err)
     assert "Traceback" not in err

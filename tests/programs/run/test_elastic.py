@@ -11,7 +11,7 @@ from tests.effort import soaked
 from tests.programs.run.process_run import Run
 from tests.programs.run.test_gangs import FOLLOWER, is_merged
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.process
 LEADER = "learner/0"
 LIFE = f"{LEADER}#1"
 

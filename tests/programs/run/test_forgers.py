@@ -11,7 +11,7 @@ from isthmus.runtime.supervision.incidents import Condemned, Ended, ItemRefused,
 from tests.programs.run.forging_program import LIAR
 from tests.programs.run.process_run import Run
 
-pytestmark = [pytest.mark.process, pytest.mark.soak, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 PROGRAM = Path(__file__).with_name("forging_program.py")
 TOKENS = 400_000

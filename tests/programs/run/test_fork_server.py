@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 pytestmark = pytest.mark.process
 
 SUBREAPER = 36
@@ -42,7 +44,7 @@ def test_without_its_daemon_it_ends(tmp_path: Path, answered: int) -> None:
         daemon.recv(1 << 16)
         assert daemon.recv(1, socket.MSG_PEEK)
     daemon.close()
-    _, error = server.communicate(timeout=60)
+    _, error = server.communicate(timeout=PATIENCE)
     assert (server.returncode, error) == (0, "")
 
 

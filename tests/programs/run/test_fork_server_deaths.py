@@ -11,7 +11,7 @@ import pytest
 from isthmus.runtime.system.processes import started_at
 from tests.programs.run.process_run import Run
 
-pytestmark = [pytest.mark.process, pytest.mark.soak, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 
 def fork_server(run: Run) -> int:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 SIZE = "16m"
@@ -33,7 +35,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_but_time(tmp_path: Path) 
         ["unshare", "-Urm", "sh", "-c", mount, "sh", str(tmp_path), sys.executable],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=PATIENCE,
         check=False,
         cwd=Path(__file__).parents[3],
     )

@@ -10,7 +10,7 @@ from isthmus.runtime.supervision.incidents import Bereft, Condemned, Restarted
 from tests.effort import soaked
 from tests.programs.run.process_run import Run
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.process
 FOLLOWER = "learner.1/0"
 
 

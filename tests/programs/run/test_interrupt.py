@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.effort import soaked
+from tests.patience import PATIENCE
 from tests.programs.run.process_run import PAUSE
 
 pytestmark = pytest.mark.process
@@ -32,7 +33,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """Goes on as another program, whose session has its standard input as its terminal."""
 
 
-def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], seconds_max: float = 60.0) -> None:
+def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], seconds_max: float = PATIENCE) -> None:
     until = time.monotonic() + seconds_max
     while not what():
         assert time.monotonic() < until, "it did not come about"
@@ -65,7 +66,7 @@ def running(tmp_path: Path) -> subprocess.Popen[str]:
 @pytest.mark.soak
 def test_the_first_ctrl_c_merges_the_last_fragments(running: subprocess.Popen[str], tmp_path: Path) -> None:
     running.send_signal(signal.SIGINT)
-    out, error = running.communicate(timeout=60)
+    out, error = running.communicate(timeout=PATIENCE)
     assert running.returncode == 0, error
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["outcome"] == "stopped"
@@ -81,7 +82,7 @@ def test_the_second_ctrl_c_ends_the_run_at_once(running: subprocess.Popen[str], 
     running.send_signal(signal.SIGINT)
     running.send_signal(signal.SIGTERM)
     running.send_signal(signal.SIGCONT)
-    _, error = running.communicate(timeout=60)
+    _, error = running.communicate(timeout=PATIENCE)
     assert running.returncode == 1, error
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["outcome"] == "failed"
     assert (tmp_path / "run" / "report.html").exists()

@@ -20,12 +20,12 @@ from isthmus.programs.run.launch import Launcher
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.processes import started_at
 from tests.loops import run_until
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.process
 
 LEARNER = Replica("learner", 0)
 SUBREAPER = 36
-SECONDS_MAX = 60.0
 
 
 class Place:
@@ -51,7 +51,7 @@ class Place:
 
     def wait_for(self, what: Callable[[], Any]) -> Any:
         """Let the loop run until something has come about."""
-        run_until(self.loop, what, SECONDS_MAX)
+        run_until(self.loop, what, PATIENCE)
         return what()
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ def test_what_it_refuses_is_started_from_nothing(place: Place, capfd: pytest.Cap
     place.launch.close()
     assert server not in place.children()
     used = place.launch.cpu_seconds
-    assert 0 < used < SECONDS_MAX
+    assert 0 < used < PATIENCE
     place.launch.close()
     assert place.launch.cpu_seconds == used
 

@@ -11,9 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from isthmus.runtime.supervision.incidents import Adopted, Excused, Restarted
+from tests.patience import PATIENCE
 from tests.programs.run.process_run import Run
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 SILENT_SECONDS = 5.5
 """Longer than a channel keeps a connection with somebody who is silent."""
@@ -70,7 +71,7 @@ def test_a_second_ctrl_c_ends_a_run_whose_daemon_does_not_answer(start: Callable
     os.kill(run.daemon()["pid"], signal.SIGSTOP)
     run.signal(signal.SIGINT)
     run.signal(signal.SIGTERM)
-    _, error = run.command.communicate(timeout=60)
+    _, error = run.command.communicate(timeout=PATIENCE)
     assert run.command.returncode == 1
     assert "its daemon did not answer" in error
     assert "Traceback" not in error

@@ -16,11 +16,11 @@ import pytest
 from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.terminal import figures
 from tests.effort import soaked
+from tests.patience import PATIENCE
 from tests.programs.run.process_run import ISTHMUS, PAUSE, Run
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.timeout(300),
 ]  # A refusal imports jax, four times, on cores that may be busy.
 
 
@@ -54,7 +54,7 @@ def resume(run: Run, *more: str, folder: str = "run") -> subprocess.Popen[str]:
 
 def refusal(run: Run, *more: str, folder: str = "run") -> str:
     process = resume(run, *more, folder=folder)
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (2, ""), error
     return error
 
@@ -98,7 +98,7 @@ def test_it_may_go_on_with_other_learners_and_another_budget_and_its_accounts_ad
     trained = sum({line["learner"]: line["tokens"] for line in lines}.values())
     asked = ("--learners", f"{learners}", "--tokens", f"{trained + 20_000}", "--set", "program.overlap=3")
     process = resume(dead, *asked, folder=folder.name)
-    _, error = process.communicate(timeout=100)
+    _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, error
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["outcome"], summary["learners"]) == ("done", learners)

@@ -13,9 +13,10 @@ import pytest
 from isthmus import programs
 from isthmus.programs.run.interrupts import interrupts
 from tests.effort import soaked
+from tests.patience import PATIENCE
 from tests.programs.run.process_run import PAUSE, Run
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 PROGRAMS = Path(programs.__path__[0])
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -63,7 +64,7 @@ def test_during_preparation_nothing_is_started(start: Callable[..., Run], number
         run.command.kill()
     else:
         run.signal(number)
-    out, error = run.command.communicate(timeout=60)
+    out, error = run.command.communicate(timeout=PATIENCE)
     assert run.command.returncode == (-number if number == signal.SIGKILL else 1)
     words = {signal.SIGINT: "isthmus: ended by Ctrl-C.\n", signal.SIGKILL: ""}
     assert error == words.get(number, f"isthmus: ended by {number.name}.\n")
@@ -105,7 +106,7 @@ def test_a_second_one_ends_it_at_once(start: Callable[..., Run], stage: Callable
     # Both are sent while the command cannot act on the first.
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
         run.command.send_signal(number)
-    _, error = run.command.communicate(timeout=60)
+    _, error = run.command.communicate(timeout=PATIENCE)
     assert run.command.returncode == 1, error
     assert "ended at once by a second Ctrl-C" in error
     assert "Traceback" not in error
@@ -147,7 +148,7 @@ def test_a_second_sighup_ends_it_at_once(start: Callable[..., Run]) -> None:
     reach(run, is_without_merges)
     for number in (signal.SIGSTOP, signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGCONT):
         run.command.send_signal(number)
-    _, error = run.command.communicate(timeout=60)
+    _, error = run.command.communicate(timeout=PATIENCE)
     assert run.command.returncode == 1, error
     assert run.summary()["outcome"] == "failed"
     run.wait_until_gone()
@@ -162,7 +163,7 @@ def test_a_third_one_does_not_wait_for_the_daemon(start: Callable[..., Run]) -> 
     run.wait_for(lambda: run.status()["outcome"] == "failed")
     os.kill(run.daemon()["pid"], signal.SIGSTOP)  # It has confirmed, and writes the summary now.
     run.command.send_signal(signal.SIGHUP)
-    _, error = run.command.communicate(timeout=60)
+    _, error = run.command.communicate(timeout=PATIENCE)
     assert run.command.returncode == 1, error
     assert "ended at once by a second Ctrl-C" in error
     assert run.summary()["outcome"] == "failed"
@@ -202,7 +203,7 @@ def test_nor_while_a_run_is_prepared(start: Callable[..., Run]) -> None:
     run = start(learners=1)
     reach(run, is_preparing)
     run.signal(signal.SIGHUP)
-    _, error = run.command.communicate(timeout=60)
+    _, error = run.command.communicate(timeout=PATIENCE)
     assert (run.command.returncode, error) == (1, "isthmus: ended by SIGHUP.\n")
     run.wait_until_gone()
 

@@ -13,17 +13,18 @@ import pytest
 from isthmus.runtime.control.ask import ask
 from isthmus.runtime.supervision.incidents import Condemned, Hurried, Restarted
 from tests.effort import soaked
+from tests.patience import PATIENCE
 from tests.programs.run.process_run import FOREVER, ISTHMUS, Run
 
 ODD = Path(__file__).parents[1] / "odd_graphs.py"
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 
 @pytest.mark.soak
 def test_while_learners_compile(start: Callable[..., Run]) -> None:
     run = start()
     run.wait_for(lambda: run.host("learner/0").get("phase") == "compiling")
-    assert subprocess.run([ISTHMUS, "stop", "run"], cwd=run.here, timeout=60, check=False).returncode == 0
+    assert subprocess.run([ISTHMUS, "stop", "run"], cwd=run.here, timeout=PATIENCE, check=False).returncode == 0
     summary = run.finish()
     assert summary["tokens_pending"] == 0
     assert summary["eval_loss_final"] is not None
@@ -57,7 +58,7 @@ def test_a_graph_whose_bodies_hear_nothing_ends_at_a_signal(start: Callable[...,
     run = start(str(ODD) + ":without_learners")
     run.wait_for(lambda: run.status()["training"].get("tokens"))
     run.command.send_signal(number)
-    out, error = run.command.communicate(timeout=60)
+    out, error = run.command.communicate(timeout=PATIENCE)
     assert run.command.returncode == 0, (out, error, run.story())
     summary = run.summary()
     assert summary["outcome"] == "stopped"

@@ -18,7 +18,7 @@ from isthmus.programs.snapshots.urls import UrlStore
 from tests.programs.run.process_run import ISTHMUS, PAUSE, Run
 from tests.programs.snapshots.s3_server import BUCKET, Way, environment, serving
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.process
 
 URL = f"s3://{BUCKET}/run"
 SETTINGS = ("run.snapshot_every_seconds=0.2", "program.interval=8", "program.outer_momentum=0.5")

@@ -11,10 +11,11 @@ from contextlib import suppress
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.programs.run.agreement import disagreements
 from tests.programs.run.process_run import Run
 
-pytestmark = [pytest.mark.process, pytest.mark.soak, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 TOKENS = 300_000
 GUSTS = (
@@ -36,7 +37,7 @@ def blow(run: Run, names: tuple[str, ...], number: int = signal.SIGTERM) -> None
 
 def end(run: Run) -> dict[str, object]:
     """Wait for the end, of whatever kind; it is told alike by status, summary and model, and by all files."""
-    out, error = run.command.communicate(timeout=120)
+    out, error = run.command.communicate(timeout=PATIENCE)
     run.wait_until_gone()
     assert "Traceback" not in out + error, (out, error)
     summary = run.summary()

@@ -11,7 +11,7 @@ from isthmus.runtime.membership.messages import Stall
 from isthmus.runtime.supervision.incidents import Condemned, Slow
 from tests.programs.run.process_run import TASK, Run
 
-pytestmark = [pytest.mark.process, pytest.mark.soak, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 SLOW_AT = 300
 HANGS_AT = 1500

@@ -18,7 +18,7 @@ from tests.programs.machine import walled
 from tests.programs.run import process_run
 from tests.programs.run.process_run import Run
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 WALLED = (
     process_run.TASK.replace("import time", "import os, pathlib, sys, time", 1).replace(

@@ -17,6 +17,7 @@ from isthmus.programs.simulation import seeds as simulation
 from isthmus.programs.simulation.seeds import DISK_KINDS, KINDS, run
 from isthmus.programs.simulation.universe import Outcome
 from tests.effort import seeds
+from tests.patience import PATIENCE
 
 SEEDS = 15
 """In a block, so that all cores have some. That every kind of fault happens in every phase is for `make soak`."""
@@ -38,7 +39,7 @@ def _isthmus(folder: Path, hash_seed: str, *arguments: str) -> subprocess.Comple
     command = [str(Path(sys.executable).with_name("isthmus")), "simulate", "world", *arguments]
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False, cwd=folder
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=folder
     )
 
 

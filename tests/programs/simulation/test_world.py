@@ -11,6 +11,7 @@ import pytest
 
 from isthmus.programs import Program, Task
 from isthmus.programs.simulation.pytest_plugin import Worlds
+from tests.patience import PATIENCE
 
 LINEAR = """
 import jax, jax.numpy as jnp, numpy as np, optax
@@ -103,7 +104,7 @@ def _run_in_a_process(folder: Path, hash_seed: str, seed: int) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(folder)}
     command = [sys.executable, str(folder / "script.py"), str(folder / f"runs-{hash_seed}-{seed}"), str(seed)]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False, cwd=folder
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=folder
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

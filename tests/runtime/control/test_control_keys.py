@@ -18,6 +18,7 @@ from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.security import handshakes
 from isthmus.runtime.security.keys import KeyPair, Keyring
 from tests.loops import run_until
+from tests.patience import PATIENCE
 
 LOOPBACK = "tcp://127.0.0.1:*"
 ALPHA, BETA, GAMMA, STRANGER = (KeyPair.make() for _ in range(4))
@@ -54,7 +55,7 @@ class Place:
         self.open.append(client.client)
         return client
 
-    def until(self, holds: Callable[[], bool], seconds_max: float = 20.0) -> None:
+    def until(self, holds: Callable[[], bool], seconds_max: float = PATIENCE) -> None:
         run_until(self.loop, holds, seconds_max)
 
     def ask(self, server: ControlServer, keys: Keyring | None, server_key: str = "") -> Any:

@@ -20,9 +20,9 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
+from tests.patience import PATIENCE
 from tests.runtime.wire.cables import RUN, SYNCER
 
-SECONDS_MAX = 60.0
 LEARNER = Member(Replica("learner", 0), 1)
 
 
@@ -133,9 +133,9 @@ class Running:
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.host.close)
-        assert self.executor.join(SECONDS_MAX)
+        assert self.executor.join(PATIENCE)
         self.loop.stop()
-        self.thread.join(SECONDS_MAX)
+        self.thread.join(PATIENCE)
         self.loop.close()
 
 
@@ -143,7 +143,7 @@ def test_what_comes_to_a_free_running_node_over_sockets_is_taken_by_its_own_thre
     learner, syncer = Running(LEARNER, [SYNCER]), Running(SYNCER, [LEARNER])
     made: list[Any] = []
     syncer.loop.call_soon_threadsafe(lambda: made.append(syncer.channel.bind("tcp://127.0.0.1:0")))
-    until = time.monotonic() + SECONDS_MAX
+    until = time.monotonic() + PATIENCE
     while not made:
         time.sleep(0.001)
     syncer.loop.call_soon_threadsafe(syncer.channel.expect, LEARNER)

@@ -14,8 +14,7 @@ import uvloop
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
 from isthmus.runtime.system.shared_loop import SharedLoop
-
-SECONDS_MAX = 60.0
+from tests.patience import PATIENCE
 
 
 class Running:
@@ -39,12 +38,12 @@ class Running:
             done.set()
 
         self.loop.call_soon_threadsafe(callback)
-        assert done.wait(SECONDS_MAX)
+        assert done.wait(PATIENCE)
         return results[0]
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(SECONDS_MAX)
+        self.thread.join(PATIENCE)
         self.loop.close()
 
 
@@ -62,7 +61,7 @@ def executor(running: Running) -> Iterator[ThreadExecutor]:
     executor = ThreadExecutor(running.loop, "learner/0")
     yield executor
     executor.close()
-    assert executor.join(SECONDS_MAX)
+    assert executor.join(PATIENCE)
 
 
 class Results:
@@ -81,7 +80,7 @@ class Results:
             self._all.set()
 
     def wait(self) -> list[tuple[Any, BaseException | None]]:
-        assert self._all.wait(SECONDS_MAX)
+        assert self._all.wait(PATIENCE)
         return self.seen
 
 
@@ -108,7 +107,7 @@ def test_no_two_firings_of_one_node_run_at_once_and_nodes_do_not_wait_for_each_o
         if busy[node] > 1:
             overlaps.append(node)
         if number == 0:
-            together.wait(SECONDS_MAX)  # Passes only if all four nodes run at the same time.
+            together.wait(PATIENCE)  # Passes only if all four nodes run at the same time.
         busy[node] -= 1
 
     for number in range(10):
@@ -141,16 +140,16 @@ def test_work_that_has_begun_ends_after_a_close_and_nobody_is_told(running: Runn
 
     def work() -> None:
         begun.set()
-        assert go_on.wait(SECONDS_MAX)
+        assert go_on.wait(PATIENCE)
         seen.append("ended")
 
     executor.submit(0, work, lambda result, error: seen.append("told"))
     executor.submit(0, lambda: seen.append("second"), lambda result, error: seen.append("told"))
-    assert begun.wait(SECONDS_MAX)
+    assert begun.wait(PATIENCE)
     executor.close()
     assert not executor.join(0.0)
     go_on.set()
-    assert executor.join(SECONDS_MAX)
+    assert executor.join(PATIENCE)
     running.call(lambda: None)
     assert seen == ["ended"]
 
@@ -170,7 +169,7 @@ def test_what_done_raises_is_raised_on_the_loop_and_the_thread_goes_on(running: 
     running.call(lambda: None)
     assert raised == [error]
     executor.close()
-    assert executor.join(SECONDS_MAX)
+    assert executor.join(PATIENCE)
 
 
 def test_a_closed_executor_takes_no_work_and_starts_no_thread(running: Running) -> None:
@@ -186,14 +185,14 @@ def test_threads_end_when_the_loop_has_been_closed_before(running: Running) -> N
 
     def work() -> None:
         begun.set()
-        assert go_on.wait(SECONDS_MAX)
+        assert go_on.wait(PATIENCE)
 
     executor.submit(0, work, lambda result, error: None)
-    assert begun.wait(SECONDS_MAX)
+    assert begun.wait(PATIENCE)
     running.close()
     go_on.set()
     executor.close()
-    assert executor.join(SECONDS_MAX)
+    assert executor.join(PATIENCE)
 
 
 # -- the clock ---------------------------------------------------------------------------------------------------------
@@ -236,7 +235,7 @@ def test_a_cancelled_call_is_not_made(running: Running) -> None:
         clock.call_at(Instant(now + milliseconds(4)), over.set)
 
     running.call(ask)
-    assert over.wait(SECONDS_MAX)
+    assert over.wait(PATIENCE)
     assert seen == []
 
 

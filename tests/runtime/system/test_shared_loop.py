@@ -13,8 +13,7 @@ import pytest
 import uvloop
 
 from isthmus.runtime.system.shared_loop import SharedLoop
-
-SECONDS_MAX = 60.0
+from tests.patience import PATIENCE
 
 
 class Running:
@@ -32,11 +31,11 @@ class Running:
         """Wait until the loop has done what it was asked for."""
         done = threading.Event()
         self.loop.call_soon_threadsafe(done.set)
-        assert done.wait(SECONDS_MAX)
+        assert done.wait(PATIENCE)
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Wait for something that the loop's thread, or none, brings about."""
-        deadline = time.monotonic() + SECONDS_MAX
+        deadline = time.monotonic() + PATIENCE
         while not holds():
             assert time.monotonic() < deadline
             time.sleep(0.001)
@@ -52,7 +51,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
     running = Running(request.param())
     yield running
     running.loop.stop()
-    running.thread.join(SECONDS_MAX)
+    running.thread.join(PATIENCE)
     running.loop.close()
 
 
@@ -130,7 +129,7 @@ def test_nobody_has_a_turn_while_another_has(running: Running) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(SECONDS_MAX)
+        thread.join(PATIENCE)
     running.until(lambda: counted[0] == 900)
     assert most == [1]
 
@@ -208,7 +207,7 @@ def test_a_timer_may_be_cancelled_in_any_turn(
     in_turn(is_cancelled_on_loop, lambda: timers[0].cancel())
     later = threading.Event()
     running.on_loop(lambda: running.loop.call_later(0.6, later.set))
-    assert later.wait(SECONDS_MAX)
+    assert later.wait(PATIENCE)
     assert seen == []
 
 
@@ -251,7 +250,7 @@ def test_a_loop_that_does_not_listen_leaves_files_until_it_does(running: Running
     os.write(pipe[1], b"one")
     waited = threading.Event()
     running.on_loop(lambda: running.loop.call_later(0.05, waited.set))
-    assert waited.wait(SECONDS_MAX)
+    assert waited.wait(PATIENCE)
     assert reader.seen == []
     with running.loop.turn:
         running.loop.hear()

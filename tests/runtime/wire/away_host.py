@@ -12,6 +12,7 @@ from pathlib import Path
 
 from isthmus.runtime.channels.contract import Endpoints
 from isthmus.runtime.security.keys import Keyring, read_pair
+from tests.patience import PATIENCE
 from tests.runtime.wire.cables import LEARNERS, PATIENT, SYNCER, World
 
 MACHINES = {SYNCER: "hub", LEARNERS[0]: "leaf"}
@@ -39,7 +40,7 @@ def listen(world: World, address: str, secret: str, admitted: str) -> None:
             answered += 1
         return is_over
 
-    world.until(answer, seconds_max=60)
+    world.until(answer, seconds_max=PATIENCE)
     world.loop.remove_reader(sys.stdin.fileno())
 
 

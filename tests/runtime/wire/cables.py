@@ -21,6 +21,7 @@ from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import Limits
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
 from tests.loops import run_until
+from tests.patience import PATIENCE
 
 SYNCER = Member(Replica("syncer", 0), 1)
 LEARNERS = tuple(Member(Replica("learner", slot), 1) for slot in range(4))
@@ -112,7 +113,7 @@ class World:
         self.cables.append(Cable(self, endpoints))
         return self.cables[-1]
 
-    def until(self, holds: Callable[[], bool], seconds_max: float = 20.0) -> None:
+    def until(self, holds: Callable[[], bool], seconds_max: float = PATIENCE) -> None:
         """Run the loop until something holds."""
         run_until(self.loop, lambda: self.failures or holds(), seconds_max)
         assert not self.failures, self.failures

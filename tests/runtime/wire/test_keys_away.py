@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.runtime.security.keys import KeyPair
+from tests.patience import PATIENCE
 from tests.runtime.wire.namespaces import Machine, two_machines
 
 HOST = (sys.executable, "-m", "tests.runtime.wire.away_host")
@@ -29,7 +30,7 @@ def test_two_machines_talk_with_keys_and_strangers_do_not(machines: tuple[Machin
 
     def dial(name: str, where: str) -> str:
         words = leaf.command(*HOST, "dial", where, secrets[name])
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True)
         return done.stdout.strip()
 
     listen = hub.command(*HOST, "listen", hub.address, secrets["hub"], pairs["leaf"].public)
