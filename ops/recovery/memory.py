@@ -1,8 +1,9 @@
 """Whether fragments were ever merged, as a shard that comes back finds out before it lets anybody begin them.
 
 Decides which fragments may begin: all, in the first life of a shard; later all as long as neither the recorder nor
-anybody who holds the model knows of any fragment that was merged, once each of those that is live has said so. From
-then on what has no version comes from whoever holds one, also where that is the first: beside merged fragments one that
+anybody who holds the model knows of any fragment that was merged, once each of those that is live has looked since it
+knows of this life, and said so: what it said before may be older than what reached it from the life before. From then
+on what has no version comes from whoever holds one, also where that is the first: beside merged fragments one that
 is begun anew would make a model of two.
 """
 
@@ -47,7 +48,7 @@ class Memory:
 
     def fresh(self, unborn: Iterable[int], context: ShardContext) -> list[int]:
         """Those of the fragments without a version that may begin now."""
-        has_heard = self._has_recorder and _holders(context) <= self._heard.keys()
+        has_heard = self._has_recorder and self.has_heard_holders(context)
         if context.member.incarnation > 1 and (self._merged or not has_heard):
             return []
         return [fragment for fragment in unborn if fragment not in self._merged]

@@ -7,24 +7,17 @@ its former life merged beyond that is not in the model any more.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
-from isthmus.ops.exchange.schemas import CODE_BLOCK
-from isthmus.ops.recovery.hold import HOLDERS
-from isthmus.ops.syncer.key_frames import KeyFrames
+from isthmus.programs.invariants.model_invariants import BytesChecker, ModelChecker, Version, VersionsChecker
 from isthmus.programs.invariants.recoveries import ASKED_NS
 from isthmus.runtime.graph.plans import EdgePlan
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ids import Member
 from isthmus.runtime.sim import Checker, ViolationError
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe
-from isthmus.runtime.supervision.home.core import Home
-from isthmus.runtime.supervision.incidents import RecorderFailed
 
 LEFT_OUT_MAX: Final = 8
 """Merges of a fragment in a row, in calm, without a learner that lives and is connected: four may leave it out, the
@@ -32,89 +25,6 @@ next waits for it up to a learned deadline."""
 CALM_NS: Final = 3_000_000_000
 """After the last fault: a connection that was lost is made anew within a second, and what was late has come."""
 WEIGHT_TOLERANCE: Final = 1e-9
-NOTED_NS: Final = 4_000_000_000
-"""After so long a recorder has certainly written down what it heard of, on a disk that takes it: it does once a second,
-and the trouble of a disk may have been in between."""
-Version = tuple[int, int]
-
-
-class VersionsChecker(Checker):
-    """Versions only grow: of a fragment as one life of a shard publishes it, and as one life of a learner holds it.
-
-    By edge and receiver: who joins is sent again what was sent last.
-    """
-
-    def __init__(self) -> None:
-        self._newest: dict[tuple[Member, Member, int, int], Version] = {}
-
-    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Look at updates, at what learners report that they hold, and at what they answer on."""
-        place = (life.member, target, edge.index)
-        if edge.source_port == "update":
-            self._take((*place, item["fragment"]), item["version"])
-        elif edge.source_port == "answer" and item["base"] is not None:
-            self._take((*place, item["fragment"]), item["base"])
-        elif edge.source_port == "progress":
-            for fragment, epoch in enumerate(item["epochs"]):
-                self._take((*place, fragment), (epoch, 0))
-        elif edge.source_port == "report":
-            for fragment, version in enumerate(item["versions"]):
-                self._take((*place, fragment), version)
-
-    def _take(self, of: tuple[Member, Member, int, int], told: Sequence[int]) -> None:
-        version, before = (told[0], told[1]), self._newest.get(of, (0, 0))
-        if version < before:
-            raise ViolationError(f"{of[0]} tells {of[1]} of version {version} of fragment {of[3]} after {before}")
-        self._newest[of] = version
-
-
-class BytesChecker(Checker):
-    """Equal version means equal bytes: of updates as they are published; and, where those are coded, of what the codes
-    make, as learners, those who hold the model, and shards send it whole."""
-
-    def __init__(self) -> None:
-        self._digests: dict[tuple[int, Version, bool], int] = {}
-        self._values: dict[tuple[int, Version], Any] = {}
-
-    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Look at updates, at whole values of any version, and at what learners give a shard that came back."""
-        if edge.source_port in ("update", "state", "copy", *KeyFrames.outputs) and item["version"][0]:
-            p, version = item["fragment"], (item["version"][0], item["version"][1])
-            if "base" not in item:
-                self._compare(life, (p, version, False), item["values"])
-                return
-            self._compare(life, (p, version, True), item["values"])
-            base = self._values.get((p, (item["base"][0], item["base"][1])))
-            if base is not None:
-                fragments = next(node.arguments[0] for node in life.plan.nodes if node.name == "outer-step")
-                self._compare(life, (p, version, False), base + _decoded(item, fragments[p]))
-        elif edge.source_port == "answer" and item["kind"] == "recover" and item["base"] is not None:
-            self._compare(life, (item["fragment"], (item["base"][0], item["base"][1]), False), item["gradient"])
-
-    def _compare(self, life: Life, key: tuple[int, Version, bool], values: Any) -> None:
-        p, version, is_coded = key
-        digest = zlib.crc32(np.asarray(values).tobytes())
-        if self._digests.setdefault(key, digest) != digest:
-            raise ViolationError(f"{life.member} has other bytes as version {version} of fragment {p}")
-        if not is_coded:
-            self._values[p, version] = values
-
-
-def _decoded(item: Any, fragment: Any) -> Any:
-    """What the codes of an update stand for, one block after the other."""
-    codes = item["values"]
-    if "scales" not in item:
-        return codes.astype(np.float32)
-    blocks, at, scales = [], 0, iter(item["scales"])
-    for unit in fragment.units:
-        for begin in range(0, unit.size, CODE_BLOCK):
-            size = min(CODE_BLOCK, unit.size - begin)
-            taken = size if codes.dtype == np.int8 else -(-size // 2)
-            block, at = codes[at : at + taken], at + taken
-            if codes.dtype != np.int8:
-                block = np.concatenate([block & 15, block >> 4])[:size].astype(np.float32) - np.float32(8)
-            blocks.append(block.astype(np.float32) * next(scales))
-    return np.concatenate(blocks)
 
 
 @dataclass(slots=True)
@@ -294,64 +204,6 @@ class AccountsChecker(Checker):
                 if sum(account) != item["tokens"] or min(account) < 0:
                     found = f"{account} (merged, overlapped, refused, lost, pending) of {item['tokens']} trained"
                     raise ViolationError(f"{life.member}, fragment {fragment}: {found}")
-
-
-class ModelChecker(Checker):
-    """A model that was merged is never begun anew as long as anybody knows of it: an evaluator or recorder that is
-    there and has heard of it, or a recorder that has had the time to write it down. And it is lost only where all have
-    ended at once that hold it: shards, learners, evaluator and recorder."""
-
-    def __init__(self) -> None:
-        self._heard: dict[int, dict[Life, int]] = {}
-        self._told_of: set[int] = set()
-        self._noted: set[int] = set()
-        self._begun: set[tuple[Member, int]] = set()
-
-    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """Note what evaluator and recorder hear of: a merge may be told before its values come."""
-        if edge.source_port == "merged" and item["version"] is not None and item["kind"] in ("merge", "final"):
-            self._told_of.add(item["fragment"])
-        if edge.source_port == "held" and item["merged"]:
-            self._told_of.update(item["fragments"])
-        if edge.source_port == "report" and life.member.replica.role == "recorder":
-            versions = enumerate(item.get("versions", ()))
-            self._told_of.update(fragment for fragment, version in versions if version[1])
-        is_held = edge.source_port in ("update", "state", *KeyFrames.outputs) and item.get("kind") in ("merge", "final")
-        if is_held and life.member.replica.role in HOLDERS:
-            self._heard.setdefault(item["fragment"], {}).setdefault(life, life.true_now())
-
-    def asked(self, universe: Universe) -> None:
-        """Note what recorders have had the time to write down, while no disk is in trouble."""
-        if universe.disks[universe.home].troubles:
-            return
-        for fragment, lives in self._heard.items():
-            for life, at in lives.items():
-                is_there = life.member.replica.role == "recorder" and not life.is_dead and not life.clock.is_paused
-                if is_there and life.true_now() - at > NOTED_NS:
-                    self._noted.add(fragment)
-
-    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Look at first versions."""
-        if edge.source_port == "update" and item["kind"] == "initial":
-            fragment = item["fragment"]
-            if (life.member, fragment) in self._begun:
-                return  # Who joins is sent again what was sent, the first version under codes on it, too.
-            self._begun.add((life.member, fragment))
-            known = [str(each.member) for each in self._heard.get(fragment, {}) if not each.is_dead]
-            if fragment in self._noted or known:
-                raise ViolationError(
-                    f"{life.member} begins fragment {fragment} anew, which was merged; known to {known}"
-                )
-
-    def finished(self, universe: Universe, home: Home) -> None:
-        """Look at a model that is said to be lost."""
-        failure = home.failure
-        if isinstance(failure, RecorderFailed) and failure.error.startswith("the model is lost"):
-            holders = [Replica(role, 0) for role in HOLDERS]
-            kept = [str(each) for each in holders if sum(life.member.replica == each for life in universe.lives) == 1]
-            merged = sorted(self._told_of | self._heard.keys())
-            if kept or not merged:
-                raise ViolationError(f"{failure.error} But {kept} never ended, and {merged} were merged")
 
 
 class FairnessChecker(Checker):

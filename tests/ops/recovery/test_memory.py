@@ -50,6 +50,18 @@ def test_later_the_recorder_and_all_live_holders_have_to_say_that_nothing_was_me
     assert memory.fresh([0], again) == [0]
 
 
+@pytest.mark.parametrize("late", ROLES)
+def test_what_a_holder_said_before_it_knew_of_this_life_does_not_count(late: str) -> None:
+    """What the life before had merged may have reached it since."""
+    memory, again = Memory(), context(2, *ROLES)
+    memory.hear_recorder(control())
+    memory.hear_holders(holding(*((role, []) for role in ROLES if role != late)))
+    memory.hear_holders(holding((late, [0], []), life=1))
+    assert memory.fresh([0], again) == []
+    memory.hear_holders(holding((late, [0], [])))
+    assert memory.fresh([0], again) == [0]
+
+
 def test_a_holder_that_is_not_live_is_not_waited_for() -> None:
     memory = Memory()
     memory.hear_recorder(control())
