@@ -1,6 +1,6 @@
 """Real runs, of which random sets of hosts are killed at random moments: does any of them lie, or hang?
 
-    python tests/bench/soak_kills.py [--runs 200] [--seed 0] [--at-once 2] [--plant] [--json]
+    python tests/bench/soak_kills.py [--runs 200] [--seed 0] [--at-once 2] [--plant] [--keep FOLDER] [--json]
 
 Each run trains a linear model with two learners, one or two shards, evaluator and recorder, a process each, for some
 five seconds. One to three times, at a random moment, a random set of them gets SIGKILL at once: any set, all of them
@@ -9,17 +9,18 @@ run it checks:
 
 reset  A run that says 'done' holds the training that it says. Its loss falls by the same with every step
        (`kills/distance.py`), so a model that was begun anew shows at any later moment: no evaluation is above the best
-       one before by more than `RISE_MAX` of all that there is to lose; the last loss is what a run without kills comes
-       to, for the share of tokens that was merged, where no answer was shortened; no fragment has a first version
-       behind a merged one.
+       one before by more than `RISE_MAX` of all that there is to lose, and what the books say that shards have undone
+       which went on from a snapshot, as they do where all that held the model were killed; the last loss is what a run
+       without kills comes to, for the share of tokens that was merged, where no answer was shortened; no fragment has a
+       first version behind a merged one.
 books  Steps and merges are those on the tapes (`programs.books.tapes`), and the books have no differences but lines
        that died with the recorder.
 end    It ends within 30 s of its last progress: of the last token that a learner reported, or the last merge.
 
-A run that fails, because no host is left that has the model, is no lie. Exit status 1 if any check failed. With
-`--plant` the code is broken on purpose (`kills/sitecustomize.py`) and all who train or merge are killed at once:
-then the exit status is 1 unless some run was reset, as merges.jsonl and the tapes tell, and half of these at least are
-found by their losses, too (a reset between two evaluations may be made good by the second).
+A run that fails, because no host is left that has the model, and no snapshot was written, is no lie. Exit status 1 if
+any check failed. With `--plant` the code is broken on purpose (`kills/sitecustomize.py`) and all who train or merge are
+killed at once: then the exit status is 1 unless some run was reset, as merges.jsonl and the tapes tell, and half of
+these at least are found by their losses, too (a reset between two evaluations may be made good by the second).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,6 +55,7 @@ HERE = Path(__file__).parent / "kills"
 TOKENS = 16_000
 """1,000 steps a learner, of 4 ms and what a busy core makes of them."""
 OPTIONS = ["--quiet", "--learners", "2", "--task", str(HERE / "distance.py") + ":task", "--tokens", str(TOKENS)]
+SNAPSHOTS = ["--set", "run.snapshot_every_seconds=0.5"]
 OUTER = ["--set", "program.outer_lr=0.7", "--set", "program.outer_momentum=0.0", "--set", "program.fragments=2"]
 END_SECONDS_MAX = 30.0
 START_SECONDS_MAX = 180.0
@@ -73,13 +76,14 @@ CONTROL_SEED = 999_999
 @dataclass(slots=True)
 class Found:
     """What came of one run. `killed` has the sets of hosts, `losses` the evaluations, `merged` the share of the budget
-    that is in the model, `waited` the seconds from the last progress to the end."""
+    that is in the model, `undone` the share that was, `waited` the seconds from the last progress to the end."""
 
     seed: int
     killed: list[list[str]] = field(default_factory=list)
     outcome: str = "never ended"
     losses: list[float] = field(default_factory=list)
     merged: float = 0.0
+    undone: float = 0.0
     waited: float = 0.0
     shortened: int = 0
     taped_steps: int = 0
@@ -151,12 +155,22 @@ def kill_workers(rng: random.Random, pids: dict[str, int]) -> list[str]:
     return kill(pids, [name for name in sorted(pids) if name.startswith(("learner/", "syncer/"))])
 
 
-def one_run(seed: int, kills: int, is_planted: bool = False) -> Found:
-    """Run, kill so many times, and look at what it left behind."""
+def one_run(seed: int, kills: int, is_planted: bool = False, keep: Path | None = None) -> Found:
+    """Run, kill so many times, and look at what it left behind, which is kept where it is wrong."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         rng, found, folder = random.Random(f"kills {seed}"), Found(seed), Path(place) / "run"
         shards = rng.choice((1, 1, 2))
-        options = [*OPTIONS, *OUTER, "--seed", str(seed), "--set", f"program.shards={shards}", "--run-dir", str(folder)]
+        options = [
+            *OPTIONS,
+            *OUTER,
+            *SNAPSHOTS,
+            "--seed",
+            str(seed),
+            "--set",
+            f"program.shards={shards}",
+            "--run-dir",
+            str(folder),
+        ]
         planted = {"PYTHONPATH": str(HERE), "KILLS_PLANT": "reset"} if is_planted else {}
         command, nowhere = [str(ISTHMUS), "train", *options], subprocess.DEVNULL
         run = subprocess.Popen(command, stdout=nowhere, stderr=nowhere, env=os.environ | planted)
@@ -166,6 +180,8 @@ def one_run(seed: int, kills: int, is_planted: bool = False) -> Found:
         finally:
             end(run, folder)
         read(found, folder)
+        if keep is not None and found.wrong:
+            shutil.copytree(folder, keep / f"seed-{seed}-{time.time_ns()}")
         return found
 
 
@@ -221,6 +237,8 @@ def read(found: Found, folder: Path) -> None:
     found.losses = [line["eval_loss"] for line in lines_of(folder / "evaluations.jsonl")]
     if found.outcome != "done":
         return
+    undone = sum(entry["undone"] for entry in summary["books"]["fragments"])
+    found.undone = undone / summary["fragments"] / TOKENS
     merges = lines_of(folder / "merges.jsonl")
     found.shortened = sum(len(line["shortened"]) for line in merges)
     taped = taped_of(lower(spec.load(folder).graph()), tape_files.of_lives(folder))
@@ -251,8 +269,9 @@ def judge(found: Found, control: Found) -> None:
     if found.outcome != "done" or not found.losses or not control.losses:
         return
     first, fall = control.losses[0], control.losses[0] - control.losses[-1]
+    rise = fall * (RISE_MAX + found.undone / control.merged)
     for best, after in pairwise(zip(accumulate(found.losses, min), found.losses, strict=True)):
-        if after[1] > best[0] + RISE_MAX * fall:
+        if after[1] > best[0] + rise:
             found.wrong.append(f"loss: the evaluation rose from {best[0]:.2f} to {after[1]:.2f}")
     expected = first - fall * min(1.0, found.merged / control.merged)
     if not found.shortened and found.losses[-1] > expected + SHORT_MAX * fall:
@@ -263,7 +282,8 @@ def row(found: Found) -> str:
     """One line of the table."""
     killed = " | ".join(",".join(names) for names in found.killed) or "none"
     losses = f"{found.losses[0]:.1f} -> {found.losses[-1]:.2f}" if found.losses else "-"
-    figures = f"{losses:<13} {found.merged:>5.0%} {found.taped_steps:>6} {found.taped_merges:>6} {found.waited:>6.1f} s"
+    shares = f"{losses:<13} {found.merged:>5.0%} {found.undone:>5.0%}"
+    figures = f"{shares} {found.taped_steps:>6} {found.taped_merges:>6} {found.waited:>6.1f} s"
     return f"{found.seed:>5}  {found.outcome:<12} {figures}  {'; '.join(found.wrong) or 'ok'}  killed: {killed}"
 
 
@@ -283,15 +303,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--plant", action="store_true")
+    parser.add_argument("--keep", type=Path, help="where run folders are kept that are wrong by themselves")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     control, every = one_run(CONTROL_SEED, 0), []
     if not asked.json:
-        print(f"{'seed':>5}  {'outcome':<12} {'loss':<13} merged  steps merges   to end")
+        print(f"{'seed':>5}  {'outcome':<12} {'loss':<13} merged undone steps merges   to end")
         print(row(control), flush=True)
 
     def run(seed: int) -> Found:
-        return one_run(seed, 1 if asked.plant else random.Random(f"times {seed}").choice((1, 1, 2, 3)), asked.plant)
+        return one_run(
+            seed, 1 if asked.plant else random.Random(f"times {seed}").choice((1, 1, 2, 3)), asked.plant, asked.keep
+        )
 
     with ThreadPoolExecutor(asked.at_once) as pool:
         for found in pool.map(run, range(asked.seed, asked.seed + asked.runs)):
