@@ -23,6 +23,7 @@ from isthmus.programs.simulation.pytest_plugin import Worlds
 from isthmus.runtime import sim
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import TensorSpec
+from tests.effort import soaked
 
 from .family import SGD, final_model
 
@@ -41,8 +42,8 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
         ("decoupled-diloco", {"fragments": 3}),
         ("streaming-diloco", {"fragments": 2}),
         ("diloco", {}),
-        (f"{EXAMPLES / 'gossip.py'}:build", {}),
-        (f"{EXAMPLES / 'ring.py'}:build", {}),
+        soaked(f"{EXAMPLES / 'gossip.py'}:build", {}),
+        soaked(f"{EXAMPLES / 'ring.py'}:build", {}),
     ],
 )
 def test_programs_that_merge_values_train_it(world: Worlds, program: str, settings: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ from textwrap import dedent
 
 import pytest
 
-from tests.effort import soaked
 from tests.patience import PATIENCE
 
 TOGETHER = """
@@ -58,8 +57,9 @@ def text(folder: Path) -> str:
     return str(path)
 
 
+@pytest.mark.soak
 @pytest.mark.process
-@pytest.mark.parametrize("sizes", [(1, 2), soaked((1, 2, 4, 8))], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 2), (1, 2, 4, 8)], ids=str)
 def test_islands_of_several_sizes_train_together(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     told = run(TOGETHER, str(tmp_path / "run"), text(tmp_path), *map(str, sizes))
     summary = json.loads(told.splitlines()[-1])

@@ -20,6 +20,7 @@ import pytest
 from isthmus.programs.language_model import task
 from isthmus.programs.request.program import SHIPPED
 from isthmus.programs.request.request import prepare
+from tests.effort import soaked
 from tests.patience import PATIENCE
 
 COUNT = """
@@ -77,7 +78,7 @@ def parameters(folder: Path) -> int:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [1, soaked(4)])
 def test_a_learners_functions_are_counted(tmp_path: Path, devices: int) -> None:
     names = ("step", "extract/0", "extract/1", "replace/0")
     first, second = counted(tmp_path, "decoupled-diloco", devices, *names)
@@ -103,6 +104,7 @@ def test_of_what_survives_an_adoption_something_is_computed(tmp_path: Path) -> N
     assert first["adopt/0"]["given_bytes"] + first["adopt/1"]["given_bytes"] == 4 * size
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_step_of_averaged_gradients_is_two_functions(tmp_path: Path) -> None:
     (first, _), size = counted(tmp_path, "data-parallel", 4, "gradient", "apply", "moments"), parameters(tmp_path)

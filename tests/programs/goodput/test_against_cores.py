@@ -21,7 +21,6 @@ from isthmus.programs.request.program import Program
 from isthmus.programs.simulation.virtual_run import Pace
 from isthmus.runtime.host.trace import Span
 from isthmus.runtime.sim import Kill
-from tests.effort import soaked
 
 LEARNERS: Final = 4
 STEP: Final = 4.0
@@ -32,7 +31,8 @@ BOOT: Final = 14.0
 """Of a process, on average; with what follows, some 20 s until it steps again."""
 
 
-@pytest.mark.parametrize("case", [(150.0, 70, 0), soaked((105.0, 240, 0)), soaked((60.0, 240, 1))])
+@pytest.mark.soak
+@pytest.mark.parametrize("case", [(150.0, 70, 0), (105.0, 240, 0), (60.0, 240, 1)])
 def test_the_model_predicts_what_real_cores_do(case: tuple[float, int, int]) -> None:
     mean_seconds, steps, seed = case
     set_by = [(slot, 60.0 + 38 * life + 9 * slot) for life in range(3) for slot in range(LEARNERS)]

@@ -49,6 +49,7 @@ def test_a_run_on_two_machines_is_watched_to_its_end(place: Place) -> None:
     assert not place.processes()
 
 
+@pytest.mark.soak
 def test_a_machine_joins_and_is_expelled_and_nobody_else_notices(place: Place) -> None:
     machines = Machines(place, "alpha", "beta")
     cluster = machines.cluster({"alpha": "islands = 1", "beta": LEARNER})

@@ -21,6 +21,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place.close()
 
 
+@pytest.mark.soak
 def test_a_key_is_refused_admitted_trains_and_is_expelled(place: Place) -> None:
     for name in ("alpha", "me"):
         assert place.call("keygen", name).returncode == 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from isthmus.programs.command.main import app
 
 
+@pytest.mark.soak
 def test_borrowed_learners_shorten_a_run_by_nearly_what_they_add(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     options = ["simulate", "borrowed", "--steps", "80", "--json", "--page", str(page)]

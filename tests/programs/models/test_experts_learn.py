@@ -9,11 +9,11 @@ import pytest
 
 from isthmus.programs import Program, train
 from isthmus.programs.language_model import task
-from tests.effort import soaked
 
-PROGRAMS = [Program("decoupled-diloco", interval=12, fragments=4), soaked(Program("data-parallel"))]
+PROGRAMS = [Program("decoupled-diloco", interval=12, fragments=4), Program("data-parallel")]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_experts_learn_and_the_balance_is_told_beside_the_loss(program: Program, tmp_path: Path) -> None:
     text = tmp_path / "text"

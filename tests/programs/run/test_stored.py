@@ -33,6 +33,7 @@ def kill(run: Run) -> None:
     run.command.communicate()
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_from_a_url_in_another_folder_and_its_accounts_add_up(tmp_path: Path) -> None:
     with serving() as port:
         way = Way(port)

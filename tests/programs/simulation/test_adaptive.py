@@ -19,6 +19,7 @@ from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member
 from isthmus.runtime.sim import Climate, Fault, Kill, Throttle, machine_of
 from isthmus.runtime.sim.host import Life
+from tests.effort import soaked
 from tests.programs.simulation.scenarios import Witness, assert_exact
 
 AUTO: Mapping[str, Any] = dict.fromkeys(("push", "update", "interval", "overlap"), "auto")
@@ -80,7 +81,7 @@ def cut(machine: str) -> Throttle:
     return Throttle(machine, kbits=KBITS / 10, seconds=END - BEGIN, at=BEGIN)
 
 
-@pytest.mark.parametrize("where", ["learner-3", "syncer-0"])
+@pytest.mark.parametrize("where", ["learner-3", soaked("syncer-0")])
 def test_links_cut_to_a_tenth_in_mid_run(where: str) -> None:
     """Nobody waits; within six intervals every learner is merged again; and afterwards all is as before."""
     witness = Changes()
@@ -106,6 +107,7 @@ def test_links_cut_to_a_tenth_in_mid_run(where: str) -> None:
     assert_exact(outcome)
 
 
+@pytest.mark.soak
 def test_the_same_cut_with_settings_that_are_numbers_leaves_the_learner_behind() -> None:
     witness = Changes()
     run(witness, *links(), cut("learner-3"), push="float32", update="float32", interval=INTERVAL, overlap=2)
@@ -123,6 +125,7 @@ def test_links_that_carry_everything_are_given_every_bit() -> None:
     assert [role for role, _, mean, _ in witness.links if mean > 1e6 and role == "syncer"]
 
 
+@pytest.mark.soak
 def test_a_shard_that_comes_back_learns_its_links_anew() -> None:
     """It begins with float32, and knows within three intervals that the link carries less; nobody else is disturbed."""
     witness = Changes()

@@ -13,6 +13,7 @@ from isthmus.programs.simulation.toy_task import TOKENS_PER_BATCH
 from isthmus.programs.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.sim import Checker, Climate, Forge, Kill, Universe
 from isthmus.runtime.supervision.incidents import Condemned, GivenUp, Happened, ItemRefused, Misbehaved
+from tests.effort import soaked
 from tests.programs.simulation.scenarios import Witness, survive
 
 LIAR = "learner/2"
@@ -54,16 +55,16 @@ def with_a_liar(*faults: Any, steps: int = STEPS) -> tuple[Outcome, Books]:
     ("port", "field", "value", "how", "where"),
     [
         ("progress", "epochs", None, "drop", "epochs"),
-        ("progress", "step_time", "soon", "set", "step_time"),
-        ("progress", "delay_steps", float("nan"), "set", "delay_steps"),
+        soaked("progress", "step_time", "soon", "set", "step_time"),
+        soaked("progress", "delay_steps", float("nan"), "set", "delay_steps"),
         ("progress", "totals", (("0", 1, 8),), "set", "totals[0][0]"),
-        ("progress", "tokens", 10**9, "set", "tokens"),
-        ("progress", "slot", 0, "set", "slot"),
+        soaked("progress", "tokens", 10**9, "set", "tokens"),
+        soaked("progress", "slot", 0, "set", "slot"),
         ("progress", "incarnation", 7, "set", "incarnation"),
-        ("report", "staleness", float("inf"), "set", "staleness"),
+        soaked("report", "staleness", float("inf"), "set", "staleness"),
         ("report", "accounts", ((0, 0, 0),), "set", "accounts[0]"),
         ("answer", "norms", (1.0, 2.0), "set", "norms"),
-        ("answer", "incarnation", 9, "set", "incarnation"),
+        soaked("answer", "incarnation", 9, "set", "incarnation"),
     ],
 )
 def test_what_does_not_follow_its_schema_reaches_nobody(
