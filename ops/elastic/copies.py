@@ -9,6 +9,7 @@ A copy has all leaves of the state whole, whatever mesh they lay on: it can be t
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -98,25 +99,33 @@ def write(file: int, what: Stored, leaves: Iterable[np.ndarray[Any, Any]]) -> No
 def read(file: int, what: Stored, shapes: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
     """The leaves of a copy, of these shapes and dtypes, in memory of their own; ValueError if they are not of its
     size."""
+    wanted = [(shape.shape, np.dtype(shape.dtype)) for shape in shapes]
+    size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in wanted)
+    if size != what.size:
+        raise ValueError(f"taking up a copy: expected {size} bytes, found {what.size}")
     leaves, at = [], _HEADER.size
-    with mmap.mmap(file, _HEADER.size + what.size, prot=mmap.PROT_READ) as memory:
-        for shape in shapes:
-            leaves.append(np.ndarray(shape.shape, shape.dtype, memory, at).copy())
+    with mmap.mmap(file, _HEADER.size + size, prot=mmap.PROT_READ) as memory:
+        for shape, dtype in wanted:
+            leaves.append(np.ndarray(shape, dtype, memory, at).copy())
             at += leaves[-1].nbytes
-    if at != _HEADER.size + what.size:
-        raise ValueError(f"taking up a copy: expected {at - _HEADER.size} bytes, found {what.size}")
     return leaves
 
 
 def send(file: int, what: Stored, other: Any) -> None:
     """Give a copy to another process, by a connected socket; OSError if that is gone."""
     other.sendall(_HEADER.pack(_MARK, *what))
-    with mmap.mmap(file, _HEADER.size + what.size, prot=mmap.PROT_READ) as memory, memoryview(memory) as data:
-        other.sendall(data[_HEADER.size :])
+    # The slice has an end of its own: memory of which one is left in a traceback cannot be closed.
+    with (
+        mmap.mmap(file, _HEADER.size + what.size, prot=mmap.PROT_READ) as memory,
+        memoryview(memory) as data,
+        data[_HEADER.size :] as leaves,
+    ):
+        other.sendall(leaves)
 
 
 def receive(file: int, size: int, other: Any) -> Stored:
-    """Take a copy of `size` bytes that another process sends; EOFError if that is gone, ValueError if it is another."""
+    """Take a copy of `size` bytes that another process sends; EOFError or OSError if that is gone, ValueError if it is
+    another."""
     _clear(file, size)
     head = bytearray(_HEADER.size)
     with memoryview(head) as data:
@@ -125,8 +134,8 @@ def receive(file: int, size: int, other: Any) -> Stored:
     what = Stored(*fields)
     if mark != _MARK or what.size != size:
         raise ValueError(f"taking a copy from another process: expected {size} bytes, found {what.size}")
-    with mmap.mmap(file, _HEADER.size + size) as memory, memoryview(memory) as data:
-        _fill(data[_HEADER.size :], other)
+    with mmap.mmap(file, _HEADER.size + size) as memory, memoryview(memory) as data, data[_HEADER.size :] as leaves:
+        _fill(leaves, other)
     _seal(file, what)
     return what
 
@@ -134,7 +143,8 @@ def receive(file: int, size: int, other: Any) -> Stored:
 def _fill(data: memoryview, other: Any) -> None:
     at = 0
     while at < len(data):
-        count = other.recv_into(data[at:])
+        with data[at:] as rest:
+            count = other.recv_into(rest)
         if not count:
             raise EOFError("a process of this island is gone")
         at += count

@@ -13,9 +13,9 @@ given to it anew, as to every new life, and what is not merged (the optimizer's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, NoReturn, final
+from typing import Any, Final, final
 
 from isthmus.ops.elastic.copies import NOTHING
 from isthmus.ops.elastic.told import Told
@@ -94,24 +94,6 @@ class ElasticLearner:
             self._do("restart")
         self._inherits = False
 
-    def local(self) -> list[Any]:
-        """Nothing: its copies are in the memory of the island's hosts."""
-        return []
-
-    def take_local(self, leaves: Sequence[Any]) -> bool:
-        """Leave what is on a disk aside."""
-        del leaves
-        return False
-
-    def adopt_tree(self, parameters: Any) -> NoReturn:
-        raise _of_whole_trees()
-
-    def copy(self) -> NoReturn:
-        raise _of_whole_trees()
-
-    def tree(self, leaves: Any) -> NoReturn:
-        raise _of_whole_trees()
-
     # -- what the worker is asked --------------------------------------------------------------------------------------
 
     def _do(self, *asked: Any) -> Any:
@@ -175,7 +157,7 @@ class ElasticLearner:
         first time. ElasticError if that fails again and again."""
         while True:
             self._workers.end()
-            if self._broken > BROKEN_MAX:
+            if self._broken >= BROKEN_MAX:
                 found = self._why or "its process ended"
                 raise ElasticError(
                     f"Forming the island of {self._gang.names[0]}: expected a step within {BROKEN_MAX} forms, "
@@ -232,7 +214,3 @@ class ElasticLearner:
         self._since.clear()
         self._copied_at = self._now()
         self._copy_took = self._copied_at - begun
-
-
-def _of_whole_trees() -> NotImplementedError:
-    return NotImplementedError("an island of several processes exchanges fragments, and no whole trees")

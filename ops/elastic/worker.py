@@ -49,7 +49,9 @@ def work(
     except (EOFError, OSError, GangError) as error:  # One of the others is gone: there will be another form.
         _tell(host, "broken", f"{type(error).__name__}: {error}")
     except Exception as error:
-        is_broken = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")  # As where a peer is gone.
+        import jax
+
+        is_broken = isinstance(error, jax.errors.JaxRuntimeError)  # As where a peer is gone.
         _tell(host, "broken" if is_broken else "raised", "".join(traceback.format_exception(error)))
 
 
@@ -121,6 +123,8 @@ class _Worker:
                     known = copies.newest(self._files)
                     assert known is not None  # Or the leader would not ask this one.
                     copies.send(known[1], known[0], following)
+                case None:
+                    continue
                 case _:
                     raise EOFError("the leader of this island did not say from where to go on")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, final
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, final
 
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.gang.orders import Order, Orders
@@ -70,22 +70,6 @@ class Leader:
         self._orders.give("restart")
         self._learner.restart()
 
-    def local(self) -> list[Any]:
-        """None: each process of the island has a part of them."""
-        return []
-
-    def take_local(self, leaves: Sequence[Any]) -> bool:
-        return False
-
-    def adopt_tree(self, parameters: Any) -> NoReturn:
-        raise _of_whole_trees()
-
-    def copy(self) -> NoReturn:
-        raise _of_whole_trees()
-
-    def tree(self, leaves: Any) -> NoReturn:
-        raise _of_whole_trees()
-
 
 def follow(learner: Led, order: Order, batch: Callable[[int], Any]) -> None:
     """Do what the leader does, with the batch of a position from `batch`; ValueError for an order that there is not."""
@@ -104,7 +88,3 @@ def follow(learner: Led, order: Order, batch: Callable[[int], Any]) -> None:
             learner.restart()
         case _:
             raise ValueError(f"no order of a leader: {order!r}")
-
-
-def _of_whole_trees() -> NotImplementedError:
-    return NotImplementedError("an island of several processes exchanges fragments, and no whole trees")

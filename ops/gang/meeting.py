@@ -11,7 +11,7 @@ import socket
 import struct
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 import jax
@@ -47,16 +47,20 @@ def lead(gang: Gang) -> Orders:
                 f"found {1 + len(others)}; {', '.join(missing)} did not come. Look at the log and the machine of each."
             )
         door.settimeout(min(left, HELLO_SECONDS))
-        with suppress(OSError):
+        try:
             other, _ = door.accept()
-            came = _admitted(other, gang)
-            if came is None or came[0] in others:
-                other.close()
-            else:
-                other.settimeout(None)
-                other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                number, copies[number] = came
-                others[number] = other
+        except OSError:
+            continue
+        came = _admitted(other, gang)
+        if came is None:
+            other.close()
+            continue
+        other.settimeout(None)
+        other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        number, copies[number] = came
+        if number in others:  # It has given up the connection before, and comes again.
+            others[number].close()
+        others[number] = other
     orders = Orders([others[number] for number in sorted(others)], [copies[number] for number in sorted(copies)])
     coordinator = f"{door.getsockname()[0]}:{_free_port(door.getsockname()[0])}"
     orders.give("meet", coordinator)
@@ -65,20 +69,23 @@ def lead(gang: Gang) -> Orders:
 
 
 def join(gang: Gang) -> Following:
-    """Go to the leader, once it is known where it is, and start jax with it. GangError if it is not found."""
+    """Go to the leader, once it is known where it is, and start jax with it. GangError if it is not found, EOFError if
+    it is gone once it has answered."""
     begun = time.monotonic()
     while time.monotonic() < begun + MEETING_SECONDS:
         found = gang.find()
         if found is not None:
             host, _, port = found[0].rpartition(":")
-            with suppress(OSError):
+            with suppress(OSError), ExitStack() as unless_met:
                 leader = socket.create_connection((host, int(port)), timeout=MEETING_SECONDS)
+                unless_met.callback(leader.close)
                 leader.sendall(found[1].encode() + _HELLO.pack(gang.number, gang.form, *gang.copy))
                 following = Following(leader)
                 order = following.next(MEETING_SECONDS)
                 if order is not None and order[0] == "meet":
                     _await(str(order[1]))
                     _start(str(order[1]), gang)
+                    unless_met.pop_all()
                     return following
         time.sleep(LOOK_SECONDS)
     found_text = "nowhere" if gang.find() is None else "no answer"
@@ -89,14 +96,15 @@ def join(gang: Gang) -> Following:
 
 
 def _admitted(other: socket.socket, gang: Gang) -> tuple[int, tuple[int, int]] | None:
-    """The number of who has come, and its copy; None for a stranger, and for one that came for another form."""
+    """The number of who has come, and its copy; None for a stranger, for one that came for another form, and for one
+    that is gone again."""
     other.settimeout(HELLO_SECONDS)
     data, length = b"", len(gang.token) + _HELLO.size
-    while len(data) < length:
-        part = other.recv(length - len(data))
-        if not part:
-            return None
-        data += part
+    with suppress(OSError):
+        while part := other.recv(length - len(data)):
+            data += part
+    if len(data) < length:
+        return None
     number, form, life, copy = _HELLO.unpack(data[-_HELLO.size :])
     is_known = hmac.compare_digest(data[: -_HELLO.size], gang.token.encode())
     return (number, (life, copy)) if is_known and form == gang.form and 0 < number < gang.size else None
@@ -110,7 +118,8 @@ def _free_port(host: str) -> int:
 
 
 def _await(coordinator: str) -> None:
-    """Return once jax's coordinator listens: who comes to it before waits a second before it tries again."""
+    """Return once jax's coordinator listens: who comes to it before waits a second before it tries again. GangError if
+    it does not within MEETING_SECONDS."""
     host, _, port = coordinator.rpartition(":")
     until = time.monotonic() + MEETING_SECONDS
     while time.monotonic() < until:
@@ -118,6 +127,7 @@ def _await(coordinator: str) -> None:
             socket.create_connection((host, int(port)), timeout=HELLO_SECONDS).close()
             return
         time.sleep(LOOK_SECONDS / 5)
+    raise GangError(f"Joining an island: expected jax's coordinator at {coordinator}, found nobody there.")
 
 
 def _start(coordinator: str, gang: Gang) -> None:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Learning(Protocol):
-    """The state of one learner. Its merged leaves are zeros before `begin`, or until all have been adopted: then
-    `restart` makes the state whole."""
+    """The state of one learner, on an island of one process or of several. Its merged leaves are zeros before `begin`,
+    or until all have been adopted: then `restart` makes the state whole."""
 
     @property
     def device_kind(self) -> str:
@@ -48,6 +48,13 @@ class Learning(Protocol):
     def replace(self, fragment: int, values: Vector) -> None:
         """Replace a fragment by `values`, whatever it was."""
 
+    def restart(self) -> None:
+        """Make the local leaves anew, at the present merged ones."""
+
+
+class SoleLearning(Learning, Protocol):
+    """The state of a learner whose island is one process, which has all of it."""
+
     def adopt_tree(self, parameters: Any) -> None:
         """Replace all merged leaves by those of a tree as `tree` gives it."""
 
@@ -56,9 +63,6 @@ class Learning(Protocol):
 
     def tree(self, leaves: Any) -> Any:
         """A copy as a tree whose leaves have the names of the merged ones, in NumPy arrays of its own."""
-
-    def restart(self) -> None:
-        """Make the local leaves anew, at the present merged ones."""
 
     def local(self) -> list[Any]:
         """The local leaves after the steps so far, in NumPy arrays of their own; none where it has none to give."""
@@ -100,31 +104,40 @@ class Evaluating(Protocol):
         """The merged leaves that the fragments make up, in NumPy arrays."""
 
 
-def learner_of(
-    task: Any,
-    fragments: Sequence[Fragment],
-    *,
-    life: Life,
-    alpha: float,
-    island: Island | None,
-    position: Callable[[], int],
-) -> Learning:
-    """The learner of a task on an island, in the thread that will call it. `position` tells which batch of its slot
-    comes with a step, for the other processes of an island, who make their part of it. GangError if they do not come.
-    """
+def sole_learner_of(
+    task: Any, fragments: Sequence[Fragment], *, life: Life, alpha: float, island: Island | None
+) -> SoleLearning:
+    """The learner of a task on an island of this process, in the thread that will call it."""
     if hasattr(task, "learner"):
-        own: Learning = task.learner(fragments, life=life, alpha=alpha)
+        own: SoleLearning = task.learner(fragments, life=life, alpha=alpha)
         return own
     from isthmus.ops.island.core_turns import give_way
 
     give_way()  # Before jax makes its threads, which inherit it.
     from isthmus.ops.island.jax_learner import Learner
 
-    if island is None or island.gang is None:
-        return Learner(task, fragments, life=life, alpha=alpha, island=island)
+    return Learner(task, fragments, life=life, alpha=alpha, island=island)
+
+
+def led_learner_of(
+    task: Any,
+    fragments: Sequence[Fragment],
+    *,
+    life: Life,
+    alpha: float,
+    island: Island,
+    position: Callable[[], int],
+) -> Learning:
+    """The same of an island of several processes, which this one leads. `position` tells which batch of its slot comes
+    with a step, for the others, who make their part of it. GangError if they do not come."""
     from isthmus.ops.gang.leader import Leader
     from isthmus.ops.gang.meeting import lead
+    from isthmus.ops.island.core_turns import give_way
 
+    give_way()
+    from isthmus.ops.island.jax_learner import Learner
+
+    assert island.gang is not None
     orders = lead(island.gang)
     return Leader(Learner(task, fragments, life=life, alpha=alpha, island=island), orders, position)
 
@@ -171,7 +184,7 @@ def evaluation_of(task: Any, seed: int) -> Evaluating:
 def first_tensors_of(task: Any, seed: int) -> Tensors:
     """The merged leaves that `begin` gives every learner of the task."""
     if hasattr(task, "learner"):
-        own: Learning = task.learner((), life=Life(seed, 0, 1), alpha=0.0)
+        own: SoleLearning = task.learner((), life=Life(seed, 0, 1), alpha=0.0)
         own.begin()
         tensors: Tensors = own.tree(own.copy())
         return tensors

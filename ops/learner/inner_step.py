@@ -28,7 +28,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Control, Progress, Report, Round, Update
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, clock_of
 from isthmus.ops.exchange.token_totals import Totals
-from isthmus.ops.island.contract import Learning, learner_of
+from isthmus.ops.island.contract import Learning, SoleLearning, led_learner_of, sole_learner_of
 from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.island.life import Life
 from isthmus.ops.learner.answers import Answers, Held
@@ -99,6 +99,7 @@ class InnerStep:
         self._sick = self._is_over = False
         self._unhealed: set[int] = set()
         self._sick_step = 0
+        self._sole: SoleLearning | None = None
         self._copies: LocalCopies | None = None
         self._began: list[Any] | None = None
 
@@ -135,7 +136,7 @@ class InnerStep:
         self._learner.compile(first_batch(self._task, context.seed, self._slot))
         if not self._fragments:
             self._learner.begin()
-        elif context.folder is not None:
+        elif context.folder is not None and self._sole is not None:
             self._copies = LocalCopies(context.folder, context.disk, self._slot, self._incarnation, now=context.now)
 
     def work(self, told: Mapping[str, Any], host: Any, **at: Any) -> None:
@@ -145,17 +146,25 @@ class InnerStep:
         work((self._task, self._fragments, self._alpha), told, host, batch=None, **at)
 
     def _made(self, context: Any) -> Learning:
-        """What trains, on this island."""
+        """What trains, on this island; it is `sole` where that has no other processes."""
 
         def position() -> int:
             return self._feed.latest
 
-        if context.island is not None and context.island.elastic is not None:
-            return ElasticLearner(context.island.elastic, position=position, now=context.now)
-        life = Life(context.seed, self._slot, self._incarnation)
-        return learner_of(
-            self._task, self._fragments, life=life, alpha=self._alpha, island=context.island, position=position
-        )
+        island, life = context.island, Life(context.seed, self._slot, self._incarnation)
+        if island is not None and island.elastic is not None:
+            return ElasticLearner(island.elastic, position=position, now=context.now)
+        if island is not None and island.gang is not None:
+            return led_learner_of(
+                self._task, self._fragments, life=life, alpha=self._alpha, island=island, position=position
+            )
+        self._sole = sole_learner_of(self._task, self._fragments, life=life, alpha=self._alpha, island=island)
+        return self._sole
+
+    def _whole(self) -> SoleLearning:
+        """What trains, in a program that exchanges whole trees: islands of several processes are refused there."""
+        assert self._sole is not None
+        return self._sole
 
     def __call__(
         self,
@@ -218,7 +227,7 @@ class InnerStep:
                 self._adopt(item)
         else:
             for tree in _items(update):
-                self._learner.adopt_tree(tree)
+                self._whole().adopt_tree(tree)
 
     def _adopt(self, update: Update) -> None:
         if is_withdrawn(update):
@@ -258,19 +267,24 @@ class InnerStep:
             self._phase = "final"
 
     def _take_copy(self) -> None:
-        """Go on with what a former life has left of what only a learner has."""
-        if self._copies is None or self._incarnation == 1:
+        """Go on with what a former life has left of what only a learner has; an elastic island has it in memory."""
+        island = self._context.island
+        if (
+            self._context.folder is None
+            or self._incarnation == 1
+            or (island is not None and island.elastic is not None)
+        ):
             return
-        copy = self._copies.found()
-        if copy is not None and self._learner.take_local(copy.leaves):
+        copy = None if self._copies is None else self._copies.found()
+        if copy is not None and self._sole is not None and self._sole.take_local(copy.leaves):
             self._began = ["copy", copy.incarnation, copy.step]
         else:
             self._began = ["anew", 0, 0]
 
     def _keep_copy(self) -> None:
         """Leave a copy for the next life, when it is due."""
-        if self._copies is not None and not self._sick and self._copies.is_due():
-            self._copies.keep(self._odometer.steps, self._learner.local)
+        if self._copies is not None and self._sole is not None and not self._sick and self._copies.is_due():
+            self._copies.keep(self._odometer.steps, self._sole.local)
 
     def _is_anew(self, update: Update) -> bool:
         """Whether to begin again from the version that this learner holds: it is sick, or what it gave was refused, or
@@ -313,10 +327,10 @@ class InnerStep:
         """All parameters: the copy taken a boundary ago, which the device has made by now; at the end, the last."""
         captured, self._captured = self._captured, None
         if self._phase == "final":
-            captured = self._learner.copy()
+            captured = self._whole().copy()
         elif has_stepped and self._odometer.steps % self._emit_every == 0:
-            self._captured = self._learner.copy()
-        return [] if captured is None else [("parameters", self._learner.tree(captured))]
+            self._captured = self._whole().copy()
+        return [] if captured is None else [("parameters", self._whole().tree(captured))]
 
     # -- the step ------------------------------------------------------------------------------------------------------
 

@@ -1,14 +1,15 @@
 """Whether a graph's learners may be of several processes each, and what a process does that follows its leader.
 
 A learner's processes call the same functions in the same order, as its inner-step does. So its inner-step has to be a
-body that names its `follower`, and to train on what the shipped data node makes: every process makes it for itself.
+body that names its `follower`, to give fragments only, for no process has all parameters, and to train on what the
+shipped data node makes: every process makes it for itself. And the task's learner has to be the one in jax.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from isthmus.ops.data.batches_node import Batches
 from isthmus.runtime.errors import Fault
@@ -20,8 +21,8 @@ PROCESSES_MAX: Final = 64
 """Of an island: a v5p of 256 chips has as many hosts."""
 
 
-def process_faults(plans: Mapping[str, Plan], processes: Sequence[int], learners: int) -> Iterator[Fault]:
-    """What is wrong with so many processes of each learner, by slot."""
+def process_faults(plans: Mapping[str, Plan], task: Any, processes: Sequence[int], learners: int) -> Iterator[Fault]:
+    """What is wrong with so many processes of each learner of a task, by slot."""
     for count in processes:
         if not 1 <= count <= PROCESSES_MAX:
             do = "Say how many processes the island of each learner has: run.processes=[2, 1]."
@@ -31,9 +32,14 @@ def process_faults(plans: Mapping[str, Plan], processes: Sequence[int], learners
         yield Fault(
             "Reading run.processes", f"at most one number for each of {learners} learners", str(len(processes)), do
         )
+    if max(processes, default=1) > 1 and hasattr(task, "learner"):
+        do = "Give the task a loss or a step, or leave run.processes out."
+        yield Fault("Reading run.processes", "a task that isthmus trains in jax", "one with a learner of its own", do)
     if max(processes, default=1) > 1 and followed(plans.get(LEARNER)) is None:
         do = "Use InnerStep with fragments on the batches of Batches, or leave run.processes out."
-        yield Fault("Reading run.processes", "learners that exchange fragments, by InnerStep", "others", do)
+        yield Fault(
+            "Reading run.processes", "learners that exchange fragments and nothing else, by InnerStep", "others", do
+        )
 
 
 def follower_plan(plan: Plan, role: str, learners: int, slots: int) -> Plan:
@@ -51,6 +57,8 @@ def followed(plan: Plan | None) -> NodePlan | None:
     for node in () if plan is None else plan.nodes:
         if hasattr(node.body, "follower") and node.keywords.get("fragments"):
             assert plan is not None
+            if any(edge.source == node.index and edge.source_port == "parameters" for edge in plan.edges.values()):
+                continue
             sources = [
                 edge.source for edge in plan.edges.values() if (edge.target, edge.target_port) == (node.index, "batch")
             ]

@@ -24,7 +24,7 @@ def placed(request: Request, topology: Topology, compiled: Find = not_asked) -> 
     compiler has `compiled`, and found too large."""
     counts = roster_counts(request.graph, request.job.learners)
     placement = place(request.graph, counts, topology, memory_bytes={LEARNER: learner_bytes(request)})
-    if faults := list(process_faults(request.plans, placement.processes, request.job.learners)):
+    if faults := list(process_faults(request.plans, request.task, placement.processes, request.job.learners)):
         raise PlacementError.of(faults)
     if request.processes:
         do = 'Leave it out: machines of one island say so in the cluster file, each by island = "NAME".'

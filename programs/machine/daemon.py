@@ -61,8 +61,8 @@ ENDED_BY_DAEMON: Final = "ended with the daemon of its machine"
 @final
 class MachineDaemon:
     """The runs of one machine, whose parts in runs of others are in `folder`, and its own below the root that `config`
-    names. `on_change` is called with the runs that
-    are not over whenever they change, `tell` with a line for people; `on_idle` when it is ending and no run is left."""
+    names. `on_change` is called with the runs that are not over whenever they change, `tell` with a line for people;
+    `on_idle` when it is ending and no run is left."""
 
     def __init__(
         self,
@@ -290,6 +290,10 @@ class MachineDaemon:
         going_on = {str(machine): list(map(str, names)) for machine, names in dict(message["going_on"]).items()}
         going_on[self.name] = [each.name for each in self._runs.values()]
         term, missing = await self._check_lost(estate, sites, going_on, doing)
+        if any(held.name == run for held in self._runs.values()):  # Somebody else asked for it meanwhile.
+            do = "Look at isthmus status."
+            raise ConfigError(doing, "a run whose home was lost", f"{run}, which goes on under {self.name!r}", do)
+        estate = succession.read(estate.folder, doing)
         former = self.neighbours.outposts.release(run)
         moved = estate.sites.moved(self.name, sites, term)
         try:
@@ -297,9 +301,11 @@ class MachineDaemon:
             if former is not None:
                 inherit(estate.folder, former)
             held = self._hold(estate.folder, told_of(estate.folder, doing), moved, is_watched=False)
-        except UNABLE as error:
+        except BaseException as error:
             if former is not None:
                 self.neighbours.outposts.adopt(former)
+            if not isinstance(error, UNABLE):
+                raise
             do = "Look at the folder and at what the machine has left: space, memory, processes."
             raise ConfigError(doing, "to supervise it", f"{type(error).__name__}: {error}", do) from error
         if former is not None:

@@ -250,14 +250,14 @@ class Outposts:
 
     def _look_for_homes(self) -> None:
         """While a home is not heard, another machine may have become that."""
+        self._loop.call_later(HEIR_SECONDS, self._look_for_homes)
         for held in self._held.values():
             for heir in held.heirs if not held.link.is_up else ():
                 self._dial(heir)
-        self._loop.call_later(HEIR_SECONDS, self._look_for_homes)
 
     def _dial(self, heir: Home) -> None:
         """Have a link to a machine that may be a home, unless it is this one."""
-        with suppress(ConfigError):  # Its address leaves the machine, and there are no keys.
+        with suppress(ConfigError, zmq.ZMQError):  # It needs keys, and there are none; or nobody can dial it.
             if heir.name != self._name:
                 self._link(heir)
 

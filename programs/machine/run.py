@@ -173,6 +173,8 @@ class MachineRun:
             machines = {name: self._hosts_of(name) for name in daemon.home.fleet.others if self._links.is_up(name)}
             await gather(self._links, self.name, self.folder, machines, self.log)
             await self._loop.run_in_executor(None, bring_home, self.folder)
+        except OSError as error:
+            self.log(f"what the machines have left could not all be brought home: {error}")
         finally:
             daemon.dismiss()
             self._finish(daemon)

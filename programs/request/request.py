@@ -164,7 +164,7 @@ def prepare(
     proof = verify(graph)
     _check_learners(graph, job)
     plans = lower(graph)
-    if faults := list(process_faults(plans, parts.run["processes"], job.learners)):
+    if faults := list(process_faults(plans, parts.subject.task, parts.run["processes"], job.learners)):
         raise ConfigError.of(faults)
     section = {"program": program.reference, **parts.run}
     for name in ("argv", "processes", "snapshots", "devices_min"):

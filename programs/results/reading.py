@@ -125,7 +125,6 @@ def _absences(
     problems: list[str],
 ) -> tuple[Absence, ...]:
     """Who was away; without a summary, which says when the first step was, returns cannot be told."""
-    problems += [f"At the end, {line}." for line in [store_line(summary.get("snapshot_store"))] if line]
     start = as_number(summary.get("start_seconds"))
     facts = _facts(folder, start or 0.0, problems)
     if not start:

@@ -168,8 +168,8 @@ class StoredSnapshots:
         self._check_newest()
         data = encoded(msgspec.structs.replace(head, files=files()))
         name = head_name(self._term, self._life, manifest.number)
+        self._put.add(name)  # Also if it is refused: it may have arrived.
         self._store.put(name, data)
-        self._put.add(name)
         yield len(data)
         self._forget()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -91,6 +92,41 @@ def test_a_copy_goes_to_another_process_whole_or_not_at_all(files: tuple[int, ..
     ours.close()
     with pytest.raises(EOFError):
         copies.receive(copies.oldest(others), SIZE, theirs)
+    theirs.close()
+    for each in others:
+        os.close(each)
+
+
+class Dying:
+    """The end of a process that sends no more than so many bytes."""
+
+    def __init__(self, other: socket.socket, bytes_max: int) -> None:
+        self._other, self._bytes_max = other, bytes_max
+
+    def sendall(self, data: bytes | memoryview) -> None:
+        part = bytes(data[: self._bytes_max])
+        self._bytes_max -= len(part)
+        self._other.sendall(part)
+        if not self._bytes_max:
+            self._other.close()
+            raise BrokenPipeError(errno.EPIPE, "killed")
+
+
+@pytest.mark.parametrize("left", [1, SIZE])
+def test_who_is_given_a_half_copy_and_who_gives_it_hear_that_the_other_is_gone(
+    files: tuple[int, ...], left: int
+) -> None:
+    others = copies.open_files()
+    ours, theirs = socket.socketpair()
+    put(files, 1, 4)
+    what, file = copies.newest(files)  # type: ignore[misc]
+    head = 44
+    with pytest.raises(BrokenPipeError):
+        copies.send(file, what, Dying(ours, head + SIZE - left))
+    with pytest.raises(EOFError):
+        copies.receive(copies.oldest(others), SIZE, theirs)
+    assert copies.newest(others) is None
+    assert copies.newest(files) == (what, file)
     theirs.close()
     for each in others:
         os.close(each)

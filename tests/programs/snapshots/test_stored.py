@@ -162,6 +162,22 @@ def test_a_life_that_was_replaced_stores_nothing_and_spoils_nothing() -> None:
     assert same(read(former.far)[1], model(5, 5))
 
 
+def test_a_head_that_arrived_though_the_store_refused_it_is_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    home, put = Home(), FolderStore.put
+
+    def arrives(self: FolderStore, name: str, data: bytes) -> None:
+        put(self, name, data)
+        if name.startswith(HEAD):
+            raise OSError("the answer was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderStore, "put", arrives)
+        with pytest.raises(OSError, match="the answer was lost"):
+            home.store(1, 1)
+    home.store(2, 2)
+    assert same(read(home.far)[1], model(2, 2))
+
+
 def test_the_snapshots_of_another_run_are_not_touched() -> None:
     home = Home()
     home.store(1, 1)
