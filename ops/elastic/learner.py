@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, final
 
-from isthmus.ops.elastic.copies import NOTHING
 from isthmus.ops.elastic.told import Told
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.mesh.island import ElasticGang, Form
@@ -193,9 +192,9 @@ class ElasticLearner:
 
     def _start(self, form: Form) -> bool:
         """Begin the worker for a form; whether it has taken up a state."""
-        basis = NOTHING if self._copied is None and self._since else self._copied
         names = tuple(self._gang.names[number] for number, _ in form.members)
-        self._worker = self._workers.start(Told(0, form.number, names, self._gang.incarnation, None, basis)._asdict())
+        told = Told(0, form.number, names, self._gang.incarnation, None, self._copied)
+        self._worker = self._workers.start(told._asdict())
         _, self._kind, has_state = self._answer()
         return bool(has_state)
 

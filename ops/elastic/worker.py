@@ -78,7 +78,8 @@ class _Worker:
         if basis is not None:
             what, file = basis
             learner.take(copies.read(file, what, learner.shapes), (what.steps, what.restarts))
-        self.has_state = basis is not None
+        # A copy of before the beginning has zeros, where the local leaves are to be made.
+        self.has_state = basis is not None and basis[0].steps > 0
         mine = [number for life, number in self._orders.copies if life == told.incarnation]
         self._copies = max(mine, default=0)
         # Everybody waits for a form that is not the first, and most of it is in the cache of compiled programs.

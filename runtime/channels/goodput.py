@@ -33,8 +33,6 @@ SERVED_MAX: Final = 500_000_000
 HEARD_WITHIN: Final = 300_000_000
 """Nanoseconds after which it is known, beside the way, that an item has arrived: a heartbeat, and a turn of two
 loops."""
-LOOK_EVERY: Final = 50_000_000
-"""Nanoseconds between two looks at what is under way."""
 SERVED_MIN: Final = 10_000
 """Nanoseconds that a large item is taken to need at least: clocks and loops are no finer."""
 
@@ -120,7 +118,6 @@ class Links:
     def __init__(self) -> None:
         self.goodput: dict[tuple[str, int], Rate] = {}
         self._links: dict[Replica, tuple[int, Goodput]] = {}
-        self._looked = Instant(0)
 
     def carried(self, target: Member, size_bytes: int, begun: Instant, arrived: Instant) -> None:
         """A transfer to another host is known to have arrived."""
@@ -136,10 +133,8 @@ class Links:
         self._tell(replica, link)
 
     def look(self, under_way: Callable[[], Iterable[tuple[Member, int, Instant]]], now: Instant) -> None:
-        """See what is `under_way` to whom, in bytes, since when; not too often."""
-        if 0 <= now - self._looked < LOOK_EVERY:
-            return
-        self._looked = now
+        """See what is `under_way` to whom, in bytes, since when: on every heartbeat, for on a link that has stalled
+        nothing arrives."""
         for target, size_bytes, begun in under_way():
             life, link = self._links.get(target.replica, (0, None))
             if link is not None and life == target.incarnation:

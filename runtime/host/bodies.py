@@ -228,7 +228,14 @@ class Bodies:
             for each in emissions
             if (port := node.outputs[each.port].name) in ports
         ]
-        self._keeper.keep(node.name, self._firings[node.index], given, determined.made_here(self._plan, node), made)
+        self._keeper.keep(
+            node.name,
+            self._firings[node.index],
+            given,
+            made,
+            several=[port.name for port in node.inputs if not port.is_bare],
+            made_here=determined.made_here(self._plan, node),
+        )
 
     def _attest(self, node: NodePlan, port: str, field: str, item: Any) -> None:
         """Raise LocalProtocolError for an item that says more than one a firing of its node."""

@@ -217,6 +217,7 @@ class HostProcess:
 
     def _beat(self) -> None:
         self._loop.hear()  # While nobody listens, a firing may be longer than those before it were.
+        self._host.links.look(self._channel.under_way, self._clock.now())
         silence = self._silence.beat(time.monotonic())
         if is_searching(silence) and is_orphan(silence, has_daemon=self._find_daemon()):
             self._error = f"no daemon for {ORPHAN_SECONDS:.0f} s"
@@ -261,7 +262,6 @@ class HostProcess:
         self, edge: int, source: Member, target: Member, size_bytes: int, begun: Instant, arrived: Instant
     ) -> None:
         self._host.links.carried(target, size_bytes, begun, arrived)
-        self._host.links.look(self._channel.under_way, self._clock.now())
         name = self._plan.edges[edge].name if edge in self._plan.edges else str(edge)
         self._trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size_bytes))
 

@@ -302,6 +302,7 @@ class Life:
             checker.connected(self, peer)
 
     def _beat(self) -> None:
+        self.host.links.look(self.channel.under_way, self.clock.now())
         silence = self._silence.beat(self.clock.now() / 1e9)
         if is_searching(silence):
             found = self._setting.found(self)
@@ -315,7 +316,6 @@ class Life:
 
     def _watch(self, edge: int, source: Member, target: Member, size: int, begun: Instant, arrived: Instant) -> None:
         self.host.links.carried(target, size, begun, arrived)
-        self.host.links.look(self.channel.under_way, self.clock.now())
         if self._trace is not None:
             name = self.plan.edges[edge].name
             self._trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size))

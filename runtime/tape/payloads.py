@@ -32,7 +32,8 @@ VERSION: Final = 1
 
 class Item(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One item of a firing: its port; whose it is, and its mailbox key, where the port has several; its digest; the
-    sizes and digests of its parts, none where only its digest is kept."""
+    sizes and digests of its parts, none where only its digest is kept, or where a port that has several was given
+    none."""
 
     port: str
     source: Replica | None
@@ -84,9 +85,17 @@ class Keeper:
         self._folder, self._disk = folder, disk
 
     def keep(
-        self, node: str, firing: int, inputs: Mapping[str, Any], made_here: Collection[str], made: Sequence[Made]
+        self,
+        node: str,
+        firing: int,
+        inputs: Mapping[str, Any],
+        made: Sequence[Made],
+        *,
+        several: Collection[str],
+        made_here: Collection[str],
     ) -> None:
-        """Keep a firing. `made_here` are the ports whose items are not kept, because they can be made again."""
+        """Keep a firing. On the ports `several` it was given a dict (replica, key) -> item, on others one item.
+        `made_here` are the ports whose items are not kept, because they can be made again."""
         if self.lost:
             self.lost += 1
             return
@@ -95,9 +104,12 @@ class Keeper:
         for port, value in inputs.items():
             if port in made_here or port == "decision" or value is None:
                 continue
-            several = isinstance(value, dict) and all(_is_place(each) for each in value)
-            for place, item in value.items() if several else ((None, value),):
-                source, key = (None, None) if place is None else place
+            if port not in several:
+                given.append(_item(port, None, None, encode(value), parts))
+                continue
+            if not value:
+                given.append(Item(port, None, None, 0, [], []))
+            for (source, key), item in value.items():
                 given.append(_item(port, source, key, encode(item), parts))
         told = [
             _item(each.port, None, None, encode(each.item), None)
@@ -136,6 +148,9 @@ def read(data: bytes, node: str, firing: int) -> Firing:
     at = HEAD_SIZE + len(found.bodies[0])
     inputs: dict[str, Any] = {} if head.decision is None else {"decision": head.decision}
     for each in head.given:
+        if not each.sizes:
+            inputs[each.port] = {}
+            continue
         item, at = _decoded(data, at, each)
         if each.source is None:
             inputs[each.port] = item
@@ -146,10 +161,6 @@ def read(data: bytes, node: str, firing: int) -> Firing:
         item, at = _decoded(data, at, each) if each.sizes else (None, at)
         made.append((each.port, each.digest, item))
     return Firing(inputs, made)
-
-
-def _is_place(key: Any) -> bool:
-    return type(key) is tuple and len(key) == 2 and isinstance(key[0], Replica)
 
 
 def _item(port: str, source: Replica | None, key: int | str | None, encoded: Encoded, parts: list[Any] | None) -> Item:

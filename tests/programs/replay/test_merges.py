@@ -124,7 +124,7 @@ def inputs_of(path: Path) -> dict[str, Any]:
 
 def rewrite(path: Path, node: str, number: int, inputs: dict[str, Any], made: list[tuple[str, int, Any]]) -> None:
     """Write a file anew, with other inputs and what was made."""
-    Keeper(path.parent).keep(node, number, inputs, (), [])
+    Keeper(path.parent).keep(node, number, inputs, [], several=("answer",), made_here=())
     data = path.read_bytes()
     head = msgspec.msgpack.decode(payloads.frames(data).bodies[0], type=payloads.Head)
     told = [payloads.Item(port, None, None, digest, [], []) for port, digest, _ in made]
@@ -177,15 +177,19 @@ def test_a_firing_is_read_as_it_was_kept() -> None:
     inputs = {
         "round": {"round": 3, "known": [(1, 2)]},
         "answer": {place: {"gradient": values, "norms": values[:2]}},
+        "none": {},
+        "empty": {},
         "gradient": {"made": "here"},
         "decision": {"reason": "all"},
         "kept": None,
     }
     keeper = Keeper(Path("/run"), Mount(disk))
-    keeper.keep("merge", 3, inputs, ("gradient",), [Made("update", update, encode(update)), Made("local", 1, None)])
+    made = [Made("update", update, encode(update)), Made("local", 1, None)]
+    keeper.keep("merge", 3, inputs, made, several=("answer", "none"), made_here=("gradient",))
     [data] = disk.files().values()
     found = payloads.read(data, "merge", 3)
-    assert set(found.inputs) == {"round", "answer", "decision"}
+    assert set(found.inputs) == {"round", "answer", "none", "empty", "decision"}
+    assert found.inputs["none"] == found.inputs["empty"] == {}
     assert found.inputs["round"] == inputs["round"]
     np.testing.assert_array_equal(found.inputs["answer"][place]["gradient"], values)
     (port, digest, item), local = found.made
@@ -199,10 +203,10 @@ def test_a_firing_is_read_as_it_was_kept() -> None:
 def test_a_disk_that_takes_nothing_costs_the_payloads_and_no_more() -> None:
     disk = SimulatedDisk("seed")
     keeper = Keeper(Path("/run"), Mount(disk))
-    keeper.keep("merge", 1, {"round": {}}, (), [])
+    keeper.keep("merge", 1, {"round": {}}, [], several=(), made_here=())
     disk.troubles[1] = Trouble(lambda: None, room=0)
-    keeper.keep("merge", 2, {"round": {}}, (), [])
+    keeper.keep("merge", 2, {"round": {}}, [], several=(), made_here=())
     disk.troubles.clear()
-    keeper.keep("merge", 3, {"round": {}}, (), [])
+    keeper.keep("merge", 3, {"round": {}}, [], several=(), made_here=())
     assert keeper.lost == 2
     assert [path.name for path, data in disk.files().items() if data] == ["merge.1.item"]

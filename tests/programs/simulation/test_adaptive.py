@@ -173,4 +173,4 @@ def test_many_universes_with_faults_and_links_that_change() -> None:
         outcome, witness = changing(seed)
         assert outcome.violation is None, (seed, outcome.violation)
         found.update(change["setting"] for _, change in witness.changes)
-    assert all(found[name] > 20 for name in ("push", "update", "overlap")), found
+    assert all(found[name] > 5 for name in ("push", "update", "overlap")), found
