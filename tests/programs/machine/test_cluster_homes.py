@@ -65,6 +65,7 @@ class Moved:
         return self.place.call("resume", run, "--cluster", self.cluster, "--home", "beta")
 
 
+@pytest.mark.soak
 def test_another_machine_becomes_the_home_of_a_run_whose_home_was_lost(place: Place) -> None:
     moved = Moved(place)
     for refused, words in zip(moved.refused, ("a run that goes on there", "goes on under 'alpha'"), strict=True):

@@ -167,6 +167,7 @@ def test_everything_that_is_wrong_with_the_machines_is_told_at_once(place: Place
     assert not place.hosts()
 
 
+@pytest.mark.soak
 def test_two_machines_of_one_name_and_a_home_that_is_not_there(place: Place) -> None:
     machines = Machines(place, "alpha", "beta")
     machines.join("alpha", "gamma")

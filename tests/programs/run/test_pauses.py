@@ -65,6 +65,7 @@ def test_a_daemon_that_is_paused_is_not_replaced_and_hears_afterwards_what_was_a
     assert not {Adopted(), Restarted()} & set(run.incidents())
 
 
+@pytest.mark.soak
 def test_a_second_ctrl_c_ends_a_run_whose_daemon_does_not_answer(start: Callable[..., Run]) -> None:
     run = start(learners=1)
     run.wait_for_merges(1)

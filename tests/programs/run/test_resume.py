@@ -15,7 +15,6 @@ import pytest
 
 from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.terminal import figures
-from tests.effort import soaked
 from tests.patience import PATIENCE
 from tests.programs.run.process_run import ISTHMUS, PAUSE, Run
 
@@ -91,7 +90,8 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run) -> None:
     assert sorted(path.name for path in dead.folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize("learners", [1, soaked(3)])
+@pytest.mark.soak
+@pytest.mark.parametrize("learners", [1, 3])
 def test_it_may_go_on_with_other_learners_and_another_budget_and_its_accounts_add_up(dead: Run, learners: int) -> None:
     folder = copy(dead, f"other-{learners}")
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())

@@ -12,7 +12,6 @@ import pytest
 
 from isthmus.runtime.control.ask import ask
 from isthmus.runtime.supervision.incidents import Condemned, Hurried, Restarted
-from tests.effort import soaked
 from tests.patience import PATIENCE
 from tests.programs.run.process_run import FOREVER, ISTHMUS, Run
 
@@ -52,7 +51,8 @@ def test_while_a_learner_is_paused(start: Callable[..., Run]) -> None:
     assert [learner["restarts"] for learner in summary["per_learner"]] == [0, 0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, soaked(signal.SIGHUP)])
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_graph_whose_bodies_hear_nothing_ends_at_a_signal(start: Callable[..., Run], number: int) -> None:
     """It has no role of learners, gives no model, and would train for ever."""
     run = start(str(ODD) + ":without_learners")

@@ -204,9 +204,9 @@ class Elastic(Gangs):
     cast = msgspec.structs.replace(Gangs.cast, elastic=((1, 2), (), (2, 3)))
 
 
-Runs.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=40)
+Runs.TestCase.settings = settings(max_examples=examples(100) * 2 // 3, stateful_step_count=40)
 TestRuns = Runs.TestCase
-Gangs.TestCase.settings = settings(max_examples=examples(100) // 2, stateful_step_count=25)
+Gangs.TestCase.settings = settings(max_examples=examples(100) // 3, stateful_step_count=25)
 TestGangs = Gangs.TestCase
 Elastic.TestCase.settings = Gangs.TestCase.settings
 TestElastic = Elastic.TestCase
