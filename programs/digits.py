@@ -36,7 +36,10 @@ EPSILON: Final = 1e-5
 
 if importlib.util.find_spec("sklearn") is None:
     raise ConfigError(
-        "Loading the task of digits", "scikit-learn, which has the data", "none", "Run pip install 'isthmus[digits]'."
+        "Loading the task of digits",
+        "scikit-learn, which has the data",
+        "none",
+        "Install it beside isthmus: in a clone, pip install -e '.[digits]'.",
     )
 
 

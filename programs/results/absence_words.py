@@ -98,7 +98,7 @@ def cost(absence: Absence) -> str:
         return "nothing but the time"
     return {
         "learner": "what it had trained and nobody else has",
-        "syncer": "its momentum, which is zero at the beginning of an epoch; answers that were under way",
+        "syncer": "answers that were under way; its momentum, where the recorder has none that fits",
         "evaluator": "evaluations that were due meanwhile",
         "recorder": "what was not yet written down",
     }.get(absence.role, "what it held")

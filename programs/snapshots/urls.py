@@ -121,7 +121,7 @@ def place_of(text: str, folder: Path | None = None) -> Place:
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        do = "Install it: pip install 'isthmus[s3]'" if scheme in _S3 else str(error)
+        do = "Install it beside isthmus: in a clone, pip install -e '.[s3]'." if scheme in _S3 else str(error)
         raise ConfigError(doing, f"the package for {scheme}:// beside fsspec", "none installed", do) from None
     if not text.partition("://")[2].strip("/"):
         raise ConfigError(doing, "a path behind the scheme", repr(text), f"As in {scheme}://bucket/path.")

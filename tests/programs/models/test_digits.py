@@ -95,7 +95,7 @@ def test_without_scikit_learn_one_is_told_what_to_install(monkeypatch: pytest.Mo
         "except ConfigError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pip install 'isthmus[digits]'" in done.stdout
+    assert "pip install -e '.[digits]'" in done.stdout
 
 
 def test_four_learners_read_digits(tmp_path: Path) -> None:

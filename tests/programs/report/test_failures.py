@@ -100,7 +100,7 @@ def test_the_table_says_what_happened_and_what_was_lost(folder: Path) -> None:
         "as life 2",
         "1,234 tokens; its optimizer&#39;s moments",
         "under epoch 2, from the newest fragments that learners held, with zero momentum",
-        "its momentum, which is zero at the beginning of an epoch",
+        "answers that were under way; its momentum, where the recorder has none that fits",
         "evaluations that were due meanwhile",
         "silent (suspect): no heartbeat for 1.80 s",
         "heard again at 26.0 s",
