@@ -65,7 +65,7 @@ KILL_SECONDS_MAX = 2.0
 RISE_MAX = 0.1
 """Of what a run without kills takes from the loss: what a shard's last merges come to, which may die with it."""
 UNTOLD_MAX = 0.1
-"""The same, more, where a recorder was killed: merges of its last second are in no books."""
+"""The same, more, for each kill of a recorder: merges of its last second are in no books."""
 SHORT_MAX = 0.5
 """The same, by which the last loss may be above what the merged tokens come to: an average of learners of which one
 went on alone for long is shorter than its own way (0.41 in seed 151, where nothing was reset)."""
@@ -271,7 +271,7 @@ def judge(found: Found, control: Found) -> None:
     if found.outcome != "done" or not found.losses or not control.losses:
         return
     first, fall = control.losses[0], control.losses[0] - control.losses[-1]
-    untold = UNTOLD_MAX * any("recorder/0" in names for names in found.killed)
+    untold = UNTOLD_MAX * sum("recorder/0" in names for names in found.killed)
     rise = fall * (RISE_MAX + untold + found.undone / control.merged)
     for best, after in pairwise(zip(accumulate(found.losses, min), found.losses, strict=True)):
         if after[1] > best[0] + rise:
