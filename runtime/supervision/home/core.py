@@ -66,10 +66,18 @@ class Home:
         )
         self._run = RunState(fleet, roll, Instant(0), Stamp(places.term, 1))
         self._timer_at: Instant | None = None
+        self._has_begun = False
+        self._early: list[HomeEvent] = []
 
     def handle(self, event: HomeEvent, now: Instant) -> list[HomeCommand]:
         """What `event` at `now` leads to, in order."""
         run = self._run
+        if not self._has_begun and not isinstance(event, HomeBegan | EndAsked):
+            # It knows of no life yet, and would have all of them killed. Stations say everything again.
+            if not isinstance(event, ReportCame | HomeBeat):
+                self._early.append(event)
+            return []
+        self._has_begun = True
         run.now = Instant(max(now, run.now))
         run.commands = []
         self._take(event)
@@ -88,6 +96,9 @@ class Home:
         match event:
             case HomeBegan():
                 takeover.begin(run, event)
+                for early in self._early:
+                    self._take(early)
+                self._early.clear()
             case ReportCame():
                 self._hear(event.machine, event.report)
             case HomeBeat():

@@ -58,6 +58,25 @@ def taken_over(notes: bool = True, **more: Any) -> HomeStory:
     return HomeStory(began=HomeBegan(NUMBERS, noted), notes=notes)
 
 
+def test_what_comes_before_it_has_begun_orders_nothing_and_what_was_asked_is_done_then() -> None:
+    """A station that is linked already reports at once; a home that knows of no life would have all of its killed."""
+    home = Home(CAST, PLACES)
+    early: list[HomeEvent] = [ReportCame("beta", Report(newest=NUMBERS)), MachineJoined("gamma", 1), StopAsked()]
+    assert [home.handle(event, Instant(number)) for number, event in enumerate(early)] == [[], [], []]
+    begun = home.handle(HomeBegan(NUMBERS, Journal(machines=PLACED, epoch=7)), Instant(5))
+    [noted] = [each.journal for each in begun if isinstance(each, NoteJournal)]
+    assert (noted.epoch, noted.is_stopping, dict(noted.machines)["learner/1"]) == (8, True, "beta")
+    [orders] = [each for each in begun if isinstance(each, SendOrders)]
+    assert {each.member for each in orders.wanted["beta"]} == {life("learner/1#4"), life("syncer/0#2")}
+    assert "gamma" in orders.wanted
+
+
+def test_a_run_that_could_not_be_begun_ends() -> None:
+    home = Home(CAST, PLACES)
+    home.handle(EndAsked(WHY), Instant(1))
+    assert (home.outcome, home.failure) == ("failed", WHY)
+
+
 # -- the next daemon ---------------------------------------------------------------------------------------------------
 
 
