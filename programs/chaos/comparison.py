@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.programs.chaos.figures import Figures
-from isthmus.programs.chaos.plan import DAEMON, FORK_SERVER, Plan, faults_of
+from isthmus.programs.chaos.plan import DAEMON, FORK_SERVER, Plan, elsewhere, faults_of
 from isthmus.programs.chaos.trial import Order, run
 
 
@@ -69,7 +69,8 @@ def try_program(
         faults = [each.fault for each in first[0].struck.strikes]
     else:
         faults = list(faults_of(plan, hosts, calm.number("wall_seconds") or 0.0))
-    own_faults = [fault for fault in faults if fault.host in (*hosts, DAEMON, FORK_SERVER)]
+    there = (*hosts, DAEMON, FORK_SERVER, *elsewhere(order.machines))
+    own_faults = [fault for fault in faults if fault.host in there]
     if not own_faults:
         return Tried(order, calm, calm)
     say(f"{order.program}: under the plan")

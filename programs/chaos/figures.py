@@ -26,8 +26,8 @@ _BEFORE_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """From the strike until the process, or the next life in its place, worked again; of a pause from its end. None
-    where the files do not show it."""
+    """From the strike until the process, or the next life in its place, worked again, of a machine the last of its
+    hosts; of a pause from its end. None where the files do not show it."""
 
     strike: Strike
     seconds: float | None
@@ -73,7 +73,7 @@ def _waits(folder: Path, plan: Plan, strikes: Sequence[Strike], zero_ns: int) ->
     for file in tape_files.found(folder)[0]:
         if file.member is None or file.member.replica.role != "learner":
             continue
-        own = [each for each in strikes if each.fault.host == str(file.member.replica)]
+        own = [each for each in strikes if str(file.member.replica) in (each.fault.host, *each.hosts)]
         for segment in tape_files.read(file).segments:
             found = waits_on_others(plan, segment.records)
             count += sum(not any(_meet(wait, strike, zero_ns) for strike in own) for wait in found)
@@ -93,7 +93,8 @@ def _recovery(record: RunRecord, strike: Strike, zero: float) -> Recovery:
     fault = strike.fault
     if fault.kind == "kill":
         begun = strike.begun - zero
-        back = _back_from_the_dead(record, fault.host, begun)
+        came = [_back_from_the_dead(record, host, begun) for host in strike.hosts or (fault.host,)]
+        back = None if None in came else max(at for at in came if at is not None)
     else:
         begun = strike.ended - zero
         back = next((at for at in _works(record, fault.host) if at > begun), None)

@@ -20,6 +20,8 @@ Kind: TypeAlias = Literal["kill", "pause", "slow", "mute", "clog", "lose", "thro
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
 DAEMON: Final = "daemon"
 FORK_SERVER: Final = "fork-server"
+MACHINE: Final = "machine"
+MACHINES_MAX: Final = 16
 FAULTS_MAX: Final = 1000
 """In one plan: more are no plan but a loop, and each has a thread."""
 _LASTING: Final = {
@@ -38,10 +40,10 @@ _DO: Final = "Correct the plan."
 
 
 class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One fault: `kind` happens to `host` ('learner/2', 'daemon', 'fork-server'), `at` seconds after the run's first
-    inner step, all but a kill for so many `seconds`. What is slow has one part in `factor` of its CPU time. On the link
-    of a learner nothing passes (mute), everything `latency` seconds later (clog), a `share` of segments is lost (lose),
-    or no more passes than `kbits` thousand bits a second in each direction (throttle).
+    """One fault: `kind` happens to `host` ('learner/2', 'daemon', 'fork-server', 'machine/1'), `at` seconds after the
+    run's first inner step, all but a kill for so many `seconds`. What is slow has one part in `factor` of its CPU time.
+    On the link of a learner nothing passes (mute), everything `latency` seconds later (clog), a `share` of segments is
+    lost (lose), or no more passes than `kbits` thousand bits a second in each direction (throttle).
     """
 
     kind: Kind
@@ -89,13 +91,14 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     fault: list[dict[str, Any]] = []
     random: dict[str, Any] | None = None
     links: dict[str, Any] | None = None
+    machines: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is asked for: `faults`, or those that are `drawn`, or `links` that are slow all the time, with or without
     them; where there is none of these, the built-in faults. `run` and `task` are sections of the configuration,
-    `program` has one for each program."""
+    `program` has one for each program. Runs are on so many `machines`, the first of which is the home."""
 
     faults: tuple[Planned, ...] = ()
     drawn: Drawn | None = None
@@ -103,6 +106,7 @@ class Plan:
     run: Mapping[str, Any] = field(default_factory=dict)
     program: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
+    machines: int = 1
 
     def in_folder(self, folder: Path, absolute: Callable[..., Mapping[tuple[str, str], Any]]) -> Plan:
         """The same with the paths of its sections made `absolute`, from the plan's own folder."""
@@ -127,6 +131,8 @@ def read(document: Mapping[str, Any], where: str) -> Plan:
         raise ConfigError(doing, expected, str(error), _DO) from None
     if told.fault and told.random is not None:
         wrong.append(Fault(doing, "[[fault]] or [random]", "both", "Leave one of them out."))
+    if not 1 <= told.machines <= MACHINES_MAX:
+        wrong.append(Fault(doing, f"machines from 1 to {MACHINES_MAX}", str(told.machines), _DO))
     if len(told.fault) > FAULTS_MAX:
         wrong.append(Fault(doing, f"at most {FAULTS_MAX} faults", str(len(told.fault)), _DO))
     faults = []
@@ -156,7 +162,7 @@ def read(document: Mapping[str, Any], where: str) -> Plan:
     if wrong:
         raise ConfigError.of(wrong)
     faults.sort(key=lambda fault: fault.at)
-    return Plan(tuple(faults), drawn, links, told.run, told.program, told.task)
+    return Plan(tuple(faults), drawn, links, told.run, told.program, told.task, told.machines)
 
 
 def _of_fault(fault: Planned, table: Mapping[str, Any], doing: str) -> Iterator[Fault]:
@@ -176,7 +182,10 @@ def _of_fault(fault: Planned, table: Mapping[str, Any], doing: str) -> Iterator[
         yield Fault(doing, "a share above 0 and below 1", str(fault.share), _DO)
     if not 0.0 < fault.kbits < 1e9:
         yield Fault(doing, "kbits above 0", str(fault.kbits), _DO)
-    if fault.kind in OF_LINKS and fault.role != LEARNER:
+    if fault.role == MACHINE and fault.kind != "kill":
+        do = "Name a host, or kill the machine."
+        yield Fault(doing, f"a host, which can be struck by {fault.kind}", fault.host, do)
+    elif fault.kind in OF_LINKS and fault.role != LEARNER:
         do = "Name a learner: others are dialled, and not through the proxy."
         yield Fault(doing, f"a learner, whose link can {fault.kind}", fault.host, do)
 
@@ -203,10 +212,35 @@ def _of_drawn(drawn: Drawn, doing: str) -> Iterator[Fault]:
 # -- the faults of a run -----------------------------------------------------------------------------------------------
 
 
+def machines_of(plan: Plan, hosts: Sequence[str]) -> int:
+    """On how many machines runs of these hosts are: of the built-in plan two, if each of them has a learner."""
+    return min(2, len(_learners(hosts))) if plan.is_built_in else plan.machines
+
+
+def machine_name(number: int) -> str:
+    """What a machine is called by itself and in the cluster file."""
+    return f"{MACHINE}-{number}"
+
+
+def machine_number(host: str) -> int:
+    """Which machine a fault is about."""
+    return int(host.partition("/")[2])
+
+
+def elsewhere(machines: int) -> list[str]:
+    """The names of machines beside the home, which may be killed. (With the home the command would end.)"""
+    return [f"{MACHINE}/{number}" for number in range(1, machines)]
+
+
 def check_hosts(plan: Plan, there: Collection[str]) -> None:
-    """ConfigError if the plan names a host that no run of it has."""
+    """ConfigError if the plan names a host that no run of it has, or has more machines than a run has learners."""
+    learners = len(_learners(there))
+    if plan.machines > max(1, learners):
+        do = "Lower the machines, or ask for more learners: [run] learners."
+        expected = f"at most as many machines as learners, {learners}"
+        raise ConfigError("Preparing the plan", expected, str(plan.machines), do)
     named = [fault.host for fault in plan.faults] + list(plan.drawn.hosts if plan.drawn else ())
-    known = [*there, DAEMON, FORK_SERVER]
+    known = [*there, DAEMON, FORK_SERVER, *elsewhere(plan.machines)]
     wrong = [
         Fault("Preparing the plan", f"one of {', '.join(known)}", repr(host), nearest(host, known))
         for host in dict.fromkeys(named)
@@ -237,17 +271,21 @@ def _drawn(drawn: Drawn, hosts: Sequence[str]) -> Iterator[Planned]:
         yield Planned(kind=kind, host=host, at=round(at, 3))
 
 
+def _learners(hosts: Collection[str]) -> list[str]:
+    return [host for host in hosts if host.startswith(f"{LEARNER}/")]
+
+
 def _built_in(hosts: Sequence[str], seconds: float) -> Iterator[Planned]:
-    """One fault after another, evenly over the first 90 % of the run: every kind of process is killed once, one learner
-    is stopped and another slowed for 4 % of the run."""
-    learners = [host for host in hosts if host.startswith("learner/")]
+    """One fault after another, evenly over the first 90 % of the run: every kind of process is killed once, and all of
+    one of two machines at once; one learner is stopped and another slowed for 4 % of the run."""
+    learners = _learners(hosts)
     others = [host for host in hosts if not host.startswith("learner/")]
     lasts = round(0.04 * seconds, 3)
     story: list[dict[str, Any]] = [
         # There is a fork server until a daemon dies, and then from the next host on.
         {"kind": "kill", "host": FORK_SERVER},
         {"kind": "kill", "host": learners[1 % len(learners)]},
-        *({"kind": "kill", "host": host} for host in others),
+        *({"kind": "kill", "host": host} for host in [*elsewhere(min(2, len(learners))), *others]),
         {"kind": "kill", "host": DAEMON},
         {"kind": "pause", "host": learners[2 % len(learners)], "seconds": lasts},
         {"kind": "slow", "host": learners[3 % len(learners)], "seconds": lasts},

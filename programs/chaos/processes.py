@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from isthmus.programs.chaos.plan import DAEMON, FORK_SERVER
+from isthmus.programs.chaos.plan import DAEMON, FORK_SERVER, machine_name, machine_number
 from isthmus.programs.run.launch import FORK_SERVER_LOG
 from isthmus.programs.run.private_daemon import processes_of
 from isthmus.runtime.control.ask import ask
@@ -83,6 +83,12 @@ class Cast:
         pids = [host["pid"] for host in self.status().get("hosts", ()) if host["role"] == role]
         return [found for pid in pids if (found := process(pid or 0)) is not None]
 
+    def find_machine(self, name: str) -> tuple[str, ...] | None:
+        """The hosts of a machine of a plan, if all of them do their work."""
+        own = machine_name(machine_number(name))
+        hosts = [host for host in self.status().get("hosts", ()) if host["machine"] == own]
+        return tuple(host["name"] for host in hosts) if hosts and all(map(_works, hosts)) else None
+
     def find(self, name: str) -> Process | None:
         """The process of this name, if it is there and does its work."""
         if name == FORK_SERVER:
@@ -92,5 +98,8 @@ class Cast:
         if name == DAEMON:
             return process(status.get("pid", 0))
         host = next((host for host in status.get("hosts", ()) if host["name"] == name), None)
-        works = host is not None and host["phase"] in ("stepping", "serving")
-        return process(host["pid"] or 0) if host is not None and works else None
+        return process(host["pid"] or 0) if host is not None and _works(host) else None
+
+
+def _works(host: Mapping[str, Any]) -> bool:
+    return host["phase"] in ("stepping", "serving")

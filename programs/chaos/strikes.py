@@ -21,7 +21,8 @@ from typing import Any, Final
 import msgspec
 
 from isthmus.programs.chaos.links import CHUNK_BYTES, Conditions, Links, Way
-from isthmus.programs.chaos.plan import OF_LINKS, Planned
+from isthmus.programs.chaos.machines import Machines
+from isthmus.programs.chaos.plan import MACHINE, OF_LINKS, Planned
 from isthmus.programs.chaos.processes import Cast, Process
 from isthmus.runtime.system.processes import is_stopped
 
@@ -40,7 +41,7 @@ PERIOD_SECONDS: Final = 0.1
 
 class Strike(msgspec.Struct, frozen=True):
     """What came of a planned fault: `begun` and `ended` in seconds of the monotonic clock, `pid`, and the `proof` in
-    words; empty `proof`: it did not happen, and `why`."""
+    words; empty `proof`: it did not happen, and `why`. `hosts` are those that a machine took along."""
 
     fault: Planned
     begun: float = 0.0
@@ -48,6 +49,7 @@ class Strike(msgspec.Struct, frozen=True):
     pid: int = 0
     proof: str = ""
     why: str = ""
+    hosts: tuple[str, ...] = ()
 
     def as_data(self) -> dict[str, Any]:
         """For --json."""
@@ -58,9 +60,15 @@ class Striker:
     """Carries a plan out, a thread for each fault that is due."""
 
     def __init__(
-        self, cast: Cast, faults: Sequence[Planned], zero: float, program: str, links: Links | None = None
+        self,
+        cast: Cast,
+        faults: Sequence[Planned],
+        zero: float,
+        program: str,
+        links: Links | None = None,
+        machines: Machines | None = None,
     ) -> None:
-        self._links = links
+        self._links, self._machines = links, machines
         self._cast, self._zero, self._together = cast, zero, TOGETHER.get(program)
         self._over = threading.Event()
         self._lock = threading.Lock()
@@ -93,12 +101,21 @@ class Striker:
         if self._over.wait(max(0.0, self._zero + fault.at - time.monotonic())):
             return
         until = time.monotonic() + BACK_SECONDS_MAX
-        while (found := self._cast.find(fault.host)) is None:
+        find: Callable[[str], Any] = self._cast.find_machine if fault.role == MACHINE else self._cast.find
+        while (found := find(fault.host)) is None:
             if self._over.wait(LOOK_SECONDS):
                 return
             if time.monotonic() > until:
                 self._note(number, Strike(fault, why=f"no such process for {BACK_SECONDS_MAX:.0f} s"))
                 return
+        if fault.role == MACHINE:
+            assert self._machines is not None, "a plan that kills one has them"
+            others = self._cast.find_all(self._together) if self._together else []
+            strike = _kill_machine(fault, found, self._machines)
+            for other in others:
+                _signal(other, signal.SIGKILL)
+            self._note(number, strike)
+            return
         if fault.kind in OF_LINKS:
             assert self._links is not None, "a plan with faults of links has them"
             self._note(number, _clog(fault, found, self._links.way(fault.host), self._over))
@@ -121,6 +138,15 @@ def _kill(fault: Planned, process: Process, over: threading.Event) -> Strike:
     if not comes_about(lambda: not process.is_there):
         return Strike(fault, begun, begun, process.pid, why="SIGKILL was sent, and it is still there")
     return Strike(fault, begun, begun, process.pid, proof=f"process {process.pid} is gone")
+
+
+def _kill_machine(fault: Planned, hosts: tuple[str, ...], machines: Machines) -> Strike:
+    begun = time.monotonic()
+    killed = machines.kill(fault.host, lambda each: _signal(each, signal.SIGKILL))
+    if not comes_about(lambda: not any(each.is_there for each in killed)):
+        return Strike(fault, begun, begun, why="SIGKILL was sent, and something of it is still there")
+    proof = f"{len(killed)} processes are gone: its daemon, {', '.join(hosts)}"
+    return Strike(fault, begun, begun, killed[0].pid, proof, hosts=hosts)
 
 
 def _pause(fault: Planned, process: Process, over: threading.Event) -> Strike:

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from isthmus.programs.chaos.figures import Figures, figures_of
 from isthmus.programs.chaos.links import Conditions, Links
+from isthmus.programs.chaos.machines import Machines
 from isthmus.programs.chaos.plan import LEARNER, OF_LINKS, Planned, Slow
 from isthmus.programs.chaos.processes import Cast, owner_of
 from isthmus.programs.chaos.strikes import Strike, Striker
@@ -35,12 +36,15 @@ class Order:
     task: str | None
     sets: tuple[str, ...]
     links: Slow | None = None
+    machines: int = 1
+    learners: int = 1
 
-    def command(self, folder: Path) -> list[str]:
+    def command(self, folder: Path, cluster: Path | None) -> list[str]:
         """The command line."""
         main = "from isthmus.programs.command.main import main; main()"
         options = [part for text in self.sets for part in ("--set", text)]
         options += ["--task", self.task] if self.task is not None else []
+        options += ["--cluster", str(cluster)] if cluster is not None else []
         return [sys.executable, "-c", main, "train", self.program, *options, "--quiet", "--run-dir", str(folder)]
 
 
@@ -49,12 +53,17 @@ def run(order: Order, folder: Path, faults: Sequence[Planned], say: Callable[[st
     strikes: list[Strike] = []
     links = _links(order.links) if order.links or any(fault.kind in OF_LINKS for fault in faults) else None
     environment = {} if links is None else {PROXY: links.address}
-    with _started(order.command(folder), folder, environment) as command:
+    with ExitStack() as ended:
+        machines = None if order.machines == 1 else ended.enter_context(_machines(order, folder, environment))
+        cluster, home = (None, {}) if machines is None else (machines.cluster, machines.home)
+        command = ended.enter_context(_started(order.command(folder, cluster), folder, {**environment, **home}))
         striker: Striker | None = None
         try:
             while command.poll() is None:
                 if striker is None and faults and (zero := Cast(folder).zero()) is not None:
-                    striker = Striker(Cast(folder), faults, zero, order.program, links)
+                    striker = Striker(Cast(folder), faults, zero, order.program, links, machines)
+                if machines is not None:
+                    machines.look()
                 if striker is not None:
                     for strike in striker.news():
                         say(_told(strike))
@@ -93,6 +102,12 @@ def _started(command: Sequence[str], folder: Path, more: Mapping[str, str]) -> I
                 process.kill()
                 process.wait()
                 kill_all(folder)
+
+
+def _machines(order: Order, folder: Path, environment: Mapping[str, str]) -> Machines:
+    """The machines of a run; beside its folder, where the home's daemon may make it."""
+    references = [text for text in (order.program, order.task) if text is not None]
+    return Machines(folder.parent, folder.name, order.machines, order.learners, references, environment)
 
 
 def _links(usual: Slow | None) -> Links:

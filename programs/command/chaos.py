@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +43,7 @@ def chaos(what: Sequence[str], run_dir: Path | None, *, as_json: bool) -> bool:
     orders = [_order(plan, program) for program in programs]
     hosts = apart(lambda: {order.program: _hosts(order) for order in orders})
     plans.check_hosts(plan, sorted({host for each in hosts.values() for host in each}))
+    orders = [_placed(plan, order, hosts[order.program]) for order in orders]
     folder = choose(run_dir, "chaos", datetime.now())
     tried: list[Tried] = []
     for order in orders:
@@ -81,6 +83,12 @@ def _order(plan: Plan, program: str) -> Order:
     sections = {"run": run, "program": plan.program.get(program, {}), "task": plan.task}
     keys = [(f"{name}.{key}", value) for name, section in sections.items() for key, value in section.items()]
     return Order(program, plan.run.get("task"), tuple(f"{key}={toml.value(value)}" for key, value in keys), plan.links)
+
+
+def _placed(plan: Plan, order: Order, hosts: Sequence[str]) -> Order:
+    """The same on its machines."""
+    learners = sum(host.startswith(plans.LEARNER) for host in hosts)
+    return replace(order, machines=plans.machines_of(plan, hosts), learners=learners)
 
 
 def _hosts(order: Order) -> list[str]:

@@ -55,7 +55,7 @@ class Entry:
 def state_folder() -> Path:
     """Where daemons of this user note themselves."""
     home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "isthmus" / "daemons"
+    return _below(Path(home) if home else Path.home() / ".local" / "state")
 
 
 def living() -> list[Entry]:
@@ -68,6 +68,16 @@ def living() -> list[Entry]:
         elif path.parent.name == _PRIVATE:
             path.unlink(missing_ok=True)
     return sorted(entries, key=lambda entry: (not entry.name, entry.name))
+
+
+def machine(name: str, home: Path) -> Entry | None:
+    """A machine's daemon whose XDG_STATE_HOME is `home`, if it lives and listens."""
+    entry = _read(_below(home) / _MACHINES / f"{name}.json")
+    return entry if entry is not None and entry.is_living else None
+
+
+def _below(home: Path) -> Path:
+    return home / "isthmus" / "daemons"
 
 
 _MACHINES: Final = "machines"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,52 @@ def test_every_fault_happens_and_the_run_is_done(tmp_path: Path) -> None:
     assert "SIGKILL" not in (calm / "events.jsonl").read_text()
     for folder, name in ((calm, "goodput_undisturbed"), (struck, "goodput")):
         assert json.loads((folder / "summary.json").read_text())["goodput"] == run[name]
+
+
+@pytest.mark.soak
+def test_a_machine_dies_with_all_that_is_on_it_and_comes_back_and_so_does_the_daemon_at_home(tmp_path: Path) -> None:
+    plan = """
+machines = 2
+[run]
+task = "paced.py:task"
+learners = 4
+tokens = 1_500_000
+[[fault]]
+kind = "kill"
+host = "machine/1"
+at = 1
+[[fault]]
+kind = "kill"
+host = "learner/3"
+at = 2
+[[fault]]
+kind = "kill"
+host = "daemon"
+at = 3
+"""
+    done = chaos(tmp_path, "plan.toml", "decoupled-diloco", "--run-dir", "out", "--json", plan=plan)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    [run] = json.loads(done.stdout)["runs"]
+    assert [(each["role"], each["fault"]) for each in run["recoveries"]] == [
+        ("machine", "kill"),
+        ("learner", "kill"),
+        ("daemon", "kill"),
+    ]
+    assert all(each["seconds"] > 0.0 for each in run["recoveries"])
+    [machine, *_] = run["faults"]
+    assert machine["proof"].endswith("processes are gone: its daemon, learner/1, learner/3")
+    # Nothing but what was struck has ended, and once; nothing is left behind.
+    lines = map(json.loads, (tmp_path / run["folder"] / "events.jsonl").read_text().splitlines())
+    ends = [(line["host"], line["incarnation"]) for line in lines if line["kind"] == "ended"]
+    assert sorted(ends) == [("learner/1", 1), ("learner/3", 1), ("learner/3", 2)]
+    assert not [path for path in Path("/proc").iterdir() if path.name.isdigit() and works_in(path, tmp_path)]
+
+
+def works_in(process: Path, folder: Path) -> bool:
+    """Whether a process works in a folder, or below it."""
+    with suppress(OSError):
+        return (process / "cwd").readlink().is_relative_to(folder)
+    return False
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs.arguments.config import absolute
-from isthmus.programs.chaos.plan import Plan, Planned, check_hosts, faults_of, read
+from isthmus.programs.chaos.plan import Plan, Planned, check_hosts, elsewhere, faults_of, machines_of, read
 from isthmus.runtime.errors import ConfigError
 
 HOSTS = ["learner/0", "learner/1", "learner/2", "learner/3", "syncer/0", "evaluator/0", "recorder/0"]
@@ -55,6 +55,8 @@ def test_faults_come_in_the_order_of_their_times() -> None:
         ('[random]\n[[fault]]\nkind = "kill"\nhost = "a"\nat = 1', "found both"),
         ("[faults]", "faults"),
         ("[program]\nfragments = 2", "program"),
+        ("machines = 0", "machines from 1 to 16, found 0"),
+        ('machines = 2\n[[fault]]\nkind = "pause"\nhost = "machine/1"\nat = 1', "kill the machine"),
     ],
 )
 def test_what_is_wrong_with_a_plan_is_told(text: str, words: str) -> None:
@@ -87,10 +89,22 @@ def test_the_same_seed_draws_the_same_faults() -> None:
 def test_the_built_in_plan_strikes_every_kind_of_process(hosts: list[str]) -> None:
     faults = faults_of(Plan(), hosts, 60.0)
     killed = {fault.role for fault in faults if fault.kind == "kill"}
-    assert killed == {host.partition("/")[0] for host in hosts} | {"daemon", "fork-server"}
+    machines = machines_of(Plan(), hosts)
+    assert machines == (2 if "learner/1" in hosts else 1)
+    assert killed == {host.partition("/")[0] for host in [*hosts, *elsewhere(machines)]} | {"daemon", "fork-server"}
     assert {fault.kind for fault in faults} == {"kill", "pause", "slow"}
     assert 0.0 < faults[0].at < faults[-1].until < 60.0
-    check_hosts(Plan(faults=faults), hosts)
+    check_hosts(Plan(faults=faults, machines=machines), hosts)
+
+
+def test_machines_are_killed_and_nothing_else_and_not_the_home() -> None:
+    fault = '[[fault]]\nkind = "kill"\nhost = "machine/{}"\nat = 1'
+    check_hosts(plan("machines = 3\n" + fault.format(2)), HOSTS)
+    for told, number in (("machines = 2\n", 2), ("machines = 2\n", 0), ("", 1)):
+        with pytest.raises(ConfigError, match=f"'machine/{number}'"):
+            check_hosts(plan(told + fault.format(number)), HOSTS)
+    with pytest.raises(ConfigError, match="as many machines as learners, 4"):
+        check_hosts(plan("machines = 5"), HOSTS)
 
 
 def test_paths_begin_in_the_folder_of_the_plan(tmp_path: Path) -> None:
