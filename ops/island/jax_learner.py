@@ -410,8 +410,8 @@ class Learner:
         forms = [[(leaf.shape, leaf.dtype) for leaf in each] for each in (leaves, self._local)]
         if forms[0] != forms[1]:
             return False
-        # Copies on the device, because a step gives away what it is given; placed as those of `restart` are, or the step
-        # would be compiled again for them.
+        # Copies on the device, because a step gives away what it is given; placed as those of `restart` are, or the
+        # step would be compiled again for them.
         copies, layout = [jnp.array(leaf) for leaf in leaves], self._functions.layout
         self._local = copies if layout is None else layout.put(copies, layout.local)
         return True
