@@ -6,8 +6,8 @@ daemon, is for `roll`.
 
 Theory of operation. A heartbeat says how many other hosts a host is to talk with, and to how many of these it has no
 data connection; a connection on which nothing is heard is given up by both ends within five seconds. A member that has
-none at all is cut off, as long as most of the other members are not: where half of them are, the network between them
-is at fault, and no host. It is waited for as long as a lost machine is, because its work is lost with its life; while
+none at all is cut off, as long as most of those that have somebody to talk with are not: where half of them are, the
+network between them is at fault, and no host. It is waited for as long as a lost machine is, because its work is lost with its life; while
 the run comes to its end, rounds wait for it, and a learner is waited for as briefly as a silent one. Its next life is
 on the same machine, and is given twice the time, and so on. Beats are those of the home, so that one that was stopped
 condemns nobody.
@@ -54,7 +54,7 @@ class Reach:
         comes to its end."""
         found = Findings()
         cut_off = [member for member, each in said.items() if each.peers and each.unreached >= each.peers]
-        is_of_network = 2 * len(cut_off) >= len(said)
+        is_of_network = 2 * len(cut_off) >= sum(bool(each.peers) for each in said.values())
         before, self._beats = self._beats, {}
         for member in () if is_of_network else cut_off:
             beats = self._beats[member] = before.get(member, 0) + 1

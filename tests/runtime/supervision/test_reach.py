@@ -45,6 +45,14 @@ def test_the_last_rounds_wait_for_a_learner_for_a_short_time_and_for_no_other_ro
     assert not any(reach.beat(without(SYNCER), is_hurried=True).condemned for _ in range(CUT_OFF_BEATS - 1))
 
 
+def test_lives_that_know_nobody_yet_do_not_tell_that_the_network_is_sound() -> None:
+    """All that it talks with have just begun again: it is not at fault that they do not hear it yet."""
+    reach, begun = Reach(), dict.fromkeys((*LEARNERS[1:], SYNCER), Said())
+    for _ in range(CUT_OFF_BEATS):
+        found = reach.beat({LEARNERS[0]: Said(peers=3, unreached=3), **begun}, is_hurried=True)
+        assert (found.written, found.condemned) == ([], [])
+
+
 def test_one_that_is_reached_again_begins_anew() -> None:
     reach = Reach()
     for _ in range(CUT_OFF_BEATS - 1):
