@@ -7,10 +7,10 @@ daemon, is for `roll`.
 Theory of operation. A heartbeat says how many other hosts a host is to talk with, and to how many of these it has no
 data connection; a connection on which nothing is heard is given up by both ends within five seconds. A member that has
 none at all is cut off, as long as most of those that have somebody to talk with are not: where half of them are, the
-network between them is at fault, and no host. It is waited for as long as a lost machine is, because its work is lost with its life; while
-the run comes to its end, rounds wait for it, and a learner is waited for as briefly as a silent one. Its next life is
-on the same machine, and is given twice the time, and so on. Beats are those of the home, so that one that was stopped
-condemns nobody.
+network between them is at fault, and no host. It is waited for as long as a lost machine is, because its work is lost
+with its life; while the run comes to its end, rounds wait for it, and a learner is waited for as briefly as a silent
+one. Its next life is on the same machine, and is given twice the time, and so on. Beats are those of the home, so that
+one that was stopped condemns nobody.
 """
 
 from __future__ import annotations
