@@ -8,9 +8,11 @@ from isthmus.runtime.ids import Replica
 
 LEARNER: Final = "learner"
 """The role whose replicas take an island each; all others run on the machine beside them."""
+SYNCER: Final = "syncer"
+"""The role of the shards that merge, wherever the global model is."""
 RECORDER: Final = "recorder"
 """The role of the one replica that keeps the run folder; its machine is the run's home."""
-ROLES: Final = (LEARNER, "syncer", "evaluator")
+ROLES: Final = (LEARNER, SYNCER, "evaluator")
 """What a machine may say that it takes, whether a graph has such a role or not."""
 
 

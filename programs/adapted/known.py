@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from isthmus.programs.adapted.words import ChangeRecord
+
 LAST_COUNT: Final = 16
 """Changes that a status tells; changes.jsonl has all."""
-FIELDS: Final = (
-    *("shard", "epoch", "number", "round", "setting", "slot", "before", "after", "reason", "link", "goodput", "needed"),
-    "round_trip",
-)
+FIELDS: Final = tuple(name for name in ChangeRecord.__struct_fields__ if name != "time")
 """Of a line of changes.jsonl, beside its time."""
 
 

@@ -14,7 +14,8 @@ from isthmus.runtime.errors import ConfigError
 
 
 def fitted(steps: Sequence[DeviceCall], asked: Callable[[int], list[Counted]], state: int, limit: int) -> Fit:
-    """The largest batch for the functions of a step, beside `state` bytes, within `limit` bytes of a device.
+    """The largest batch for the functions of a step, in rows of its arrays' first axis, beside `state` bytes on
+    each device, within the `limit` of a device, bytes.
 
     `asked(rows)` has the compiler count the functions for so many rows. ConfigError where arrays of a batch differ in
     their first axis, so that no batch of another size is known.

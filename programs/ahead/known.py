@@ -34,22 +34,23 @@ _ISLANDS: Final = "islands"
 """The folder in that of the figures of functions."""
 
 
-def keep(told: Mapping[str, Any], target: Target, slot: int, island: Island) -> None:
-    """Keep what was found out of an island for a run, which its spec tells of; a disk that takes nothing costs these
-    figures, and nothing else."""
+def keep(told: Mapping[str, Any], islands: Mapping[int, tuple[Target, Island]]) -> None:
+    """Keep what was found out of the islands for a run, by slot, which its spec tells of; a disk that takes nothing
+    costs these figures, and nothing else. It reads the sources of all that the figures depend on, once."""
     folder, job = _folder(), told["job"]
     if folder is None:
         return
-    found = Compiled(
-        memory_bytes=island.memory_bytes,
-        limit_bytes=island.memory_limit_bytes,
-        products_seconds=island.predicted_products_seconds,
-        step_seconds=island.predicted_step_seconds,
-    )
     what = _What(job["program"], job["task"], job["settings"], tuple(told["tokens_of_step"]))
     with suppress(OSError):
         os.makedirs(folder, exist_ok=True)
-        write_bytes(folder / what.file(slot, target.device.kind, target.count), msgspec.json.encode(found))
+        for slot, (target, island) in islands.items():
+            found = Compiled(
+                memory_bytes=island.memory_bytes,
+                limit_bytes=island.memory_limit_bytes,
+                products_seconds=island.predicted_products_seconds,
+                step_seconds=island.predicted_step_seconds,
+            )
+            write_bytes(folder / what.file(slot, target.device.kind, target.count), msgspec.json.encode(found))
 
 
 def finder(request: Request) -> Find:

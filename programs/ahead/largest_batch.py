@@ -19,7 +19,8 @@ GROWTH_MAX: Final = 8
 
 def largest(needed: Callable[[int], int], limit: int, begin: int, unit: int) -> int | None:
     """The largest multiple of `unit` rows, to within `FINENESS` and at most `ASKED_MAX` batches, that needs no more
-    than `limit` bytes; None if not even `unit` rows do. `begin` rows are asked about first."""
+    than `limit` bytes of a device; None if not even `unit` rows do. `needed(rows)` says how many bytes so many rows
+    need; `begin` rows are asked about first."""
     asked: dict[int, int] = {}
     low, high, count = 0, 0, max(begin // unit, 1)
     while len(asked) < ASKED_MAX:
@@ -35,7 +36,8 @@ def largest(needed: Callable[[int], int], limit: int, begin: int, unit: int) -> 
 
 
 def _next(asked: dict[int, int], limit: int, low: int, high: int) -> int:
-    """The next batch to ask about, between the largest that fits and the smallest that does not (0: none is known)."""
+    """The next batch to ask about, between `low`, the largest that fits, and `high`, the smallest that does not (0:
+    none is known). Batches are counted in units of rows; `asked` gives the bytes that each needs of `limit` bytes."""
     near = sorted(asked, key=lambda count: abs(asked[count] - limit))[:2]
     slope = (asked[near[0]] - asked[near[-1]]) / (near[0] - near[-1]) if len(near) > 1 else 0.0
     halved = (low + high) // 2 if high else 2 * low

@@ -79,13 +79,14 @@ def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> Answer
     versions = {name: metadata.version(name) for name in _PACKAGES}
     kept = Kept(None if request["kept"] is None else Path(request["kept"]))
     functions: list[Counted] = []
-    for call in sorted(calls(told, request["slot"], devices), key=lambda call: not call.is_step):
+    all_calls = sorted(calls(told, request["slot"], devices), key=lambda call: not call.is_step)
+    for call in all_calls:
         doing(call.name)
         functions.append(counted(call, wanted, kept, versions))
     limit = limit_bytes(devices[0])
     fit = None
     if request["fit"]:
-        steps = [call for call in calls(told, request["slot"], devices) if call.is_step]
+        steps = [call for call in all_calls if call.is_step]
         state = max(each.state_bytes for each in functions)
 
         def asked(batch: int) -> list[Counted]:

@@ -20,13 +20,13 @@ from isthmus.programs.snapshots.urls import place_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.topology import Machine
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER, leader
+from isthmus.runtime.roles import LEARNER, SYNCER, leader
 from isthmus.runtime.supervision.home.events import Places
 from isthmus.runtime.system.files import write_json
 
 HOSTS_MAX: Final = 1024
 """How many hosts a run may have at its start, and how many slots."""
-MOVABLE: Final = ("syncer", "evaluator")
+MOVABLE: Final = (SYNCER, "evaluator")
 """Roles whose next life may be on another machine."""
 
 
@@ -116,6 +116,14 @@ class Sites:
         """Whether a host may ever be there that imports the task."""
         there = {leader(replica).role for replica, name in self.placement.items() if name == site.name}
         return not (there | set(site.movable)).isdisjoint(computing)
+
+    def here(self, secret: Path | None) -> spec.Here:
+        """What the processes at home are told of their machine, which has a file with a `secret` key, or none. A run
+        without keys that is on one machine stays on loopback."""
+        home = self.sites[self.home]
+        learners = sum(name == self.home and leader(who).role == LEARNER for who, name in self.placement.items())
+        address = home.host if secret is not None or self.others else "127.0.0.1"
+        return home.here(address, learners, str(secret or ""))
 
     def places(self) -> Places:
         """The same, as a home's core takes it."""
@@ -207,16 +215,10 @@ class Handover:
 
     def make_folder(self, root: RunRoot, zero_ns: int, secret: Path | None) -> Path:
         """Make the run folder on the home machine, whose clock shows `zero_ns`, and which has a file with a `secret`
-        key; ConfigError if it cannot be made. A run without keys that is on one machine stays on loopback."""
-        home = self.sites.sites[self.sites.home]
+        key; ConfigError if it cannot be made."""
         folder = root.make(self.folder, self.name, datetime.now(), self.config)
         with new_folder.prepared(folder):
             write_json(folder / "graph.json", self.graph)
             write_json(folder / CLUSTER, self.sites.as_data())
-            learners = sum(
-                where == home.name and leader(who).role == LEARNER for who, where in self.sites.placement.items()
-            )
-            address = home.host if secret is not None or self.sites.others else "127.0.0.1"
-            here = home.here(address, learners, str(secret or ""))
-            spec.write(folder, {**self.spec, "zero_ns": zero_ns, "here": asdict(here)})
+            spec.write(folder, {**self.spec, "zero_ns": zero_ns, "here": asdict(self.sites.here(secret))})
         return folder

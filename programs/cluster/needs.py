@@ -21,10 +21,9 @@ from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.placement import Placement
 from isthmus.runtime.graph.topology import Machine, Topology
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER, leader
+from isthmus.runtime.roles import LEARNER, SYNCER, leader
 
 FLOAT32_BYTES: Final = 4
-SYNCER: Final = "syncer"
 
 
 @final

@@ -35,7 +35,7 @@ from isthmus.programs.cluster.needs import (
 from isthmus.programs.request.request import Request
 from isthmus.runtime.graph.placement import Placement
 from isthmus.runtime.graph.topology import Machine, Topology
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.roles import LEARNER, SYNCER
 
 UTILISATION: Final = 0.4
 """Share of the published FLOP/s: between the 33 % of Gopher and the 46 % of PaLM (arXiv 2204.02311, table 3)."""
@@ -44,7 +44,6 @@ FLOPS_PER_PARAMETER: Final = 6
 ADDED_SECONDS: Final = 0.8e-3
 """What the runtime adds to a step, as measured on CPU cores (docs/explanation/processes.md)."""
 EVALUATOR: Final = "evaluator"
-SYNCER: Final = "syncer"
 STEP: Final = "inner-step"
 
 

@@ -35,8 +35,7 @@ def compile_for(asked: Options, islands: Sequence[str], *, fit: bool, as_json: b
         found = [compiled_for(each, slot, spec, line.hear, fit=fit) for slot, each in enumerate(targets)]
     finally:
         line.clear()
-    for slot, (each, island) in enumerate(zip(targets, found, strict=True)):
-        keep(spec, each, slot, island)
+    keep(spec, dict(enumerate(zip(targets, found, strict=True))))
     if as_json:
         typer.echo(json.dumps({"islands": [each.as_data() for each in found]}, indent=2))
     else:

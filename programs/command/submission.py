@@ -11,7 +11,7 @@ from isthmus.programs.cluster.cluster_file import Cluster
 from isthmus.programs.cluster.handover import Handover, Sites
 from isthmus.programs.cluster.placing import placed
 from isthmus.programs.islands.elastic_sizes import sizes_on
-from isthmus.programs.machine.client import CHECK_SECONDS_MAX, Daemon
+from isthmus.programs.machine.client import Daemon
 from isthmus.programs.request import spec
 from isthmus.programs.request.new_folder import document
 from isthmus.programs.request.request import Request
@@ -60,6 +60,6 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
 def _check(daemon: Daemon, message: dict[str, Any], faults: list[Fault]) -> None:
     """Let the home ask everybody; ConfigError with what any of them refuses, and with what is known already."""
     try:
-        daemon.say(message, CHECK_SECONDS_MAX)
+        daemon.say(message)
     except ConfigError as error:
         raise ConfigError.of([*(fault for fault in faults if fault not in error.faults), *error.faults]) from None

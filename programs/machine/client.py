@@ -30,8 +30,9 @@ from isthmus.runtime.graph.topology import Machine
 from isthmus.runtime.security.keys import Keyring, is_loopback, read_pair
 
 ANSWER_SECONDS: Final = 5.0
-CHECK_SECONDS_MAX: Final = 90.0
-"""How long a home may ask the other machines, which may have data to read."""
+LONG_SECONDS: Final = {"check": 90.0, "resume": 90.0, "restore": 600.0}
+"""How long a command waits for what a daemon answers once it has asked other machines, which may have data to read, or
+has fetched a snapshot."""
 SILENCE_SECONDS_MAX: Final = 60.0
 """Hosts without a daemon end after so long: there is nothing left to wait for."""
 
@@ -91,8 +92,9 @@ class Daemon:
         """Its answer; None if none comes in time."""
         return ask(self.address, message, seconds_max, keys=self.keys, server_key=self.server_key)
 
-    def say(self, message: Message, seconds_max: float = ANSWER_SECONDS) -> Message:
+    def say(self, message: Message) -> Message:
         """Its answer to what has to be answered; ConfigError with what it refuses."""
+        seconds_max = patience(str(message["type"]))
         answer = self.ask(message, seconds_max)
         if answer is None:
             doing, expected = f"Asking the daemon {self.name!r} at {self.address}", "an answer"
@@ -101,6 +103,11 @@ class Daemon:
         if answer["type"] == "refused":
             raise ConfigError.of([Fault(*fault) for fault in answer["faults"]])
         return answer
+
+
+def patience(kind: str) -> float:
+    """How many seconds a command waits for the answer to a message of that type."""
+    return LONG_SECONDS.get(kind, ANSWER_SECONDS)
 
 
 def find(
@@ -157,7 +164,7 @@ def resume_there(daemon: Daemon, cluster: Cluster, run: Path) -> Message:
     name = folder_there(daemon, daemon.find()["root"], run)
     sites = [asdict(Site.of(machine)) for machine in cluster.machines]
     message = {"type": "resume", "run": name, "sites": sites, "going_on": going_on}
-    return daemon.say(message, CHECK_SECONDS_MAX)
+    return daemon.say(message)
 
 
 def hand_over_detached(daemon: Daemon, handed: Handover) -> Submitted:

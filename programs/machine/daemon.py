@@ -21,17 +21,17 @@ from typing import Any, Final, final
 
 import zmq
 
-from isthmus.programs.cluster import digest
 from isthmus.programs.cluster.handover import Handover, Site, Sites
 from isthmus.programs.cluster.machine_file import MachineConfig
 from isthmus.programs.cluster.run_root import RunRoot
 from isthmus.programs.machine.authority import Authority
+from isthmus.programs.machine.client import patience
 from isthmus.programs.machine.home_link import Home
 from isthmus.programs.machine.host_logs import end_of_log
-from isthmus.programs.machine.links import UP_SECONDS, refusal
+from isthmus.programs.machine.links import MALFORMED, answered, refusal
 from isthmus.programs.machine.neighbours import Neighbours
 from isthmus.programs.machine.outposts import NOTE
-from isthmus.programs.machine.readiness import Asked, muster, standings
+from isthmus.programs.machine.readiness import Asked, check_sources, muster, standings
 from isthmus.programs.machine.run import LEASE_TICKS_MAX, TICK_SECONDS, MachineRun, has_hosts, told_of
 from isthmus.programs.request import spec
 from isthmus.programs.request.run_lock import InUseError, RunLock
@@ -39,6 +39,7 @@ from isthmus.programs.run.finish import error_of
 from isthmus.programs.run.registry import Run
 from isthmus.programs.run.resume import has_snapshot
 from isthmus.programs.succession import folder as succession
+from isthmus.programs.succession import lost
 from isthmus.programs.succession.folder import Estate
 from isthmus.programs.succession.hosts import inherit
 from isthmus.runtime.control.messages import Message, version_of
@@ -46,14 +47,12 @@ from isthmus.runtime.control.server import ControlServer
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.security.keys import Keyring
 
+ANSWERED_SHARE: Final = 0.9
+"""Of the time that a command waits: whatever is not done by then, it is told in time."""
 FORMER_MAX: Final = 100
 """How many runs that are over it remembers."""
-MALFORMED: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, OSError)
-"""What reading a message may fail with, whatever is in it."""
 UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError, InUseError)
 """What a run may fail with that cannot be supervised."""
-HEARD_TRIES: Final = 3
-"""How often machines are asked whether they hear the home of a run, which takes as long as they take to miss it."""
 ENDED_BY_COMMAND: Final = f"the command that watched the run has not been heard of for {LEASE_TICKS_MAX} s"
 ENDED_BY_DAEMON: Final = "ended with the daemon of its machine"
 
@@ -187,7 +186,7 @@ class MachineDaemon:
                 self.neighbours.handlers[kind](peer, message)
                 return
             if kind in self._later:
-                task = self._loop.create_task(self._answer_later(peer, self._later[kind], message))
+                task = self._loop.create_task(self._answer_later(peer, message))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 return
@@ -195,15 +194,12 @@ class MachineDaemon:
                 raise ValueError(f"no message: {kind[:100]!r}")
             answer = self._handlers[kind](message)
         except (ConfigError, *MALFORMED) as error:
-            answer = refusal(_explained(error))
+            answer = refusal(error)
         self._server.send(peer, answer)
 
-    async def _answer_later(self, peer: bytes, handler: Callable[[Message], Awaitable[Message]], said: Message) -> None:
-        try:
-            answer = await handler(said)
-        except (ConfigError, *MALFORMED) as error:
-            answer = refusal(_explained(error))
-        self._server.send(peer, answer)
+    async def _answer_later(self, peer: bytes, said: Message) -> None:
+        kind, doing = said["type"], f"Answering a command at the daemon {self.name!r}"
+        self._server.send(peer, await answered(self._later[kind](said), doing, ANSWERED_SHARE * patience(kind)))
 
     def _stranger(self, message: Message) -> None:
         self.tell(f"refused a command of {version_of(message)}; this is {version_of()}")
@@ -275,8 +271,7 @@ class MachineDaemon:
         try:
             run = self._hold(folder, told_of(folder, doing), handed.sites, is_watched=is_watched)
         except UNABLE as error:
-            do = "Look at the folder and at what the machine has left: space, memory, processes."
-            raise ConfigError(doing, "to supervise it", f"{type(error).__name__}: {error}", do) from error
+            raise _unable(doing, error) from error
         elsewhere = f" on {len(handed.sites.sites)} machines" if handed.sites.others else ""
         hosts = f"{sum(told.roles.values())} hosts{elsewhere}"
         self._say(run, f"took {folder}: {hosts}{'' if is_watched else ', detached'}")
@@ -286,16 +281,35 @@ class MachineDaemon:
         """Be the home of a run from now on whose home was lost, and whose folder is here."""
         doing = f"Making {self.name!r} the home of a run"
         estate = succession.read(self._root.existing(str(message["run"]), doing), doing)
-        run, sites = estate.told.run, [Site.read(site) for site in message["sites"]]
-        going_on = {str(machine): list(map(str, names)) for machine, names in dict(message["going_on"]).items()}
-        going_on[self.name] = [each.name for each in self._runs.values()]
-        term, missing = await self._check_lost(estate, sites, going_on, doing)
-        if any(held.name == run for held in self._runs.values()):  # Somebody else asked for it meanwhile.
-            do = "Look at isthmus status."
-            raise ConfigError(doing, "a run whose home was lost", f"{run}, which goes on under {self.name!r}", do)
+        term, missing = await self._next_term(estate, message, doing)
         estate = succession.read(estate.folder, doing)
-        former = self.neighbours.outposts.release(run)
-        moved = estate.sites.moved(self.name, sites, term)
+        return {**self._succeed(estate, message, term, doing), "missing": missing}
+
+    async def _next_term(self, estate: Estate, message: Message, doing: str) -> tuple[int, dict[str, str]]:
+        """The next term of a run whose home was lost, and the machines that cannot be reached, and why; ConfigError if
+        any that takes part in it hears its home, or would not take part, or if this one may not carry it out."""
+        run, job = estate.told.run, estate.told.job
+        self._permit(job.program, job.task.text, run)
+        going_on = {str(machine): list(map(str, names)) for machine, names in dict(message["going_on"]).items()}
+        lost.check_nowhere(run, {**going_on, **self._going_on()}, doing)
+        sites = [Site.read(site) for site in message["sites"]]
+        me = lost.next_home(self.name, estate, sites, doing)
+        await check_sources(job, estate.sites.digest, doing)
+        here = Home(self.name, str(me.address), me.public_key or "")
+        check = {"type": "check", "program": job.program, "task": job.task.text, "digest": "", "run": run}
+        asked = [Asked(site, here, check) for site in lost.to_ask(self.name, estate, sites)]
+        own = self.name, lambda: self.neighbours.outposts.standing(run, self.name)
+        found, missing = await standings(self.neighbours.links, asked, self.keys, own)
+        lost.check_nowhere(run, self._going_on(), doing)  # Somebody else may have asked for it meanwhile.
+        return lost.next_term(estate, found, doing), missing
+
+    def _going_on(self) -> dict[str, list[str]]:
+        return {self.name: [each.name for each in self._runs.values()]}
+
+    def _succeed(self, estate: Estate, message: Message, term: int, doing: str) -> Message:
+        """Be the home of a run in this term, with the hosts of it that are here; ConfigError where that cannot be."""
+        run, former = estate.told.run, self.neighbours.outposts.release(estate.told.run)
+        moved = estate.sites.moved(self.name, [Site.read(site) for site in message["sites"]], term)
         try:
             succession.write(estate, moved, self._config.secret, former)
             if former is not None:
@@ -306,57 +320,11 @@ class MachineDaemon:
                 self.neighbours.outposts.adopt(former)
             if not isinstance(error, UNABLE):
                 raise
-            do = "Look at the folder and at what the machine has left: space, memory, processes."
-            raise ConfigError(doing, "to supervise it", f"{type(error).__name__}: {error}", do) from error
+            raise _unable(doing, error) from error
         if former is not None:
             (former / NOTE).unlink(missing_ok=True)
         self._say(held, f"is the home of {run} in term {term}, in place of {estate.sites.home}")
-        return {"type": "taken", "run": str(estate.folder), "name": run, "term": term, "missing": missing}
-
-    async def _check_lost(
-        self, estate: Estate, sites: list[Site], going_on: Mapping[str, list[str]], doing: str
-    ) -> tuple[int, dict[str, str]]:
-        """The next term of a run whose home was lost, and the machines that cannot be reached, and why; ConfigError if
-        any that takes part in it hears its home, or would not take part, or if this one may not carry it out."""
-        run, job = estate.told.run, estate.told.job
-        self._permit(job.program, job.task.text, run)
-        alive = next((machine for machine, names in going_on.items() if run in names), None)
-        if alive is not None:
-            do = f"Leave it there, or end the daemon of {alive!r} first."
-            raise ConfigError(doing, "a run whose home was lost", f"{run}, which goes on under {alive!r}", do)
-        me = next((site for site in sites if site.name == self.name and site.address), None)
-        if me is None:
-            do = "Write [[machine]] with that name and its address into the cluster file, or choose another --home."
-            raise ConfigError(doing, f"{self.name!r} with an address in the cluster file", "none", do)
-        await self._compare(estate, doing)
-        known = {**estate.sites.sites, **{site.name: site for site in sites}}
-        others = [name for name in estate.machines if name not in (self.name, estate.sites.home)]
-        here = Home(self.name, str(me.address), me.public_key or "")
-        check = {"type": "check", "program": job.program, "task": job.task.text, "digest": "", "run": run}
-        asked = [Asked(known.get(name, Site(name)), here, check) for name in others]
-        for left in reversed(range(HEARD_TRIES)):
-            found, missing, faults = await standings(self.neighbours.links, asked, self.keys)
-            found[self.name] = self.neighbours.outposts.standing(run, self.name)
-            heard = [(name, each) for name, each in found.items() if each["is_heard"]]
-            if not heard or not left:
-                break
-            await asyncio.sleep(UP_SECONDS)  # They may not have missed it yet.
-        do = "Wait for its end, or end its daemon. If it was lost just now, try again."
-        faults += [
-            Fault(doing, "a run whose home was lost", f"its home {each['home']!r}, which {name!r} hears", do)
-            for name, each in heard
-        ]
-        if faults:
-            raise ConfigError.of(faults)
-        return 1 + max(estate.term, *(int(each["term"]) for each in found.values())), missing
-
-    async def _compare(self, estate: Estate, doing: str) -> None:
-        """ConfigError if this machine has other sources or data than those of the run, and may need them."""
-        job, wanted = estate.told.job, estate.sites.digest
-        found = await self._loop.run_in_executor(None, digest.digest, job.program, job.task.text)
-        if wanted not in ("", found):
-            do = "Put the same isthmus, program, task and data here."
-            raise ConfigError(doing, f"the sources and data of the run, {wanted[:8]}", f"others, {found[:8]}", do)
+        return {"type": "taken", "run": str(estate.folder), "name": run, "term": term}
 
     def _watch(self, message: Message) -> Message:
         """The status of a run, or its summary, if it is over; renews its lease, if a watching command asks."""
@@ -473,12 +441,10 @@ def _outcome_in(folder: Path) -> str:
         return "failed"
 
 
-def _explained(error: Exception) -> ConfigError:
-    """What is wrong with a message that nobody can act on."""
-    if isinstance(error, ConfigError):
-        return error
-    found = f"{type(error).__name__}: {error}"[:500]
-    return ConfigError("Reading a message", "one that a daemon can act on", found, "Use one version everywhere.")
+def _unable(doing: str, error: BaseException) -> ConfigError:
+    """Says that a run cannot be supervised, and why."""
+    do = "Look at the folder and at what the machine has left: space, memory, processes."
+    return ConfigError(doing, "to supervise it", f"{type(error).__name__}: {error}", do)
 
 
 def _count(count: int) -> str:

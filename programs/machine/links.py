@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 from isthmus.runtime.control.messages import Message
 from isthmus.runtime.errors import ConfigError, Fault
 
+MALFORMED: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, OSError)
+"""What reading a message may fail with, whatever is in it."""
 LINK: Final = "link"
 EXPELLED: Final = "expelled"
 REQUEST: Final = "request"
@@ -119,6 +121,23 @@ class Links:
             answer.set_result(dict(message["message"]))
 
 
-def refusal(error: ConfigError) -> dict[str, Any]:
-    """A refusal as a message says it."""
+def refusal(error: Exception) -> dict[str, Any]:
+    """A refusal as a message says it: what is wrong with a request, or one of MALFORMED."""
+    if not isinstance(error, ConfigError):
+        found = f"{type(error).__name__}: {error}"[:500]
+        error = ConfigError("Reading a message", "one that a daemon can act on", found, "Use one version everywhere.")
     return {"type": "refused", "faults": [list(fault) for fault in error.faults]}
+
+
+async def answered(work: Awaitable[Message], doing: str, seconds_max: float) -> Message:
+    """The answer that some work comes to; a refusal where it refuses, and where it takes longer than `seconds_max`, so
+    that whoever waits is told before they give up."""
+    timeout = asyncio.timeout(seconds_max)
+    try:
+        async with timeout:
+            return await work
+    except (ConfigError, *MALFORMED) as error:
+        if not timeout.expired():
+            return refusal(error)
+        do = "Look at the machines that take part, at the network between, and at the disk that has the data."
+        return refusal(ConfigError(doing, f"all answers within {seconds_max:.0f} s", "some that did not come", do))

@@ -29,9 +29,9 @@ LEAVE: Final = "leave"
 @final
 class Neighbours:
     """The other machines of the daemon `name`, whose state is below `folder`. `runs` gives the runs that have their
-    home here, `send` takes a message to a peer of the control server, whose `caller` has said what is being
-    handled, where there are keys; `tell` is given lines for people, `on_change`
-    called when there is an outpost more or less, `on_expelled` when a home has sent this machine away."""
+    home here, `send` takes a message to a peer of the control server, whose `caller` gives the machine whose message
+    is being handled, by its key, None without keys. `tell` is given lines for people; `on_change` is called when there
+    is an outpost more or less, `on_expelled` with the name of a home that has sent this machine away."""
 
     def __init__(
         self,

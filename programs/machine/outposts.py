@@ -30,6 +30,7 @@ from isthmus.programs.cluster.run_root import RUN_NAME
 from isthmus.programs.machine.home_link import Home, Link
 from isthmus.programs.request import spec
 from isthmus.programs.run.launch import Launcher
+from isthmus.programs.succession.lost import Standing
 from isthmus.runtime.control.messages import Message
 from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.daemon.outpost_messages import ORDERS
@@ -164,14 +165,13 @@ class Outposts:
         for run in self.runs(home):
             self._held[run].outpost.end()
 
-    def standing(self, run: str, caller: str) -> Message:
-        """What is known here of a run's home, for a machine that is about to be the next one: its name and term, and
-        whether it is heard; none of a run that has no part here."""
+    def standing(self, run: str, caller: str) -> Standing:
+        """What is known here of a run's home, for the machine `caller`, which is about to be the next one."""
         held = self._held.get(run)
         if held is None:
-            return {"home": "", "term": 0, "is_heard": False}
+            return Standing("", 0, is_heard=False)
         home = held.link.home
-        return {"home": home.name, "term": held.term, "is_heard": held.link.is_up and home.name != caller}
+        return Standing(home.name, held.term, is_heard=held.link.is_up and home.name != caller)
 
     def release(self, run: str) -> Path | None:
         """Let go of a run whose home is this machine from now on; the folder that its hosts here know, which go on."""
@@ -283,7 +283,7 @@ class Outposts:
             if found != wanted:
                 do = "Put the same isthmus, program, task and data (--data; else Python's library) on every machine."
                 raise ConfigError(doing, f"what the command has, {wanted[:8]}", f"something else, {found[:8]}", do)
-        return {"type": "permitted", **self.standing(str(message.get("run", "")), home.name)}
+        return {"type": "permitted", **self.standing(str(message.get("run", "")), home.name)._asdict()}
 
     def _permit(self, program: str, task: str) -> None:
         faults = list(self._config.faults(program, task, self._name))

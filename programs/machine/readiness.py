@@ -1,27 +1,36 @@
 """Whether all machines of a run are there and take it, before anything starts: asked by its home, all faults at once.
 
 A machine with an address is called there, and then links itself to the home; one without has linked itself before. Each
-is asked what it permits; one that will compute also compares its data.
+is asked what it permits; one that will compute also compares its data. The home is told in time to answer a command
+that waits for it (`client.patience`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
 
+from isthmus.programs.cluster import digest
 from isthmus.programs.cluster.handover import Site
 from isthmus.programs.machine import client as machine_client
 from isthmus.programs.machine.home_link import Home
-from isthmus.programs.machine.links import Links
+from isthmus.programs.machine.links import UP_SECONDS, Links
+from isthmus.programs.succession.lost import Standing
 from isthmus.runtime.control.messages import Message
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph.template import Job
 from isthmus.runtime.security.keys import Keyring
 
 LINK_SECONDS_MAX: Final = 8.0
 """How long a machine that was called may take to link itself."""
 CHECK_SECONDS_MAX: Final = 60.0
 """How long a machine may read its data."""
+STANDING_SECONDS_MAX: Final = 5.0
+"""How long a machine may take to say what it knows of a home, which it knows without looking."""
+HEARD_TRIES: Final = 3
+"""How often machines are asked whether they hear the home of a run, which takes as long as they take to miss it."""
 
 
 @final
@@ -42,11 +51,25 @@ async def muster(links: Links, asked: list[Asked], keys: Keyring | None) -> list
 
 
 async def standings(
+    links: Links, asked: list[Asked], keys: Keyring | None, own: tuple[str, Callable[[], Standing]]
+) -> tuple[dict[str, Standing], dict[str, str]]:
+    """What machines know of the home of a run, by name, that of the `own` name among them; and of those that cannot be
+    reached, why. ConfigError with what the others refuse. They are asked again while one hears the home, which it may
+    not have missed yet."""
+    name, here = own
+    for left in reversed(range(HEARD_TRIES)):
+        found, missing = await _standings(links, asked, keys)
+        found[name] = here()
+        if not left or not any(each.is_heard for each in found.values()):
+            break
+        await asyncio.sleep(UP_SECONDS)
+    return found, missing
+
+
+async def _standings(
     links: Links, asked: list[Asked], keys: Keyring | None
-) -> tuple[dict[str, Message], dict[str, str], list[Fault]]:
-    """What machines know of the home of a run, by name; of those that cannot be reached, why; and what the others
-    refuse."""
-    found, missing, faults = dict[str, Message](), dict[str, str](), list[Fault]()
+) -> tuple[dict[str, Standing], dict[str, str]]:
+    found, missing, faults = dict[str, Standing](), dict[str, str](), list[Fault]()
 
     async def one(each: Asked) -> None:
         try:
@@ -55,14 +78,26 @@ async def standings(
             missing[each.site.name] = str(error.faults[0].found)
             return
         try:
-            found[each.site.name] = await links.request(each.site.name, each.check, CHECK_SECONDS_MAX)
+            told = await links.request(each.site.name, each.check, STANDING_SECONDS_MAX)
+            found[each.site.name] = Standing(str(told["home"]), int(told["term"]), bool(told["is_heard"]))
         except ConfigError as error:
             faults.extend(error.faults)
 
     async with asyncio.TaskGroup() as group:
         for each in asked:
             group.create_task(one(each))
-    return found, missing, faults
+    if faults:
+        raise ConfigError.of(faults)
+    return found, missing
+
+
+async def check_sources(job: Job, wanted: str, doing: str) -> None:
+    """ConfigError if this machine has other sources or data than those of a run, whose digest is `wanted`, and may need
+    them; where that is '', it does not."""
+    found = await asyncio.to_thread(digest.digest, job.program, job.task.text)
+    if wanted not in ("", found):
+        do = "Put the same isthmus, program, task and data here."
+        raise ConfigError(doing, f"the sources and data of the run, {wanted[:8]}", f"others, {found[:8]}", do)
 
 
 async def _faults(links: Links, asked: Asked, keys: Keyring | None) -> list[Fault]:

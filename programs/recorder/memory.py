@@ -76,7 +76,7 @@ def load(folder: Path, disk: Disk) -> Memory | None:
     not say."""
     try:
         return msgspec.msgpack.decode(disk.read(folder / FILE), type=Memory)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, ValueError):
         return None
 
 

@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from isthmus.ops.exchange.messages import Held
 from isthmus.programs.recorder.books import Books
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.roles import LEARNER, SYNCER
 
-SYNCER: Final = "syncer"
 LOST_TIMES: Final = 100
 """Ten seconds of looking: hosts that come back say what they hold within a second or two, and a recorder that comes
 back hears it then. Looks are counted, and not the time, because a clock may leap."""

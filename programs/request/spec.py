@@ -196,9 +196,15 @@ def of(
 
 def write(folder: Path, told: Mapping[str, Any]) -> None:
     """Write a spec into a run folder, for this boot of this machine."""
-    age_ns = time.monotonic_ns() - int(told["zero_ns"])
-    now = {"boot": boot_id().decode(), "wall_ns": time.time_ns() - age_ns}
+    age = time.monotonic_ns() - int(told["zero_ns"])
+    now = {"boot": boot_id().decode(), "wall_ns": time.time_ns() - age}
     write_json(folder / SPEC, {**told, "here": {**told["here"], **now}})
+
+
+def age_ns(told: Mapping[str, Any], least_ns: int = 0) -> int:
+    """For how long the run of a spec, as data, has gone on by the time of day, nanoseconds; never less than `least_ns`,
+    because clocks of machines differ, and are set."""
+    return max(time.time_ns() - int(told["here"]["wall_ns"]), least_ns)
 
 
 def count_on(folder: Path) -> None:
@@ -206,22 +212,22 @@ def count_on(folder: Path) -> None:
     day."""
     told = json.loads((folder / SPEC).read_text())
     if told["here"]["boot"] != boot_id().decode():
-        write(folder, {**told, "zero_ns": time.monotonic_ns() - (time.time_ns() - int(told["here"]["wall_ns"]))})
+        write(folder, {**told, "zero_ns": time.monotonic_ns() - age_ns(told)})
 
 
 def count_from(folder: Path, least_ns: int) -> None:
     """On another machine, have the times of a run count on from where they were by the time of day, and never from
-    before `least_ns`: clocks of machines differ."""
+    before `least_ns`."""
     told = json.loads((folder / SPEC).read_text())
-    age_ns = max(time.time_ns() - int(told["here"]["wall_ns"]), least_ns)
-    write(folder, {**told, "zero_ns": time.monotonic_ns() - age_ns})
+    write(folder, {**told, "zero_ns": time.monotonic_ns() - age_ns(told, least_ns)})
 
 
-def put_aside(folder: Path) -> None:
-    """Keep the spec of a run that is to go on under another one, for the tapes that there are by now."""
+def put_aside(folder: Path) -> int:
+    """Keep the spec of a run that is to go on under another one, for the tapes that there are by now; its number."""
     tapes = sorted({known[0] for path in (folder / FOLDER).glob("*.tape") if (known := named(path.name))})
     number = 1 + sum(1 for _ in formers(folder))
     write_json(folder / f"spec-{number}.json", {"spec": json.loads((folder / SPEC).read_text()), "tapes": tapes})
+    return number
 
 
 def formers(folder: Path) -> Iterator[tuple[Spec, frozenset[str]]]:

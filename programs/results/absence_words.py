@@ -11,7 +11,8 @@ from typing import Final
 from isthmus.programs.results.absences import Absence
 from isthmus.programs.results.incident_words import predicate
 from isthmus.programs.results.numbers import seconds
-from isthmus.programs.results.who_waits import LEARNER, SYNCER, Others, Waiting
+from isthmus.programs.results.who_waits import Others, Waiting
+from isthmus.runtime.roles import LEARNER, SYNCER
 
 _OTHERS_GONE: Final[dict[Others, str]] = {
     "go on": "the others go on without it",
@@ -77,7 +78,7 @@ def back(absence: Absence) -> str:
     if absence.kind == "silent":
         return f"{named(absence.host)} is heard again, after {took}"
     told = f"{named(absence.host)} {_AGAIN.get(absence.role, 'is there again')} after {took}"
-    if absence.role == "syncer":
+    if absence.role == SYNCER:
         return (
             f"{told}, under epoch {absence.life_after}: it has the newest fragments that hosts held, and what the "
             "recorder keeps of their momentum"

@@ -114,7 +114,7 @@ def read_timeline(data: bytes) -> Timeline:
     """The timeline in a trace file; ValueError if it is none."""
     try:
         events = msgspec.json.decode(data, type=_File).traceEvents
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(str(error)) from None
     hosts = {event.pid: event.args.name for event in events if event.name == "process_name" and event.args}
     firings: dict[tuple[str, str], list[Firing]] = {}

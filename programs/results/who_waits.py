@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-LEARNER, SYNCER = "learner", "syncer"
+from isthmus.runtime.roles import LEARNER, SYNCER
 
 Others: TypeAlias = Literal["go on", "wait for rounds", "wait"]
 """What learners do when one of them is away: nothing else; wait in rounds that let go of the dead; wait for it."""

@@ -14,7 +14,7 @@ import msgspec
 
 from isthmus.programs.snapshots.snapshots import FOLDER, MANIFEST, Entry
 from isthmus.programs.snapshots.store import words
-from isthmus.programs.snapshots.stored import Head, heads, newest
+from isthmus.programs.snapshots.stored import Head, newest
 from isthmus.programs.snapshots.storing import FILES, TERM
 from isthmus.programs.snapshots.urls import Place
 from isthmus.programs.snapshots.whole_states import StateEntry
@@ -40,16 +40,15 @@ def fetch(place: Place, folder: Path, disk: Disk, doing: str) -> Fetched:
     try:
         store = place.open(disk)
         found = newest(store, take)
-        is_empty = found is None and not heads(store.names())
         if found is not None:
             _write(found.head, folder, disk)
     except OSError as error:
         do = "Look at its name, at the credentials of this machine, and at the room on its disk."
         raise ConfigError(doing, f"a place that can be read, {place.text}", words(error), do) from None
-    except (ValueError, msgspec.DecodeError) as error:
+    except ValueError as error:
         do = "Look for a copy of it, or start the run again."
         raise ConfigError(doing, f"a snapshot in {place.text} that is whole", str(error)[:1000], do) from None
-    if found is None or is_empty:
+    if found is None:
         do = "Look at its name: it is what run.snapshots was, to the letter."
         raise ConfigError(doing, f"a snapshot in {place.text}", "none", do)
     return Fetched(found.head, found.faults)

@@ -152,7 +152,7 @@ class Snapshots:
     def _is_replaced(self) -> bool:
         try:
             found = msgspec.json.decode(self._disk.read(self._folder / MANIFEST), type=Manifest)
-        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        except (FileNotFoundError, ValueError):
             return False
         return found.writer > self._life
 

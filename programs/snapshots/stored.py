@@ -116,7 +116,7 @@ def newest(store: Store, take: Callable[[Head, Entry | StateEntry, bytes], None]
                 take(head, entry, _values(store, head, entry))
         except FileNotFoundError as error:
             faults.append(f"{name}: {words(error)}")
-        except (ValueError, msgspec.DecodeError) as error:
+        except ValueError as error:
             faults.append(f"{name}: {error}")
         else:
             return Readable(name, head, faults)
@@ -181,7 +181,7 @@ class StoredSnapshots:
         if names[0] > f"{HEAD}{_writer(self._term, self._life)}":
             raise OSError(errno.ESTALE, f"the run goes on elsewhere, and takes the snapshots there: {names[0]}")
         if not self._is_compared:
-            with suppress(ValueError, msgspec.DecodeError, FileNotFoundError):
+            with suppress(ValueError, FileNotFoundError):
                 if (found := read_head(self._store, names[0]).run) != self._run:
                     raise OSError(errno.EEXIST, f"snapshots of another run are there: {found}")
             self._is_compared = True
@@ -196,7 +196,7 @@ class StoredSnapshots:
             for name in heads(names)[:KEPT]:
                 try:
                     head = read_head(self._store, name)
-                except (ValueError, msgspec.DecodeError):
+                except ValueError:
                     return  # What a damaged one names is not known.
                 kept |= {head.values(entry) for entry in head.manifest.entries}
             mine = f"{VALUES}{_writer(self._term, self._life)}"
@@ -211,4 +211,5 @@ class _Versioned(msgspec.Struct):
 
 
 def _writer(term: int, life: int) -> str:
-    return f"{term:04}-{life:06}"
+    """In the order of (term, life), for each home of a run numbers lives far beyond those of the home before it."""
+    return f"{term:04}-{life:012}"

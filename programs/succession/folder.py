@@ -20,7 +20,6 @@ from isthmus.programs.run.resume import AT_END, check_cut_off
 from isthmus.runtime.daemon import reopen
 from isthmus.runtime.daemon.site import HERE
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.roles import LEARNER, leader
 from isthmus.runtime.supervision.incidents import Moved
 from isthmus.runtime.system.files import write_json
 
@@ -65,16 +64,12 @@ def write(estate: Estate, sites: Sites, secret: Path | None, former: Path | None
     """Make the folder that of the home which `sites` name, whose hosts of this run know the folder `former`, if there
     are any. OSError or sqlite3.Error where that cannot be. Who is home is written last: whatever comes between, the
     next try finds the run as it was left."""
-    folder, home = estate.folder, sites.sites[sites.home]
+    folder = estate.folder
     told: Mapping[str, Any] = json.loads((folder / spec.SPEC).read_text())
-    spec.put_aside(folder)
-    Sites.put_aside(folder, sum(1 for _ in spec.formers(folder)))
+    Sites.put_aside(folder, spec.put_aside(folder))
     reopen.move(folder, former)
     for name in (*AT_END, HERE):
         (folder / name).unlink(missing_ok=True)
-    learners = sum(name == home.name and leader(who).role == LEARNER for who, name in sites.placement.items())
-    address = home.host if secret is not None or sites.others else "127.0.0.1"
-    here = asdict(home.here(address, learners, str(secret or "")))
-    age_ns = time.time_ns() - int(told["here"]["wall_ns"])
-    spec.write(folder, {**told, "zero_ns": time.monotonic_ns() - age_ns, "here": here})
+    here = asdict(sites.here(secret))
+    spec.write(folder, {**told, "zero_ns": time.monotonic_ns() - spec.age_ns(told), "here": here})
     write_json(folder / spec.CLUSTER, sites.as_data())

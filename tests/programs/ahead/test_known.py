@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.programs.ahead import known
 from isthmus.programs.ahead.island import Island, summed
 from isthmus.programs.ahead.known import finder, keep
 from isthmus.programs.ahead.targets import target
@@ -46,7 +47,7 @@ def island() -> Island:
 def test_it_is_found_by_the_same_run_slot_and_kind_of_island_alone(text: str, cache: Path) -> None:
     request = request_of(text)
     assert finder(request)(CHIPS, 1) is None
-    keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), TARGET, 1, island())
+    keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), {1: (TARGET, island())})
     found = Compiled(406 * MEGA, LIMIT, island().predicted_products_seconds, island().predicted_step_seconds)
     assert finder(request)(CHIPS, 1) == found
     assert finder(request)(CHIPS, 0) == found, "its batch is the same"
@@ -59,15 +60,25 @@ def test_it_is_found_by_the_same_run_slot_and_kind_of_island_alone(text: str, ca
 
 def test_other_sources_or_data_are_another_run(text: str) -> None:
     request = request_of(text)
-    keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), TARGET, 0, island())
+    keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), {0: (TARGET, island())})
     Path(text).write_text("Another text. " * 2000)
     assert finder(request)(CHIPS, 0) is None
 
 
 def test_what_cannot_be_read_is_as_good_as_nothing(text: str, cache: Path) -> None:
     request = request_of(text)
-    keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), TARGET, 0, island())
+    keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), {0: (TARGET, island())})
     [path] = cache.iterdir()
     for torn in (b"", b"{", path.read_bytes()[:-5], b'{"memory_bytes": "much"}'):
         path.write_bytes(torn)
         assert finder(request)(CHIPS, 0) is None
+
+
+def test_all_islands_of_a_run_are_kept_for_one_reading_of_its_sources(
+    text: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, read = request_of(text), list[str]()
+    monkeypatch.setattr(known, "digest", lambda program, task: read.append(program) or program)
+    keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), {0: (TARGET, island()), 1: (target("v5p:2x2x1"), island())})
+    assert len(list(cache.iterdir())) == 2
+    assert read == ["decoupled-diloco"]

@@ -24,6 +24,7 @@ from isthmus.programs.machine.outposts import PIECE_BYTES, Outposts
 from isthmus.programs.request.request import SHIPPED_TASK
 from isthmus.programs.request.spec import Here
 from isthmus.programs.run.finish import spans_in
+from isthmus.programs.succession.lost import Standing
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.outpost_messages import SHOWN_BYTES_MAX, of_orders, of_report
@@ -221,12 +222,12 @@ def test_only_a_machine_that_the_home_has_named_can_be_the_next_home(place: Plac
     later = {**place.called, "term": 2}
     place.hear("gamma", later)
     assert "refused what gamma says" in place.lines[-1]
-    assert place.outposts.standing("run", "heir") == {"home": "alpha", "term": 1, "is_heard": True}
+    assert place.outposts.standing("run", "heir") == Standing("alpha", 1, is_heard=True)
     place.hear("heir", {**of_orders(Orders(stamp=Stamp(2, 1, 1), home="alpha"), {}), "run": "run"})
     assert "orders of 'alpha', given by 'heir'" in place.lines[-1]
     place.hear("heir", later)
     assert "follows heir, the home of run in term 2, in place of alpha" in place.lines[-1]
-    assert place.outposts.standing("run", "heir") == {"home": "heir", "term": 2, "is_heard": False}
+    assert place.outposts.standing("run", "heir") == Standing("heir", 2, is_heard=False)
     assert [sent["type"] for sent in place.links["heir"].sent] == ["report"]
     note = json.loads((place.outposts.folders[0] / "outpost.json").read_text())
     assert (note["home"]["name"], note["term"]) == ("heir", 2)

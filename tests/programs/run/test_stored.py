@@ -72,7 +72,7 @@ def test_a_run_goes_on_from_a_url_in_another_folder_and_its_accounts_add_up(tmp_
             first = json.loads((run.folder / "merges.jsonl").read_text().splitlines()[0])
             assert first["momentum"] == first["origin"]
             assert first["origin"][1] > 0
-            run.wait_for(lambda: any(name.startswith("snapshot-0002-000002") for name in store.names()))
+            run.wait_for(lambda: any(name.startswith("snapshot-0002-000000000002") for name in store.names()))
             summary = run.stop()
         finally:
             run.close()

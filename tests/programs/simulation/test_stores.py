@@ -70,7 +70,7 @@ class StoreChecker(Checker):
         self.counts["stored"] += kept
         lines = disk.files().get(FOLDER / LINES, b"")
         self.counts["refused"] += lines.count(b'"refused"')
-        self.counts["later lives"] += any("-000001-" not in name for name in heads(Files(disk).names()))
+        self.counts["later lives"] += any("-000000000001-" not in name for name in heads(Files(disk).names()))
 
     def _number(self, disk: SimulatedDisk) -> int:
         """That of the newest, which has to be whole."""

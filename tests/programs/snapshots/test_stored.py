@@ -24,6 +24,7 @@ from isthmus.programs.snapshots.urls import Place
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
+from isthmus.runtime.supervision.home.takeover import NUMBERS_OF_TERM
 from isthmus.runtime.system.disk import DISK
 from tests.ops.bodies import Context
 from tests.programs.snapshots.test_snapshots import EVERY, RUN, SIZES, item, model, same
@@ -84,7 +85,7 @@ def test_the_two_newest_stay_and_what_they_name() -> None:
         home.store(count, 1)
     assert home.names(HEAD) == [head_name(1, 1, 4), head_name(1, 1, 5)]
     assert home.names(VALUES) == [
-        f"{VALUES}0001-000001-fragment-{p}-1-{count}.safetensors" for p, count in ((0, 3), (0, 4), (1, 1))
+        f"{VALUES}0001-000000000001-fragment-{p}-1-{count}.safetensors" for p, count in ((0, 3), (0, 4), (1, 1))
     ]
 
 
@@ -103,7 +104,7 @@ def test_wherever_it_is_cut_off_the_one_before_is_read_and_the_next_life_goes_on
         later.store(3, 3)
         later.store(4, 3)
         assert same(read(home.far)[1], model(4, 3))
-        assert all("0001-000002" in name for name in later.names(VALUES))  # What was left of the life before has gone.
+        assert all("0001-000000000002" in name for name in later.names(VALUES))  # What the life before left has gone.
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -136,7 +137,7 @@ def damaged(disk: SimulatedDisk, name: str, data: bytes) -> None:
     [
         (head_name(1, 1, 2), b"", "is not what was written: 0 bytes"),
         (head_name(1, 1, 2), b"isthmus snapshot\n" + bytes(100), "is not what was written"),
-        (f"{VALUES}0001-000001-fragment-0-1-2.safetensors", b"short", "is not what was written: 5 of"),
+        (f"{VALUES}0001-000000000001-fragment-0-1-2.safetensors", b"short", "is not what was written: 5 of"),
     ],
 )
 def test_one_that_is_damaged_is_named_and_the_one_before_it_is_read(name: str, data: bytes, told: str) -> None:
@@ -160,6 +161,12 @@ def test_a_life_that_was_replaced_stores_nothing_and_spoils_nothing() -> None:
         former.store(2, 2)
     assert former.far.files() == before
     assert same(read(former.far)[1], model(5, 5))
+
+
+def test_names_are_in_the_order_of_lives_whose_numbers_grow_with_the_terms_of_a_home() -> None:
+    lives = [2, 2 * NUMBERS_OF_TERM + 1, 9 * NUMBERS_OF_TERM + 1, 10 * NUMBERS_OF_TERM + 1]
+    names = [head_name(term, life, number) for term in (1, 2) for life in lives for number in (9, 10)]
+    assert names == sorted(names)
 
 
 def test_a_head_that_arrived_though_the_store_refused_it_is_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +324,7 @@ def test_what_is_fetched_is_the_newest_whole_one_and_nothing_else(tmp_path: Path
     home = Home()
     home.store(1, 1)
     home.store(2, 2)
-    damaged(home.far, f"{VALUES}0001-000001-fragment-1-1-2.safetensors", b"")
+    damaged(home.far, f"{VALUES}0001-000000000001-fragment-1-1-2.safetensors", b"")
     names = [f"{FOLDER}/fragment-{p}-1-1.safetensors" for p in (0, 1)]
     assert fetched(home.far, tmp_path) == [*names, f"{FOLDER}/{MANIFEST}", f"{FOLDER}/term", "spec.json"]
 

@@ -1,0 +1,84 @@
+"""A home that asks other machines answers its command in time, whatever they do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from isthmus.programs.cluster.handover import Site
+from isthmus.programs.machine import readiness
+from isthmus.programs.machine.client import patience
+from isthmus.programs.machine.daemon import ANSWERED_SHARE
+from isthmus.programs.machine.home_link import Home
+from isthmus.programs.machine.links import answered
+from isthmus.programs.machine.readiness import Asked, standings
+from isthmus.programs.succession.lost import Standing
+from isthmus.runtime.errors import ConfigError
+
+HERE = Home("beta", "tcp://beta:1", "")
+NONE = Standing("", 0, is_heard=False)
+
+
+class Linked:
+    """Links to machines that are there, and answer in turn what they were given; notes how long each may take."""
+
+    def __init__(self, *answers: dict[str, Any] | ConfigError) -> None:
+        self.answers = list(answers)
+        self.seconds: list[float] = []
+
+    def is_up(self, name: str) -> bool:
+        return True
+
+    async def request(self, name: str, message: dict[str, Any], seconds_max: float) -> dict[str, Any]:
+        self.seconds.append(seconds_max)
+        answer = self.answers.pop(0)
+        if isinstance(answer, ConfigError):
+            raise answer
+        return answer
+
+
+def found(links: Linked) -> tuple[dict[str, Standing], dict[str, str]]:
+    asked = [Asked(Site("gamma"), HERE, {"type": "check"})]
+    return asyncio.run(standings(cast(Any, links), asked, None, ("beta", lambda: NONE)))
+
+
+def said(*, is_heard: bool) -> dict[str, Any]:
+    return {"type": "permitted", "home": "alpha", "term": 2, "is_heard": is_heard}
+
+
+def test_what_is_not_ready_in_time_is_refused_with_a_message() -> None:
+    async def never() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    answer = asyncio.run(answered(never(), "Trying", 0.01))
+    [(doing, expected, told, _)] = answer["faults"]
+    assert (answer["type"], doing, told) == ("refused", "Trying", "some that did not come")
+    assert expected.startswith("all answers within")
+
+
+@pytest.mark.parametrize("error", [ConfigError("Doing", "this", "that", "Do."), KeyError("run"), TimeoutError("disk")])
+def test_what_is_refused_and_what_is_malformed_is_answered(error: Exception) -> None:
+    async def refuse() -> dict[str, Any]:
+        raise error
+
+    answer = asyncio.run(answered(refuse(), "Trying", 60.0))
+    assert answer["type"] == "refused"
+    assert str(error.args[0]) in str(answer["faults"]) or "that" in str(answer["faults"])
+
+
+def test_machines_are_asked_again_while_one_hears_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "UP_SECONDS", 0.0)
+    links = Linked(said(is_heard=True), said(is_heard=False), said(is_heard=True))
+    assert found(links) == ({"gamma": Standing("alpha", 2, is_heard=False), "beta": NONE}, {})
+    links = Linked(*[said(is_heard=True)] * readiness.HEARD_TRIES)
+    assert found(links)[0]["gamma"].is_heard
+    asked = readiness.HEARD_TRIES * (max(links.seconds) + readiness.LINK_SECONDS_MAX + patience("machine"))
+    assert asked < ANSWERED_SHARE * patience("resume"), "the command would have given up"
+
+
+def test_what_a_machine_refuses_is_refused() -> None:
+    with pytest.raises(ConfigError, match="found that"):
+        found(Linked(ConfigError("Doing", "this", "that", "Do.")))
