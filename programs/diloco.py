@@ -14,7 +14,7 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
-from isthmus.ops.learner.lock_step import Gate, LockStep
+from isthmus.ops.learner.lock_step import Gate, RoundStep
 from isthmus.ops.syncer.conductor import Conductor
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
@@ -50,9 +50,9 @@ def build(
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
     data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
-    step = learner.node("inner-step", LockStep, job.task, fragments=parts, report_every=interval, tokens=job.tokens)
+    step = learner.node("inner-step", RoundStep, job.task, fragments=parts, report_every=interval, tokens=job.tokens)
     send = learner.node("outer-gradient", FragmentSend, parts, push=push)
-    gate = learner.node("gate", Gate, fragments=1, overlap=0, free=0, fires=AnyOf("update", "pull"))
+    gate = learner.node("gate", Gate, fragments=1, overlap=0, free=0, fires=AnyOf("update", "pull", "progress"))
     conductor = syncer.node(
         "conductor",
         Conductor,
@@ -88,4 +88,5 @@ def build(
     graph.edge(outer["update"], evaluate["update"], Latest("fragment"))
     graph.edge(outer["merged"], conductor["merged"], Latest("fragment"))
     graph.edge(step["progress"], conductor["progress"], Latest())
+    graph.edge(step["progress"], gate["progress"], Latest())
     return graph

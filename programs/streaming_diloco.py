@@ -75,7 +75,7 @@ def build(
         fragments=len(parts),
         overlap=overlap,
         free=min(overlap, interval // len(parts) - 1),
-        fires=AnyOf("update", "pull"),
+        fires=AnyOf("update", "pull", "progress"),
     )
     conductor = syncer.node(
         "conductor",
@@ -113,6 +113,7 @@ def build(
     graph.edge(outer["update"], evaluate["update"], Latest("fragment"))
     graph.edge(outer["merged"], conductor["merged"], Latest("fragment"))
     graph.edge(step["progress"], conductor["progress"], Latest())
+    graph.edge(step["progress"], gate["progress"], Latest())
     return graph
 
 

@@ -51,3 +51,30 @@ class Due:
             return False
         self._taken_at = now
         return True
+
+
+class Wanted(TypedDict):
+    """hold -> outer-step, inner-step: the count of the version at which a cut is made: of the model and, for each
+    learner, of what only that one has."""
+
+    count: int
+
+
+class Own(TypedDict):
+    """inner-step -> hold, and back to a later life: what a learner had that no other has, when it had adopted the
+    version with this `count` and made no step since. `leaves` are [type, shape, bytes], the first of which says whose
+    random keys come next; `totals` the progress of the run, as this learner knew it."""
+
+    slot: int
+    incarnation: int
+    count: int
+    totals: list[list[int]]
+    leaves: list[list[Any]]
+
+
+class Restored(TypedDict):
+    """hold -> inner-step: what a life goes on with; None where nothing is kept of its slot."""
+
+    slot: int
+    incarnation: int
+    own: Own | None

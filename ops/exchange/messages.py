@@ -197,9 +197,10 @@ class Gradient(TypedDict):
 
 class Reached(TypedDict):
     """merge -> pacer: how far the batches of each slot are merged in a fragment, [slot, position], and the states of
-    their streams, [slot, position, state]."""
+    their streams, [slot, position, state]; `clock` as in Update."""
 
     fragment: int
+    clock: list[list[int]]
     positions: list[list[int]]
     states: list[list[Any]]
 
@@ -293,8 +294,9 @@ class Report(Progress):
     what else the task's steps tell; `staleness` the most inner steps since an adoption; `sick_step` the step at which
     its loss was not finite last and it gave up its own parameters for the global ones, 0 if it never was; `accounts`
     holds, per fragment, [merged, overlapped, refused, lost, pending]; `began`, of a later life, what it goes on with of
-    what only a learner has: ["copy", life, step] of that life's copy on its machine, or ["anew", 0, 0];
-    None where nothing of it is lost, or known.
+    what only a learner has: ["copy", life, step] of that life's copy on its machine, ["snapshot",
+    life, version], as that life was at the version with this count, or ["anew", 0, 0]; None where nothing of it is
+    lost, or known.
     """
 
     stepping: int

@@ -67,6 +67,15 @@ TENSORS: Final = {"momentum?": ("array", "float32", (None,)), "theta?": ("array"
 """What a shard goes on with beside the values."""
 STATE: Final = {**UPDATE, "tensors": TENSORS}
 KEPT: Final = {"fragment": COUNT, "version": VERSION, "tensors": TENSORS}
+WANTED: Final = {"count": COUNT}
+LEAVES: Final = ("list", ("row", "text", ("list", COUNT), ("array", "uint8", (None,))))
+KEPT_OWN: Final = {**OWN, "count": COUNT, "totals": TRIPLES, "leaves": LEAVES}
+"""What only a learner has, as it sends it."""
+RESTORED: Final = {
+    "slot": COUNT,
+    "incarnation": LIFE,
+    "own": ("optional", {**KEPT_OWN, "slot": COUNT, "incarnation": LIFE}),
+}
 NEED: Final = {"fragment": COUNT, "version": VERSION, "lacks": "flag"}
 LINKS: Final = ("list", ("row", "text", COUNT, COUNT, COUNT))
 """[role, slot, bytes a second in the mean, and at best]."""
@@ -144,7 +153,7 @@ REPORT: Final = {
     "waited?": COUNT,
     "device_kind?": "text",
     "links?": LINKS,
-    "began?": ("optional", ("row", ("text", "copy", "anew"), COUNT, COUNT)),
+    "began?": ("optional", ("row", ("text", "copy", "snapshot", "anew"), COUNT, COUNT)),
 }
 """What those who train tell those who watch, of any program."""
 

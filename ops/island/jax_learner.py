@@ -416,6 +416,19 @@ class Learner:
         self._local = copies if layout is None else layout.put(copies, layout.local)
         return True
 
+    def own(self) -> list[np.ndarray[Any, Any]]:
+        """`local`, after int64[6]: the words of the life whose keys are drawn, its steps and its restarts."""
+        return [np.array([*np.asarray(self._life).tolist(), *self.counts], np.int64), *self.local()]
+
+    def take_own(self, leaves: Sequence[Any]) -> bool:
+        """Go on from leaves as `own` gives them, with the random keys that would have come next."""
+        if not leaves or leaves[0].shape != (6,) or not self.take_local(leaves[1:]):
+            return False
+        *words, self._step_number, self._restarts = (int(each) for each in leaves[0])
+        life, layout = np.array(words, np.uint32), self._functions.layout
+        self._life = jax.device_put(life) if layout is None else layout.put(life, layout.replicated)
+        return True
+
     @property
     def device_kind(self) -> str:
         """What the accelerator calls itself."""

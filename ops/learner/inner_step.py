@@ -25,6 +25,7 @@ from isthmus.ops.elastic.learner import ElasticLearner
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.copies import is_withdrawn
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.kept_state import Own, Restored
 from isthmus.ops.exchange.messages import Control, Progress, Report, Round, Update
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, clock_of
 from isthmus.ops.exchange.token_totals import Totals
@@ -36,6 +37,7 @@ from isthmus.ops.learner.feed import Feed
 from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.local_copies import LocalCopies
 from isthmus.ops.learner.step_metrics import StepMetrics
+from isthmus.ops.recovery.leaves import packed, unpacked
 
 REPORT_NS: Final = 100_000_000
 WATCH_NS: Final = 250_000_000
@@ -102,6 +104,8 @@ class InnerStep:
         self._sole: SoleLearning | None = None
         self._copies: LocalCopies | None = None
         self._began: list[Any] | None = None
+        self._awaits_own = False
+        self._own: Own | None = None
 
     def prepare(self) -> None:
         """Trace every function, which needs no device."""
@@ -121,6 +125,7 @@ class InnerStep:
         self._context = context
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._feed.open(context)
+        self._awaits_own = self._incarnation > 1 and "restored" in context.connected
         self._step_tokens = of_slot(self._task.tokens_per_batch, self._slot)
         if "parameters" not in context.connected:
             self._emit_every = 0
@@ -210,6 +215,30 @@ class InnerStep:
         """Where this learner is: who drives it from outside may have it step later, or answer, while it is idle."""
         return self._phase
 
+    @property
+    def count(self) -> int:
+        """That of the version of the first fragment that is held; 0 as long as none is."""
+        return 0 if self._held[0] is None else self._held[0].ledger.base[1]
+
+    def own(self) -> Own | None:
+        """What only this learner has, at a boundary; None if it has nothing that a later life could go on with."""
+        if self._sole is None or self._sick:
+            return None
+        leaves = [packed(leaf) for leaf in self._sole.own()]
+        return Own(
+            slot=self._slot,
+            incarnation=self._incarnation,
+            count=self.count,
+            totals=self._totals.told(),
+            leaves=leaves,
+        )
+
+    def give(self, restored: Restored) -> None:
+        """Take what is kept of this slot: the first step waits for it."""
+        if (restored["slot"], restored["incarnation"]) == (self._slot, self._incarnation):
+            self._awaits_own, self._own = False, restored["own"]
+            self._move_on()
+
     def drop(self) -> None:
         """Count a batch of which nothing is made."""
         self._feed.take(is_trained=False)
@@ -259,7 +288,7 @@ class InnerStep:
         """Step, once all fragments are adopted and it is known with which batch; nothing more at the end."""
         if not self._fragments or not all(self._held):
             return
-        if self._phase == "ready" and (self._feed.is_placed or self._is_over):
+        if self._phase == "ready" and ((self._feed.is_placed and not self._awaits_own) or self._is_over):
             self._learner.restart()
             self._take_copy()
             self._phase = "stepping"
@@ -268,6 +297,8 @@ class InnerStep:
 
     def _take_copy(self) -> None:
         """Go on with what a former life has left of what only a learner has; an elastic island has it in memory."""
+        if self._take_own():
+            return
         island = self._context.island
         if (
             self._context.folder is None
@@ -280,6 +311,18 @@ class InnerStep:
             self._began = ["copy", copy.incarnation, copy.step]
         else:
             self._began = ["anew", 0, 0]
+
+    def _take_own(self) -> bool:
+        """Go on as the life would have that made the cut, if this one begins with the version of it."""
+        own = self._own
+        if own is None or self._sole is None or own["count"] != self.count:
+            return False
+        if not self._sole.take_own([unpacked(leaf) for leaf in own["leaves"]]):
+            return False
+        self._totals = Totals()  # What it has heard since may be more than that life had.
+        self._totals.hear(own["totals"])
+        self._began = ["snapshot", own["incarnation"], own["count"]]
+        return True
 
     def _keep_copy(self) -> None:
         """Leave a copy for the next life, when it is due."""

@@ -13,6 +13,8 @@ gate lets step n begin when
 What is captured at boundary n + 1 is captured at the end of step n, because with an overlap of 0 its update is what
 step n + 1 waits for. Before a learner holds every fragment, and after the end, there are no steps: what comes then goes
 straight to the learner. A syncer that comes back begins a new count of rounds, and what was open before is forgotten.
+It asks for the newest version: a learner that steps answers at a boundary, by a permit, and one that waits to begin,
+which takes no permits, at once; where a request and the first step may have crossed, both.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from typing import Any, Final
 from isthmus.ops.data.places import Cursor
 from isthmus.ops.exchange.copies import is_withdrawn
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Permit, Round, Turn, Update
-from isthmus.ops.exchange.schemas import TURN, UPDATE
+from isthmus.ops.exchange.kept_state import Restored, Wanted
+from isthmus.ops.exchange.messages import Permit, Progress, Round, Turn, Update
+from isthmus.ops.exchange.schemas import RESTORED, TURN, UPDATE, WANTED
 from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.inner_step import InnerStep
@@ -37,7 +40,7 @@ class LockStep:
     `update` and `pull` take what comes before the first step and after the last. The arguments are those of InnerStep.
     """
 
-    outputs = ("fragment", "progress", "report")
+    outputs: tuple[str, ...] = ("fragment", "progress", "report")
     follower: Final = Follow
 
     def __init__(
@@ -89,6 +92,43 @@ class LockStep:
         return emitted
 
 
+class RoundStep(LockStep):
+    """LockStep where a round is whole: nothing is under way at the boundary at which its update is adopted, so what
+    only this learner has is all that is not in the model then. It leaves (`own`) at the version that is `wanted`, and a
+    later life goes on with it (`restored`)."""
+
+    outputs = (*LockStep.outputs, "own")
+    schemas: Final = {"wanted": WANTED, "restored": RESTORED}
+
+    def __init__(self, task: Any, *, fragments: Sequence[Fragment], report_every: int, tokens: int) -> None:
+        super().__init__(task, fragments=fragments, report_every=report_every, tokens=tokens)
+        self._wanted = 0
+
+    def __call__(
+        self,
+        batch: Any,
+        permit: Permit | None,
+        update: Any = None,
+        pull: Mapping[Any, Round] | None = None,
+        cursor: Cursor | None = None,
+        wanted: Mapping[Any, Wanted] | None = None,
+        restored: Mapping[Any, Restored] | None = None,
+    ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
+        """What the permit says; where the version comes that is wanted, what only this learner has then."""
+        self._wanted = max((item["count"] for item in (wanted or {}).values()), default=self._wanted)
+        for item in (restored or {}).values():
+            self._step.give(item)
+        emitted: list[tuple[str, Any]] = []
+        came = [] if permit is None else [item for item in permit["updates"] if item["version"][1] == self._wanted]
+        if permit is not None and came and self._step.count < self._wanted:
+            emitted += yield from self._step(None, {("permit", item["fragment"]): item for item in came})
+            own = self._step.own()
+            emitted += [] if own is None else [("own", own)]
+            permit = {**permit, "updates": [item for item in permit["updates"] if item not in came]}
+        emitted += yield from super().__call__(batch, permit, update, pull, cursor)
+        return emitted
+
+
 def _whole(
     firing: Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]],
 ) -> list[tuple[str, Any]]:
@@ -112,7 +152,7 @@ class _Waiting:
 
 
 class Gate:
-    """Updates and turns in; permits out, in the order of steps. Fires on either.
+    """Updates, turns and the learner's own progress in; permits out, in the order of steps. Fires on any.
 
     `fragments` is P, `overlap` the steps between a capture and the adoption of what comes of it, `free` the steps after
     a capture that a learner may make without knowing the next turn.
@@ -128,6 +168,9 @@ class Gate:
         self._ending: list[Turn] = []
         self._loose: dict[int, Update] = {}
         self._asked: list[Round] = []
+        self._straight: dict[int, Turn] = {}
+        """By fragment, what was asked of a learner that was not known to step, until what comes of it is here."""
+        self._steps = False
         self._position = self._captured_at = self._free_until = self._ends_at = 0
         self._epoch = 0
         self._is_over = False
@@ -137,10 +180,17 @@ class Gate:
         self._member = [context.member.replica.slot, context.member.incarnation]
 
     def __call__(
-        self, update: Mapping[Any, Update] | None = None, pull: Mapping[Any, Turn] | None = None
+        self,
+        update: Mapping[Any, Update] | None = None,
+        pull: Mapping[Any, Turn] | None = None,
+        progress: Progress | None = None,
     ) -> list[tuple[str, Any]]:
         """The permits that follow from what is new; what concerns no step goes straight on."""
         emitted: list[tuple[str, Any]] = []
+        if progress is not None and progress["phase"] == "stepping" and not self._steps:
+            self._steps = True
+            asked, self._straight = self._straight, {}
+            self._asked += [turn for turn in asked.values() if not _has_come(turn, update)]
         # Turns first: of an update nothing else says which of them it belongs to.
         for turn in sorted((pull or {}).values(), key=lambda turn: turn["round"]):
             emitted += self._hear(turn)
@@ -172,14 +222,20 @@ class Gate:
             last = self._waiting[-1].at if self._waiting else self._captured_at
             self._ends_at = max(last + turn["steps"], self._position)
             self._ending.append(turn)
-        else:
+        elif self._steps:
             self._asked.append(turn)
+        else:
+            self._straight[turn["fragment"]] = turn
+            return [("pull", turn)]
         return []
 
     def _take(self, item: Update) -> list[tuple[str, Any]]:
         """Keep an update until its boundary; of what nobody waits for, until the next one."""
         if item["kind"] == "copy" and (self._is_stepping or is_withdrawn(item)):
             return []
+        asked = self._straight.get(item["fragment"])
+        if asked is not None and _answers(item, asked):
+            del self._straight[item["fragment"]]
         if not self._is_stepping:
             self._held.add(item["fragment"])
             return [("update", item)]
@@ -226,3 +282,13 @@ class Gate:
         self._loose.clear()
         self._waiting = [waiting for waiting in self._waiting if waiting not in due]
         return [updates[fragment] for fragment in sorted(updates)]
+
+
+def _answers(item: Update, asked: Turn) -> bool:
+    """Whether an update is what came of a request, or later: a version that is recovered keeps its epoch."""
+    return item["kind"] == "recover" or item["version"][0] > asked["round"] >> 32
+
+
+def _has_come(asked: Turn, update: Mapping[Any, Update] | None) -> bool:
+    came = (update or {}).values()
+    return any(item["fragment"] == asked["fragment"] and _answers(item, asked) for item in came)

@@ -37,3 +37,14 @@ def type_of(name: str) -> np.dtype[Any]:
 def formed(data: np.ndarray[Any, np.dtype[np.uint8]], name: str, shape: Sequence[int]) -> np.ndarray[Any, Any]:
     """The leaf of a form that has these bytes; ValueError if none has."""
     return data.view(type_of(name)).reshape(shape)
+
+
+def packed(leaf: np.ndarray[Any, Any]) -> list[Any]:
+    """A leaf as it travels: its form, and its bytes."""
+    return [*form_of(leaf), flat(leaf)]
+
+
+def unpacked(told: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """The leaf that travelled so; ValueError if it was none."""
+    name, shape, data = told
+    return formed(np.asarray(data), name, shape)

@@ -59,6 +59,10 @@ class Memory:
         looked = {replica for replica, item in self._heard.items() if own in item["lives"]}
         return _holders(context) <= looked
 
+    def totals(self) -> list[list[int]]:
+        """The progress of the run in what is held for this life of the shard, [slot, incarnation, tokens]."""
+        return [row for _, item in sorted(self._heard.items()) for row in item["totals"]]
+
     def known(self, fragment: int) -> list[list[Any]]:
         """The versions of a fragment that are held, as [epoch, count, digest of the values]."""
         rows = [row[1:] for _, item in sorted(self._heard.items()) for row in item["given"] if row[0] == fragment]

@@ -14,7 +14,8 @@ program in lock-step waits. The phases are those of `pacer`:
                         within a learned bound
 
 What learners hear of each other's tokens, which the learning rate may follow, is counted by merges and not by reports:
-so a run in which nobody dies is the same however long anything takes.
+so a run in which nobody dies is the same however long anything takes. Of lives that are over what was merged counts,
+and nothing else: so a run that goes on from a snapshot has the budget that it had there.
 
 A learner that comes back holds no part of an open round. It takes the newest version of every fragment, and is a member
 from the next round on. The conductor is not told of deaths: the quorum lets go of members that are dead, and one that
@@ -86,6 +87,8 @@ class Conductor:
         self._waits_until: dict[str, int] = {}
         self._memory = Memory()
         self._placing = Placing()
+        self._published: dict[int, list[list[int]]] = {}
+        """Fragment -> the clock of its newest version."""
         self._has_begun = False
         self._is_stopping = False
 
@@ -110,6 +113,7 @@ class Conductor:
             self._placing.hear_learner(report["slot"], report["incarnation"], self._round_numbers())
             self._hearsay.hear_learner(report, {learner.slot for learner in self._roster.live()}, count)
         self._placing.hear_merges(reached)
+        self._published |= {item["fragment"]: item["clock"] for item in (reached or {}).values()}
         self._memory.hear_holders(held)
         for told in (control or {}).values():
             self._hearsay.hear_recorder(told["totals"])
@@ -158,12 +162,22 @@ class Conductor:
                 self._start.failed(fragment, turn["members"][0], merging["reason"])
             case "initial" | "recover" if merging["version"] is not None:
                 self._born.add(fragment)
+                if turn["kind"] == "recover":
+                    self._count(fragment)
             case "merge":
                 for slot, incarnation in turn["members"]:
                     if [slot, incarnation] not in missing:
                         self._counted.add(slot, incarnation, turn["steps"] * self._step_tokens)
             case "final":
                 self._ended.add(fragment)
+
+    def _count(self, fragment: int) -> None:
+        """Count what is in the version that a fragment goes on from, of lives that are over; of others, all."""
+        living = {(learner.slot, learner.incarnation) for learner in self._roster.live()}
+        merged = [*self._memory.totals(), *self._published.get(fragment, [])]
+        self._counted.hear(row for row in merged if (row[0], row[1]) not in living)
+        self._counted.hear(row for row in self._totals.told() if (row[0], row[1]) in living)
+        self._planned = self._counted.trained
 
     def _round_numbers(self) -> list[int]:
         return [turn["round"] for turn in self._open.values()]
@@ -193,8 +207,9 @@ class Conductor:
             there = len(self._roster.live()) if self._memory.has_heard_holders(self._context) else 0
             if not self._is_due_by("recovery", RECOVERY_GRACE, there):
                 return []
-            self._has_begun, self._planned = True, self._totals.trained
-            self._counted.hear(self._totals.told())
+            # Where all begin anew, the next round is of all of them again.
+            self._has_begun = bool(self._roster.stepping())
+            self._counted.hear(self._memory.totals())
             return [self._turn(p, "recover", members, 0) for p, members in holders.items() if members]
         fresh = self._memory.fresh(unborn, self._context)
         live = [learner.member for learner in self._roster.live()]

@@ -65,7 +65,7 @@ class Caller:
         self._round = self._trained = self._rounds_before = 0
         self._kept: State | None = None
         self._newcomers: list[list[int]] = []
-        self._reached = Reached(fragment=0, positions=[], states=[])
+        self._reached = Reached(fragment=0, clock=[], positions=[], states=[])
         self._totals = Totals()
         self._is_asked = False
         self.is_finished = False
@@ -122,7 +122,8 @@ class Caller:
         if self._rounds_before and self._kept:
             self._trained = self._kept["tokens"]
             self._totals.hear(self._kept["totals"])
-            self._reached = Reached(fragment=0, positions=self._kept["positions"], states=self._kept["streams"])
+            positions, states = self._kept["positions"], self._kept["streams"]
+            self._reached = Reached(fragment=0, clock=[], positions=positions, states=states)
             self._placing.hear_merges({0: self._reached})
         return self._open(ready, None, served=[], is_last=False)
 
@@ -201,6 +202,7 @@ class Average:
                 self._states[item["slot"]] = item["stream"]
         reached = Reached(
             fragment=self._whole.index,
+            clock=[],
             positions=[[slot, position] for slot, position in sorted(self._positions.items())],
             states=[[slot, *state] for slot, state in sorted(self._states.items())],
         )

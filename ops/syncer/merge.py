@@ -96,7 +96,8 @@ class Merge:
 
     def _told(self, gradient: Gradient) -> dict[str, Gradient | Reached]:
         states = [[slot, position, state] for slot, (position, state) in sorted(self._states.items())]
-        reached = Reached(fragment=gradient["fragment"], positions=gradient["positions"], states=states)
+        p, clock = gradient["fragment"], gradient["clock"]
+        reached = Reached(fragment=p, clock=clock, positions=gradient["positions"], states=states)
         return {"reached": reached, "gradient": gradient}
 
     def _bounded(self, round: Round, accepted: list[Answer], record: Merging) -> list[Answer]:

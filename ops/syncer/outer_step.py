@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.kept_state import Wanted
 from isthmus.ops.exchange.messages import Final as FinalItem
 from isthmus.ops.exchange.messages import Format, Gradient, Kept, Merging, State, Update, Vector, Version
-from isthmus.ops.exchange.schemas import KEPT
+from isthmus.ops.exchange.schemas import KEPT, WANTED
 from isthmus.ops.syncer.bounds import KEPT_MAX
 from isthmus.ops.syncer.publication import CHAIN, Publication
 
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
 
 class OuterStep:
     """Gradient in; Update to everybody, State to the hold node of the home, Merging to pacer and recorder, and, at the
-    end, Final once. `update` is the format of updates, "auto": that which the round has asked for."""
+    end, Final once. `update` is the format of updates, "auto": that which the round has asked for. The State of the
+    version that is `wanted` leaves a second time (`cut`), where no later one takes its place."""
 
-    outputs = ("update", "state", "merged", "final")
+    outputs = ("update", "state", "merged", "final", "cut")
     determined: ClassVar = ("update", "state", "final")
-    schemas: ClassVar = {"kept": KEPT}
+    schemas: ClassVar = {"kept": KEPT, "wanted": WANTED}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters")}
 
     def __init__(
@@ -60,6 +62,8 @@ class OuterStep:
         self._gone_on: dict[int, Version] = {}
         """Fragment -> the version whose momentum this life goes on with."""
         self._kept: dict[int, Kept] = {}
+        self._wanted = 0
+        """The count of the version that is wanted for a cut."""
         self._now: Any = None
 
     def open(self, context: Any) -> None:
@@ -73,9 +77,15 @@ class OuterStep:
         self._nesterov: ModuleType = nesterov
         self._now = context.now
 
-    def __call__(self, gradient: Gradient, kept: Mapping[Any, Kept] | None = None) -> dict[str, Any]:
+    def __call__(
+        self,
+        gradient: Gradient,
+        kept: Mapping[Any, Kept] | None = None,
+        wanted: Mapping[Any, Wanted] | None = None,
+    ) -> dict[str, Any]:
         """Step, and publish; where there is nothing to merge only the fact is told."""
         p = gradient["fragment"]
+        self._wanted = max((item["count"] for item in (wanted or {}).values()), default=self._wanted)
         self._kept |= {item["fragment"]: item for item in (kept or {}).values() if self._is_sound(item)}
         merged = gradient["direction"] is not None
         if merged:
@@ -89,6 +99,8 @@ class OuterStep:
             published = self._publications.get(p)
             emitted["update"] = update if published is None else published.item(update)
             emitted["state"] = State(**update, tensors=self._tensors(p))
+            if update["version"][1] == self._wanted:
+                emitted["cut"] = emitted["state"]
             if gradient["kind"] == "final":
                 emitted["final"] = self._final(p, update)
         return emitted

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from isthmus.ops.island.evaluate import EvaluateMean
 from isthmus.ops.recovery.hold import HOLDERS, Hold
+from isthmus.ops.syncer.conductor import Conductor
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.coded_updates import updates_in
 from isthmus.programs.recorder.node import Recorder
@@ -35,6 +36,7 @@ from isthmus.programs.recorder.summary import fragment_sizes
 from isthmus.programs.snapshots.kept_hold import KeptHold
 from isthmus.programs.snapshots.kept_state import KeptState
 from isthmus.programs.snapshots.urls import Place
+from isthmus.programs.snapshots.whole_hold import WholeHold
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.graph.template import Every, Graph, Job, Latest, Node, Reference, Role
@@ -79,7 +81,7 @@ def with_recorder(graph: Graph, job: Job) -> None:
         sizes=tuple(fragment_sizes(graph)),
         has_model=bool(emitting(graph.nodes, "final")),
         has_evaluator=bool(evaluators),
-        keeps_budget=not keeping(authored),
+        keeps_budget=not keeping(authored) and not any(node.body is Conductor for node in authored),
         fires=Every(PERIOD),
     )
     for node in emitting(authored, "progress"):
@@ -126,8 +128,10 @@ def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
     else has it any more."""
     every, shards = Every(Duration(2 * PERIOD)), graph.role_of(outer.role).replicas_max
     name, sizes = f"hold-{role.name}", tuple(fragment_sizes(graph))
+    whole = [node for node in graph.nodes if node.role == LEARNER and node.input("restored") is not None]
     if role.name == RECORDER:
-        hold = role.node(name, KeptHold, *OF_RUN, role=outer.role, shards=shards, sizes=sizes, fires=every)
+        body = WholeHold if whole else KeptHold
+        hold = role.node(name, body, *OF_RUN, role=outer.role, shards=shards, sizes=sizes, fires=every)
     else:
         hold = role.node(name, Hold, role=outer.role, shards=shards, fires=every)
     adopting = [edge.target for edge in graph.edges_out_of(outer) if edge.target.node.role == LEARNER]
@@ -135,6 +139,12 @@ def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
     graph.edge(held, hold["update"], Latest("fragment"))
     if role.name == RECORDER:
         graph.edge(hold["kept"], outer["kept"], Latest("fragment"), to=graph.role_of(outer.role).at("fragment"))
+        for node in whole:
+            graph.edge(outer["cut"], hold["cut"], Latest())
+            graph.edge(node["own"], hold["own"], Latest())
+            graph.edge(hold["wanted"], outer["wanted"], Latest())
+            graph.edge(hold["wanted"], node["wanted"], Latest())
+            graph.edge(hold["restored"], node["restored"], Latest("slot"), to=graph.role_of(node.role).at("slot"))
     for port in adopting:
         graph.edge(hold["copy"], port, Latest("fragment"))
     for node in graph.nodes:

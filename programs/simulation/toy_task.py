@@ -164,6 +164,12 @@ class ToyLearner:
     def take_local(self, leaves: Sequence[Any]) -> bool:
         return False
 
+    def own(self) -> list[Any]:
+        return []
+
+    def take_own(self, leaves: Sequence[Any]) -> bool:
+        return not leaves
+
 
 class ToyGradientLearner:
     """The same descent, by gradients that leave as one vector."""

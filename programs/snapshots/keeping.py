@@ -47,6 +47,11 @@ class Keeping:
         self._tell(number=number, faults=found.faults, error=None)
         return found
 
+    @property
+    def has_recalled(self) -> bool:
+        """Whether it is known what the last snapshot has."""
+        return self._has_recalled
+
     def is_due(self, now: int) -> bool:
         """Whether a snapshot is due."""
         return self._has_recalled and (self._taken_at is None or now - self._taken_at >= self._every)

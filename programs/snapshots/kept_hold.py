@@ -17,6 +17,7 @@ from isthmus.ops.exchange.schemas import STATE
 from isthmus.ops.exchange.token_totals import Totals
 from isthmus.ops.recovery.hold import Hold
 from isthmus.programs.snapshots.keeping import Keeping
+from isthmus.programs.snapshots.snapshots import Found
 from isthmus.programs.snapshots.urls import Place
 
 
@@ -33,7 +34,7 @@ class KeptHold(Hold):
         self._where = folder, seconds, place
         self._sizes = sizes
         self._recalled = Totals()
-        """The progress of the run by the snapshot that it began with."""
+        """The progress of the run by the snapshot that it began with, and by what it gave to shards."""
 
     def open(self, context: Any) -> None:
         """Hold what the last snapshot has."""
@@ -46,8 +47,7 @@ class KeptHold(Hold):
         self._recall()
         emitted = super().__call__(update)
         now = self._context.now()
-        if self._keeping.is_due(now):
-            self._take(now)
+        self._keep(now)
         self._keeping.store(now)
         return emitted
 
@@ -59,11 +59,19 @@ class KeptHold(Hold):
     def _recall(self) -> None:
         """Hold what the last snapshot has, as soon as the disk says what that is."""
         found = self._keeping.recall()
-        if found is None:
-            return
+        if found is not None:
+            self._recall_all(found)
+
+    def _recall_all(self, found: Found) -> None:
+        """Hold this."""
         self._held = found.held | self._held
         for state in found.held.values():
             self._recalled.hear(state["totals"])
+
+    def _keep(self, now: int) -> None:
+        """Take a snapshot, when it is due."""
+        if self._keeping.is_due(now):
+            self._take(now)
 
     def _take(self, now: int) -> None:
         """Take a snapshot, if there is a version of every fragment."""
@@ -73,6 +81,7 @@ class KeptHold(Hold):
     def _gifts(self, held: Update) -> list[tuple[str, Any]]:
         """A copy for learners; for the shard, what it needs beside."""
         state = cast(State, held)
+        self._recalled.hear(state["totals"])
         kept = Kept(fragment=state["fragment"], version=state["version"], tensors=state["tensors"])
         return [*super()._gifts(held), *([("kept", kept)] if kept["tensors"] else [])]
 

@@ -123,7 +123,9 @@ class News:
                 self._told_began.add(life)
                 kind, former, step = began
                 told = f"with its moments after step {step} of life {former}, from its machine"
-                if kind != "copy":
+                if kind == "snapshot":
+                    told = f"as life {former} was at version {step}, from the snapshot"
+                elif kind != "copy":
                     told = "with moments that begin anew: its machine has no copy"
                 yield Notice(status.get("time"), f"learner {slot} goes on as life {life[1]} {told}", "good")
 

@@ -67,8 +67,8 @@ def recorded() -> Iterator[Record]:
     record = Record()
     outer_step, send = OuterStep.__call__, FragmentSend.__call__
 
-    def publish(self: Any, gradient: Any, kept: Any = None) -> Any:
-        emitted = outer_step(self, gradient, kept)
+    def publish(self: Any, gradient: Any, kept: Any = None, wanted: Any = None) -> Any:
+        emitted = outer_step(self, gradient, kept, wanted)
         if gradient["kind"] != "final" and "update" in emitted:
             record.updates[gradient["fragment"]].append(emitted["update"]["values"].tobytes())
         return emitted

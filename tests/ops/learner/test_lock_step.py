@@ -26,6 +26,9 @@ def item(fragment: int, count: int) -> dict[str, Any]:
     }
 
 
+STEPPING: Any = {"phase": "stepping"}
+
+
 class Learner:
     """A gate, and what it permitted, as short texts: 'a0' adopts a version, '.' steps, 'c1' captures fragment 1."""
 
@@ -34,6 +37,7 @@ class Learner:
         self.gate.open(Context())
         self.passed: list[tuple[str, Any]] = []
         self.hear(updates=[item(p, 0) for p in range(fragments)])
+        self.gate(progress=STEPPING)
 
     def hear(self, *, turns: Any = (), updates: Any = ()) -> str:
         """The permits that follow."""
@@ -105,6 +109,22 @@ def test_a_syncer_that_comes_back_is_answered_at_once_and_its_turns_count() -> N
     learner.hear(turns=[turn(0, 7, 3)])
     assert learner.hear(turns=[turn(0, (1 << 32) + 1, 0, kind="recover")]) == "r0"
     assert learner.hear(turns=[turn(0, (1 << 32) + 2, 2)]) == ". .m0"
+
+
+def test_a_learner_that_waits_to_begin_is_asked_at_once_for_it_takes_no_permits() -> None:
+    def asked(*then: Any) -> list[tuple[str, Any]]:
+        gate = Gate(fragments=1, overlap=0, free=0)
+        gate.open(Context())
+        gate(update={("recorder/0", 0): {**item(0, 3), "kind": "copy"}})
+        request = turn(0, (1 << 32) + 1, 0, kind="recover")
+        assert gate(pull={("syncer/0", 0): request}) == [("pull", request)]
+        return [pair for each in then for pair in gate(**each)]
+
+    came = {"update": {("syncer/0", 0): {**item(0, 3), "kind": "recover"}}}
+    assert asked(came, {"progress": STEPPING}) == []
+    # It may have begun before the request was there: then it is asked again, at a boundary.
+    ((port, permit),) = asked({"progress": STEPPING})
+    assert (port, permit["trains"], [each["kind"] for each in permit["pulls"]]) == ("permit", False, ["recover"])
 
 
 def test_before_all_fragments_are_there_everything_goes_straight_on() -> None:

@@ -177,7 +177,9 @@ def test_how_far_each_slot_is_merged_is_told_with_the_newest_state_of_its_stream
     told = syncer.merge(
         round=pull(0, 3), answer={(slot, 3): vote for slot, vote in enumerate(votes)}, decision=decision
     )
-    assert told["reached"] == {"fragment": 0, "positions": [[0, 10], [2, 10]], "states": [[2, 9, state]]}
+    clock = [[0, 1, 80], [2, 1, 80]]
+    expected = {"fragment": 0, "clock": clock, "positions": [[0, 10], [2, 10]], "states": [[2, 9, state]]}
+    assert told["reached"] == expected
     assert told["gradient"]["positions"] == [[0, 10], [2, 10]]
 
 

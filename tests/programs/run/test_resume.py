@@ -138,3 +138,45 @@ def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(dead: Run) -
     for entry in told["fragments"]:
         line = later[entry["fragment"]]
         assert (line["origin"], line["momentum"]) == (entry["version"], entry["version"])
+
+
+TOKENS = 200_000
+
+
+def has_cut(folder: Path) -> bool:
+    """Whether the newest snapshot has what only learners have."""
+    with suppress(FileNotFoundError):
+        return bool(json.loads((folder / FOLDER / MANIFEST).read_text())["states"])
+    return False
+
+
+@pytest.mark.soak
+def test_diloco_goes_on_with_the_bits_of_a_run_that_was_never_cut_off(tmp_path: Path) -> None:
+    asked = [
+        *("--set", "run.program=diloco"),
+        *("--set", "run.snapshot_every_seconds=0.5", "--set", "program.interval=6"),
+    ]
+    folders = [tmp_path / name for name in ("calm", "struck")]
+    for folder in folders:
+        folder.mkdir()
+    calm, struck = (Run(folder, *asked, tokens=TOKENS) for folder in folders)
+    try:
+        struck.wait_for(lambda: has_cut(struck.folder))
+        while living := struck.processes():
+            for pid in living:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            PAUSE.wait(0.02)
+        struck.command.communicate()
+        process = resume(struck)
+        _, error = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, error
+        calm.command.communicate(timeout=PATIENCE)
+        began = [json.loads(line).get("began") for line in (struck.folder / "metrics.jsonl").read_text().splitlines()]
+        assert [each[0] for each in began if each] == ["snapshot"] * 2
+        models = [sorted((run.folder / FOLDER / "final").iterdir()) for run in (calm, struck)]
+        assert models[0]
+        assert [path.read_bytes() for path in models[0]] == [path.read_bytes() for path in models[1]]
+    finally:
+        calm.close()
+        struck.close()

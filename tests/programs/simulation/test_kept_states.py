@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
+import optax
 import pytest
 
 from isthmus.programs import Program
@@ -10,7 +14,7 @@ from isthmus.programs.simulation.pytest_plugin import Result, Worlds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.sim import Kill
 from tests.effort import soaked
-from tests.programs.family import ADAM
+from tests.programs.family import ADAM, task
 
 STEPS, LEARNERS = 60, 3
 STEP = LEARNERS * 16
@@ -78,14 +82,49 @@ def hosts(name: str, at: float) -> list[Kill]:
     return [Kill(each, at=at) for each in (*(f"learner/{slot}" for slot in range(LEARNERS)), *others)]
 
 
+def same_model(calm: Result, struck: Result) -> bool:
+    """Whether the final models have equal bytes; there is one."""
+    files = sorted(path.name for path in (calm.folder / "snapshots" / "final").iterdir())
+    folders = [result.folder / "snapshots" / "final" for result in (calm, struck)]
+    assert files
+    return all(len({(folder / name).read_bytes() for folder in folders}) == 1 for name in files)
+
+
 @pytest.mark.parametrize("name", ["data-parallel", "elastic-data-parallel"])
 def test_after_the_death_of_everything_the_model_has_the_bits_of_a_run_without_deaths(world: Worlds, name: str) -> None:
     calm, struck = run(world, name, []), run(world, name, hosts(name, 1.3))
     assert struck.faults == {"kill": len(hosts(name, 1.3))}
     assert 0 < struck.summary["tokens_lost"] < 30 * STEP
     assert struck.summary["tokens_total"] == STEPS * STEP + struck.summary["tokens_lost"]
-    files = sorted(path.name for path in (calm.folder / "snapshots" / "final").iterdir())
-    assert files
-    for name in files:
-        model = (calm.folder / "snapshots" / "final" / name).read_bytes()
-        assert (struck.folder / "snapshots" / "final" / name).read_bytes() == model
+    assert same_model(calm, struck)
+
+
+def _following() -> optax.GradientTransformationExtraArgs:
+    """Adam, whose rate follows the progress of the run: what learners know of each other's tokens is in the bits."""
+    adam = optax.scale_by_adam()
+
+    def update(gradients: Any, state: Any, params: Any = None, *, progress: Any, **_: Any) -> Any:
+        steps, state = adam.update(gradients, state, params)
+        return jax.tree.map(lambda step: -1e-2 * (1 - 0.9 * progress) * step, steps), state
+
+    return optax.GradientTransformationExtraArgs(adam.init, update)
+
+
+@pytest.mark.parametrize("seed", [soaked(1), soaked(2), 3])
+def test_a_round_is_whole_so_diloco_goes_on_from_a_cut_with_the_bits_of_a_run_without_deaths(
+    world: Worlds, seed: int
+) -> None:
+    program, trained = Program("diloco", interval=4, outer_lr=0.7, outer_momentum=0.9), task(_following())
+    faults = [*hosts("elastic", 44.0 + 3.7 * seed)]
+
+    def ran(faults: list[Kill]) -> Result:
+        return world.run(program, task=trained, learners=LEARNERS, steps=STEPS, step_ms=1000, seed=seed, faults=faults)
+
+    calm, struck = ran([]), ran(faults)
+    assert struck.faults == {"kill": len(faults)}
+    lost = struck.summary["tokens_lost"]
+    assert 0 < lost < STEPS * STEP
+    assert struck.summary["tokens_total"] == calm.summary["tokens_total"] + lost
+    began = [line["began"][0] for line in objects(struck.folder / "metrics.jsonl") if line.get("began")]
+    assert began == ["snapshot"] * LEARNERS
+    assert same_model(calm, struck)

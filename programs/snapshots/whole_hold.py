@@ -1,0 +1,115 @@
+"""The hold node of a program that goes on from a cut (`cuts`): with the bits of the run that was never cut off.
+
+Decides what is in its snapshots: a cut, whenever one is due; the newest version alone where a cut was given up, because
+a learner died, or has nothing that it could give. What only a learner had goes to the next life in its slot, once: of
+the cut that is in the newest snapshot, or nothing where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from isthmus.ops.exchange.kept_state import Own, Restored, Wanted
+from isthmus.ops.exchange.kept_state import State as WholeState
+from isthmus.ops.exchange.messages import State, Update
+from isthmus.ops.exchange.schemas import KEPT_OWN, STATE
+from isthmus.ops.recovery.leaves import packed, unpacked
+from isthmus.programs.snapshots.cuts import Cuts, Life
+from isthmus.programs.snapshots.kept_hold import KeptHold
+from isthmus.programs.snapshots.snapshots import Found
+from isthmus.runtime.roles import LEARNER
+
+
+class WholeHold(KeptHold):
+    """A `KeptHold` of one fragment. `cut` and `own` in, beside updates: parts of a cut."""
+
+    outputs = (*KeptHold.outputs, "wanted", "restored")
+    schemas: ClassVar[dict[str, Any]] = {"update": STATE, "cut": STATE, "own": KEPT_OWN}
+
+    def open(self, context: Any) -> None:
+        """Hold what the last snapshot has."""
+        self._cuts, self._has_wished = Cuts(), False
+        self._own: Mapping[int, Own] = {}
+        self._restored: dict[int, int] = {}
+        """Slot -> the last life that was told what is kept of it."""
+        super().open(context)
+
+    def __call__(
+        self,
+        update: Mapping[Any, Update] | None = None,
+        cut: Mapping[Any, State] | None = None,
+        own: Mapping[Any, Own] | None = None,
+    ) -> list[tuple[str, Any]] | None:
+        """What a `KeptHold` does; and the next cut, and what is kept of learners that begin."""
+        self._cuts.hear((cut or {}).values(), (own or {}).values())
+        emitted = super().__call__(update) or []
+        return [*emitted, *self._wishes(), *self._gifts_to_learners()] or None
+
+    def close(self) -> None:
+        """Let go of the store: what would be kept now is no cut."""
+        self._keeping.close()
+
+    def _recall_all(self, found: Found) -> None:
+        super()._recall_all(found)
+        count = found.held[0]["version"][1] if found.held else 0
+        self._own = {slot: _own_of(slot, count, state) for slot, state in found.states.items()}
+
+    def _keep(self, now: int) -> None:
+        """Take the cut that is whole; the newest version, where one was given up, or there is no snapshot yet."""
+        whole = self._cuts.whole(self._living())
+        if whole is not None:
+            state, own = whole
+            with suppress(ValueError, TypeError, KeyError):  # Not what a learner gives: there is no cut.
+                states = {slot: _state_of(item) for slot, item in own.items()}
+                self._own = own
+                self._keeping.take({0: state}, states, now)
+        elif self._cuts.is_given_up(self._newest, now):
+            self._own = {}
+            self._take(now)
+        elif not self._keeping.of_disk()["saved"]:
+            self._take(now)
+
+    def _wishes(self) -> list[tuple[str, Any]]:
+        """The next version for a cut, when a snapshot is due."""
+        is_due = not self._has_wished or self._keeping.is_due(self._context.now())
+        if self._cuts.is_under_way or not self._held or not is_due:
+            return []
+        self._has_wished = True
+        return [("wanted", Wanted(count=self._cuts.want(self._newest)))]
+
+    @property
+    def _newest(self) -> int:
+        return self._held[0]["version"][1] if self._held else 0
+
+    def _living(self) -> set[Life]:
+        members = self._context.members()
+        return {(each.replica.slot, each.incarnation) for each in members if each.replica.role == LEARNER}
+
+    def _gifts_to_learners(self) -> list[tuple[str, Any]]:
+        """What is kept of the slots of lives that are new, once it is known what that is."""
+        if not (self._keeping.has_recalled or self._held):
+            return []
+        news = [(slot, life) for slot, life in sorted(self._living()) if life > max(1, self._restored.get(slot, 0))]
+        self._restored |= dict(news)
+        return [("restored", Restored(slot=slot, incarnation=life, own=self._own.get(slot))) for slot, life in news]
+
+
+def _state_of(own: Own) -> WholeState:
+    """As it is kept; ValueError for leaves that are none."""
+    return WholeState(
+        tokens=sum(tokens for _, _, tokens in own["totals"]),
+        steps=own["count"],
+        totals=own["totals"],
+        positions=[],
+        streams=[],
+        leaves=[unpacked(leaf) for leaf in own["leaves"]],
+    )
+
+
+def _own_of(slot: int, count: int, state: WholeState) -> Own:
+    """As it was sent."""
+    incarnation = max((life for of, life, _ in state["totals"] if of == slot), default=1)
+    leaves = [packed(leaf) for leaf in state["leaves"]]
+    return Own(slot=slot, incarnation=incarnation, count=count, totals=state["totals"], leaves=leaves)
