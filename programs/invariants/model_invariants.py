@@ -12,7 +12,9 @@ import numpy as np
 from isthmus.ops.exchange.schemas import CODE_BLOCK
 from isthmus.ops.recovery.hold import HOLDERS
 from isthmus.ops.syncer.key_frames import KeyFrames
+from isthmus.programs.recorder.roles import PERIOD
 from isthmus.runtime.graph.plans import EdgePlan
+from isthmus.runtime.host.roster import Row
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim import Checker, Forge, ViolationError
 from isthmus.runtime.sim.host import Life
@@ -23,6 +25,8 @@ from isthmus.runtime.supervision.incidents import RecorderFailed
 NOTED_NS: Final = 4_000_000_000
 """After so long a recorder has certainly written down what it heard of, on a disk that takes it: it does once a second,
 and the trouble of a disk may have been in between."""
+SAMPLED_NS: Final = 2 * PERIOD + 50_000_000
+"""Between two looks of a hold node, and a little more for a clock that drifts."""
 Version = tuple[int, int]
 
 
@@ -128,10 +132,14 @@ def _decoded(item: Any, fragment: Any) -> Any:
 class ModelChecker(Checker):
     """A model that was merged is never begun anew as long as anybody knows of it: an evaluator or recorder that is
     there and has heard of it, or a recorder that has had the time to write it down. And it is lost only where of some
-    fragment all have ended at once that hold it: shards, learners, evaluator and recorder."""
+    fragment all have ended at once that hold it: shards, learners, evaluator and recorder.
+
+    Who holds a model takes what has come once every SAMPLED_NS: what came within that before it heard that the sender
+    is gone, it has not seen."""
 
     def __init__(self) -> None:
         self._heard: dict[int, dict[Life, int]] = {}
+        self._sources: dict[tuple[int, Life], Member] = {}
         self._told_of: set[int] = set()
         self._noted: set[int] = set()
         self._begun: set[tuple[Member, int]] = set()
@@ -148,6 +156,16 @@ class ModelChecker(Checker):
         is_held = edge.source_port in ("update", "state", *KeyFrames.outputs) and item.get("kind") in ("merge", "final")
         if is_held and life.member.replica.role in HOLDERS:
             self._heard.setdefault(item["fragment"], {}).setdefault(life, life.true_now())
+            self._sources.setdefault((item["fragment"], life), source)
+
+    def told(self, life: Life, rows: Sequence[Row]) -> None:
+        """Note what it will never see, because the sender is gone."""
+        known = {(name, incarnation) for name, incarnation, *_ in rows}
+        for fragment, heard in self._heard.items():
+            if life in heard and life.true_now() - heard[life] < SAMPLED_NS:
+                source = self._sources[fragment, life]
+                if (str(source.replica), source.incarnation) not in known:
+                    del heard[life], self._sources[fragment, life]
 
     def asked(self, universe: Universe) -> None:
         """Note what recorders have had the time to write down, while no disk is in trouble."""

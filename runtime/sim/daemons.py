@@ -72,6 +72,8 @@ from isthmus.runtime.tape.writing import Tape
 STATION_SECONDS: Final = 1.0
 """After its station has ended, a machine is given another one, if its home still asks for it."""
 JOURNAL: Final = "journal"
+TAKES_OVER_NS: Final = 50_000_000
+"""Until the next daemon of a home has begun, while machines that are linked report already."""
 
 
 class DiedError(Exception):
@@ -136,8 +138,10 @@ class SimulatedDaemon:
             known.append(Remembered(member, pid, process is not None and process.end is None))
         self.feed(StationBegan(tuple(known), self._ledger.is_lost("station"), *self._following()))
         if self.homes is not None:
-            began = HomeBegan(self._ledger.numbers(), self._ledger.noted(JOURNAL), self._ledger.is_lost("home"))
-            self.feed_home(began)
+            journal = self._ledger.noted(JOURNAL)
+            began = HomeBegan(self._ledger.numbers(), journal, self._ledger.is_lost("home"))
+            takes = 0 if journal is None else TAKES_OVER_NS
+            self.clock.call_at(Instant(self.clock.now() + takes), partial(self.feed_home, began))
         self._beat()
 
     def _following(self) -> tuple[str, int]:

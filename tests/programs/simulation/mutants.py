@@ -27,6 +27,7 @@ from isthmus.runtime.quorum import core as quorum
 from isthmus.runtime.sim import host as life
 from isthmus.runtime.sim.machine import ledger as sim_ledger
 from isthmus.runtime.supervision import station
+from isthmus.runtime.supervision.home import core as home
 from isthmus.runtime.supervision.home import machine, takeover, watch
 from isthmus.runtime.wire import connections
 
@@ -177,6 +178,17 @@ def stop_forgotten(patch: pytest.MonkeyPatch) -> None:
         recall(run, msgspec.structs.replace(journal, is_stopping=False))
 
     patch.setattr(takeover, "recall", broken)
+
+
+def heard_before_it_has_begun(patch: pytest.MonkeyPatch) -> None:
+    """A home acts on what it hears before it has taken over what the daemon before it has left."""
+    handle = home.Home.handle
+
+    def broken(self: Any, event: Any, now: Any) -> Any:
+        self._has_begun = True
+        return handle(self, event, now)
+
+    patch.setattr(home.Home, "handle", broken)
 
 
 def late_orders_obeyed(patch: pytest.MonkeyPatch) -> None:
@@ -363,6 +375,7 @@ MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
     (numbers_not_noted, "decoupled-diloco"),
     (adopted_at_once, "decoupled-diloco"),
     (stop_forgotten, "decoupled-diloco"),
+    (heard_before_it_has_begun, "decoupled-diloco"),
     (late_orders_obeyed, "decoupled-diloco"),
     (lost_machine_waited_for, "decoupled-diloco"),
     (stopped_hosts_killed, "decoupled-diloco"),
