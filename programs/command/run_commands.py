@@ -78,7 +78,12 @@ def train(
 
 @commands.command(rich_help_panel=PANEL)
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Its folder on the machine that is to be its home.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|URL", help="Its folder on the machine that is to be its home, or where its snapshots are."
+        ),
+    ],
     cluster: options.Cluster = None,
     home: Annotated[
         str | None,
@@ -90,16 +95,18 @@ def resume(
             show_default=False,
         ),
     ] = None,
+    run_dir: options.RunDir = None,
 ) -> None:
     """Make another machine the home of a run whose home was lost.
 
-    It goes on from the snapshot in RUN, and from what hosts on other machines hold, which go on as they are.
+    It goes on from its last snapshot, of a URL in a new run folder there, and from what hosts on other machines hold,
+    which go on as they are.
 
     A run whose home is there is refused.
     """
     from isthmus.programs.command import start as apart
 
-    apart.resume_elsewhere(run, options.cluster_of(cluster), home)
+    apart.resume_elsewhere(run, options.cluster_of(cluster), home, run_dir)
 
 
 @commands.command(rich_help_panel=PANEL)

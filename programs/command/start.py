@@ -69,13 +69,13 @@ def resume(where: str, asked: Options, *, is_detached: bool, quiet: bool) -> Non
     _run(submitted, is_detached=is_detached, quiet=quiet)
 
 
-def resume_elsewhere(run: Path, cluster: Cluster | None, home: str | None) -> None:
-    """Make another machine the home of a run whose home was lost."""
+def resume_elsewhere(run: str, cluster: Cluster | None, home: str | None, run_dir: Path | None) -> None:
+    """Make another machine the home of a run whose home was lost: of its folder there, or of the snapshots at a URL."""
     if cluster is None:
         do = f"Name the machines with --cluster FILE.toml; a run of this machine alone: isthmus train --resume {run}"
         raise ConfigError("Reading the command line of `isthmus resume`", "--cluster", "none", do)
     daemon = Daemon.next_of(cluster, home)
-    taken = machine_client.resume_there(daemon, cluster, run)
+    taken = machine_client.resume_there(daemon, cluster, run, run_dir)
     lines = [
         f"{daemon.name} is the home of {taken['name']}, in term {taken['term']}; its folder there is {taken['run']}"
     ]

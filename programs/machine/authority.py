@@ -20,6 +20,7 @@ OPERATORS: Final = {
     "check": "to check a run",
     "take": "to take a run",
     "resume": "to be the home of a run",
+    "restore": "to be the home of a run from its store",
     "watch": "to show a run",
     "log": "to show the log of a run",
     "stop": "to stop a run",

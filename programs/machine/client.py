@@ -152,19 +152,24 @@ def hand_over(daemon: Daemon, handed: Handover, *, is_watched: bool) -> Submitte
     return Submitted(handed.name, spec.read(handed.spec).job, folder)
 
 
-def resume_there(daemon: Daemon, cluster: Cluster, run: Path) -> Message:
-    """Make the machine of a daemon the home of a run that lies there, as its answer says; ConfigError where that is
-    refused, as it is where any machine with an address has the run."""
+def resume_there(daemon: Daemon, cluster: Cluster, run: str, run_dir: Path | None) -> Message:
+    """Make the machine of a daemon the home of a run, as its answer says: of one whose folder lies there, or whose
+    snapshots are at a URL, which go into a new folder there, `run_dir` or any. ConfigError where that is refused, as it
+    is where any machine with an address has the run."""
+    is_store = "://" in run
+    if run_dir is not None and not is_store:
+        do = "Leave it out: the run goes on in its folder."
+        raise ConfigError("Reading --run-dir", "a URL as RUN beside it", f"the folder {run}", do)
     others = [machine for machine in cluster.machines if machine.address is not None and machine.name != daemon.name]
     going_on: dict[str, list[str]] = {}
     for machine in others:
         if addresses.is_listening(str(machine.address)):
             known = find(machine.name, str(machine.address), keys=daemon.keys, server_key=machine.public_key or "")
             going_on[machine.name] = [str(each["name"]) for each in known["runs"]]
-    name = folder_there(daemon, daemon.find()["root"], run)
+    name = folder_there(daemon, daemon.find()["root"], run_dir if is_store else Path(run))
     sites = [asdict(Site.of(machine)) for machine in cluster.machines]
-    message = {"type": "resume", "run": name, "sites": sites, "going_on": going_on}
-    return daemon.say(message)
+    message = {"type": "restore", "url": run} if is_store else {"type": "resume"}
+    return daemon.say({**message, "run": name, "sites": sites, "going_on": going_on})
 
 
 def hand_over_detached(daemon: Daemon, handed: Handover) -> Submitted:

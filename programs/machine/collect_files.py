@@ -2,7 +2,8 @@
 
 Spans make the timeline, logs are for people. What stays where it is, because it is beyond the bound or does not come
 whole, is said in the log of the run's daemon; a machine that does not answer, or answers nonsense, costs its files and
-nothing else. Of a machine only files of hosts are taken that it may have had: it writes into no other's.
+nothing else. Of a machine only files of hosts are taken that it may have had: it writes into no other's. While a run
+goes on, the end of one log is read where it grows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Final
 
 from isthmus.programs.machine.links import Links
 from isthmus.programs.machine.outposts import PIECE_BYTES
-from isthmus.runtime.errors import ConfigError
+from isthmus.programs.run.launch import log_of
+from isthmus.runtime.errors import ConfigError, nearest
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.system.files import append_bytes
 
@@ -23,6 +25,8 @@ GATHER_SECONDS_MAX: Final = 30.0
 ANSWER_SECONDS: Final = 5.0
 FILE_BYTES_MAX: Final = 32 << 20
 MACHINE_BYTES_MAX: Final = 128 << 20
+TEXT_BYTES_MAX: Final = PIECE_BYTES
+"""As much of the end of a log as one message holds."""
 _NONSENSE: Final = (OSError, LookupError, TypeError, ValueError, AttributeError)
 _OF_HOST: Final = (
     re.compile(r"logs/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})\.log"),
@@ -92,3 +96,25 @@ async def fetch(links: Links, run: str, machine: str, name: str, size: int) -> b
 def here(name: str, machine: str) -> str:
     """What a file of another machine is called at home: the fork servers of all machines have logs of one name."""
     return name.replace("forkserver.log", f"forkserver-{machine}.log")
+
+
+def names(folder: Path) -> dict[str, Path]:
+    """Host ('learner/2') or 'daemon' -> its log, of those that are in a run folder."""
+    return {path.stem.replace("-", "/"): path for path in sorted((folder / "logs").glob("*.log"))}
+
+
+async def end_of_log(folder: Path, name: str, run: str, elsewhere: Mapping[str, str], links: Links) -> str:
+    """The end of a host's log; ConfigError, with the nearest name, if there is none. `elsewhere` says which
+    machine other hosts of the run are on."""
+    here = names(folder)
+    if name in elsewhere and links.is_up(elsewhere[name]):
+        path = str(Path("logs") / log_of(folder, Replica.parse(name)).name)
+        asked = {"type": "piece", "run": run, "name": path, "offset": -TEXT_BYTES_MAX}
+        answer = await links.request(elsewhere[name], asked, ANSWER_SECONDS)
+        return str(answer["text"]).encode("latin-1").decode(errors="replace")
+    if name not in here:
+        do = nearest(name, {*here, *elsewhere})
+        raise ConfigError(f"Looking for the log of {name!r}", "a host of this run", repr(name), do)
+    with here[name].open("rb") as file:
+        file.seek(max(0, here[name].stat().st_size - TEXT_BYTES_MAX))
+        return file.read(TEXT_BYTES_MAX).decode(errors="replace")

@@ -13,54 +13,56 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, final
 
-import zmq
-
-from isthmus.programs.cluster.handover import Handover, Site, Sites
+from isthmus.programs.cluster.handover import Handover, Sites
 from isthmus.programs.cluster.machine_file import MachineConfig
 from isthmus.programs.cluster.run_root import RunRoot
 from isthmus.programs.machine.authority import Authority
 from isthmus.programs.machine.client import patience
+from isthmus.programs.machine.collect_files import end_of_log
 from isthmus.programs.machine.home_link import Home
-from isthmus.programs.machine.host_logs import end_of_log
 from isthmus.programs.machine.links import MALFORMED, answered, refusal
 from isthmus.programs.machine.neighbours import Neighbours
+from isthmus.programs.machine.next_home import NextHome
 from isthmus.programs.machine.outposts import NOTE
-from isthmus.programs.machine.readiness import Asked, check_sources, muster, standings
-from isthmus.programs.machine.run import LEASE_TICKS_MAX, TICK_SECONDS, MachineRun, has_hosts, told_of
+from isthmus.programs.machine.readiness import muster, to_take_part
+from isthmus.programs.machine.run import (
+    LEASE_TICKS_MAX,
+    TICK_SECONDS,
+    UNABLE,
+    MachineRun,
+    has_hosts,
+    outcome_in,
+    told_of,
+    unable,
+)
 from isthmus.programs.request import spec
-from isthmus.programs.request.run_lock import InUseError, RunLock
+from isthmus.programs.request.run_lock import RunLock
 from isthmus.programs.run.finish import error_of
 from isthmus.programs.run.registry import Run
 from isthmus.programs.run.resume import has_snapshot
-from isthmus.programs.succession import folder as succession
-from isthmus.programs.succession import lost
-from isthmus.programs.succession.folder import Estate
-from isthmus.programs.succession.hosts import inherit
 from isthmus.runtime.control.messages import Message, version_of
 from isthmus.runtime.control.server import ControlServer
-from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.security.keys import Keyring
 
 ANSWERED_SHARE: Final = 0.9
 """Of the time that a command waits: whatever is not done by then, it is told in time."""
 FORMER_MAX: Final = 100
 """How many runs that are over it remembers."""
-UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError, InUseError)
-"""What a run may fail with that cannot be supervised."""
 ENDED_BY_COMMAND: Final = f"the command that watched the run has not been heard of for {LEASE_TICKS_MAX} s"
 ENDED_BY_DAEMON: Final = "ended with the daemon of its machine"
 
 
 @final
 class MachineDaemon:
-    """The runs of one machine, whose parts in runs of others are in `folder`, and its own below the root that `config`
-    names. `on_change` is called with the runs that are not over whenever they change, `tell` with a line for people;
+    """The runs of the machine `name`, for which commands and other daemons speak to the endpoint `listen`, with `keys`
+    or, on loopback, without. Its parts in runs of others are in `folder`, its own runs below the root that `config`
+    names. `tell` is given lines for people; `on_change` is called with the runs that are not over whenever they change,
     `on_idle` when it is ending and no run is left."""
 
     def __init__(
@@ -104,6 +106,8 @@ class MachineDaemon:
             on_change=self._changed,
             on_expelled=self._expelled,
         )
+        own = name, self._root, config.secret, keys, self.neighbours
+        self._next_home = NextHome(*own, permit=self._permit, runs=self._names, hold=self._hold_next)
         self._handlers: Mapping[str, Callable[[Message], Message]] = {
             "machine": lambda message: self._machine(),
             "call": self._call,
@@ -116,7 +120,8 @@ class MachineDaemon:
         self._later: Mapping[str, Callable[[Message], Awaitable[Message]]] = {
             "check": self._check,
             "log": self._log,
-            "resume": self._resume,
+            "resume": self._next_home.resume,
+            "restore": self._next_home.restore,
         }
         loop.call_later(TICK_SECONDS, self._tick)
 
@@ -130,7 +135,7 @@ class MachineDaemon:
             self.neighbours.outposts.adopt(folder)
             return
         if (folder / "over.json").exists():
-            self._remember(run.folder, _outcome_in(folder))
+            self._remember(run.folder, outcome_in(folder))
             return
         if not (folder / spec.SPEC).exists():
             return
@@ -227,17 +232,11 @@ class MachineDaemon:
         sites, faults = Sites.read(message["cluster"]), [Fault(*fault) for fault in message["faults"]]
         program, task = str(message["program"]), str(message["task"])
         computing = [str(role) for role in message["computing"]]
-        home = sites.sites[sites.home]
         try:
             self._permit(program, task, str(message["run"]))
         except ConfigError as error:
             faults += error.faults
-        asked = []
-        for site in sites.others:
-            check = {"type": "check", "program": program, "task": task}
-            digest = sites.digest if sites.computes(site, computing) else ""
-            here = Home(self.name, str(home.address), home.public_key or "")
-            asked.append(Asked(site, here, {**check, "digest": digest}))
+        asked = to_take_part(sites, self.name, program, task, computing)
         faults += await muster(self.neighbours.links, asked, self.keys)
         if faults:
             raise ConfigError.of(faults)
@@ -248,7 +247,9 @@ class MachineDaemon:
         run = str(message["run"])
         if run not in self._former:
             self._run_of(message)
-        text = await end_of_log(Path(run), str(message["name"]), self._runs.get(run), self.neighbours.links)
+        held = self._runs.get(run)
+        name, elsewhere = ("", {}) if held is None else (held.name, dict(held.daemon.home.fleet.placed()))
+        text = await end_of_log(Path(run), str(message["name"]), name, elsewhere, self.neighbours.links)
         return {"type": "log", "text": text}
 
     def _permit(self, program: str, task: str, run: str) -> None:
@@ -266,65 +267,24 @@ class MachineDaemon:
         doing = f"Handing a run to the daemon {self.name!r}"
         told = spec.read(handed.spec)
         self._permit(told.job.program, told.job.task.text, handed.folder or handed.name)
-        handed.check(told, self.name, [run.name for run in self._runs.values()], doing)
+        handed.check(told, self.name, self._names(), doing)
         folder = handed.make_folder(self._root, time.monotonic_ns(), self._config.secret)
         try:
             run = self._hold(folder, told_of(folder, doing), handed.sites, is_watched=is_watched)
         except UNABLE as error:
-            raise _unable(doing, error) from error
+            raise unable(doing, error) from error
         elsewhere = f" on {len(handed.sites.sites)} machines" if handed.sites.others else ""
         hosts = f"{sum(told.roles.values())} hosts{elsewhere}"
         self._say(run, f"took {folder}: {hosts}{'' if is_watched else ', detached'}")
         return {"type": "taken", "run": str(folder)}
 
-    async def _resume(self, message: Message) -> Message:
-        """Be the home of a run from now on whose home was lost, and whose folder is here."""
-        doing = f"Making {self.name!r} the home of a run"
-        estate = succession.read(self._root.existing(str(message["run"]), doing), doing)
-        term, missing = await self._next_term(estate, message, doing)
-        estate = succession.read(estate.folder, doing)
-        return {**self._succeed(estate, message, term, doing), "missing": missing}
+    def _names(self) -> list[str]:
+        return [run.name for run in self._runs.values()]
 
-    async def _next_term(self, estate: Estate, message: Message, doing: str) -> tuple[int, dict[str, str]]:
-        """The next term of a run whose home was lost, and the machines that cannot be reached, and why; ConfigError if
-        any that takes part in it hears its home, or would not take part, or if this one may not carry it out."""
-        run, job = estate.told.run, estate.told.job
-        self._permit(job.program, job.task.text, run)
-        going_on = {str(machine): list(map(str, names)) for machine, names in dict(message["going_on"]).items()}
-        lost.check_nowhere(run, {**going_on, **self._going_on()}, doing)
-        sites = [Site.read(site) for site in message["sites"]]
-        me = lost.next_home(self.name, estate, sites, doing)
-        await check_sources(job, estate.sites.digest, doing)
-        here = Home(self.name, str(me.address), me.public_key or "")
-        check = {"type": "check", "program": job.program, "task": job.task.text, "digest": "", "run": run}
-        asked = [Asked(site, here, check) for site in lost.to_ask(self.name, estate, sites)]
-        own = self.name, lambda: self.neighbours.outposts.standing(run, self.name)
-        found, missing = await standings(self.neighbours.links, asked, self.keys, own)
-        lost.check_nowhere(run, self._going_on(), doing)  # Somebody else may have asked for it meanwhile.
-        return lost.next_term(estate, found, doing), missing
-
-    def _going_on(self) -> dict[str, list[str]]:
-        return {self.name: [each.name for each in self._runs.values()]}
-
-    def _succeed(self, estate: Estate, message: Message, term: int, doing: str) -> Message:
-        """Be the home of a run in this term, with the hosts of it that are here; ConfigError where that cannot be."""
-        run, former = estate.told.run, self.neighbours.outposts.release(estate.told.run)
-        moved = estate.sites.moved(self.name, [Site.read(site) for site in message["sites"]], term)
-        try:
-            succession.write(estate, moved, self._config.secret, former)
-            if former is not None:
-                inherit(estate.folder, former)
-            held = self._hold(estate.folder, told_of(estate.folder, doing), moved, is_watched=False)
-        except BaseException as error:
-            if former is not None:
-                self.neighbours.outposts.adopt(former)
-            if not isinstance(error, UNABLE):
-                raise
-            raise _unable(doing, error) from error
-        if former is not None:
-            (former / NOTE).unlink(missing_ok=True)
-        self._say(held, f"is the home of {run} in term {term}, in place of {estate.sites.home}")
-        return {"type": "taken", "run": str(estate.folder), "name": run, "term": term}
+    def _hold_next(self, folder: Path, told: spec.Spec, sites: Sites) -> None:
+        """Be the home of a run from now on that had another one; one of UNABLE if that cannot be."""
+        run = self._hold(folder, told, sites, is_watched=False)
+        self._say(run, f"is the home of {told.run} in term {sites.term}, in place of {sites.former or self.name}")
 
     def _watch(self, message: Message) -> Message:
         """The status of a run, or its summary, if it is over; renews its lease, if a watching command asks."""
@@ -431,20 +391,6 @@ class MachineDaemon:
         """Tell people, and the run's own log of its daemon."""
         self.tell(line)
         run.log(line)
-
-
-def _outcome_in(folder: Path) -> str:
-    """How a run went that is over, as its folder says."""
-    try:
-        return str(json.loads((folder / "over.json").read_text())["outcome"])
-    except MALFORMED:
-        return "failed"
-
-
-def _unable(doing: str, error: BaseException) -> ConfigError:
-    """Says that a run cannot be supervised, and why."""
-    do = "Look at the folder and at what the machine has left: space, memory, processes."
-    return ConfigError(doing, "to supervise it", f"{type(error).__name__}: {error}", do)
 
 
 def _count(count: int) -> str:

@@ -8,15 +8,20 @@ that waits for it (`client.patience`).
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, final
 
 from isthmus.programs.cluster import digest
-from isthmus.programs.cluster.handover import Site
+from isthmus.programs.cluster.handover import Site, Sites
 from isthmus.programs.machine import client as machine_client
 from isthmus.programs.machine.home_link import Home
 from isthmus.programs.machine.links import UP_SECONDS, Links
+from isthmus.programs.snapshots.fetched import Fetched
+from isthmus.programs.snapshots.urls import Place
+from isthmus.programs.succession import from_store
 from isthmus.programs.succession.lost import Standing
 from isthmus.runtime.control.messages import Message
 from isthmus.runtime.errors import ConfigError, Fault
@@ -41,6 +46,17 @@ class Asked:
     site: Site
     home: Home
     check: Message
+
+
+def to_take_part(sites: Sites, home: str, program: str, task: str, computing: list[str]) -> list[Asked]:
+    """What the machines of a run are asked by `home`, before it starts: whether they take program and task. Those whose
+    hosts may compute, by their roles, compare sources and data, too."""
+    at_home = sites.sites[sites.home]
+    here, check = Home(home, str(at_home.address), at_home.public_key or ""), {"program": program, "task": task}
+    return [
+        Asked(site, here, {"type": "check", **check, "digest": sites.digest if sites.computes(site, computing) else ""})
+        for site in sites.others
+    ]
 
 
 async def muster(links: Links, asked: list[Asked], keys: Keyring | None) -> list[Fault]:
@@ -98,6 +114,22 @@ async def check_sources(job: Job, wanted: str, doing: str) -> None:
     if wanted not in ("", found):
         do = "Put the same isthmus, program, task and data here."
         raise ConfigError(doing, f"the sources and data of the run, {wanted[:8]}", f"others, {found[:8]}", do)
+
+
+async def fetched_into(store: Place, folder: Path, doing: str) -> Fetched:
+    """Fetch a snapshot as `from_store.fetched` does, in a thread, which nothing stops: where nobody waits for it any
+    more, the folder is taken away once it has come to its end."""
+    work = asyncio.get_running_loop().run_in_executor(None, from_store.fetched, store, folder, doing)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(lambda done: _take_away(done, folder))
+        raise
+
+
+def _take_away(done: asyncio.Future[Fetched], folder: Path) -> None:
+    done.exception()  # What it was, nobody waits for any more.
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _faults(links: Links, asked: Asked, keys: Keyring | None) -> list[Fault]:

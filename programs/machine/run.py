@@ -21,20 +21,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, final
 
+import zmq
+
 from isthmus.programs.cluster.handover import Site, Sites
 from isthmus.programs.machine.collect_files import gather
 from isthmus.programs.machine.home_link import Home, Link
 from isthmus.programs.machine.links import Links
 from isthmus.programs.machine.outposts import STATION, SUPERSEDED
 from isthmus.programs.request import spec
-from isthmus.programs.request.run_lock import RunLock
+from isthmus.programs.request.run_lock import InUseError, RunLock
 from isthmus.programs.run.finish import Ending, error_of, finish_apart
 from isthmus.programs.run.launch import Launcher
 from isthmus.programs.succession.hosts import bring_home
 from isthmus.runtime.control.messages import Message
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.ledger import living
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.security.keys import Keyring
 from isthmus.runtime.system.files import write_json
@@ -42,6 +44,8 @@ from isthmus.runtime.system.files import write_json
 TICK_SECONDS: Final = 1.0
 CHECK_SECONDS_MAX: Final = 60.0
 """How long a machine that joins may read its data."""
+UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError, InUseError)
+"""What a run may fail with that cannot be supervised."""
 LEASE_TICKS_MAX: Final = 10
 """A command asks four times a second; ten seconds without a question are long for a busy machine, too."""
 
@@ -220,6 +224,20 @@ def told_of(folder: Path, doing: str) -> spec.Spec:
     except (OSError, TypeError, KeyError, ValueError) as error:
         do = "Hand runs over with: isthmus train --cluster FILE."
         raise ConfigError(doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", do) from None
+
+
+def unable(doing: str, error: BaseException) -> ConfigError:
+    """Says that a run cannot be supervised, and why."""
+    do = "Look at the folder and at what the machine has left: space, memory, processes."
+    return ConfigError(doing, "to supervise it", f"{type(error).__name__}: {error}", do)
+
+
+def outcome_in(folder: Path) -> str:
+    """How a run went that is over, as its folder says; failed where that cannot be read."""
+    try:
+        return str(json.loads((folder / "over.json").read_text())["outcome"])
+    except (OSError, LookupError, TypeError, ValueError):
+        return "failed"
 
 
 def has_hosts(folder: Path) -> bool:

@@ -91,14 +91,15 @@ def resumed_from_store(
     place = place_of(text)
     doing = f"Resuming {place.text}"
     base = new_folder.RUNS.absolute() if run_dir is None else run_dir.absolute().parent
-    with _aside(base, doing) as aside:
-        found = fetch(place, aside, DISK, doing)
-        told = _spec_of(aside, found.head, doing)
-        files = apart(lambda: _files(told, asked(aside, place.text), doing, is_elsewhere=True))
+    with aside(base, doing) as fresh:
+        found = fetch(place, fresh, DISK, doing)
+        told = spec_of(fresh, found.head, doing)
+        (fresh / spec.CLUSTER).unlink(missing_ok=True)  # It goes on here alone.
+        files = apart(lambda: _files(told, asked(fresh, place.text), doing, is_elsewhere=True))
         chosen = new_folder.choose(run_dir, Program(told.job.program).name, datetime.now())
         folder = new_folder.make(chosen, files[new_folder.CONFIG], is_given=run_dir is not None)
         with _lock(folder, doing), new_folder.prepared(folder):
-            for path in sorted(aside.iterdir()):
+            for path in sorted(fresh.iterdir()):
                 path.replace(folder / path.name)
             _change(folder, files)
             _settle(folder, found)
@@ -113,19 +114,24 @@ def _reopen(folder: Path) -> None:
 
 
 def _settle(folder: Path, found: Fetched) -> None:
-    """Have a run count its lives and its time on from where they were, and tell what was wrong with snapshots."""
+    """Have a run count its lives and its time on from where they were."""
     head = found.head
     spec.count_from(folder, head.at)
     with closing(Ledger(folder)) as ledger:
         ledger.give(Member(Replica(role, slot), life) for role, slot, life in head.lives)
     _reopen(folder)
+    tell_faults(folder, found.faults)
+
+
+def tell_faults(folder: Path, faults: list[str]) -> None:
+    """Have a run tell what was wrong with snapshots of it."""
     memory = recorder_memory.load(folder, DISK)
-    if found.faults and memory is not None:
-        memory.snapshot_faults = [*memory.snapshot_faults, *found.faults]
+    if faults and memory is not None:
+        memory.snapshot_faults = [*memory.snapshot_faults, *faults]
         write_bytes(folder / recorder_memory.FILE, msgspec.msgpack.encode(memory))
 
 
-def _spec_of(folder: Path, head: Head, doing: str) -> spec.Spec:
+def spec_of(folder: Path, head: Head, doing: str) -> spec.Spec:
     """The spec of a run that was fetched; ConfigError for one that is alive here, or has none that can be read."""
     if found := _why_no_spec(folder):
         raise ConfigError(doing, "the spec of a run in processes", found, "Start the run again.")
@@ -137,7 +143,7 @@ def _spec_of(folder: Path, head: Head, doing: str) -> spec.Spec:
 
 
 @contextmanager
-def _aside(base: Path, doing: str) -> Iterator[Path]:
+def aside(base: Path, doing: str) -> Iterator[Path]:
     """A new folder in `base`, for as long as it is not known yet what becomes of it."""
     had = base.exists()
     try:

@@ -21,7 +21,7 @@ from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import Lines
 
 BOOKS: Final = "recorder.state"
-FILES: Final = ("spec.json", "config.toml", "graph.json", BOOKS)
+FILES: Final = ("spec.json", "config.toml", "graph.json", "cluster.json", BOOKS)
 LINES: Final = "snapshots.jsonl"
 """What became of each snapshot that was to be brought, on the clock of the run: `stored` or `refused`."""
 TERM: Final = Path(FOLDER, "term")

@@ -28,7 +28,7 @@ from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.security.keys import KeyPair, Keyring
 
 ALPHA, BETA, GAMMA, OWNER = (KeyPair.make() for _ in range(4))
-ASKED = ("machine", "call", "check", "take", "watch", "log", "stop", "end", "expel")
+ASKED = ("machine", "call", "check", "take", "watch", "log", "stop", "end", "expel", "resume", "restore")
 NAMES = {BETA.public: "beta", GAMMA.public: "gamma", OWNER.public: "owner"}
 
 
@@ -274,3 +274,19 @@ def test_an_absurd_message_of_a_machine_is_refused_and_the_daemon_goes_on(
 ) -> None:
     assert len(str(alpha.refusal(BETA, message))) < 2000
     assert alpha.asks(OWNER, {"type": "machine"})["type"] == "machine"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("file:///etc", "a URL that names a store, such as s3://bucket/path"),
+        ("/etc", "a URL that names a store, such as s3://bucket/path"),
+        ("memory://nothing/run", "a snapshot in memory://nothing/run"),
+    ],
+)
+def test_a_home_that_is_to_go_on_from_a_store_reads_no_folder_and_leaves_nothing_of_what_it_refuses(
+    alpha: Alpha, url: str, expected: str
+) -> None:
+    message = {"type": "restore", "url": url, "run": "next", "sites": [], "going_on": {}}
+    assert alpha.refusal(OWNER, message)[1] == expected
+    assert files_in(alpha.root) == []

@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 
+from isthmus.programs.snapshots.stored import heads
+from isthmus.programs.snapshots.urls import UrlStore
 from isthmus.runtime.supervision.incidents import HomeTaken, Superseded
 from tests.programs.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.machine.daemon_place import Place
+from tests.programs.snapshots.s3_server import BUCKET, serving
 
 pytestmark = pytest.mark.process
 
 LEARNER = 'roles = ["learner"]\nislands = 1'
+URL = f"s3://{BUCKET}/homes"
 QUICK = ("--set", "run.snapshot_every_seconds=0.5")
 
 
@@ -120,3 +124,52 @@ def test_a_home_that_comes_back_goes_on_with_its_run_from_the_snapshot(place: Pl
     assert place.call("stop", "run").returncode == 0
     machines.daemons["alpha"].wait_for_line("finished")
     accounts_add_up(place.summary("run"))
+
+
+@pytest.mark.soak
+def test_a_home_that_is_lost_with_its_folder_is_replaced_from_a_url(tmp_path: Path) -> None:
+    """And nothing else than the snapshots of a run of these machines, which has lost its home, is taken."""
+    with serving():
+        place = Place(tmp_path)
+        try:
+            machines = Machines(place, "alpha", "beta")
+            cluster = machines.cluster({"alpha": 'roles = ["syncer", "evaluator"]', "beta": "islands = 1"})
+            stored = (*QUICK, "--set", f"run.snapshots={URL}")
+            done = place.call(*place.training("run", "--cluster", cluster, "--detach", *stored))
+            assert done.returncode == 0, done.stderr
+            place.wait_for_merges("run")
+            place.wait_for(lambda: len(heads(UrlStore(URL).names())) > 1)
+            place.wait_for(lambda: machines.host("learner/0").get("published", {}).get("inner-step"))
+            before = machines.host("learner/0")
+
+            def resume(url: str) -> subprocess.CompletedProcess[str]:
+                return place.call("resume", url, "--cluster", cluster, "--home", "beta", "--run-dir", "next")
+
+            refused = resume(URL)
+            assert (refused.returncode, "a run that was cut off" in refused.stderr) == (2, True), refused.stderr
+            machines.kill("alpha")
+            shutil.rmtree(tmp_path / "run")
+            refused = resume(f"s3://{BUCKET}/elsewhere")
+            assert (refused.returncode, "found none" in refused.stderr) == (2, True), refused.stderr
+            refused = resume("file:///tmp")
+            assert (refused.returncode, "a URL that names a store" in refused.stderr) == (2, True), refused.stderr
+            assert not (tmp_path / "next").exists()
+            done = resume(URL)
+            assert done.returncode == 0, (done.stderr, place.logs())
+            machines.first = "beta"
+            machines.here("beta")
+            place.wait_for(lambda: len(machines.merges("next")) > 10)
+            found = machines.host("learner/0", "next")
+            assert (found["pid"], found["incarnation"]) == (before["pid"], 1)
+            assert found["published"]["inner-step"]["step"] > before["published"]["inner-step"]["step"]
+            assert machines.status("next")["term"] == 2
+            place.wait_for(lambda: heads(UrlStore(URL).names())[0].startswith("snapshot-0002-"))
+            assert place.call("stop", "next").returncode == 0
+            machines.daemons["beta"].wait_for_line("finished")
+            summary = place.summary("next")
+            assert summary["outcome"] == "stopped"
+            accounts_add_up(summary)
+            assert "identical: " in place.call("replay", "next").stdout
+            assert not list(tmp_path.glob(".resume-*"))
+        finally:
+            place.close()

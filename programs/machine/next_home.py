@@ -1,0 +1,118 @@
+"""Makes this machine the home of a run whose home was lost: from its folder here, or from the snapshots in its store.
+
+Whether the home is lost the machines say (`readiness`), and what follows from that `succession` decides. Nothing is
+changed before, and from there on nothing is waited for, so no other message comes between.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Protocol, final
+
+from isthmus.programs.cluster.handover import Site, Sites
+from isthmus.programs.cluster.run_root import RunRoot
+from isthmus.programs.machine.home_link import Home
+from isthmus.programs.machine.neighbours import Neighbours
+from isthmus.programs.machine.outposts import NOTE
+from isthmus.programs.machine.readiness import Asked, check_sources, fetched_into, standings
+from isthmus.programs.machine.run import UNABLE, told_of, unable
+from isthmus.programs.request.spec import Spec
+from isthmus.programs.run.resume import aside
+from isthmus.programs.succession import folder as succession
+from isthmus.programs.succession import from_store, lost
+from isthmus.programs.succession.folder import Estate
+from isthmus.programs.succession.hosts import inherit
+from isthmus.runtime.control.messages import Message
+from isthmus.runtime.security.keys import Keyring
+
+
+class Hold(Protocol):
+    """Takes a run of which this machine is the home now, by its folder; one of UNABLE if that cannot be."""
+
+    def __call__(self, folder: Path, told: Spec, sites: Sites) -> None: ...
+
+
+@final
+class NextHome:
+    """For the machine `name`, whose run folders are below `root`, with a file of its `secret` key, or none. `permit`
+    raises ConfigError for a program, task and run that may not be carried out here; `runs` names those whose home this
+    machine is."""
+
+    def __init__(
+        self,
+        name: str,
+        root: RunRoot,
+        secret: Path | None,
+        keys: Keyring | None,
+        neighbours: Neighbours,
+        *,
+        permit: Callable[[str, str, str], None],
+        runs: Callable[[], Collection[str]],
+        hold: Hold,
+    ) -> None:
+        self._name, self._root, self._secret, self._keys, self._neighbours = name, root, secret, keys, neighbours
+        self._permit, self._runs, self._hold = permit, runs, hold
+        self._doing = f"Making {name!r} the home of a run"
+
+    async def resume(self, message: Message) -> Message:
+        """From a folder that is here. ConfigError where that cannot be."""
+        estate = succession.read(self._root.existing(str(message["run"]), self._doing), self._doing)
+        term, missing = await self._next_term(estate, message)
+        return self._succeed(succession.read(estate.folder, self._doing), message, term, missing)
+
+    async def restore(self, message: Message) -> Message:
+        """From a store, in a new folder. ConfigError where that cannot be, and then nothing is left of it."""
+        store = from_store.place(str(message["url"]), self._doing)
+        with aside(self._root.folder, self._doing) as fresh:
+            found = await fetched_into(store, fresh, self._doing)
+            term, missing = await self._next_term(succession.read(fresh, self._doing), message)
+            folder = from_store.settled(found, fresh, self._root, str(message["run"]))
+        try:
+            return self._succeed(succession.read(folder, self._doing), message, term, missing)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    async def _next_term(self, estate: Estate, message: Message) -> tuple[int, dict[str, str]]:
+        """The next term of a run whose home was lost, and the machines that cannot be reached, and why; ConfigError if
+        any that takes part in it hears its home, or would not take part, or if this one may not carry it out."""
+        run, job, name = estate.told.run, estate.told.job, self._name
+        self._permit(job.program, job.task.text, run)
+        going_on = {str(machine): list(map(str, names)) for machine, names in dict(message["going_on"]).items()}
+        lost.check_nowhere(run, {**going_on, name: self._runs()}, self._doing)
+        sites = _sites(message)
+        me = lost.next_home(name, estate, sites, self._doing)
+        await check_sources(job, estate.sites.digest, self._doing)
+        here = Home(name, str(me.address), me.public_key or "")
+        check = {"type": "check", "program": job.program, "task": job.task.text, "digest": "", "run": run}
+        asked = [Asked(site, here, check) for site in lost.to_ask(name, estate, sites)]
+        own = name, lambda: self._neighbours.outposts.standing(run, name)
+        found, missing = await standings(self._neighbours.links, asked, self._keys, own)
+        lost.check_nowhere(run, {name: self._runs()}, self._doing)  # Somebody else may have asked for it meanwhile.
+        return lost.next_term(estate, found, self._doing), missing
+
+    def _succeed(self, estate: Estate, message: Message, term: int, missing: dict[str, str]) -> Message:
+        """Be the home of a run in this term, with the hosts of it that are here; ConfigError where that cannot be."""
+        run, folder, outposts = estate.told.run, estate.folder, self._neighbours.outposts
+        former = outposts.release(run)
+        moved = estate.sites.moved(self._name, _sites(message), term)
+        try:
+            succession.write(estate, moved, self._secret, former)
+            if former is not None:
+                inherit(folder, former)
+            self._hold(folder, told_of(folder, self._doing), moved)
+        except BaseException as error:
+            if former is not None:
+                outposts.adopt(former)
+            if not isinstance(error, UNABLE):
+                raise
+            raise unable(self._doing, error) from error
+        if former is not None:
+            (former / NOTE).unlink(missing_ok=True)
+        return {"type": "taken", "run": str(folder), "name": run, "term": term, "missing": missing}
+
+
+def _sites(message: Message) -> list[Site]:
+    return [Site.read(site) for site in message["sites"]]

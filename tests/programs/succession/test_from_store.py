@@ -1,0 +1,85 @@
+"""What a store has of a run becomes the folder of its next home, or nothing at all."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.programs.cluster.run_root import RunRoot
+from isthmus.programs.request import spec
+from isthmus.programs.request.request import SHIPPED_TASK
+from isthmus.programs.snapshots.snapshots import FOLDER, MANIFEST, Manifest
+from isthmus.programs.snapshots.store import FolderStore
+from isthmus.programs.snapshots.stored import StoredSnapshots
+from isthmus.programs.snapshots.urls import Place
+from isthmus.programs.succession import from_store
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.disk import DISK
+
+HOUR = 3600 * 10**9
+CLUSTER = {"home": "alpha", "sites": [], "placement": {}, "digest": "", "term": 1, "former": ""}
+
+
+def told() -> dict[str, Any]:
+    """A spec of a run that began just now, by the clock of its home."""
+    job = {"program": "decoupled-diloco", "task": SHIPPED_TASK, "layout": [], "tokens_per_batch": 1, "tokens": 1,
+           "learners": 1, "slots_max": 1, "seed": 0, "settings": {}, "tokens_by_slot": [],
+           "has_gradients": False}  # fmt: skip
+    here = {"address": "127.0.0.1", "learners": 1, "wall_ns": time.time_ns()}
+    return {"run": "run-1", "fingerprint": "", "roles": {"learner": 1}, "slots_max": {}, "least": {}, "computing": [],
+            "argv": [], "zero_ns": 0, "cpu_seconds": 0.0, "here": here, "job": job}  # fmt: skip
+
+
+def stored(folder: Path, *without: str) -> Place:
+    """A store with one snapshot, an hour into the run, without some of its files."""
+    files = {"spec.json": told(), "config.toml": "", "graph.json": {}, spec.CLUSTER: CLUSTER}
+    data = {name: b"" if value == "" else json.dumps(value).encode() for name, value in files.items()}
+    given = {name: value for name, value in data.items() if name not in without}
+    writer = StoredSnapshots(FolderStore(folder, DISK), "run-1", "elsewhere:/run", 1, 1)
+    manifest = Manifest(format=1, number=1, fragments=[])
+    list(writer.writing(manifest, lambda file: b"", lambda: given, {("learner", 0): 3}, HOUR))
+    return Place(str(folder))
+
+
+@pytest.fixture
+def aside(tmp_path: Path) -> Path:
+    folder = tmp_path / "aside"
+    folder.mkdir()
+    return folder
+
+
+def test_a_run_of_a_cluster_gets_its_folder_below_the_root_and_its_times_count_on(tmp_path: Path, aside: Path) -> None:
+    root = RunRoot.at(tmp_path / "root")
+    found = from_store.fetched(stored(tmp_path / "store"), aside, "Trying")
+    folder = from_store.settled(found, aside, root, "next")
+    assert folder == tmp_path / "root" / "next"
+    assert json.loads((folder / spec.CLUSTER).read_text()) == CLUSTER
+    assert (folder / FOLDER / MANIFEST).exists()
+    assert (folder / FOLDER / "term").read_text() == "2\n"
+    began = json.loads((folder / spec.SPEC).read_text())["zero_ns"]
+    assert HOUR <= time.monotonic_ns() - began < 2 * HOUR, "never before its snapshot"
+    assert list(aside.iterdir()) == []
+
+
+def test_a_run_of_one_machine_is_none_that_another_can_be_the_home_of(tmp_path: Path, aside: Path) -> None:
+    place = stored(tmp_path / "store", spec.CLUSTER)
+    with pytest.raises(ConfigError, match="expected a run of a cluster, found run-1, a run of one machine"):
+        from_store.fetched(place, aside, "Trying")
+
+
+def test_what_has_no_spec_or_no_snapshot_is_refused(tmp_path: Path, aside: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no spec\.json"):
+        from_store.fetched(stored(tmp_path / "store", spec.SPEC), aside, "Trying")
+    with pytest.raises(ConfigError, match="found none"):
+        from_store.fetched(Place(str(tmp_path / "nothing")), aside, "Trying")
+
+
+@pytest.mark.parametrize("url", ["/tmp", "file:///tmp", "local:///tmp", ""])
+def test_no_request_names_a_folder_of_the_machine(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected a"):
+        from_store.place(url, "Trying")
+    assert from_store.place("memory://bucket/run", "Trying").text == "memory://bucket/run"
