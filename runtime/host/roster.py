@@ -52,9 +52,12 @@ class Meetings:
         """The latest life of each that has gone."""
 
     def take(self, rows: Sequence[Row], keys: Mapping[str, str]) -> None:
-        """Let everybody in who is new, and everybody go who is gone. `keys` gives the public keys of machines."""
+        """Let everybody in who is new, and everybody go who is gone. `keys` gives the public keys of machines.
+
+        A daemon whose ledger was lost may name a life before one that was met: who was replaced is not met again.
+        """
         named = [(Member(Replica.parse(row[0]), row[1]), *row[2:]) for row in rows]
-        present = {row[0].replica: row for row in named if row[0].incarnation > self._gone.get(row[0].replica, 0)}
+        present = {row[0].replica: row for row in named if not self._is_former(row[0])}
         if present.get(self._member.replica, (None,))[0] != self._member:
             return  # The daemon does not know this host yet.
         relay = next((row[0] for replica, row in present.items() if replica.role == RELAY), None)
@@ -75,6 +78,12 @@ class Meetings:
                 if self._meet(member, dialled, relay):
                     self.live[replica] = member
                     self._tell(ReplicaJoined(member))
+
+    def _is_former(self, member: Member) -> bool:
+        """Whether this life has gone, or was replaced by one that was met."""
+        met = self.live.get(member.replica)
+        is_replaced = met is not None and member.incarnation < met.incarnation
+        return is_replaced or member.incarnation <= self._gone.get(member.replica, 0)
 
     def _meet(self, member: Member, endpoints: Endpoints | None, relay: Member | None) -> bool:
         """Go to where a peer is met; False if that cannot be yet."""

@@ -145,3 +145,14 @@ def test_nobody_who_has_gone_comes_back() -> None:
     assert story.take() == []
     made.take([ME, ["learner/1", 2, [], "b"], THIRD], {})
     assert story.take() == [("relay", "learner/1#2", "recorder/0#1"), ("ReplicaJoined", "learner/1#2")]
+
+
+def test_a_life_that_was_replaced_is_not_met_again() -> None:
+    """A daemon whose ledger was lost adopts an older life that still speaks; whoever had met its next one may not."""
+    made, story = begin()
+    made.take([ME, ["learner/1", 3, [], "b"], THIRD], {})
+    story.take()
+    made.take([ME, ["learner/1", 2, [], "b"], THIRD], {})
+    assert story.take() == [("forget", "learner/1#3"), ("ReplicaLeft", "learner/1#3")]
+    made.take([ME, ["learner/1", 4, [], "b"], THIRD], {})
+    assert story.take() == [("relay", "learner/1#4", "recorder/0#1"), ("ReplicaJoined", "learner/1#4")]
