@@ -9,7 +9,7 @@ import pytest
 from isthmus.programs import Program
 from isthmus.programs.simulation.universe import Shape, outcome_of
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim import Checker, Climate, Kill, Universe
+from isthmus.runtime.sim import Climate, Kill, Universe
 from isthmus.runtime.supervision.incidents import Happened, Incident, ProcessBack, ProcessLost, Reformed
 from tests.effort import soaked
 from tests.programs.simulation.scenarios import assert_exact, survive
@@ -53,15 +53,6 @@ def test_the_others_outlive_their_leader() -> None:
     lives = {str(member) for member in seen.lives[Replica("learner", 0)]}
     assert lives == {"learner/0#1", "learner/0#2", "learner.1/0#1", "learner.2/0#1"}
     assert_exact(outcome)
-
-
-class Whole(Checker):
-    """At the end of a run every island has a form that its processes can train in; what home checks, and this asks."""
-
-    def ended(self, universe: Universe) -> None:
-        for daemon in universe.daemons:
-            if daemon.home is not None:
-                daemon.home.check()
 
 
 @pytest.mark.parametrize("seed", [*range(5), *map(soaked, range(5, 60))])
