@@ -34,7 +34,7 @@ PAGES = (
 )
 APART = {
     "docs/how-to/bring-your-own-step.md": "parts of an example: tests/programs/test_step_tasks.py",
-    "docs/how-to/cluster.md": "several machines: tests/programs/machine/test_cluster_*.py, docs/examples/two-machines.sh",
+    "docs/how-to/cluster.md": "several machines: tests/programs/machine, docs/examples/two-machines.sh",
     "docs/how-to/daemon.md": "a port that anybody may have: tests/programs/machine/test_daemon*.py",
     "docs/how-to/islands.md": "devices that are not here: tests/programs/islands, tests/programs/ahead",
     "docs/how-to/snapshots-and-resume.md": "a server: tests/programs/run/test_stored.py",
