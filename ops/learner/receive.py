@@ -70,9 +70,7 @@ class Receive:
             return False
         values = self._coding.as_sent(item["values"], item.get("scales"))
         if held is not None and item["version"] <= held["version"]:
-            if item["version"] == held["version"]:
-                self._held[p] = whole_of(item, held["values"])
-            return item["version"] == held["version"]
+            return self._say_again(item, held)
         if not self._coding.is_whole(values, self._fragments[p]) or not self._coding.is_finite(values):
             return False  # Whoever waits for it finds that it lacks.
         if not isinstance(values, self._coding.Coded):
@@ -88,6 +86,7 @@ class Receive:
         for item in self._kept.pop(p, []):
             held = self._held.get(p)
             if held is not None and item["version"] <= held["version"]:
+                moved |= self._say_again(item, held)
                 continue
             if held is None or item.get("base") != held["version"]:
                 self._kept.setdefault(p, []).append(item)
@@ -96,6 +95,14 @@ class Receive:
             self._held[p] = whole_of(item, self._coding.add(held["values"], codes, self._fragments[p]))
             moved = True
         return moved
+
+    def _say_again(self, item: Update, held: Update) -> bool:
+        """Take what an item says beside its values of the version that is held: that it is final, above all, which a
+        copy of it does not know. Whether there is news."""
+        if item["version"] != held["version"] or (held["kind"] == "final" and item["kind"] != "final"):
+            return False
+        self._held[item["fragment"]] = whole_of(item, held["values"])
+        return True
 
     def _needs(self, p: int) -> list[Need]:
         """What is to be said of a fragment: that it lacks, once, and again only where what was given did not help; and

@@ -38,6 +38,7 @@ from isthmus.runtime.supervision.home.events import (
     Journal,
     MachineJoined,
     MachineTakenAway,
+    NotBegun,
     NoteJournal,
     Places,
     ReportCame,
@@ -101,7 +102,7 @@ class Daemon:
         self._loop, self._on_over, self._send, self._keys = loop, on_over, send, keys
         self._shown: dict[Member, Shown] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._is_closed = False
+        self._has_begun = self._is_closed = False
         self._folder_identity = identity(folder)
         self._events = Lines(folder / "events.jsonl")
         self._driver = Driver(self.home, self._perform, now, segment_bytes=segment_bytes(tape_bytes))
@@ -134,7 +135,9 @@ class Daemon:
             self.status_last = decode(training)["training"]
         known = None if journal is None else msgspec.msgpack.decode(journal, type=Journal)
         self._site.start()
-        self._driver.feed(HomeBegan(self._ledger.numbers(), known, self._ledger.is_lost("home")))
+        began = HomeBegan(self._ledger.numbers(), known, self._ledger.is_lost("home"))
+        self._has_begun = True
+        self._driver.feed(began)
         self._beat()
 
     def request_stop(self) -> None:
@@ -143,7 +146,8 @@ class Daemon:
 
     def end(self, reason: str) -> None:
         """Kill every host, and be over: the run has failed, for this reason."""
-        self._driver.feed(EndAsked(Ordered(reason)))
+        asked = Ordered(reason)
+        self._driver.feed(EndAsked(asked) if self._has_begun else NotBegun(asked))
 
     def hear(self, machine: str, message: Message) -> None:
         """Take what the outpost on another machine says; KeyError, TypeError or ValueError for what none says. What it

@@ -285,6 +285,9 @@ class Station:
         """A host speaks for a life: the present one of its replica, or another."""
         member, commands = event.member, list[StationCommand]()
         life = self.lives.get(member.replica)
+        if self._is_lost and life is not None and life.member.incarnation < member.incarnation:
+            commands.append(DismissHost(life.member))  # It was replaced before the ledger was lost, and spoke first.
+            life = None
         if life is None and self._is_lost and not self._is_over:
             self._newest[member.replica] = max(member.incarnation, self._newest.get(member.replica, 0))
             commands += [NoteProcess(member, event.pid), *self._adopt(member, event.pid)]

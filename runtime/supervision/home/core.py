@@ -32,6 +32,7 @@ from isthmus.runtime.supervision.home.events import (
     HomeTimerFired,
     MachineJoined,
     MachineTakenAway,
+    NotBegun,
     NoteJournal,
     Outcome,
     Places,
@@ -72,7 +73,7 @@ class Home:
     def handle(self, event: HomeEvent, now: Instant) -> list[HomeCommand]:
         """What `event` at `now` leads to, in order."""
         run = self._run
-        if not self._has_begun and not isinstance(event, HomeBegan | EndAsked):
+        if not self._has_begun and not isinstance(event, HomeBegan | NotBegun):
             # It knows of no life yet, and would have all of them killed. Stations say everything again.
             if not isinstance(event, ReportCame | HomeBeat):
                 self._early.append(event)
@@ -107,7 +108,7 @@ class Home:
                 self._fire()
             case StopAsked():
                 endings.stop(run)
-            case EndAsked():
+            case EndAsked() | NotBegun():
                 endings.end_run(run, "failed", event.failure)
             case MachineJoined():
                 self._join(event.machine, event.islands)

@@ -98,6 +98,12 @@ class EndAsked(Record, frozen=True):
     failure: Failure
 
 
+class NotBegun(Record, frozen=True):
+    """The home cannot begin: what the daemon before it has left cannot be read, or this one cannot serve."""
+
+    failure: Failure
+
+
 class MachineJoined(Record, frozen=True):
     """A machine offers so many islands."""
 
@@ -125,6 +131,7 @@ class HomeTimerFired(Record, frozen=True):
 
 HomeEvent: TypeAlias = (
     HomeBegan
+    | NotBegun
     | ReportCame
     | HomeBeat
     | StopAsked

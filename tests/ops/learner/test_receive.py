@@ -321,3 +321,25 @@ def test_updates_follow_their_schema(form: Any) -> None:
     assert check(wrong, wrong, sender) is not None
     asked: Any = {"fragment": 0, "version": [1], "lacks": True}
     assert compiled(schemas.NEED)(asked, asked, sender) is not None
+
+
+@pytest.mark.parametrize("is_copy_first", [True, False])
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_that_a_version_is_final_is_not_lost_beside_a_copy_of_it(is_copy_first: bool, is_at_once: bool) -> None:
+    """Who joins at the end is given codes that it cannot use, of which the last says so, and the values as a copy."""
+    shard, receive = Shard(), Receive(PARTS)
+    receive.open(Context("evaluator"))
+    shard.begin(0)
+    codes = [shard.step(0)["update"], shard.step(0, "final")]
+    state = codes[-1]["state"]
+    codes[-1] = codes[-1]["update"]
+    assert "base" in codes[-1]
+    given = [{**state, "kind": "copy"}]
+    items = [*given, *codes] if is_copy_first else [*codes, *given]
+    batches = [items] if is_at_once else [[item] for item in items]
+    told = []
+    for batch in batches:
+        told += receive(update={(SYNCER, number): item for number, item in enumerate(batch)}) or []
+    [*_, last] = [item for port, item in told if port == "update"]
+    assert (last["kind"], last["version"]) == ("final", [1, 2])
+    assert last["values"].tobytes() == shard.bits[0, 1, 2]

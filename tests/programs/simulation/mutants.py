@@ -154,11 +154,6 @@ def end_told_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(station.Station, "_report", broken)
 
 
-def numbers_not_noted(patch: pytest.MonkeyPatch) -> None:
-    """A home gives numbers that its ledger does not know of."""
-    patch.setattr(sim_ledger.SimulatedLedger, "give", lambda self, members: None)
-
-
 def adopted_at_once(patch: pytest.MonkeyPatch) -> None:
     """A new daemon tells who is live before the hosts that it adopts have spoken."""
     begin = takeover.begin
@@ -372,7 +367,6 @@ MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
     (final_phase_skipped, "decoupled-diloco"),
     (strangers_dropped, "decoupled-diloco"),
     (end_told_once, "decoupled-diloco"),
-    (numbers_not_noted, "decoupled-diloco"),
     (adopted_at_once, "decoupled-diloco"),
     (stop_forgotten, "decoupled-diloco"),
     (heard_before_it_has_begun, "decoupled-diloco"),

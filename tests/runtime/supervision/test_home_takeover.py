@@ -17,6 +17,7 @@ from isthmus.runtime.supervision.home.events import (
     Journal,
     MachineJoined,
     MachineTakenAway,
+    NotBegun,
     NoteJournal,
     ReportCame,
     SendOrders,
@@ -71,9 +72,18 @@ def test_what_comes_before_it_has_begun_orders_nothing_and_what_was_asked_is_don
     assert "gamma" in orders.wanted
 
 
-def test_a_run_that_could_not_be_begun_ends() -> None:
+def test_a_run_that_is_ended_before_it_has_begun_ends_with_the_lives_that_there_are() -> None:
     home = Home(CAST, PLACES)
-    home.handle(EndAsked(WHY), Instant(1))
+    assert home.handle(EndAsked(WHY), Instant(1)) == []
+    begun = home.handle(HomeBegan(NUMBERS, Journal(machines=PLACED, epoch=7)), Instant(5))
+    assert (home.outcome, home.failure, home.is_finished) == ("failed", WHY, False)
+    [orders] = [each for each in begun if isinstance(each, SendOrders)]
+    assert all(each.is_condemned for each in orders.wanted["beta"])
+
+
+def test_a_run_that_cannot_be_begun_ends() -> None:
+    home = Home(CAST, PLACES)
+    home.handle(NotBegun(WHY), Instant(1))
     assert (home.outcome, home.failure) == ("failed", WHY)
 
 

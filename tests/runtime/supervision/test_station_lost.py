@@ -45,8 +45,22 @@ def test_a_host_that_speaks_is_adopted_by_what_it_says() -> None:
         tell("learner/0#2"),
         report(there("learner/0#2", 1, 4713), number=0),
     ]
-    assert story.tell(spoke("learner/0#3")) == [DismissHost(life("learner/0#3"))]
+    assert story.tell(spoke("learner/0#1")) == [DismissHost(life("learner/0#1"))]
     assert story.tell(orders("learner/0#2"))[-1] == report(there("learner/0#2", 1, 4713), newest="learner/0#2")
+
+
+def test_of_two_lives_of_one_replica_the_newer_is_adopted_whichever_speaks_first() -> None:
+    """Hosts that met the newer one do not meet the older again."""
+    story, newer = lost(), life("learner/0#3")
+    story.tell(spoke("learner/0#2", 4713))
+    assert story.tell(spoke("learner/0#3", 4714)) == [
+        DismissHost(LATER),
+        NoteProcess(newer, 4714),
+        WatchProcess(newer, 4714),
+        tell("learner/0#3"),
+        report(there("learner/0#3", 1, 4714), number=0),
+    ]
+    assert story.tell(spoke("learner/0#2", 4713)) == [DismissHost(LATER)]
 
 
 def test_a_host_that_is_adopted_and_not_wanted_is_killed() -> None:
