@@ -315,14 +315,15 @@ class Report(Progress):
 
 
 class Held(TypedDict):
-    """hold -> pacers and recorder: of which fragments a host has a version, and of which one that was merged; `holder`
-    is its role. `saved` are the versions that its disk has, as [fragment, epoch, count]; `totals` the progress of the
-    run by the snapshot that it began with, of which a recorder that died with everybody may not have heard; `faults`
-    what is wrong with newer snapshots than that; `error` what the disk says that does not take the next; `store`, where
-    snapshots are brought to one, is its `url`, the `number` of the newest that is there, and the `error` of one that
-    does not take the next. `lives` are
-    those of shards, [shard, incarnation], for which it looked; `given` what it holds of fragments that a former life of
-    their shard has published, as [fragment, epoch, count, digest]."""
+    """hold -> pacers and recorder, and pacer -> recorder, of what it has heard to be merged (`ops.recovery.memory`): of
+    which fragments a host has a version, and of which one that was merged; `holder` is its role. `saved` are the
+    versions that its disk has, as [fragment, epoch, count]; `totals` the progress of the run by the snapshot that it
+    began with, of which a recorder that died with everybody may not have heard; `faults` what is wrong with newer
+    snapshots than that; `error` what the disk says that does not take the next; `store`, where snapshots are brought
+    to one, is its `url`, the `number` of the newest that is there, and the `error` of one that does not take the
+    next. `lives` are those of shards, [shard, incarnation], for which it looked; `given` what it holds of fragments
+    that a former life of their shard has published, as [fragment, epoch, count, digest].
+    """
 
     holder: str
     fragments: list[int]

@@ -4,7 +4,8 @@ Decides which fragments may begin: all, in the first life of a shard; later all 
 anybody who holds the model knows of any fragment that was merged, once each of those that is live has looked since it
 knows of this life, and said so: what it said before may be older than what reached it from the life before. From then
 on what has no version comes from whoever holds one, also where that is the first: beside merged fragments one that
-is begun anew would make a model of two.
+is begun anew would make a model of two. Where those who knew of a merge have died since, this life is the last that
+knows; the recorder, which says that a model is lost, hears it from here.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ class Memory:
     def __init__(self) -> None:
         self._merged: set[int] = set()
         self._heard: dict[Any, Held] = {}
+        self._recorded: set[int] = set()
         self._has_recorder = False
+        self._told: set[int] = set()
 
     def hear_recorder(self, control: Control) -> None:
         """Take what the recorder knows."""
         self._has_recorder = True
-        self._merged.update(fragment for fragment, _, _ in control["published"])
+        self._recorded.update(fragment for fragment, _, _ in control["published"])
+        self._merged |= self._recorded
 
     def hear_holders(self, held: Mapping[Any, Held] | None) -> None:
         """Take what others hold, by (replica, key)."""
@@ -52,6 +56,15 @@ class Memory:
         if context.member.incarnation > 1 and (self._merged or not has_heard):
             return []
         return [fragment for fragment in unborn if fragment not in self._merged]
+
+    def news(self, context: ShardContext) -> list[tuple[str, Held]]:
+        """What a later life of a shard tells the recorder (port `held`): the fragments that were merged of which the
+        recorder does not know; nothing of it as long as the recorder is silent, and each only once."""
+        unknown = self._merged - self._recorded
+        if context.member.incarnation == 1 or not self._has_recorder or unknown <= self._told:
+            return []
+        self._told |= unknown
+        return [("held", heard(context.member.replica.role, sorted(self._told)))]
 
     def has_heard_holders(self, context: ShardContext) -> bool:
         """Whether all that hold the model, and are live, have looked what they hold for this life of the shard."""
@@ -67,6 +80,22 @@ class Memory:
         """The versions of a fragment that are held, as [epoch, count, digest of the values]."""
         rows = [row[1:] for _, item in sorted(self._heard.items()) for row in item["given"] if row[0] == fragment]
         return [row for index, row in enumerate(rows) if row not in rows[:index]]
+
+
+def heard(role: str, merged: list[int]) -> Held:
+    """What a shard of that role says that holds nothing, and has heard that these fragments were merged."""
+    return Held(
+        holder=role,
+        fragments=[],
+        merged=merged,
+        saved=[],
+        totals=[],
+        faults=[],
+        error=None,
+        store=None,
+        lives=[],
+        given=[],
+    )
 
 
 def _holders(context: ShardContext) -> set[Any]:

@@ -52,7 +52,7 @@ class Conductor:
     of all learners; `step_tokens` are for `schemas`.
     """
 
-    outputs = ("round", "pull", "place")
+    outputs = ("round", "pull", "place", "held")
 
     @staticmethod
     def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Conductor:
             self._context.publish(self.statistics())
         turns = [(port, turn) for turn in opened for port in ("round", "pull")]
         places = self._placing.due(self._round_numbers()) if len(self._born) == self._fragments else []
-        return [*turns, *(("place", place) for place in places)] or None
+        return [*turns, *(("place", place) for place in places), *self._memory.news(self._context)] or None
 
     def statistics(self) -> dict[str, Any]:
         """What the status shows: counts, and inner steps."""

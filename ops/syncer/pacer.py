@@ -86,10 +86,10 @@ class Pacer:
 
     Fires on AnyOf("progress", "merged", "control"). Several rounds may leave in one firing, never two of one fragment.
     `is_finished` once every own fragment's final round has come back. Changes of what follows the links leave on
-    `changed`.
+    `changed`; what those who have died knew to be merged, on `held`.
     """
 
-    outputs = ("round", "pull", "place", "changed")
+    outputs = ("round", "pull", "place", "changed", "held")
 
     @staticmethod
     def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
@@ -191,7 +191,8 @@ class Pacer:
         rounds = [(port, item) for item in opened for port in ("round", "pull")]
         changes, self._changes = self._changes, []
         emitted = [*rounds, *(("place", place) for place in self._places())]
-        return [*emitted, *(("changed", change) for change in changes)] or None
+        news = self._memory.news(self._context)
+        return [*emitted, *(("changed", change) for change in changes), *news] or None
 
     def statistics(self) -> dict[str, Any]:
         """What the status shows: counts, inner steps, and durations in nanoseconds."""

@@ -138,8 +138,11 @@ class ModelChecker(Checker):
     is gone, it has not seen."""
 
     def __init__(self) -> None:
-        self._heard: dict[int, dict[Life, int]] = {}
-        self._sources: dict[tuple[int, Life], Member] = {}
+        self._heard: dict[int, dict[Life, tuple[int, Member]]] = {}
+        """Fragment -> who has heard of a merge of it, since when, and from whom."""
+        self._shown: dict[int, dict[Life, tuple[int, Member]]] = {}
+        """As `_heard`, of any version of a fragment, the first one too."""
+        self._published: set[int] = set()
         self._told_of: set[int] = set()
         self._noted: set[int] = set()
         self._begun: set[tuple[Member, int]] = set()
@@ -153,32 +156,33 @@ class ModelChecker(Checker):
         if edge.source_port == "report" and life.member.replica.role == "recorder":
             versions = enumerate(item.get("versions", ()))
             self._told_of.update(fragment for fragment, version in versions if version[1])
-        is_held = edge.source_port in ("update", "state", *KeyFrames.outputs) and item.get("kind") in ("merge", "final")
-        if is_held and life.member.replica.role in HOLDERS:
-            self._heard.setdefault(item["fragment"], {}).setdefault(life, life.true_now())
-            self._sources.setdefault((item["fragment"], life), source)
+        is_held = edge.source_port in ("update", "state", *KeyFrames.outputs) and life.member.replica.role in HOLDERS
+        if is_held:
+            for heard in [self._shown] + [self._heard] * (item.get("kind") in ("merge", "final")):
+                heard.setdefault(item["fragment"], {}).setdefault(life, (life.true_now(), source))
 
     def told(self, life: Life, rows: Sequence[Row]) -> None:
         """Note what it will never see, because the sender is gone."""
         known = {(name, incarnation) for name, incarnation, *_ in rows}
-        for fragment, heard in self._heard.items():
-            if life in heard and life.true_now() - heard[life] < SAMPLED_NS:
-                source = self._sources[fragment, life]
-                if (str(source.replica), source.incarnation) not in known:
-                    del heard[life], self._sources[fragment, life]
+        for heard in [*self._heard.values(), *self._shown.values()]:
+            at, source = heard.get(life, (-SAMPLED_NS, life.member))
+            if life.true_now() - at < SAMPLED_NS and (str(source.replica), source.incarnation) not in known:
+                del heard[life]
 
     def asked(self, universe: Universe) -> None:
         """Note what recorders have had the time to write down, while no disk is in trouble."""
         if universe.disks[universe.home].troubles:
             return
         for fragment, lives in self._heard.items():
-            for life, at in lives.items():
+            for life, (at, _) in lives.items():
                 is_there = life.member.replica.role == "recorder" and not life.is_dead and not life.clock.is_paused
                 if is_there and life.true_now() - at > NOTED_NS:
                     self._noted.add(fragment)
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Look at first versions."""
+        if edge.source_port == "update":
+            self._published.add(item["fragment"])
         if edge.source_port == "update" and item["kind"] == "initial":
             fragment = item["fragment"]
             if (life.member, fragment) in self._begun:
@@ -198,6 +202,9 @@ class ModelChecker(Checker):
             kept = [each for each in holders if sum(life.member.replica == each for life in universe.lives) == 1]
             merged = sorted(self._told_of | self._heard.keys())
             hearers = [{life.member.replica for life in self._heard.get(fragment, ())} for fragment in merged]
+            # One that is not known to be merged is not begun anew either, and may be the one that is lost.
+            others = sorted(self._published.difference(merged))
+            hearers += [{life.member.replica for life in self._shown.get(fragment, ())} for fragment in others]
             if all(heard & set(kept) for heard in hearers):
                 raise ViolationError(
                     f"{failure.error} But {list(map(str, kept))} never ended, and heard of all merges of {merged}"

@@ -9,6 +9,7 @@ graph, so that a body of anybody's own takes part in it like those that are ship
     stop        out: the program asks for the end of the run
     parameters  out, beside `progress`: a whole tree, of which an evaluator is made where nothing else evaluates
     merged, evaluation, final, changed    out: for the recorder, who writes them down
+    held        out: what a body has heard of what was merged, for the recorder, who says whether the model is lost
     state       out: a state that all learners have; the recorder keeps the newest, and gives it on their port `kept`
 """
 

@@ -88,6 +88,8 @@ def with_recorder(graph: Graph, job: Job) -> None:
         graph.edge(node["report" if "report" in node.outputs else "progress"], record["progress"], Latest())
     for node in emitting(authored, "merged"):
         graph.edge(node["merged"], record["merged"], Latest("fragment"))
+    for node in emitting(authored, "held"):
+        graph.edge(node["held"], record["held"], Latest("holder"))
     for node in emitting(authored, "changed"):
         graph.edge(node["changed"], record["changed"], Latest("place"))
     for node in emitting(authored, "stop"):

@@ -9,7 +9,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.membership.messages import Stall
 from isthmus.runtime.roles import leader
 from isthmus.runtime.sim.checkers import Checker, ViolationError
-from isthmus.runtime.sim.faults import Cut, Fault, Mute, RefuseStarts
+from isthmus.runtime.sim.faults import Cut, DaemonFault, Fault, Mute, RefuseStarts
 from isthmus.runtime.sim.universe import HOME, Universe
 from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.home.service import BEAT, LAST_BEATS
@@ -130,10 +130,14 @@ class EndChecker(Checker):
 
 
 def _is_cut_off(universe: Universe, replica: Replica) -> bool:
-    """Whether the way between a host's machine and the home was cut, in one direction at least."""
+    """Whether the way between a host's machine and the home was cut, in one direction at least, or had no daemon at one
+    end of it."""
     life = universe.last(replica)
     ends = {life.machine if life else HOME, HOME, universe.home}
-    cuts = [fault for fault, _ in universe.injector.happened if isinstance(fault, Cut)]
+    happened = [fault for fault, _ in universe.injector.happened]
+    if any(isinstance(fault, DaemonFault) and fault.machine in ends for fault in happened):
+        return True
+    cuts = [fault for fault in happened if isinstance(fault, Cut)]
     return any(cut.machine in ends and (cut.target is None or cut.target in ends) for cut in cuts)
 
 

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.ops.exchange.schemas import HELD
 from isthmus.ops.recovery.memory import Memory
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.items.schemas import compiled
 from tests.ops.syncer.pacer_shard import SECOND, Shard, control, holding, lost, numbers, ready, stepping, told
 from tests.ops.syncer.test_conductor import Score, told_of
 
@@ -109,6 +111,27 @@ def test_what_may_begin_is_never_merged_and_later_all_or_nothing(
         speakers = {who for who, _ in heard}
         has_all = {"control", *(live & set(ROLES))} <= speakers
         assert fresh == ([*range(4)] if has_all and not merged else [])
+
+
+# -- what the recorder is told -----------------------------------------------------------------------------------------
+
+
+def test_what_nobody_but_this_shard_knows_to_be_merged_is_told_to_the_recorder_once() -> None:
+    memory, again = Memory(), context(2, *ROLES)
+    memory.hear_holders(holding(("evaluator", [0, 1, 2], [0, 2])))
+    assert memory.news(again) == [], "the recorder may know"
+    memory.hear_recorder(control([2, 1, 4]))
+    [(port, item)] = memory.news(again)
+    assert (port, item["holder"], item["fragments"], item["merged"]) == ("held", "syncer", [], [0])
+    assert compiled(HELD)(item, item, again.member) is None
+    assert memory.news(again) == []
+
+
+def test_a_first_life_tells_the_recorder_nothing() -> None:
+    memory = Memory()
+    memory.hear_recorder(control())
+    memory.hear_holders(holding(("evaluator", [0], [0])))
+    assert memory.news(context(1, *ROLES)) == []
 
 
 # -- the pacer ---------------------------------------------------------------------------------------------------------

@@ -113,6 +113,16 @@ def test_of_what_was_merged_a_recorder_whose_disk_was_full_hears_from_those_who_
     assert life.lasts() == VERDICT.format(0, 1)
 
 
+def test_of_what_was_merged_a_recorder_hears_from_a_shard_when_those_who_held_it_have_ended() -> None:
+    """Seed 403945: recorder, evaluator and all learners ended before anything was on disk, one after the other."""
+    life = Life()
+    life.context.live = {LEARNER, EVALUATOR, Member(SHARD.replica, 2), Member(RECORDER.replica, 2)}
+    life.fire(held=NOTHING)
+    assert life.lasts() is None
+    life.fire(held={"syncer": []}, merged=[1])
+    assert life.lasts() == VERDICT.format(0, 2)
+
+
 def test_a_recorder_that_knows_of_no_other_host_does_not_say_that_the_model_is_lost() -> None:
     life = Life()
     life.train(held=NOTHING)
