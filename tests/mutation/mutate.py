@@ -38,11 +38,15 @@ MEMBERSHIP: Final = tuple(
     f"tests/runtime/membership/test_{part}.py" for part in ("core", "checks", "progress", "verdicts")
 )
 PROOF: Final = tuple(f"tests/runtime/graph/test_{part}.py" for part in ("instances", "proof", "verify"))
-HOME: Final = tuple(
-    f"tests/runtime/supervision/test_home{part}.py"
-    for part in ("", "_end", "_lost", "_machines", "_refusals", "_takeover", "_verdicts")
+TERMS: Final = "tests/runtime/supervision/test_terms.py"
+HOME: Final = (
+    *(
+        f"tests/runtime/supervision/test_home{part}.py"
+        for part in ("", "_elastic", "_end", "_gangs", "_lost", "_machines", "_refusals", "_takeover", "_verdicts")
+    ),
+    TERMS,
 )
-STATION: Final = tuple(f"tests/runtime/supervision/test_station{part}.py" for part in ("", "_hosts", "_lost"))
+STATION: Final = (*(f"tests/runtime/supervision/test_station{part}.py" for part in ("", "_hosts", "_lost")), TERMS)
 RULES: Final = ("tests/runtime/graph/test_local_rules.py", "tests/runtime/graph/test_verify.py")
 TESTS: Final = {
     "runtime/quorum/core": QUORUM,
@@ -60,11 +64,15 @@ TESTS: Final = {
         for part in ("births", "core", "deaths", "endings", "takeover", "watch")
     },
     "runtime/supervision/station": STATION,
-    "runtime/supervision/home/fleet": ("tests/runtime/supervision/test_fleet.py",),
+    "runtime/supervision/home/fleet": tuple(
+        f"tests/runtime/supervision/test_{part}.py" for part in ("fleet", "home_gangs", "home_end")
+    ),
     "runtime/supervision/home/machine": ("tests/runtime/supervision/test_machine.py",),
     "runtime/supervision/home/restarts": ("tests/runtime/supervision/test_restarts.py",),
     "runtime/supervision/home/liveness": ("tests/runtime/supervision/test_liveness.py",),
     "runtime/supervision/home/reach": ("tests/runtime/supervision/test_reach.py",),
+    "runtime/supervision/home/service": ("tests/runtime/supervision/test_service.py",),
+    "runtime/supervision/elastic/island": ("tests/runtime/supervision/test_home_elastic.py",),
     "runtime/graph/instances": PROOF,
     "runtime/graph/proof": PROOF,
     "runtime/graph/local_rules": RULES,

@@ -20,17 +20,20 @@ from isthmus.runtime.supervision.home.events import (
     SetHomeTimer,
     StopAsked,
 )
+from isthmus.runtime.supervision.home.service import UNSERVED_BEATS
 from isthmus.runtime.supervision.incidents import (
     Condemned,
+    Delayed,
     Ended,
     Hurried,
     MachineLost,
     Ordered,
     RecorderFailed,
     Suspected,
+    Unserved,
 )
-from isthmus.runtime.supervision.messages import Over, Report
-from isthmus.runtime.supervision.station_events import LivesNoted, NoteLives
+from isthmus.runtime.supervision.messages import Missing, Over, Report, Seen
+from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteLives
 from tests.runtime.supervision.supervision_stories import (
     AT_HOME,
     BOOM,
@@ -43,6 +46,7 @@ from tests.runtime.supervision.supervision_stories import (
     journal,
     life,
     lives,
+    said,
     seen,
     silence,
     used,
@@ -321,3 +325,30 @@ def test_hosts_are_told_to_end_again_at_each_beat() -> None:
         "", ON_BETA_KILLED, "learner/1@beta syncer/0@beta", is_ending=True
     )
     assert (AT_HOME, ON_BETA) == ("learner/0 recorder/0", "learner/1 syncer/0")
+
+
+# -- what the run cannot do without ------------------------------------------------------------------------------------
+
+
+def test_a_recorder_that_lacks_the_syncer_for_ten_minutes_ends_the_run_and_it_is_said_of_whom() -> None:
+    story = serving()
+    lacking = said("recorder/0", peers=4, unreached=1, missing=(Missing(life("syncer/0")),))
+    story.hears(1, "alpha", Seen(life("recorder/0"), 4711, 2, said=lacking))
+    for _ in range(UNSERVED_BEATS - 1):
+        story.beat(1)
+        story.hears(1, "beta")
+    assert (story.core.outcome, story.core.failure) == ("running", None)
+    story.beat(1)
+    assert (story.core.outcome, story.core.failure) == ("failed", Unserved("recorder/0", seconds(600), None))
+
+
+def test_why_the_next_life_of_a_recorder_does_not_come_is_said_when_it_ends_the_run() -> None:
+    story = HomeStory(notes=False)
+    story.at(0, LivesNoted(lives("learner/0 learner/1 recorder/0 syncer/0")))
+    story.serve(1)
+    story.hears(2, "alpha", gone("recorder/0"))
+    story.at(2, LivesNotNoted(lives("recorder/0#2"), "no space"))
+    for _ in range(UNSERVED_BEATS):
+        story.beat(2)
+        story.hears(2, "beta")
+    assert story.core.failure == Unserved("recorder/0", seconds(600), Delayed("no space"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+import pytest
 
-from isthmus.runtime.supervision.home.events import HomeCommand, SendOrders, WriteIncident
+from isthmus.runtime.supervision.home.events import HomeBegan, HomeCommand, SendOrders, WriteIncident
 from isthmus.runtime.supervision.incidents import Bereft, Condemned, Ended, GivenUp
 from isthmus.runtime.supervision.station_events import NoteLives
 from tests.runtime.supervision.supervision_stories import (
@@ -25,10 +26,13 @@ FOLLOWER: Final = "learner.1/0"
 ON_BETA: Final = f"learner/1 syncer/0 {FOLLOWER}"
 
 
+CAST_OF_TWO: Final = msgspec.structs.replace(CAST, processes=(2,))
+PLACES_OF_TWO: Final = msgspec.structs.replace(PLACES, machines={**PLACES.machines, life(FOLLOWER).replica: "beta"})
+
+
 def began() -> HomeStory:
     """Learner 0 has a process on either machine."""
-    places = msgspec.structs.replace(PLACES, machines={**PLACES.machines, life(FOLLOWER).replica: "beta"})
-    story = HomeStory(msgspec.structs.replace(CAST, processes=(2,)), places)
+    story = HomeStory(CAST_OF_TWO, PLACES_OF_TWO)
     story.hears(1, "alpha", *(seen(name) for name in ("learner/0", "recorder/0")))
     story.hears(1, "beta", *(seen(name) for name in ON_BETA.split()))
     return story
@@ -80,3 +84,28 @@ def test_lives_that_come_to_nothing_are_counted_once_for_the_island() -> None:
     given_up = [(member, incident) for member, incident in told(commands) if isinstance(incident, GivenUp)]  # type: ignore[misc]
     assert given_up == [(life("learner/0#6"), GivenUp(6, Ended(CRASHED)))]
     assert story.core.fleet.is_retired(life(FOLLOWER).replica)
+
+
+# -- after a ledger was lost -------------------------------------------------------------------------------------------
+
+
+def found(*on_beta: str) -> list[object]:
+    """What is told of the island once the lives have been found that are there: on alpha that of number 3."""
+    story = HomeStory(CAST_OF_TWO, PLACES_OF_TWO, began=HomeBegan(is_lost=True))
+    story.hears(1, "alpha", seen("learner/0#3", 9), seen("recorder/0", 9))
+    story.hears(1, "beta", seen("learner/1", 9), seen("syncer/0", 9), *(seen(name, 9) for name in on_beta))
+    return [each for each in told(story.fire(11)) if isinstance(each, tuple) and isinstance(each[1], Condemned)]
+
+
+def test_an_island_whose_processes_are_all_of_one_life_goes_on() -> None:
+    assert found(f"{FOLLOWER}#3") == []
+
+
+@pytest.mark.parametrize("other", [f"{FOLLOWER}#2", f"{FOLLOWER}#4"])
+def test_an_island_whose_processes_are_of_two_lives_is_ended(other: str) -> None:
+    why = Condemned(Bereft("learner/0"))
+    assert found(other) == [(life("learner/0#3"), why), (life(other), why)]
+
+
+def test_an_island_that_lacks_a_process_is_ended() -> None:
+    assert found() == [(life("learner/0#3"), Condemned(Bereft(FOLLOWER)))]
