@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from isthmus.ops.adaptive.wanted import AUTO, first_interval
 from isthmus.ops.data.batches_node import Batches
-from isthmus.ops.exchange.fragments import count_default, partition, units_max
+from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, partition, units_max
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
@@ -46,11 +46,12 @@ def settings_for(sweeps: float) -> tuple[float, float]:
 def build(
     job: Job,
     *,
-    fragments: int | None = None,
+    fragments: Cut | None = None,
     interval: int | Literal["auto"] = 24,
     overlap: int | Literal["auto"] = 2,
     quorum: int = 1,
     grace: bool = True,
+    late: Literal["count", "refuse"] = "count",
     gamma: float = 0.8,
     shards: int = 1,
     merge: Rule = "rda",
@@ -63,9 +64,11 @@ def build(
 ) -> Graph:
     """The graph. ConfigError, with every fault, for settings out of range.
 
-    - `fragments`: P, min(8, units) if absent. `interval`: H, inner steps between two merges of one fragment.
+    - `fragments`: P, min(8, units) if absent; 'layer' or 'tensor': one for each.
+    - `interval`: H, inner steps between two merges of one fragment.
     - `overlap`: tau, the inner steps that a round may take. `quorum`: K, the answers that a round needs.
     - `grace`: whether the syncer waits for more answers while that costs nothing; `gamma`: its safety margin, below 1.
+    - `late`: an answer that is late for its round counts in the next of its fragment, or is refused, as published.
     - `shards`: S, syncers. `merge`: 'rda' or 'average'. `alpha`: 0, for the accounts know no work that survives.
     - `bounded`: one learner's answer counts only as far as its length is in proportion to others'.
     - `push`, `update`: the formats of outer gradients and of what shards publish, on their way: 'float32', 'bf16',
@@ -110,6 +113,7 @@ def build(
         overlap=overlap,
         quorum=quorum,
         grace=grace,
+        late=late,
         gamma=gamma,
         learners=job.learners,
         tokens=job.tokens,
@@ -163,8 +167,9 @@ def _faults(job: Job, settings: dict[str, Any]) -> Iterator[Fault]:
         return Fault(f"setting program.{name} of decoupled-diloco", expected, repr(settings[name]), do)
 
     fragments, units = settings["fragments"], units_max(job.layout)
-    if fragments is not None and not 1 <= fragments <= units:
-        yield fault("fragments", f"1 to {units}, the units of this model", "Choose one of these, or leave it out.")
+    if isinstance(fragments, int) and not 1 <= fragments <= units:
+        expected = f"1 to {units}, the units of this model, or 'layer' or 'tensor'"
+        yield fault("fragments", expected, "Choose one of these, or leave it out.")
     interval, overlap = settings["interval"], settings["overlap"]
     if interval != AUTO and interval < 1:
         yield fault("interval", "at least 1 inner step, or 'auto'", "The published interval is 24.")
@@ -175,7 +180,8 @@ def _faults(job: Job, settings: dict[str, Any]) -> Iterator[Fault]:
         yield fault("quorum", f"1 to the number of learners, {job.learners}", "Lower the quorum, or add learners.")
     if not 0 < settings["gamma"] < 1:
         yield fault("gamma", "a safety margin above 0 and below 1", "The default is 0.8.")
-    shards_max = fragments if fragments is not None and 1 <= fragments <= units else min(8, units)
+    parts = count_default(job.layout) if fragments is None else fragments_count(job.layout, fragments)
+    shards_max = parts if 1 <= parts <= units else min(8, units)
     if not 1 <= settings["shards"] <= shards_max:
         yield fault("shards", f"1 to the number of fragments, {shards_max}", "A shard needs a fragment to serve.")
     if settings["merge"] not in get_args(Rule):

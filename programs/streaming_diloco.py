@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from isthmus.ops.data.batches_node import Batches
-from isthmus.ops.exchange.fragments import count_default, partition, units_max
+from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, partition, units_max
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.lock_step import Gate, LockStep
@@ -30,7 +30,7 @@ from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quo
 def build(
     job: Job,
     *,
-    fragments: int | None = None,
+    fragments: Cut | None = None,
     interval: int = 24,
     overlap: int = 2,
     alpha: float = 0.5,
@@ -41,7 +41,8 @@ def build(
 ) -> Graph:
     """The graph. ConfigError, with every fault, for settings out of range.
 
-    - `fragments`: P, min(8, units) if absent. `interval`: H, inner steps between two merges of one fragment.
+    - `fragments`: P, min(8, units) if absent; 'layer' or 'tensor': one for each.
+    - `interval`: H, inner steps between two merges of one fragment.
     - `overlap`: tau, the steps between a fragment's capture and the adoption of what came of it.
     - `alpha`: how much of a learner's own fragment survives that. `merge`: 'average' (weighted by tokens) or 'rda'.
     - `push`: the format of outer gradients on their way, 'float32', 'bf16', 'int8' or 'int4'.
@@ -122,10 +123,11 @@ def _faults(job: Job, settings: dict[str, Any]) -> Iterator[Fault]:
     name, fragments, interval = "streaming-diloco", settings["fragments"], settings["interval"]
     units = units_max(job.layout)
     yield from faults(name, settings)
-    if fragments is not None and not 1 <= fragments <= units:
+    if isinstance(fragments, int) and not 1 <= fragments <= units:
         do = "Choose one of these, or leave it out."
-        yield fault(name, settings, "fragments", f"1 to {units}, the units of this model", do)
-    parts = count_default(job.layout) if fragments is None else fragments
+        expected = f"1 to {units}, the units of this model, or 'layer' or 'tensor'"
+        yield fault(name, settings, "fragments", expected, do)
+    parts = count_default(job.layout) if fragments is None else fragments_count(job.layout, fragments)
     if 1 <= interval < parts <= units:
         expected = f"at least the number of fragments, {parts}: one of them leaves at a time"
         yield fault(name, settings, "interval", expected, "Raise the interval, or ask for fewer fragments.")

@@ -21,11 +21,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 COUNT_DEFAULT = 8
+
+Cut: TypeAlias = int | Literal["layer", "tensor"]
+"""Into what a layout is cut: so many balanced fragments, or one for each layer, or for each tensor."""
+_NUMBERED: Final = re.compile(r"\d$")
+"""A step of a path that numbers a layer: `3`, `Dense_3`."""
 
 Rule: TypeAlias = Literal["rda", "average", "mean"]
 """How a unit is merged: by radial-directional averaging of its outer gradients; by their weighted average, for
@@ -114,12 +120,15 @@ class Fragment:
         return self.offsets[-1]
 
 
-def partition(layout: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:
-    """The `count` fragments of a layout, none empty, ordered by the name of their first unit.
+def partition(layout: Sequence[Tensor], count: Cut) -> tuple[Fragment, ...]:
+    """The fragments of a layout, none empty, ordered by the name of their first unit: `count` of them, or one for each
+    layer or tensor.
 
-    Raises ValueError where `count` is not within 1..units_max(layout), and for a layout that is empty, names a tensor
+    Raises ValueError where a `count` is not within 1..units_max(layout), and for a layout that is empty, names a tensor
     twice or holds a tensor without values.
     """
+    if isinstance(count, str):
+        return _ordered(_by(layout, count))
     pieces = units(layout, count)
     if any(unit_count < n for n, unit_count in _unit_counts(layout, count)):
         raise ValueError(
@@ -127,8 +136,12 @@ def partition(layout: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:
             f"found {count}. Ask for fewer; only embedding-like and stacked tensors are split."
         )
     groups = _own_fragments(pieces, count) or _balanced(pieces, count)
-    ordered = sorted((sorted(group, key=_place) for group in groups), key=lambda group: _place(group[0]))
-    return tuple(Fragment(index, tuple(group)) for index, group in enumerate(ordered))
+    return _ordered(groups)
+
+
+def fragments_count(layout: Sequence[Tensor], count: Cut) -> int:
+    """How many fragments `partition` makes of a layout, if it makes any."""
+    return len(_by(layout, count)) if isinstance(count, str) else count
 
 
 def units(layout: Sequence[Tensor], count: int) -> tuple[Unit, ...]:
@@ -161,6 +174,26 @@ def units_max(layout: Sequence[Tensor]) -> int:
 def count_default(layout: Sequence[Tensor]) -> int:
     """The number of fragments where nobody asked for one: 8, or as many as there can be."""
     return min(COUNT_DEFAULT, units_max(layout))
+
+
+def _ordered(groups: Iterable[Sequence[Unit]]) -> tuple[Fragment, ...]:
+    ordered = sorted((sorted(group, key=_place) for group in groups), key=lambda group: _place(group[0]))
+    return tuple(Fragment(index, tuple(group)) for index, group in enumerate(ordered))
+
+
+def _by(layout: Sequence[Tensor], whole: Literal["layer", "tensor"]) -> list[list[Unit]]:
+    """The units of each layer, or of each tensor. A layer is what is below the first number of a path, or a row of what
+    is stacked there; what has no number is one of its own."""
+    groups: dict[tuple[str, ...], list[Unit]] = {}
+    stacked = {tensor.name for tensor in layout if tensor.is_stacked}
+    for unit in units(layout, 1):
+        steps = unit.tensor.split("/")
+        depth = next((at + 1 for at, step in enumerate(steps) if _NUMBERED.search(step)), len(steps))
+        key: tuple[str, ...] = (unit.tensor,)
+        if whole == "layer":
+            key = (steps[0], str(unit.start)) if unit.tensor in stacked else tuple(steps[:depth])
+        groups.setdefault(key, []).append(unit)
+    return list(groups.values())
 
 
 def _check(layout: Sequence[Tensor]) -> None:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from isthmus.ops.adaptive.following import Following
 from isthmus.ops.adaptive.wanted import Steps, Wanted
@@ -113,10 +113,12 @@ class Pacer:
         push: str = "float32",
         update: str = "float32",
         sizes: Sequence[int] = (),
+        late: Literal["count", "refuse"] = "count",
     ) -> None:
-        """P, S, H, tau, K of the run; whether there is grace, and its safety margin gamma in [0, 1); how many learners
-        the start waits for; the tokens of the whole run; those of one step, as `schemas` needs them; the formats of
-        answers and updates; and, where one of them, H or tau is "auto", the values of each fragment.
+        """P, S, H, tau, K of the run; whether there is grace, and its safety margin gamma in [0, 1); whether answers
+        that are late for their round count in the next of the fragment; how many learners the start waits for; the
+        tokens of the whole run; those of one step, as `schemas` needs them; the formats of answers and updates; and,
+        where one of them, H or tau is "auto", the values of each fragment.
         """
         self.is_finished = False
         self._fragments, self._shards = fragments, shards
@@ -124,6 +126,7 @@ class Pacer:
         self._start = Start(learners)
         self._wanted = Wanted.of(push=push, update=update, interval=interval, overlap=overlap)
         self._sizes = tuple(sizes)
+        self._counts_late = late == "count"
         self._changes: list[Change] = []
         self._followed = 0
         first = self._wanted
@@ -429,7 +432,7 @@ class Pacer:
             grace=conditions.grace,
             required=conditions.required,
             deadline=conditions.deadline,
-            chain=fragment if kind == "merge" else None,
+            chain=fragment if kind == "merge" and self._counts_late else None,
             interval=self.interval,
             totals=self._totals.told(),
             known=self._memory.known(fragment) if kind == "recover" else [],

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.exchange.fragments import Fragment, Rule, Unit, count_default, partition, units, units_max
+from isthmus.ops.exchange.fragments import (
+    Fragment,
+    Rule,
+    Unit,
+    count_default,
+    fragments_count,
+    partition,
+    units,
+    units_max,
+)
 
 
 class Tensor(NamedTuple):
@@ -87,6 +96,18 @@ def test_nano_at_eight_is_this_partition() -> None:
         ["layers/0/attention/key", "layers/0/feedforward/down", "layers/1/attention/query"],
     ]
     assert names[7] == ["layers/1/attention/output", "layers/1/feedforward/norm", "layers/1/feedforward/up"]
+
+
+def test_nano_by_layer_and_by_tensor() -> None:
+    layers = partition(nano(), "layer")
+    firsts = [part.units[0].tensor for part in layers]
+    assert firsts == ["embedding", "head", "layers/0/attention/key", "layers/1/attention/key", "norm"]
+    assert sizes(layers) == [16384, 16384, 49536, 49536, 64]
+    assert [len(part.units) for part in layers] == [1, 1, 9, 9, 1]
+    tensors = partition(nano(), "tensor")
+    assert [unit.name for part in tensors for unit in part.units] == sorted(tensor.name for tensor in nano())
+    assert fragments_count(nano(), "tensor") == len(tensors) == 21
+    assert (fragments_count(nano(), "layer"), fragments_count(nano(), 3)) == (5, 3)
 
 
 def test_embedding_and_head_have_fragments_of_their_own_where_that_is_balanced() -> None:

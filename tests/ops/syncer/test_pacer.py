@@ -131,6 +131,13 @@ def test_grace_is_never_negative_and_without_grace_it_is_nothing():
         assert item["grace"] == 0
 
 
+def test_answers_that_are_late_count_in_the_next_round_or_are_refused():
+    for late, chain in (("count", 0), ("refuse", None)):
+        shard = Shard(late=late)
+        (item,) = shard.started(stepping(0), stepping(1))
+        assert (item["fragment"], item["chain"]) == (0, chain)
+
+
 def test_rounds_that_waited_for_all_teach_nothing_about_the_rest():
     shard = Shard()
     (item,) = shard.started(stepping(0, step_time=0), stepping(1, step_time=0))
