@@ -8,7 +8,8 @@ the *difference*, of either sign.
 
 Three things are no difference. A learner may end before it hears that its tokens were merged: its pending ones, or
 those that it took for refused. It may have *unreported* tokens, of which others have heard: they are pending, or lost.
-And where the recorder has not seen every merge of a shard, the larger of both counts holds (`is_whole`).
+And where the recorder has not seen every merge that is in the model, the larger of both counts holds; where it has, but
+not every one that was undone, what only the learner counts was undone.
 
 What a learner trained after anybody heard of it last is in no book. For lives that have ended it is estimated from
 their pace, beside the books: `unreported_estimate`.
@@ -99,16 +100,18 @@ def entries(status: Mapping[str, Any], fragments: int) -> list[Entry]:
     """The balance of every life and fragment, by what a recorder's status says of learners and shards."""
     known = Known.of(status)
     merged, undone = _by_life(status, "merged_tokens"), _by_life(status, "undone_tokens")
-    wholes = status.get("merges_whole", {})
+    models, merges = status.get("model_whole", {}), status.get("merges_whole", {})
     found = []
     for p in range(fragments):
         for life in known.trained:
             counts = merged.get(p, {}).get(life, 0), undone.get(p, {}).get(life, 0)
-            found.append(_entry(known, p, life, *counts, is_whole=wholes.get(p, True)))
+            found.append(_entry(known, p, life, *counts, models.get(p, True), merges.get(p, True)))
     return found
 
 
-def _entry(known: Known, p: int, life: Life, by_shards: int, undone: int, *, is_whole: bool) -> Entry:
+def _entry(
+    known: Known, p: int, life: Life, by_shards: int, undone: int, is_model_whole: bool, is_undone_whole: bool
+) -> Entry:
     accounts = known.reports.get(life, {}).get("accounts", ())
     merged, overlapped, refused, lost, pending = accounts[p] if len(accounts) > p else [0] * len(FATES)
     trained, told = known.trained.get(life, 0), known.told(life)
@@ -120,8 +123,8 @@ def _entry(known: Known, p: int, life: Life, by_shards: int, undone: int, *, is_
         of_refused = min(late - of_open, refused)
         open_, refused = open_ - of_open, refused - of_refused
         in_model = by_shards
-    elif is_whole:
-        lost += min(-late, undone)
+    elif is_model_whole:
+        lost += min(-late, undone) if is_undone_whole else -late
         in_model = by_shards
     else:
         in_model = merged

@@ -3,7 +3,8 @@
 Decides which of the tokens that were ever merged are in the model. A shard that comes back begins with a version that
 others hold, its *origin*; what its former life merged beyond that version is *undone*. So the model's tokens are those
 of the newest epoch, of the epoch before it up to the origin, and so on. Where a recorder has missed a merge, what is
-known of its fragment is only a bound, and `is_whole` says so.
+known of its fragment is only a bound, and what is said of it says so: of what is in the model, where a merge is missing
+that is in it; of what is undone, where any is missing.
 """
 
 from __future__ import annotations
@@ -44,16 +45,21 @@ class ShardBooks:
             return False
         self._newest[fragment, epoch] = merging
         if merging["origin"] is not None:
-            self._origins[fragment, epoch] = list(merging["origin"])
+            self._begun(fragment, epoch, merging["origin"])
         if version is not None and version[0] == epoch:
             self._keep(fragment, epoch, version[1], merging["merged_tokens"])
         return True
 
     def claimed(self, versions: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Note the versions of fragments that learners hold: whoever published them has merged so much, at least."""
+        """Note the versions of fragments that learners hold, or that epochs began with: whoever published them has
+        merged so much, at least."""
         for fragment, version in versions:
             of = (fragment, version[0])
             self._claimed[of] = max(self._claimed.get(of, 0), version[1])
+
+    def _begun(self, fragment: int, epoch: int, origin: Sequence[int]) -> None:
+        self._origins[fragment, epoch] = list(origin)
+        self.claimed([(fragment, origin)])
 
     def saved(self, versions: Iterable[Sequence[int]]) -> None:
         """Note the versions that are on disk, as [fragment, epoch, count]: what they have is remembered."""
@@ -76,10 +82,10 @@ class ShardBooks:
         return [merging for _, merging in sorted(self._newest.items())]
 
     def in_model(self, fragment: int) -> tuple[Counter[Life], bool]:
-        """The tokens of each life that are in the newest version of a fragment, and whether no merge is missing in
-        that count."""
+        """The tokens of each life that are in the newest version of a fragment, and whether no merge that is in it is
+        missing in that count."""
         epoch = max((epoch for p, epoch in self._origins if p == fragment), default=None)
-        is_whole = all(self._is_known(*of) for of in self._claimed if of[0] == fragment)
+        is_whole = all(self._is_known(*of) for of in self._claimed if of[0] == fragment and of[1] >= (epoch or 0))
         if epoch is None:
             return Counter(), is_whole
         merged = _counted(self._newest[fragment, epoch]["merged_tokens"])
@@ -90,12 +96,13 @@ class ShardBooks:
             is_whole = is_whole and is_exact
         return merged, is_whole
 
-    def ever(self, fragment: int) -> Counter[Life]:
-        """The tokens of each life that were merged by any epoch, undone or not."""
+    def ever(self, fragment: int) -> tuple[Counter[Life], bool]:
+        """The tokens of each life that were merged by any epoch, undone or not, and whether no merge is missing in that
+        count."""
         merged: Counter[Life] = Counter()
         for (p, _), merging in self._newest.items():
             merged.update(_counted(merging["merged_tokens"]) if p == fragment else {})
-        return merged
+        return merged, all(self._is_known(*of) for of in self._claimed if of[0] == fragment)
 
     def _is_known(self, fragment: int, epoch: int) -> bool:
         """Whether nobody holds a newer version of an epoch than its shard has told the recorder of."""
@@ -132,7 +139,7 @@ class ShardBooks:
         of = newest["fragment"], newest["epoch"]
         self._newest[of] = newest
         if row["origin"] is not None:
-            self._origins[of] = row["origin"]
+            self._begun(*of, row["origin"])
         self.saved([of[0], *version] for version in row["saved"])
         for count, merged in row["kept"]:
             self._keep(*of, count, merged)

@@ -89,7 +89,7 @@ class BooksChecker(Checker):
         for p, shard in last.items():
             self.merged[p] = self._models[p, self._newest[shard, p]]
         for entry in found:
-            if entry.fragment in self._unsure or not status["merges_whole"].get(entry.fragment):
+            if entry.fragment in self._unsure or not status["model_whole"].get(entry.fragment):
                 continue
             truth = self.merged.get(entry.fragment, Model())[entry.learner, entry.incarnation]
             if entry.merged != truth:

@@ -277,16 +277,15 @@ class Books:
         return sum(count for count, _ in newest.values()), sum(votes for _, votes in newest.values())
 
     def _by_shards(self) -> dict[str, Any]:
-        """What shards say of each fragment: the tokens of each life that are in the model, those that are undone, and
-        whether no merge is missing in that count."""
-        told: dict[str, Any] = {"merged_tokens": {}, "undone_tokens": {}, "merges_whole": {}}
+        """What shards say of each fragment: the tokens of each life that are in the model, those that are undone; and
+        whether no merge is missing of those in the model, and of all."""
+        told: dict[str, Any] = {"merged_tokens": {}, "undone_tokens": {}, "model_whole": {}, "merges_whole": {}}
         for p in range(len(self._sizes)):
-            merged, is_whole = self.shards.in_model(p)
-            undone = self.shards.ever(p)
+            merged, told["model_whole"][p] = self.shards.in_model(p)
+            undone, told["merges_whole"][p] = self.shards.ever(p)
             undone.subtract(merged)
             told["merged_tokens"][p] = [[*life, tokens] for life, tokens in sorted(merged.items())]
             told["undone_tokens"][p] = [[*life, tokens] for life, tokens in sorted(undone.items()) if tokens]
-            told["merges_whole"][p] = is_whole
         return told
 
 

@@ -28,7 +28,7 @@ def status(*lives: dict[str, Any], merged: list[list[list[int]]], **more: Any) -
     former = [each for each in lives if each is not present[each["slot"]]]
     known = {"former": former, "learners": present, "merged_tokens": dict(enumerate(merged))}
     whole = dict.fromkeys(range(len(merged)), True)
-    return {**known, "merges_whole": whole, "undone_tokens": {}, "outer_steps": 7, **more}
+    return {**known, "model_whole": whole, "merges_whole": whole, "undone_tokens": {}, "outer_steps": 7, **more}
 
 
 def account(told: dict[str, Any], fragments: int = 1) -> dict[str, int]:
@@ -119,9 +119,17 @@ def test_a_shard_that_counts_more_or_less_than_its_learner_is_told(merged: list[
 
 
 def test_where_a_recorder_has_missed_merges_the_larger_count_holds() -> None:
-    told = status(OTHER, merged=[[[1, 1, 80]]], merges_whole={0: False})
+    told = status(OTHER, merged=[[[1, 1, 80]]], model_whole={0: False}, merges_whole={0: False})
     assert account(told) == {"merged": 90, "overlapped": 10}
     assert differences(told) == []
+
+
+def test_where_only_merges_that_are_undone_were_missed_what_the_learner_counts_beyond_the_model_is_lost() -> None:
+    told = status(OTHER, merged=[[[1, 1, 20]]], undone_tokens={0: [[1, 1, 30]]}, merges_whole={0: False})
+    assert account(told) == {"merged": 20, "overlapped": 10, "lost": 70}
+    assert differences(told) == []
+    whole = {**told, "merges_whole": {0: True}}
+    assert account(whole) == {"merged": 20, "overlapped": 10, "lost": 30, "difference": 40}
 
 
 def test_a_learner_of_which_others_have_heard_more_than_it_says_at_the_end_is_told() -> None:
@@ -172,8 +180,8 @@ def histories(draw: st.DrawFn) -> dict[str, Any]:
             lives.append(life(slot, incarnation, [[draw(counts) for _ in FATES]]))
     rows = st.tuples(st.integers(0, 3), st.integers(1, 3), counts).map(list)
     merged, undone, totals = (draw(st.lists(rows, max_size=5, unique_by=lambda row: (row[0], row[1]))) for _ in "mut")
-    whole = {0: draw(st.booleans())}
-    return status(*lives, merged=[merged], undone_tokens={0: undone}, totals=totals, merges_whole=whole)
+    whole = {name: {0: draw(st.booleans())} for name in ("model_whole", "merges_whole")}
+    return status(*lives, merged=[merged], undone_tokens={0: undone}, totals=totals, **whole)
 
 
 @given(histories())

@@ -1,0 +1,60 @@
+"""What shards say that they have merged: of whichever merges a recorder has missed, it knows that they are missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from isthmus.ops.exchange.messages import Merging
+from isthmus.programs.books.shards import ShardBooks
+
+
+def merging(epoch: int, count: int, merged: int, origin: list[int] | None = None) -> Merging:
+    """A merge of fragment 0, of `merged` tokens of one learner since its epoch began."""
+    told: Any = {
+        "shard": 0,
+        "fragment": 0,
+        "epoch": epoch,
+        "round": (epoch << 32) + count,
+        "version": [epoch, count],
+        "origin": origin or [epoch, 0],
+        "merged_tokens": [[0, 1, merged]] if merged else [],
+    }
+    return told
+
+
+def books(*mergings: Merging) -> ShardBooks:
+    made = ShardBooks()
+    for each in mergings:
+        made.take(each)
+    return made
+
+
+def test_merges_beyond_the_version_that_an_epoch_begins_with_are_undone() -> None:
+    made = books(merging(1, 0, 0), merging(1, 1, 48), merging(1, 2, 88), merging(2, 2, 30, [1, 1]))
+    assert made.in_model(0) == (Counter({(0, 1): 78}), True)
+    assert made.ever(0) == (Counter({(0, 1): 118}), True)
+
+
+def test_a_version_that_an_epoch_begins_with_and_that_nobody_told_of_is_missing_in_the_model() -> None:
+    made = books(merging(1, 0, 0), merging(1, 2, 88), merging(2, 4, 272, [1, 3]))
+    assert made.in_model(0)[1] is False
+    assert made.ever(0)[1] is False
+
+
+def test_where_the_epoch_that_began_with_it_is_undone_it_is_missing_in_what_is_undone_alone() -> None:
+    """So it is after a resume from a version before all that."""
+    lost = merging(1, 0, 0), merging(1, 1, 48), merging(1, 2, 88), merging(2, 4, 272, [1, 3])
+    told = *lost, merging(4, 1, 0, [1, 1])
+    made, recalled = books(*told), ShardBooks()
+    for row in made.memory():
+        recalled.recall(row)
+    for each in (made, recalled):
+        assert each.in_model(0) == (Counter({(0, 1): 48}), True)
+        assert each.ever(0) == (Counter({(0, 1): 360}), False)
+
+
+def test_a_newer_version_that_a_learner_holds_is_missing_in_both() -> None:
+    made = books(merging(1, 0, 0), merging(1, 1, 48))
+    made.claimed([(0, [1, 2])])
+    assert (made.in_model(0)[1], made.ever(0)[1]) == (False, False)
