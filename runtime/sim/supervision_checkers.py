@@ -71,16 +71,17 @@ class VerdictsChecker(Checker):
 
     def happened(self, universe: Universe, happened: Happened) -> None:
         member, incident = happened.member, happened.incident
+        # At the end of a run nothing excuses a silence, also not a cut link; nor a host that is stopped.
+        is_ending = universe.phase == "final" or universe.injector.counts["stop"]
         match incident:
             case Condemned(verdict=Unreached()):
-                if not DEAFENING & set(universe.injector.counts):
+                is_stopped = bool(is_ending) and member.replica in universe.injector.touched
+                if not (is_stopped or DEAFENING & set(universe.injector.counts)):
                     raise ViolationError(f"{member} is killed, and no way was broken: {incident.verdict}")
             case Condemned(verdict=Bereft() | Undermanned()):
                 if not any(leader(each) == leader(member.replica) for each in universe.injector.touched):
                     raise ViolationError(f"{member} is killed for its island, and no fault was about that")
             case Condemned():
-                # At the end of a run nothing excuses a silence, also not a cut link.
-                is_ending = universe.phase == "final" or universe.injector.counts["stop"]
                 is_late = isinstance(incident.verdict, Hurried) or _is_cut_off(universe, member.replica)
                 if member.replica not in universe.injector.touched and not (is_late and is_ending):
                     raise ViolationError(f"{member} is killed, and no fault was about it: {incident.verdict}")

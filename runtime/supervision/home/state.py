@@ -49,8 +49,8 @@ class RunState:
     it is that of another home, which was lost. A daemon that
     took over waits until `adopt_until` for the replicas that it is `adopting`. `due` is when the next life of a replica
     begins. `fallen`: the islands, by their leaders, whose last processes are about to end. `islands` are the elastic
-    ones. `has_news`: machines are to
-    be told, `has_changed`: the journal is to be written."""
+    ones. `has_given_way`: another machine is the home, and this one knows. `has_news`: machines are to be told,
+    `has_changed`: the journal is to be written."""
 
     fleet: Fleet
     roll: Roll
@@ -77,6 +77,7 @@ class RunState:
     is_stopping: bool = False
     is_ending: bool = False
     is_finished: bool = False
+    has_given_way: bool = False
     exit_at: Instant | None = None
     abandon_at: Instant | None = None
     islands: list[ElasticIsland] = field(default_factory=list)

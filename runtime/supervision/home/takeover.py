@@ -63,6 +63,7 @@ def begin(run: RunState, event: HomeBegan) -> None:
 def recall(run: RunState, journal: Journal) -> None:
     """Take in what a daemon before this one has noted."""
     run.is_stopping, run.outcome, run.failure = journal.is_stopping, journal.outcome, journal.failure
+    run.has_given_way = isinstance(journal.failure, incidents.Moved)
     run.used.update(journal.used)
     run.floor = journal.number_least
     if journal.term == run.stamp.term:
@@ -73,8 +74,9 @@ def recall(run: RunState, journal: Journal) -> None:
 
 def give_way(run: RunState, by: str, term: int) -> None:
     """Another machine is the home of the run: it goes on there, and every host of this home ends."""
-    if by == run.fleet.home or term < run.stamp.term or isinstance(run.failure, incidents.Moved):
+    if by == run.fleet.home or term < run.stamp.term or run.has_given_way:
         return
+    run.has_given_way = True  # Once: to all that is said after that, every machine answers in the same way.
     found = by, term, run.stamp.term
     run.write(DAEMON, incidents.Superseded(*found))
     endings.end_run(run, "failed", incidents.Moved(*found))

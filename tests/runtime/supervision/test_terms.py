@@ -5,6 +5,7 @@ from __future__ import annotations
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home.events import (
     DAEMON,
+    EndAsked,
     HomeBegan,
     Journal,
     Places,
@@ -14,7 +15,7 @@ from isthmus.runtime.supervision.home.events import (
     WriteIncident,
 )
 from isthmus.runtime.supervision.home.takeover import NUMBERS_OF_TERM
-from isthmus.runtime.supervision.incidents import HomeTaken, Moved, NumbersLost, Superseded
+from isthmus.runtime.supervision.incidents import HomeTaken, Moved, NumbersLost, Ordered, Superseded
 from isthmus.runtime.supervision.messages import Orders, Report, Stamp
 from isthmus.runtime.supervision.station import LONELY_BEATS
 from isthmus.runtime.supervision.station_events import (
@@ -156,6 +157,17 @@ def test_a_home_that_is_told_of_a_later_one_ends_its_hosts_and_says_so() -> None
     assert story.core.failure == why
     given = next(each for each in told if isinstance(each, SendOrders))
     assert all(each.is_condemned for each in given.wanted["alpha"])
+    assert story.does(3, TurnedAway("beta", 2)) == []
+
+
+def test_a_home_whose_run_was_over_already_gives_way_once() -> None:
+    """Or every machine that turns its orders away had it give orders to all of them: each time so many more."""
+    story = HomeStory()
+    story.serve(1)
+    story.does(2, EndAsked(Ordered("somebody said so")))
+    told = story.does(3, TurnedAway("beta", 2))
+    assert WriteIncident(DAEMON, Superseded("beta", 2, 1)) in told
+    assert story.core.failure == Ordered("somebody said so")
     assert story.does(3, TurnedAway("beta", 2)) == []
 
 
