@@ -23,8 +23,8 @@ from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.incidents import RecorderFailed
 
 NOTED_NS: Final = 4_000_000_000
-"""After so long a recorder has certainly written down what it heard of, on a disk that takes it: it does once a second,
-and the trouble of a disk may have been in between."""
+"""After so long a recorder has certainly written down what it heard of, on a disk that took it all the time: it does
+once a second."""
 SAMPLED_NS: Final = 2 * PERIOD + 50_000_000
 """Between two looks of a hold node, and a little more for a clock that drifts."""
 Version = tuple[int, int]
@@ -146,6 +146,9 @@ class ModelChecker(Checker):
         self._told_of: set[int] = set()
         self._noted: set[int] = set()
         self._begun: set[tuple[Member, int]] = set()
+        self._was_in_trouble = False
+        self._troubled_at = -NOTED_NS
+        """Up to when, at most, the disk of the home was in trouble."""
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Note what evaluator and recorder hear of: a merge may be told before its values come."""
@@ -170,13 +173,15 @@ class ModelChecker(Checker):
                 del heard[life]
 
     def asked(self, universe: Universe) -> None:
-        """Note what recorders have had the time to write down, while no disk is in trouble."""
-        if universe.disks[universe.home].troubles:
-            return
+        """Note what recorders have had the time to write down since the disk is in no trouble."""
+        is_in_trouble = bool(universe.disks[universe.home].troubles)
+        if is_in_trouble or self._was_in_trouble:
+            self._troubled_at = universe.clock.now()
+        self._was_in_trouble = is_in_trouble
         for fragment, lives in self._heard.items():
             for life, (at, _) in lives.items():
                 is_there = life.member.replica.role == "recorder" and not life.is_dead and not life.clock.is_paused
-                if is_there and life.true_now() - at > NOTED_NS:
+                if is_there and life.true_now() - max(at, self._troubled_at) > NOTED_NS:
                     self._noted.add(fragment)
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
