@@ -24,7 +24,7 @@ from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
-from isthmus.programs.coded_updates import updates_in
+from isthmus.programs.coded_updates import to_learner, updates_in
 from isthmus.programs.outer_settings import Format, format_faults
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
@@ -148,13 +148,7 @@ def build(
     graph.edge(pacer["round"], merging["round"], Queue(capacity=rounds_max))
     graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=rounds_max))
     graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
-    updates = updates_in(graph, learner, outer)
-    graph.edge(updates, step["update"], Latest("fragment"))
-    if updates.node is outer:
-        graph.edge(pacer["pull"], step["pull"], Latest("fragment"))
-    else:
-        graph.edge(pacer["pull"], updates.node["pull"], Latest("fragment"))
-        graph.edge(updates.node["pull"], step["pull"], Latest("fragment"))
+    to_learner(graph, learner, outer, pacer["pull"], step)
     graph.edge(updates_in(graph, evaluator, outer), evaluate["update"], Latest("fragment"))
     graph.edge(step["progress"], pacer["progress"], Latest())
     return graph

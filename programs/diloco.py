@@ -18,6 +18,7 @@ from isthmus.ops.learner.lock_step import Gate, RoundStep
 from isthmus.ops.syncer.conductor import Conductor
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.coded_updates import to_learner, updates_in
 from isthmus.programs.outer_settings import LEARNERS_MAX, Format, Rule, faults, outer_settings
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
@@ -29,13 +30,15 @@ def build(
     interval: int = 24,
     merge: Rule = "average",
     push: Format = "float32",
+    update: Format = "float32",
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
 ) -> Graph:
     """The graph. ConfigError, with every fault, for settings out of range.
 
     - `interval`: H, inner steps between two outer steps. `merge`: 'average' (weighted by tokens) or 'rda'.
-    - `push`: the format of outer gradients on their way, 'float32', 'bf16', 'int8' or 'int4'.
+    - `push`, `update`: the formats of outer gradients and of what the syncer publishes, on their way: 'float32',
+      'bf16', 'int8' or 'int4'.
     - `outer_lr`, `outer_momentum`: eta and mu of the outer step; by the number of outer steps of the run if absent.
     """
     given = dict(locals())
@@ -69,7 +72,7 @@ def build(
     merging = syncer.node(
         "merge", Merge, parts, step_tokens=job.step_tokens, method=merge, lr=lr, momentum=momentum, fires=everybody
     )
-    outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum)
+    outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum, update=update)
     evaluate = evaluator.node("evaluate", Evaluate, job.task, parts, tokens=job.tokens, fires=AnyOf("update"))
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
@@ -82,10 +85,9 @@ def build(
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
     graph.edge(send["answer"], merging["answer"], Latest("fragment"))
     graph.edge(conductor["round"], merging["round"], Queue(capacity=2))
-    graph.edge(conductor["pull"], gate["pull"], Latest("fragment"))
+    to_learner(graph, learner, outer, conductor["pull"], gate, in_turns=True)
     graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=2))
-    graph.edge(outer["update"], gate["update"], Latest("fragment"))
-    graph.edge(outer["update"], evaluate["update"], Latest("fragment"))
+    graph.edge(updates_in(graph, evaluator, outer), evaluate["update"], Latest("fragment"))
     graph.edge(outer["merged"], conductor["merged"], Latest("fragment"))
     graph.edge(step["progress"], conductor["progress"], Latest())
     graph.edge(step["progress"], gate["progress"], Latest())

@@ -22,6 +22,7 @@ from isthmus.ops.learner.lock_step import Gate, LockStep
 from isthmus.ops.syncer.conductor import Conductor, open_rounds_max
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.coded_updates import to_learner, updates_in
 from isthmus.programs.outer_settings import LEARNERS_MAX, Format, Rule, fault, faults, outer_settings
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
@@ -36,6 +37,7 @@ def build(
     alpha: float = 0.5,
     merge: Rule = "average",
     push: Format = "float32",
+    update: Format = "float32",
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
 ) -> Graph:
@@ -45,7 +47,8 @@ def build(
     - `interval`: H, inner steps between two merges of one fragment.
     - `overlap`: tau, the steps between a fragment's capture and the adoption of what came of it.
     - `alpha`: how much of a learner's own fragment survives that. `merge`: 'average' (weighted by tokens) or 'rda'.
-    - `push`: the format of outer gradients on their way, 'float32', 'bf16', 'int8' or 'int4'.
+    - `push`, `update`: the formats of outer gradients and of what the syncer publishes, on their way: 'float32',
+      'bf16', 'int8' or 'int4'.
     - `outer_lr`, `outer_momentum`: eta and mu of the outer step; by the number of sweeps of the run if absent.
     """
     given = dict(locals())
@@ -94,7 +97,7 @@ def build(
     merging = syncer.node(
         "merge", Merge, parts, step_tokens=job.step_tokens, method=merge, lr=lr, momentum=momentum, fires=everybody
     )
-    outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum)
+    outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum, update=update)
     evaluate = evaluator.node("evaluate", Evaluate, job.task, parts, tokens=job.tokens, fires=AnyOf("update"))
 
     rounds_max = open_rounds_max(overlap, len(parts), interval) + len(parts)
@@ -108,10 +111,9 @@ def build(
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
     graph.edge(send["answer"], merging["answer"], Latest("fragment"))
     graph.edge(conductor["round"], merging["round"], Queue(capacity=rounds_max))
-    graph.edge(conductor["pull"], gate["pull"], Latest("fragment"))
+    to_learner(graph, learner, outer, conductor["pull"], gate, in_turns=True)
     graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=rounds_max))
-    graph.edge(outer["update"], gate["update"], Latest("fragment"))
-    graph.edge(outer["update"], evaluate["update"], Latest("fragment"))
+    graph.edge(updates_in(graph, evaluator, outer), evaluate["update"], Latest("fragment"))
     graph.edge(outer["merged"], conductor["merged"], Latest("fragment"))
     graph.edge(step["progress"], conductor["progress"], Latest())
     graph.edge(step["progress"], gate["progress"], Latest())

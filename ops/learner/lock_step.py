@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 
 from isthmus.ops.data.places import Cursor
@@ -186,16 +187,14 @@ class Gate:
         progress: Progress | None = None,
     ) -> list[tuple[str, Any]]:
         """The permits that follow from what is new; what concerns no step goes straight on."""
-        emitted: list[tuple[str, Any]] = []
         if progress is not None and progress["phase"] == "stepping" and not self._steps:
             self._steps = True
             asked, self._straight = self._straight, {}
             self._asked += [turn for turn in asked.values() if not _has_come(turn, update)]
         # Turns first: of an update nothing else says which of them it belongs to.
-        for turn in sorted((pull or {}).values(), key=lambda turn: turn["round"]):
-            emitted += self._hear(turn)
-        for item in sorted((update or {}).values(), key=lambda item: item["fragment"]):
-            emitted += self._take(item)
+        asked_for = [each for turn in _in_order(pull, "round") for each in self._hear(turn)]
+        # And updates first on their way: what is asked for is answered on the newest version that has come.
+        emitted = [each for item in _in_order(update, "fragment") for each in self._take(item)] + asked_for
         while not self._is_over and (permit := self._next()) is not None:
             emitted.append(("permit", permit))
         return emitted
@@ -282,6 +281,10 @@ class Gate:
         self._loose.clear()
         self._waiting = [waiting for waiting in self._waiting if waiting not in due]
         return [updates[fragment] for fragment in sorted(updates)]
+
+
+def _in_order(items: Mapping[Any, Any] | None, by: str) -> list[Any]:
+    return sorted((items or {}).values(), key=itemgetter(by))
 
 
 def _answers(item: Update, asked: Turn) -> bool:

@@ -26,17 +26,19 @@ KEPT_MAX = 4
 
 
 class Receive:
-    """Updates in, coded or whole, and pulls; whole updates, pulls, and what is lacking, out."""
+    """Updates in, coded or whole, and pulls; whole updates, pulls, and what is lacking, out. `in_turns`: pulls are the
+    turns of programs in lock-step, where copies are for those who hold nothing yet."""
 
     outputs = ("update", "pull", "need")
 
     @staticmethod
-    def schemas(fragments: Sequence[Fragment]) -> dict[str, Any]:
+    def schemas(fragments: Sequence[Fragment], *, in_turns: bool = False) -> dict[str, Any]:
         """What shards, and those who hold what shards have published, may send."""
-        return {"update": schemas.coded_update(fragments), "pull": schemas.ROUND}
+        return {"update": schemas.coded_update(fragments), "pull": schemas.TURN if in_turns else schemas.ROUND}
 
-    def __init__(self, fragments: Sequence[Fragment]) -> None:
+    def __init__(self, fragments: Sequence[Fragment], *, in_turns: bool = False) -> None:
         self._fragments = fragments
+        self._in_turns = in_turns
         self._held: dict[int, Update] = {}
         self._kept: dict[int, list[Update]] = {}
         self._lacking: dict[int, list[int]] = {}
@@ -68,6 +70,10 @@ class Receive:
         p, held = item["fragment"], self._held.get(item["fragment"])
         if is_withdrawn(item) or p >= len(self._fragments):
             return False
+        if self._in_turns and item["kind"] == "copy" and held is not None:
+            if "frame" not in item:
+                return False  # In lock-step it is not adopted, and codes follow what is.
+            item = {**item, "kind": "merge"}  # It stands for codes that gates wait for.
         values = self._coding.as_sent(item["values"], item.get("scales"))
         if held is not None and item["version"] <= held["version"]:
             return self._say_again(item, held)

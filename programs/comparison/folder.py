@@ -87,12 +87,12 @@ def _paced(plan: Plan) -> str:
 
 def _only(one: Variant, other: Variant) -> str:
     """The keys of a variant that differ from another's."""
-    return ", ".join(
-        f"{section}.{key}={value}"
-        for section, values in one.config.items()
-        for key, value in values.items()
-        if other.config.get(section, {}).get(key) != value
+    ours, theirs = (
+        {f"{section}.{key}": value for section, values in each.config.items() for key, value in values.items()}
+        for each in (one, other)
     )
+    differing = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+    return ", ".join(f"{key}={ours[key]}" if key in ours else f"no {key}" for key in differing)
 
 
 def done(folder: Path, variant: Variant, seed: int) -> Path | None:

@@ -146,6 +146,8 @@ class AnswersChecker(Checker):
         self._codes: dict[tuple[Member, int], dict[Version, Version]] = {}
         self._reached: dict[tuple[Member, int], Version] = {}
         self._places: dict[tuple[Member, Member, int], tuple[int, Version]] = {}
+        self._is_in_turns = False
+        """Whether the program is one in lock-step, where copies are for those who hold nothing yet."""
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Note what had come before each pull."""
@@ -155,6 +157,7 @@ class AnswersChecker(Checker):
                 self._displace(life, source, item)
             self._newest[key] = max(self._newest.get(key, (0, 0)), self._reach(life, item))
         elif edge.target_port == "pull":
+            self._is_in_turns |= "steps" in item
             newest = self._newest.get((life.member, source, item["fragment"]), (0, 0))
             self._pulled.setdefault((life.member, item["fragment"], item["round"]), newest)
 
@@ -173,6 +176,8 @@ class AnswersChecker(Checker):
         """The newest version that can be adopted now that an item has come: codes follow the version before them."""
         of, version = (life.member, item["fragment"]), (item["version"][0], item["version"][1])
         codes, reached = self._codes.setdefault(of, {}), self._reached.get(of, (0, 0))
+        if item["kind"] == "copy" and "frame" not in item and self._is_in_turns and reached > (0, 0):
+            return version
         if "base" in item:
             codes[item["base"][0], item["base"][1]] = version
         else:

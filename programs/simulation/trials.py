@@ -58,8 +58,8 @@ def _streaming(rng: random.Random) -> Settings:
 
 TRIALS: Final[Mapping[str, Trial]] = {
     "decoupled-diloco": Trial(_decoupled, formats=("push", "update")),
-    "streaming-diloco": Trial(_streaming, formats=("push",)),
-    "diloco": Trial(lambda rng: {"interval": rng.choice((6, 8))}, formats=("push",)),
+    "streaming-diloco": Trial(_streaming, formats=("push", "update")),
+    "diloco": Trial(lambda rng: {"interval": rng.choice((6, 8))}, formats=("push", "update")),
     # The state is in the learners, and at which step they are is known to the syncer only.
     "elastic-data-parallel": Trial(lambda rng: {}, spared=("syncer", "learner/0"), lasts_max=BRIEF_SECONDS),
     # Nobody can go on without any of the learners, whose number is part of the graph.

@@ -104,9 +104,10 @@ def test_any_number_of_learners_will_do(world: Worlds, name: str, learners: int)
     "name", ["diloco", "elastic-data-parallel", soaked("streaming-diloco"), soaked("data-parallel")]
 )
 def test_nothing_depends_on_how_long_anything_takes(world: Worlds, name: str) -> None:
-    """With an optimizer that follows the run's progress, of which learners hear by messages."""
+    """With an optimizer that follows the run's progress, of which learners hear by messages, and codes both ways."""
     scheduled = task(adamw(peak=1e-2, warmup=0.1, weight_decay=0.1, clip=1.0))
-    program = Program(name, **SETTINGS.get(name, {}))
+    coded = {"push": "int4", "update": "int4"} if name in WITH_OUTER_STEPS else {}
+    program = Program(name, **SETTINGS.get(name, {}), **coded)
     calm = world.run(program, task=scheduled, learners=3, steps=24, jitter=0.0)
     wild = world.run(
         program, task=scheduled, learners=3, steps=24, jitter=0.4, delay_ms=17, speeds=(0.3, 1, 2), step_ms=30
