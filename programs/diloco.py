@@ -14,7 +14,7 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
-from isthmus.ops.learner.lock_step import Gate, RoundStep
+from isthmus.ops.learner.lock_step import Gate, LockStep
 from isthmus.ops.syncer.conductor import Conductor
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
@@ -53,7 +53,9 @@ def build(
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
     data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
-    step = learner.node("inner-step", RoundStep, job.task, fragments=parts, report_every=interval, tokens=job.tokens)
+    step = learner.node(
+        "inner-step", LockStep, job.task, fragments=parts, report_every=interval, tokens=job.tokens, overlap=0
+    )
     send = learner.node("outer-gradient", FragmentSend, parts, push=push)
     gate = learner.node("gate", Gate, fragments=1, overlap=0, free=0, fires=AnyOf("update", "pull", "progress"))
     conductor = syncer.node(

@@ -70,6 +70,7 @@ def build(
         fragments=parts,
         report_every=math.ceil(interval / len(parts)),
         tokens=job.tokens,
+        overlap=overlap,
         alpha=alpha,
     )
     send = learner.node("fragment-send", FragmentSend, parts, push=push)

@@ -7,7 +7,7 @@ Decides when a learner emits one. The recorder keeps the newest, on disk, too, a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 SECONDS: Final = 15.0
 """Between two snapshots, as for those of fragments."""
@@ -26,6 +26,7 @@ class State(TypedDict):
     positions: list[list[int]]
     streams: list[list[Any]]
     leaves: list[Any]
+    standings: NotRequired[list[list[Any]]]
 
 
 BEGINNING: Final = State(tokens=0, steps=0, totals=[], positions=[], streams=[], leaves=[])
@@ -54,20 +55,27 @@ class Due:
 
 
 class Wanted(TypedDict):
-    """hold -> outer-step, inner-step: the count of the version at which a cut is made: of the model and, for each
-    learner, of what only that one has."""
+    """hold -> outer-step, inner-step: the cut that is made after the turn about `fragment` (`turns`): of the model,
+    whose versions have these `counts` then, by fragment, and, for each learner, of what only that one has."""
 
-    count: int
+    fragment: int
+    counts: list[int]
 
 
 class Own(TypedDict):
-    """inner-step -> hold, and back to a later life: what a learner had that no other has, when it had adopted the
-    version with this `count` and made no step since. `leaves` are [type, shape, bytes], the first of which says whose
-    random keys come next; `totals` the progress of the run, as this learner knew it."""
+    """inner-step -> hold, and back to a later life: what a learner had that no other has, when its answer to the last
+    turn before a cut was captured, before its next step.
+
+    `standings` say by fragment where it stood, [epoch, count, due, former]: the version that it had adopted, or, where
+    that was made of what it had answered, will have after `due` more steps; None for one that it had. Work since then
+    that is in no version is `former`: [incarnation, begin, end, steps] by life. `leaves` are [type, shape, bytes], the
+    first of which says whose random keys come next; then local ones, and merged ones where anything of them lasts.
+    `totals` are the progress of the run, as this learner knew it.
+    """
 
     slot: int
     incarnation: int
-    count: int
+    standings: list[list[Any]]
     totals: list[list[int]]
     leaves: list[list[Any]]
 

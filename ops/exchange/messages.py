@@ -41,8 +41,8 @@ class Round(TypedDict):
     `members` are [slot, incarnation] pairs; `count_min`, `grace` (None: no limit), `required`, `deadline` and `chain`
     (late votes of one of its rounds count in the next; None: they are refused) are what the firing rule of `merge`
     reads. `interval` is H as the pacer has it now, `totals` the progress of the whole run; `known`, of kind 'recover',
-    the versions that those hold who only hold the model, as [epoch, count, digest]; `asked` is there where settings
-    follow the links.
+    the versions that those hold who only hold the model, as [epoch, count, digest, lengths]; `asked` is there where
+    settings follow the links.
     """
 
     round: int
@@ -66,7 +66,7 @@ class Capture(TypedDict):
 
     `values` may still be on its way from the device. `base` and `anchor` are None for the first version. For kind
     'recover' `values` are the anchor itself, with the `clock` that came with it. `push` is the format that was asked
-    for.
+    for. `former`: as in Answer.
     """
 
     fragment: int
@@ -83,6 +83,7 @@ class Capture(TypedDict):
     anchor: Vector | None
     positions: list[list[int]]
     state: list[Any] | None
+    former: NotRequired[list[list[int]]]
     push: NotRequired[str]
 
 
@@ -93,7 +94,8 @@ class Answer(TypedDict):
     gradient's Euclidean norm per unit, float32. `positions` are [slot, position]: below which batch of each slot's work
     is in it, of its own slot, or, of kind 'recover', of all; `state` is [position, state] of the slot's stream. Of
     kinds 'merge' and 'final' a gradient may be coded (`kernels.coding`): `gradient` has the codes then, and `scales`
-    what they are in units of.
+    what they are in units of. `former` is work of earlier lives of the slot that is in it, too, [incarnation, begin,
+    end, steps], where this life went on with theirs.
     """
 
     fragment: int
@@ -111,6 +113,7 @@ class Answer(TypedDict):
     norms: Vector
     positions: list[list[int]]
     state: list[Any] | None
+    former: NotRequired[list[list[int]]]
 
 
 class Merging(TypedDict):
@@ -180,7 +183,8 @@ class Change(TypedDict):
 
 class Gradient(TypedDict):
     """merge -> outer-step. `direction` None: nothing to merge; kinds 'initial' and 'recover' hold values in it. `lives`
-    has [slot, incarnation] of all that answered."""
+    has [slot, incarnation] of all that answered; `lengths` are those of the answers that were merged last
+    (`syncer.bounds`)."""
 
     fragment: int
     round: int
@@ -192,6 +196,7 @@ class Gradient(TypedDict):
     positions: list[list[int]]
     totals: list[list[int]]
     lives: list[list[int]]
+    lengths: list[float]
     merging: Merging
 
 
@@ -233,10 +238,12 @@ class State(Update):
     """outer-step -> the hold node of the run's home: an update, and what else a shard needs to go on from it.
 
     `tensors` are float32 vectors by name: the `momentum`, where the program has any, and `theta`, what outer steps go
-    on from, where what is published is coded.
+    on from, where what is published is coded. `lengths` are those of the answers that were merged last, which bound
+    the next.
     """
 
     tensors: dict[str, Vector]
+    lengths: list[float]
 
 
 class Kept(TypedDict):
@@ -295,7 +302,7 @@ class Report(Progress):
     its loss was not finite last and it gave up its own parameters for the global ones, 0 if it never was; `accounts`
     holds, per fragment, [merged, overlapped, refused, lost, pending]; `began`, of a later life, what it goes on with of
     what only a learner has: ["copy", life, step] of that life's copy on its machine, ["snapshot",
-    life, version], as that life was at the version with this count, or ["anew", 0, 0]; None where nothing of it is
+    life, merges], as that life was after so many merges, or ["anew", 0, 0]; None where nothing of it is
     lost, or known.
     """
 
@@ -322,7 +329,8 @@ class Held(TypedDict):
     snapshots than that; `error` what the disk says that does not take the next; `store`, where snapshots are brought
     to one, is its `url`, the `number` of the newest that is there, and the `error` of one that does not take the
     next. `lives` are those of shards, [shard, incarnation], for which it looked; `given` what it holds of fragments
-    that a former life of their shard has published, as [fragment, epoch, count, digest].
+    that a former life of their shard has published, as [fragment, epoch, count, digest, lengths];
+    `lengths` as in State, none where only that has them.
     """
 
     holder: str

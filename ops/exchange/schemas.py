@@ -32,6 +32,8 @@ POSITIONS: Final = ("list", ("row", COUNT, COUNT))
 MEMBERS: Final = ("list", ("row", COUNT, LIFE))
 METRICS: Final = ("list", ("row", "text", "float"))
 """[name, value] of scalars."""
+LENGTHS: Final = ("list", ("number", 0))
+"""Of merged answers."""
 OWN: Final = {"slot": ("sender", "slot"), "incarnation": ("sender", "incarnation")}
 KINDS: Final = ("initial", "recover", "merge", "final")
 
@@ -48,7 +50,7 @@ HELD: Final = {
     "saved": TRIPLES,
     "totals": TRIPLES,
     "lives": MEMBERS,
-    "given": ("list", ("row", COUNT, COUNT, COUNT, "text")),
+    "given": ("list", ("row", COUNT, COUNT, COUNT, "text", LENGTHS)),
     "faults": ("list", "text"),
     "error": ("optional", "text"),
     "store": ("optional", {"url": "text", "number": COUNT, "error": ("optional", "text")}),
@@ -65,11 +67,14 @@ UPDATE: Final = {
 }
 TENSORS: Final = {"momentum?": ("array", "float32", (None,)), "theta?": ("array", "float32", (None,))}
 """What a shard goes on with beside the values."""
-STATE: Final = {**UPDATE, "tensors": TENSORS}
+STATE: Final = {**UPDATE, "tensors": TENSORS, "lengths": LENGTHS}
 KEPT: Final = {"fragment": COUNT, "version": VERSION, "tensors": TENSORS}
-WANTED: Final = {"count": COUNT}
+WANTED: Final = {"fragment": COUNT, "counts": ("list", COUNT)}
+FORMER: Final = ("list", ("row", LIFE, COUNT, COUNT, LIFE))
+"""[incarnation, begin, end, steps] of earlier lives of a slot."""
 LEAVES: Final = ("list", ("row", "text", ("list", COUNT), ("array", "uint8", (None,))))
-KEPT_OWN: Final = {**OWN, "count": COUNT, "totals": TRIPLES, "leaves": LEAVES}
+STANDINGS: Final = ("list", ("row", COUNT, COUNT, ("optional", COUNT), FORMER))
+KEPT_OWN: Final = {**OWN, "standings": STANDINGS, "totals": TRIPLES, "leaves": LEAVES}
 """What only a learner has, as it sends it."""
 RESTORED: Final = {
     "slot": COUNT,
@@ -110,7 +115,7 @@ ROUND: Final = {
     "deadline": ("optional", COUNT),
     "interval": COUNT,
     "totals": TRIPLES,
-    "known": ("list", ("row", COUNT, COUNT, "text")),
+    "known": ("list", ("row", COUNT, COUNT, "text", LENGTHS)),
     "asked?": ASKED,
 }
 TURN: Final = {**ROUND, "steps": COUNT}
@@ -176,6 +181,7 @@ def answer(fragments: Sequence[Fragment], step_tokens: int | Sequence[int]) -> R
         "norms": ("array", "float32", (units,)),
         "positions": POSITIONS,
         "state": ("optional", ("row", COUNT, ("array", "uint8", (None,)))),
+        "former?": FORMER,
     }
 
 

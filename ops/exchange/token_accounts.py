@@ -100,9 +100,18 @@ class FragmentAccount:
         return epoch is not None and epoch[0] <= version[1] <= epoch[1]
 
     def refusal(
-        self, slot: int, incarnation: int, base: Version, begin: int, end: int, steps: int, tokens: int
+        self,
+        slot: int,
+        incarnation: int,
+        base: Version,
+        begin: int,
+        end: int,
+        steps: int,
+        tokens: int,
+        former: Sequence[Sequence[int]] = (),
     ) -> str | None:
-        """Why an answer may not be merged now, or None where it may.
+        """Why an answer may not be merged now, or None where it may; `former` are ranges of earlier lives that are in
+        it, [incarnation, begin, end, steps].
 
         'inconsistent': the range, the tokens and the steps contradict each other. 'unknown base': not a version of this
         shard. 'former incarnation': the clock belongs to a later life of the slot. 'already merged': part of the range
@@ -112,11 +121,16 @@ class FragmentAccount:
             return "inconsistent"
         if not self.knows(base):
             return "unknown base"
-        merged_incarnation, merged_position = self._clock.get(slot, (incarnation, 0))
-        if incarnation < merged_incarnation:
+        ranges = [(life, first) for life, first, _, _ in former] + [(incarnation, begin)]
+        if any(former[at][0] >= ranges[at + 1][0] for at in range(len(former))):
+            return "inconsistent"
+        first_life, first_begin = ranges[0]
+        merged_incarnation, merged_position = self._clock.get(slot, (first_life, 0))
+        if first_life < merged_incarnation:
             return "former incarnation"
-        if incarnation == merged_incarnation and begin < merged_position:
+        if first_life == merged_incarnation and first_begin < merged_position:
             return "already merged"
+        steps += sum(row[3] for row in former)
         if steps > STALE_INTERVALS * self.interval and tuple(base) != self.newest:
             return "stale"
         return None
@@ -157,12 +171,14 @@ class FragmentLedger:
 
     Opened at the adoption of a first version. `begin` is the position of the last adoption of `base`; `steps` and
     `tokens` count from there, by difference: a step touches no ledger. The four totals cover the tokens whose fate is
-    known; the rest are pending.
+    known; the rest are pending. `former` is work of earlier lives since the adoption of `base`, [incarnation, begin,
+    end, steps], with which this one goes on: it is in what this life answers, and in the books of those.
     """
 
     incarnation: int
     base: Version
     odometer: Odometer
+    former: list[list[int]] = field(default_factory=list, init=False)
     begin: int = field(init=False)
     merged: int = field(default=0, init=False)
     overlapped: int = field(default=0, init=False)
@@ -222,6 +238,11 @@ class FragmentLedger:
         self.lost += self.odometer.tokens - self._book_merged(clock)
         self._reopen(self.base)
 
+    def work(self) -> list[list[int]]:
+        """All work since the adoption of `base`, by life, as `former`."""
+        own = [[self.incarnation, self.begin, self.odometer.tokens, self.steps]] if self.steps else []
+        return [*self.former, *own]
+
     def account(self) -> list[int]:
         """What became of the tokens since the first version, whose number is the sum: in the order of FATES."""
         return [self.merged, self.overlapped, self.refused, self.lost, self.tokens]
@@ -260,4 +281,4 @@ class FragmentLedger:
 
     def _reopen(self, version: Version) -> None:
         self.base, self.begin, self._steps_begin = version, self.odometer.tokens, self.odometer.steps
-        self._answered = None
+        self.former, self._answered = [], None

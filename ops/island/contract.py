@@ -70,8 +70,9 @@ class SoleLearning(Learning, Protocol):
     def take_local(self, leaves: Sequence[Any]) -> bool:
         """Take local leaves, as `local` gives them, in place of its own; False if they are not of the same form."""
 
-    def own(self) -> list[Any]:
-        """`local`, and before it one array that says whose random keys the next step draws."""
+    def own(self, *, whole: bool) -> list[Any]:
+        """`local`, before it one array that says whose random keys the next step draws, and after it, where it is to be
+        `whole`, the merged leaves."""
 
     def take_own(self, leaves: Sequence[Any]) -> bool:
         """Go on from leaves as `own` gives them, as the life that gave them would have; False if they do not fit."""

@@ -211,6 +211,11 @@ class Functions:
         return [jax.random.wrap_key_data(found[i]) if is_key(self._shapes[i]) else found[i] for i in range(count)]
 
 
+def _forms(leaves: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Shapes and types of leaves."""
+    return [(leaf.shape, leaf.dtype) for leaf in leaves]
+
+
 def _some(leaves: Sequence[Any]) -> Iterator[list[Any]]:
     """Leaves in groups, each of which is one, or takes no more than WHOLE_BYTES_MAX."""
     group: list[Any] = []
@@ -407,8 +412,7 @@ class Learner:
 
     def take_local(self, leaves: Sequence[Any]) -> bool:
         """Take local leaves, as `local` gives them, where they lie; False if they are not of the same form."""
-        forms = [[(leaf.shape, leaf.dtype) for leaf in each] for each in (leaves, self._local)]
-        if forms[0] != forms[1]:
+        if _forms(leaves) != _forms(self._local):
             return False
         # Copies on the device, because a step gives away what it is given; placed as those of `restart` are, or the
         # step would be compiled again for them.
@@ -416,14 +420,21 @@ class Learner:
         self._local = copies if layout is None else layout.put(copies, layout.local)
         return True
 
-    def own(self) -> list[np.ndarray[Any, Any]]:
-        """`local`, after int64[6]: the words of the life whose keys are drawn, its steps and its restarts."""
-        return [np.array([*np.asarray(self._life).tolist(), *self.counts], np.int64), *self.local()]
+    def own(self, *, whole: bool) -> list[np.ndarray[Any, Any]]:
+        """`local`, after int64[6]: the words of the life whose keys are drawn, its steps and its restarts; then the
+        merged leaves, where it is to be `whole`."""
+        keys = np.array([*np.asarray(self._life).tolist(), *self.counts], np.int64)
+        return [keys, *self.local(), *([np.array(leaf) for leaf in self._leaves] if whole else [])]
 
     def take_own(self, leaves: Sequence[Any]) -> bool:
         """Go on from leaves as `own` gives them, with the random keys that would have come next."""
-        if not leaves or leaves[0].shape != (6,) or not self.take_local(leaves[1:]):
+        count = len(self._local) + 1
+        merged = list(leaves[count:])
+        fits = not merged or _forms(merged) == _forms(self._leaves)
+        if not leaves or leaves[0].shape != (6,) or not fits or not self.take_local(leaves[1:count]):
             return False
+        if merged:
+            self._leaves = self._functions.copy(self._functions.put(merged))
         *words, self._step_number, self._restarts = (int(each) for each in leaves[0])
         life, layout = np.array(words, np.uint32), self._functions.layout
         self._life = jax.device_put(life) if layout is None else layout.put(life, layout.replicated)

@@ -121,6 +121,8 @@ class Answers:
             positions=[[self._slot, self._feed.reached]],
             state=self._feed.told(),
         )
+        if held is not None and held.ledger.former:
+            capture["former"] = held.ledger.former
         if "asked" in request:
             capture["push"] = dict(request["asked"]["push"]).get(self._slot, "float32")
         return capture
@@ -130,5 +132,6 @@ class Answers:
         capture = self._capture(request, held, held.anchor)
         capture["begin"], capture["steps"] = capture["end"], 0
         capture["clock"], capture["anchor"] = held.clock, None
+        capture.pop("former", None)
         capture["positions"], capture["state"] = held.positions, None
         return [("fragment", capture)]

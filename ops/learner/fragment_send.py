@@ -30,7 +30,7 @@ class FragmentSend:
     it leaves, "auto": that which the pull has asked for. First and recovered versions leave as float32."""
 
     outputs = ("answer",)
-    noted: ClassVar = {"answer": ("begin", "end")}
+    noted: ClassVar = {"answer": ("begin", "end", "former")}
 
     def __init__(
         self, fragments: Sequence[Fragment], *, push: Literal["float32", "bf16", "int8", "int4", "auto"] = "float32"
@@ -73,6 +73,8 @@ class FragmentSend:
             positions=capture["positions"],
             state=capture["state"],
         )
+        if "former" in capture:
+            answer["former"] = capture["former"]
         push = capture.get("push", "float32") if self._push == "auto" else self._push
         if push != "float32" and anchor is not None:
             answer.update(self._coding.told("gradient", self._coding.encode(gradient, fragment, push)))

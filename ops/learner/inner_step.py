@@ -35,9 +35,8 @@ from isthmus.ops.island.life import Life
 from isthmus.ops.learner.answers import Answers, Held
 from isthmus.ops.learner.feed import Feed
 from isthmus.ops.learner.follow import Follow
-from isthmus.ops.learner.local_copies import LocalCopies
+from isthmus.ops.learner.inheritance import Inheritance
 from isthmus.ops.learner.step_metrics import StepMetrics
-from isthmus.ops.recovery.leaves import packed, unpacked
 
 REPORT_NS: Final = 100_000_000
 WATCH_NS: Final = 250_000_000
@@ -102,10 +101,6 @@ class InnerStep:
         self._unhealed: set[int] = set()
         self._sick_step = 0
         self._sole: SoleLearning | None = None
-        self._copies: LocalCopies | None = None
-        self._began: list[Any] | None = None
-        self._awaits_own = False
-        self._own: Own | None = None
 
     def prepare(self) -> None:
         """Trace every function, which needs no device."""
@@ -125,7 +120,6 @@ class InnerStep:
         self._context = context
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._feed.open(context)
-        self._awaits_own = self._incarnation > 1 and "restored" in context.connected
         self._step_tokens = of_slot(self._task.tokens_per_batch, self._slot)
         if "parameters" not in context.connected:
             self._emit_every = 0
@@ -138,11 +132,12 @@ class InnerStep:
             odometer=self._odometer,
             feed=self._feed,
         )
+        self._inheritance = Inheritance(
+            context, sole=self._sole, held=self._held, odometer=self._odometer, alpha=self._alpha
+        )
         self._learner.compile(first_batch(self._task, context.seed, self._slot))
         if not self._fragments:
             self._learner.begin()
-        elif context.folder is not None and self._sole is not None:
-            self._copies = LocalCopies(context.folder, context.disk, self._slot, self._incarnation, now=context.now)
 
     def work(self, told: Mapping[str, Any], host: Any, **at: Any) -> None:
         """Compute for the host of this body, in a process of its own: what a worker of an elastic island does."""
@@ -215,28 +210,18 @@ class InnerStep:
         """Where this learner is: who drives it from outside may have it step later, or answer, while it is idle."""
         return self._phase
 
-    @property
-    def count(self) -> int:
-        """That of the version of the first fragment that is held; 0 as long as none is."""
-        return 0 if self._held[0] is None else self._held[0].ledger.base[1]
+    def will_make(self, p: int) -> int:
+        """The count of the version that comes of an answer about a fragment; 0 where none is held."""
+        held = self._held[p]
+        return 0 if held is None else held.ledger.base[1] + 1
 
-    def own(self) -> Own | None:
-        """What only this learner has, at a boundary; None if it has nothing that a later life could go on with."""
-        if self._sole is None or self._sick:
-            return None
-        leaves = [packed(leaf) for leaf in self._sole.own()]
-        return Own(
-            slot=self._slot,
-            incarnation=self._incarnation,
-            count=self.count,
-            totals=self._totals.told(),
-            leaves=leaves,
-        )
+    def own(self, overlap: int) -> Own | None:
+        """What only this learner has, when it has answered; None if a later life could not go on with it."""
+        return None if self._sick else self._inheritance.own(overlap, self._totals)
 
     def give(self, restored: Restored) -> None:
         """Take what is kept of this slot: the first step waits for it."""
-        if (restored["slot"], restored["incarnation"]) == (self._slot, self._incarnation):
-            self._awaits_own, self._own = False, restored["own"]
+        if self._inheritance.give(restored):
             self._move_on()
 
     def drop(self) -> None:
@@ -262,7 +247,8 @@ class InnerStep:
         if is_withdrawn(update):
             return
         p, version = update["fragment"], (update["version"][0], update["version"][1])
-        self._totals.hear(update["totals"])
+        if update["kind"] not in AGAIN or not self._inheritance.is_whole:
+            self._totals.hear(update["totals"])
         held = self._held[p]
         # Of the zeros before a first version nothing may survive, nor of what is not finite.
         adopt = self._learner.replace if held is None or self._sick else self._learner.adopt
@@ -279,6 +265,7 @@ class InnerStep:
             held.anchor, held.clock, held.answered = update["values"], update["clock"], None
             held.positions = update["positions"]
         adopt(p, update["values"])
+        self._inheritance.overtaken(p)
         if self._sick:
             self._heal(p)
         self._is_over |= update["kind"] == "final"
@@ -288,46 +275,12 @@ class InnerStep:
         """Step, once all fragments are adopted and it is known with which batch; nothing more at the end."""
         if not self._fragments or not all(self._held):
             return
-        if self._phase == "ready" and ((self._feed.is_placed and not self._awaits_own) or self._is_over):
+        if self._phase == "ready" and ((self._feed.is_placed and not self._inheritance.is_awaited) or self._is_over):
             self._learner.restart()
-            self._take_copy()
+            self._totals = self._inheritance.take() or self._totals
             self._phase = "stepping"
         if self._is_over:
             self._phase = "final"
-
-    def _take_copy(self) -> None:
-        """Go on with what a former life has left of what only a learner has; an elastic island has it in memory."""
-        if self._take_own():
-            return
-        island = self._context.island
-        if (
-            self._context.folder is None
-            or self._incarnation == 1
-            or (island is not None and island.elastic is not None)
-        ):
-            return
-        copy = None if self._copies is None else self._copies.found()
-        if copy is not None and self._sole is not None and self._sole.take_local(copy.leaves):
-            self._began = ["copy", copy.incarnation, copy.step]
-        else:
-            self._began = ["anew", 0, 0]
-
-    def _take_own(self) -> bool:
-        """Go on as the life would have that made the cut, if this one begins with the version of it."""
-        own = self._own
-        if own is None or self._sole is None or own["count"] != self.count:
-            return False
-        if not self._sole.take_own([unpacked(leaf) for leaf in own["leaves"]]):
-            return False
-        self._totals = Totals()  # What it has heard since may be more than that life had.
-        self._totals.hear(own["totals"])
-        self._began = ["snapshot", own["incarnation"], own["count"]]
-        return True
-
-    def _keep_copy(self) -> None:
-        """Leave a copy for the next life, when it is due."""
-        if self._copies is not None and self._sole is not None and not self._sick and self._copies.is_due():
-            self._copies.keep(self._odometer.steps, self._sole.local)
 
     def _is_anew(self, update: Update) -> bool:
         """Whether to begin again from the version that this learner holds: it is sick, or what it gave was refused, or
@@ -381,6 +334,7 @@ class InnerStep:
         """One step, which begins before the budget is spent. Steps are timed from end to end."""
         if not self._odometer.steps:
             self._first_at = self._context.now()
+        self._inheritance.adopt_due()
         metrics = self._learner.step(batch, self._totals.trained / self._budget if self._budget else 0.0)
         now = self._context.now()
         if self._odometer.steps:
@@ -392,7 +346,8 @@ class InnerStep:
         self._totals.add(self._slot, self._incarnation, self._step_tokens)
         if self._metrics.add(metrics):
             self._read_metrics(left=1)
-        self._keep_copy()
+        if self._fragments and not self._sick:
+            self._inheritance.leave_copy()
 
     def _read_metrics(self, *, left: int) -> None:
         """Read the scalars of all steps but the last `left`, which a device may not have made yet."""
@@ -461,7 +416,7 @@ class InnerStep:
             "bytes_received": traffic.bytes_received,
             "waited": traffic.waited.get(self._context.node, 0),
             "device_kind": self._learner.device_kind,
-            "began": self._began,
+            "began": self._inheritance.began,
         }
         self._watched_at = self._reported_at
         return report

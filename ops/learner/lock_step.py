@@ -15,6 +15,9 @@ step n + 1 waits for. Before a learner holds every fragment, and after the end, 
 straight to the learner. A syncer that comes back begins a new count of rounds, and what was open before is forgotten.
 It asks for the newest version: a learner that steps answers at a boundary, by a permit, and one that waits to begin,
 which takes no permits, at once; where a request and the first step may have crossed, both.
+
+All learners are at one boundary when they have answered a turn. So that is where a cut is made: what the turns up to it
+make of the model, and of each learner what only it has, before its next step (`inheritance`).
 """
 
 from __future__ import annotations
@@ -38,16 +41,28 @@ from isthmus.ops.learner.inner_step import InnerStep
 class LockStep:
     """inner-step that waits for a permit: a batch and a permit in; captured fragments, progress and reports out.
 
-    `update` and `pull` take what comes before the first step and after the last. The arguments are those of InnerStep.
+    `update` and `pull` take what comes before the first step and after the last. What only this learner has leaves
+    (`own`) after the turn of the cut that is `wanted`, and a later life goes on with it (`restored`). `overlap` is that
+    of the gate; the other arguments are those of InnerStep.
     """
 
-    outputs: tuple[str, ...] = ("fragment", "progress", "report")
+    outputs = ("fragment", "progress", "report", "own")
+    schemas: Final = {"wanted": WANTED, "restored": RESTORED}
     follower: Final = Follow
 
     def __init__(
-        self, task: Any, *, fragments: Sequence[Fragment], report_every: int, tokens: int, alpha: float = 0.0
+        self,
+        task: Any,
+        *,
+        fragments: Sequence[Fragment],
+        report_every: int,
+        tokens: int,
+        overlap: int,
+        alpha: float = 0.0,
     ) -> None:
         self._step = InnerStep(task, fragments=fragments, report_every=report_every, tokens=tokens, alpha=alpha)
+        self._overlap = overlap
+        self._wanted: Wanted | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -77,8 +92,14 @@ class LockStep:
         update: Any = None,
         pull: Mapping[Any, Round] | None = None,
         cursor: Cursor | None = None,
+        wanted: Mapping[Any, Wanted] | None = None,
+        restored: Mapping[Any, Restored] | None = None,
     ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
         """What the permit says; `batch` and `permit` are None where this node is idle."""
+        for told in (wanted or {}).values():
+            self._wanted = told
+        for kept in (restored or {}).values():
+            self._step.give(kept)
         emitted: list[tuple[str, Any]] = []
         if update or pull or cursor or permit is None:
             emitted += yield from self._step(None, update, pull, cursor=cursor)
@@ -89,45 +110,18 @@ class LockStep:
             if adopted or permit["trains"]:
                 emitted += yield from self._step(batch if permit["trains"] else None, adopted or None)
             if permit["pulls"]:
+                is_cut = any(map(self._is_wanted, permit["pulls"]))
                 emitted += _whole(self._step(None, pull={item["round"]: item for item in permit["pulls"]}))
+                own = self._step.own(self._overlap) if is_cut else None
+                emitted += [] if own is None else [("own", own)]
         return emitted
 
-
-class RoundStep(LockStep):
-    """LockStep where a round is whole: nothing is under way at the boundary at which its update is adopted, so what
-    only this learner has is all that is not in the model then. It leaves (`own`) at the version that is `wanted`, and a
-    later life goes on with it (`restored`)."""
-
-    outputs = (*LockStep.outputs, "own")
-    schemas: Final = {"wanted": WANTED, "restored": RESTORED}
-
-    def __init__(self, task: Any, *, fragments: Sequence[Fragment], report_every: int, tokens: int) -> None:
-        super().__init__(task, fragments=fragments, report_every=report_every, tokens=tokens)
-        self._wanted = 0
-
-    def __call__(
-        self,
-        batch: Any,
-        permit: Permit | None,
-        update: Any = None,
-        pull: Mapping[Any, Round] | None = None,
-        cursor: Cursor | None = None,
-        wanted: Mapping[Any, Wanted] | None = None,
-        restored: Mapping[Any, Restored] | None = None,
-    ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
-        """What the permit says; where the version comes that is wanted, what only this learner has then."""
-        self._wanted = max((item["count"] for item in (wanted or {}).values()), default=self._wanted)
-        for item in (restored or {}).values():
-            self._step.give(item)
-        emitted: list[tuple[str, Any]] = []
-        came = [] if permit is None else [item for item in permit["updates"] if item["version"][1] == self._wanted]
-        if permit is not None and came and self._step.count < self._wanted:
-            emitted += yield from self._step(None, {("permit", item["fragment"]): item for item in came})
-            own = self._step.own()
-            emitted += [] if own is None else [("own", own)]
-            permit = {**permit, "updates": [item for item in permit["updates"] if item not in came]}
-        emitted += yield from super().__call__(batch, permit, update, pull, cursor)
-        return emitted
+    def _is_wanted(self, pull: Round) -> bool:
+        """Whether a cut is made after this turn."""
+        p, wanted = pull["fragment"], self._wanted
+        if wanted is None or pull["kind"] != "merge" or p != wanted["fragment"]:
+            return False
+        return wanted["counts"][p : p + 1] == [self._step.will_make(p)]
 
 
 def _whole(

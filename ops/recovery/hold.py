@@ -57,7 +57,8 @@ class Hold:
         for fragment, held in sorted(self._held.items()):
             life, given = lives.get(fragment % self._shards, 0), self._given.get(fragment, (0,))[0]
             if held["version"][0] < life and given < life:
-                self._given[fragment] = life, [fragment, *held["version"], _digest(held)]
+                lengths = cast(dict[str, Any], held).get("lengths", [])
+                self._given[fragment] = life, [fragment, *held["version"], _digest(held), lengths]
                 emitted += self._gifts(held)
             elif given and held["version"][0] >= given:
                 del self._given[fragment]

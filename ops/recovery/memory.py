@@ -77,7 +77,7 @@ class Memory:
         return [row for _, item in sorted(self._heard.items()) for row in item["totals"]]
 
     def known(self, fragment: int) -> list[list[Any]]:
-        """The versions of a fragment that are held, as [epoch, count, digest of the values]."""
+        """The versions of a fragment that are held, as [epoch, count, digest of the values, lengths]."""
         rows = [row[1:] for _, item in sorted(self._heard.items()) for row in item["given"] if row[0] == fragment]
         return [row for index, row in enumerate(rows) if row not in rows[:index]]
 

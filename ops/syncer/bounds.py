@@ -64,10 +64,15 @@ def length(norms: Float32) -> float:
 
 
 class Voices:
-    """The lengths of what was merged of one fragment."""
+    """The lengths of what was merged of one fragment; `past` are those of answers that a life before has merged."""
 
-    def __init__(self) -> None:
-        self._past: deque[float] = deque(maxlen=PAST)
+    def __init__(self, past: Sequence[float] = ()) -> None:
+        self._past: deque[float] = deque(past, maxlen=PAST)
+
+    @property
+    def past(self) -> list[float]:
+        """Of the answers that were merged last, the oldest first."""
+        return list(self._past)
 
     def usual(self, lengths: Sequence[float], own: int) -> float | None:
         """What is usual beside the answer number `own` of those with these `lengths`: the larger of the medians of the

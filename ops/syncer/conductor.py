@@ -9,7 +9,8 @@ each merge opens the next. All learners are members of every round, so it lasts 
 program in lock-step waits. The phases are those of `pacer`:
 
     initial, recover    the first version of every fragment, of one learner; the newest one, for a syncer that came back
-    merge               one turn after the other, on a plan that is exact in tokens as long as nobody dies
+    merge               one turn after the other, on a plan that is exact in tokens as long as nobody dies; a syncer
+                        that came back goes on after the turn that was merged last
     final               after as many more steps as the budget has left, every fragment once, with all that answer
                         within a learned bound
 
@@ -30,6 +31,7 @@ from typing import Any
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.messages import Control, Held, Kind, Merging, Progress, Reached, Turn
 from isthmus.ops.exchange.token_totals import Totals
+from isthmus.ops.exchange.turns import boundary, last_merged
 from isthmus.ops.recovery.hearsay import Hearsay
 from isthmus.ops.recovery.memory import Memory
 from isthmus.ops.syncer.learners import Roster, learners_live
@@ -87,8 +89,10 @@ class Conductor:
         self._waits_until: dict[str, int] = {}
         self._memory = Memory()
         self._placing = Placing()
-        self._published: dict[int, list[list[int]]] = {}
-        """Fragment -> the clock of its newest version."""
+        self._published: dict[int, Reached] = {}
+        """Fragment -> how far its newest version has come."""
+        self._told_before: list[list[list[int]]] = []
+        """What the next turns tell of progress: those that were open at a cut have told what was merged then."""
         self._has_begun = False
         self._is_stopping = False
 
@@ -113,7 +117,7 @@ class Conductor:
             self._placing.hear_learner(report["slot"], report["incarnation"], self._round_numbers())
             self._hearsay.hear_learner(report, {learner.slot for learner in self._roster.live()}, count)
         self._placing.hear_merges(reached)
-        self._published |= {item["fragment"]: item["clock"] for item in (reached or {}).values()}
+        self._published |= {item["fragment"]: item for item in (reached or {}).values()}
         self._memory.hear_holders(held)
         for told in (control or {}).values():
             self._hearsay.hear_recorder(told["totals"])
@@ -164,6 +168,7 @@ class Conductor:
                 self._born.add(fragment)
                 if turn["kind"] == "recover":
                     self._count(fragment)
+                    self._go_on()
             case "merge":
                 for slot, incarnation in turn["members"]:
                     if [slot, incarnation] not in missing:
@@ -174,10 +179,29 @@ class Conductor:
     def _count(self, fragment: int) -> None:
         """Count what is in the version that a fragment goes on from, of lives that are over; of others, all."""
         living = {(learner.slot, learner.incarnation) for learner in self._roster.live()}
-        merged = [*self._memory.totals(), *self._published.get(fragment, [])]
+        merged = [*self._memory.totals(), *self._clock(fragment)]
         self._counted.hear(row for row in merged if (row[0], row[1]) not in living)
         self._counted.hear(row for row in self._totals.told() if (row[0], row[1]) in living)
         self._planned = self._counted.trained
+
+    def _clock(self, fragment: int) -> list[list[int]]:
+        return self._published[fragment]["clock"] if fragment in self._published else []
+
+    def _go_on(self) -> None:
+        """Go on with the turn after the last that was merged, once all fragments are there; where all learners begin
+        anew, with what those turns told of progress that were open then."""
+        if len(self._born) < self._fragments:
+            return
+        positions = {fragment: item["positions"] for fragment, item in self._published.items()}
+        self._index = last_merged(positions, self._fragments) + 1
+        if self._has_begun:
+            return
+        behind = open_rounds_max(self._overlap, self._fragments, self._interval)
+        for index in range(self._index - behind, self._index - 1):
+            told = Totals()
+            told.hear(self._memory.totals())
+            told.hear(self._clock(index % self._fragments))
+            self._told_before.append(told.told())
 
     def _round_numbers(self) -> list[int]:
         return [turn["round"] for turn in self._open.values()]
@@ -229,17 +253,20 @@ class Conductor:
     def _open_merge(self) -> Turn | None:
         """The next turn; None where the budget ends with it or before it, or nobody is there to take part."""
         members = [learner.member for learner in self._roster.stepping()]
-        fragment, steps = self._index % self._fragments, self._boundary(self._index) - self._boundary(self._index - 1)
+        fragment, steps = self._index % self._fragments, self._steps()
         if not members or fragment in self._open or self._is_last(steps, self._steps_left(len(members))):
             return None
         self._index += 1
         self._planned += steps * len(members) * self._step_tokens
-        return self._turn(fragment, "merge", members, steps)
+        turn = self._turn(fragment, "merge", members, steps)
+        if self._told_before:
+            turn["totals"] = self._told_before.pop(0)
+        return turn
 
     def _open_final(self) -> list[Turn]:
         """All final rounds at once, when nothing else is open and no other merge comes before the end of the budget."""
         members = [learner.member for learner in self._roster.finishing()]
-        steps = self._boundary(self._index) - self._boundary(self._index - 1)
+        steps = self._steps()
         left = self._steps_left(max(1, len(self._roster.stepping())))
         if self._open or self._ended or not members or not (self._is_stopping or self._is_last(steps, left)):
             return []
@@ -261,9 +288,10 @@ class Conductor:
         """Whether the budget has no room for a turn of so many steps, the adoption of what comes of it, and an end."""
         return steps + max(self._overlap, 1) > left
 
-    def _boundary(self, index: int) -> int:
-        """After how many steps in all the fragment of a turn is captured; 0 before the first."""
-        return (index + 1) * self._interval // self._fragments
+    def _steps(self) -> int:
+        """The steps between the capture of the next turn and the one before it."""
+        before, next_ = (boundary(self._index + n, self._interval, self._fragments) for n in (-1, 0))
+        return next_ - before
 
     def _steps_left(self, members: int) -> int:
         """The steps until the budget is spent, from the last capture that is planned."""

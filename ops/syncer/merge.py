@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from isthmus.ops.data.batches import of_slot
 from isthmus.ops.data.places import by_slot, position_of
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 class Merge:
     """A round and its answers in, Gradient out; `method` is 'rda' or 'average'; `lr` and `momentum` are those of the
-    outer step; `step_tokens` are for `schemas`; `bounded`: one learner's answer counts only as far as it is in
-    proportion to others."""
+    outer step, `step_tokens` the tokens of a step, by slot where they differ; `bounded`: one learner's answer counts
+    only as far as it is in proportion to others'."""
 
     outputs = ("gradient", "reached")
     determined: ClassVar = outputs
@@ -54,6 +55,7 @@ class Merge:
     ) -> None:
         self._fragments = fragments
         self._method, self._is_bounding = method, bounded
+        self._step_tokens = step_tokens
         self._lr, self._momentum = lr, momentum
         self._accounts: dict[int, FragmentAccount] = {}
         self._voices: dict[int, Voices] = {}
@@ -127,7 +129,7 @@ class Merge:
         """Those of them after which the model is still finite."""
         held = []
         for vote in bounded:
-            if vote["steps"] and not self._extents[round["fragment"]].holds(vote["norms"]):
+            if work_of(vote)[1] and not self._extents[round["fragment"]].holds(vote["norms"]):
                 record["refused"].append([vote["slot"], NOT_FINITE])
             else:
                 held.append(vote)
@@ -147,6 +149,8 @@ class Merge:
         largest = float(np.abs(newest["gradient"]).max(initial=0.0))
         velocity = KEPT_MAX if round["kind"] == "recover" and self._momentum else 0.0
         self._extents[p] = Extent(largest, self._lr, self._momentum, velocity=velocity)
+        told = [lengths for *version, _, lengths in round["known"] if version == [epoch, count]]
+        self._voices[p] = Voices(max(told, key=len, default=()))
         record["voters"], record["weights"] = [newest["slot"]], [1.0]
         merged = self._merging.Merged(newest["gradient"], np.ones(len(self._fragments[p].units), np.float32))
         return self._gradient(round, record, merged)
@@ -157,7 +161,7 @@ class Merge:
 
     def _newest(self, round: Round, answers: list[Answer], record: Merging) -> Answer | None:
         """The answer to begin from; whoever gives another version than those hold who only hold it is refused."""
-        known = {(epoch, count): digest for epoch, count, digest in round["known"]}
+        known = {(epoch, count): digest for epoch, count, digest, _ in round["known"]}
         claims: dict[Claim, Answer] = {}
         for vote in answers:
             epoch, count = vote["base"] or (self._epoch, 0)
@@ -177,7 +181,7 @@ class Merge:
         return None if found is None else claims[found]
 
     def _merge(self, round: Round, accepted: list[Answer], record: Merging) -> Gradient:
-        weights = [weight(vote["end"] - vote["begin"], vote["steps"]) for vote in accepted]
+        weights = [weight(*work_of(vote)) for vote in accepted]
         if not any(weights):
             return self._gradient(round, record, None)
         account = self._accounts[round["fragment"]]
@@ -190,7 +194,8 @@ class Merge:
             self._method,
         )
         for vote in accepted:
-            account.merge(vote["slot"], vote["incarnation"], vote["begin"], vote["end"])
+            for incarnation, begin, end, _ in ranges_of(vote):
+                account.merge(vote["slot"], incarnation, begin, end)
             self._reach(vote)
         account.publish((self._epoch, account.newest[1] + 1))
         voting = [vote["norms"] for vote, share in zip(accepted, weights, strict=True) if share > 0]
@@ -207,7 +212,7 @@ class Merge:
 
     def _reach(self, vote: Answer) -> None:
         """Note how far the batches of a learner are merged now."""
-        if vote["begin"] == vote["end"]:
+        if not ranges_of(vote):
             return
         positions, slot = self._positions[vote["fragment"]], vote["slot"]
         positions[slot] = max(positions.get(slot, 0), position_of(vote["positions"], slot))
@@ -240,7 +245,11 @@ class Merge:
             vote["end"],
             vote["steps"],
             vote["end"] - vote["begin"],
+            vote.get("former", ()),
         )
+        tokens = of_slot(self._step_tokens, vote["slot"])
+        if any(end - begin != steps * tokens for _, begin, end, steps in vote.get("former", ())):
+            refusal = refusal or "inconsistent"
         if refusal is None:
             refusal = self._unsound(vote)
         return refusal
@@ -276,6 +285,7 @@ class Merge:
             positions=[[slot, position] for slot, position in sorted(self._positions.get(p, {}).items())],
             totals=round["totals"],
             lives=[],
+            lengths=self._voices[p].past if p in self._voices else [],
             merging=record,
         )
 
@@ -307,3 +317,15 @@ class Merge:
         if "asked" in round:
             record["asked"] = round["asked"]
         return record
+
+
+def ranges_of(vote: Answer) -> list[list[int]]:
+    """What is in an answer, by life, those before its own first: [incarnation, begin, end, steps]."""
+    own = [vote["incarnation"], vote["begin"], vote["end"], vote["steps"]]
+    return [*vote.get("former", ()), *([own] if vote["steps"] else [])]
+
+
+def work_of(vote: Answer) -> tuple[int, int]:
+    """The tokens and the steps in an answer, of all lives."""
+    ranges = ranges_of(vote)
+    return sum(end - begin for _, begin, end, _ in ranges), sum(steps for *_, steps in ranges)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 class OuterStep:
     """Gradient in; Update to everybody, State to the hold node of the home, Merging to pacer and recorder, and, at the
-    end, Final once. `update` is the format of updates, "auto": that which the round has asked for. The State of the
+    end, Final once. `update` is the format of updates, "auto": that which the round has asked for. The State of a
     version that is `wanted` leaves a second time (`cut`), where no later one takes its place."""
 
     outputs = ("update", "state", "merged", "final", "cut")
@@ -62,8 +62,8 @@ class OuterStep:
         self._gone_on: dict[int, Version] = {}
         """Fragment -> the version whose momentum this life goes on with."""
         self._kept: dict[int, Kept] = {}
-        self._wanted = 0
-        """The count of the version that is wanted for a cut."""
+        self._wanted: list[int] = []
+        """The counts of the versions that are wanted for a cut, by fragment."""
         self._now: Any = None
 
     def open(self, context: Any) -> None:
@@ -85,7 +85,8 @@ class OuterStep:
     ) -> dict[str, Any]:
         """Step, and publish; where there is nothing to merge only the fact is told."""
         p = gradient["fragment"]
-        self._wanted = max((item["count"] for item in (wanted or {}).values()), default=self._wanted)
+        for item in (wanted or {}).values():
+            self._wanted = item["counts"]
         self._kept |= {item["fragment"]: item for item in (kept or {}).values() if self._is_sound(item)}
         merged = gradient["direction"] is not None
         if merged:
@@ -98,8 +99,8 @@ class OuterStep:
             update = self._update(gradient, [life for life in gradient["lives"] if life[0] in slots])
             published = self._publications.get(p)
             emitted["update"] = update if published is None else published.item(update)
-            emitted["state"] = State(**update, tensors=self._tensors(p))
-            if update["version"][1] == self._wanted:
+            emitted["state"] = State(**update, tensors=self._tensors(p), lengths=gradient["lengths"])
+            if self._wanted[p : p + 1] == [update["version"][1]]:
                 emitted["cut"] = emitted["state"]
             if gradient["kind"] == "final":
                 emitted["final"] = self._final(p, update)

@@ -123,13 +123,15 @@ def _count_merges(taped: Taped, plan: Plan, merge: NodePlan, outer: NodePlan, re
             if isinstance(command, RunBody) and command.node == merge.index:
                 inputs = dict(command.inputs)
                 [(_, _, handle)] = inputs[opening]
-                rounds[openings[handle]["round"]] = Counter(
-                    dict(_range(*answers[vote]) for _, _, vote in inputs.get(votes, ()))
-                )
+                merged = rounds[openings[handle]["round"]] = Counter()
+                for _, _, vote in inputs.get(votes, ()):
+                    merged.update(tokens_of(*answers[vote]))
 
 
-def _range(life: Life, answer: Mapping[str, Any]) -> tuple[Life, int]:
-    return life, answer["end"] - answer["begin"]
+def tokens_of(life: Life, answer: Mapping[str, Any]) -> dict[Life, int]:
+    """The tokens in an answer of a life, by life: it may have gone on with work of those before it."""
+    former = {(life[0], of): end - begin for of, begin, end, _ in answer.get("former", ())}
+    return {life: answer["end"] - answer["begin"], **former}
 
 
 def _outputs(record: Record) -> tuple[Output, ...]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
+from isthmus.ops.syncer.merge import ranges_of
 from isthmus.programs.books.balance import Entry, books, entries
 from isthmus.programs.books.tapes import contradictions, of_lives, taped_of
 from isthmus.runtime.graph.plans import EdgePlan, Plan
@@ -32,6 +33,8 @@ class BooksChecker(Checker):
 
     def __init__(self) -> None:
         self._answers: dict[tuple[Member, int, int, int, int], set[int]] = {}
+        self._former: dict[tuple[Member, int, int, int, int, int], int] = {}
+        """Of the same answers, how many tokens of each life before are in them."""
         self._models: dict[tuple[int, Version], Model] = {}
         self._clocks: dict[tuple[int, Version], dict[int, tuple[int, int]]] = {}
         self._newest: dict[tuple[Member, int], Version] = {}
@@ -41,8 +44,11 @@ class BooksChecker(Checker):
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Note from where to where each answer goes that reaches a shard."""
         if edge.target_port == "answer":
-            key = life.member, item["fragment"], item["slot"], item["incarnation"], item["end"]
-            self._answers.setdefault(key, set()).add(item["begin"])
+            own = [item["incarnation"], item["begin"], item["end"], item["steps"]]
+            *former, (incarnation, begin, end, _) = ranges_of(item) or [own]
+            key = life.member, item["fragment"], item["slot"], incarnation, end
+            self._answers.setdefault(key, set()).add(begin)
+            self._former |= {(*key, of): last - first for of, first, last, _ in former}
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Count what is in each version that is published for the first time."""
@@ -62,6 +68,8 @@ class BooksChecker(Checker):
         for slot, moved in clock.items():
             if moved != former.get(slot):
                 model[slot, moved[0]] += self._range(life.member, p, slot, moved, former.get(slot, (0, 0)))
+                for incarnation in range(1, moved[0]):
+                    model[slot, incarnation] += self._former.get((life.member, p, slot, *moved, incarnation), 0)
         self._models[p, version], self._clocks[p, version] = model, clock
 
     def _range(self, shard: Member, p: int, slot: int, to: tuple[int, int], since: tuple[int, int]) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from isthmus.ops.syncer.merge import ranges_of, work_of
 from isthmus.programs.invariants.model_invariants import BytesChecker, ModelChecker, Version, VersionsChecker
 from isthmus.programs.invariants.recoveries import ASKED_NS
 from isthmus.runtime.graph.plans import EdgePlan
@@ -54,13 +55,18 @@ class MergesChecker(Checker):
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Note the answers that reach a shard from a learner that is live for it."""
-        if edge.target_port == "answer" and life.meetings.live.get(source.replica) == source:
-            key = item["slot"], item["incarnation"], item["end"]
-            if key[:2] == (source.replica.slot, source.incarnation):
-                books = self._of(life, item["fragment"])
-                books.answers.setdefault(key, []).append(item)
-                if item["kind"] == "recover" and item["base"] is not None:
-                    books.recovered.append((life.clock.now(), (item["base"][0], item["base"][1])))
+        if edge.target_port != "answer" or life.meetings.live.get(source.replica) != source:
+            return
+        if (item["slot"], item["incarnation"]) != (source.replica.slot, source.incarnation):
+            return
+        books = self._of(life, item["fragment"])
+        if item["kind"] == "recover" and item["base"] is not None:
+            books.recovered.append((life.clock.now(), (item["base"][0], item["base"][1])))
+        # The clock goes as far as the last life that has trained anything of it.
+        own = [item["incarnation"], item["begin"], item["end"], item["steps"]]
+        *former, (incarnation, begin, end, steps) = ranges_of(item) or [own]
+        vote = {**item, "incarnation": incarnation, "begin": begin, "end": end, "steps": steps, "former": former}
+        books.answers.setdefault((item["slot"], incarnation, end), []).append(vote)
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Compare each new version with the one before, and with who is said to have voted."""
@@ -71,7 +77,7 @@ class MergesChecker(Checker):
             weights = dict(zip(voters, item["weights"], strict=True))
             self._of(life, item["fragment"]).voters[item["version"][0], item["version"][1]] = weights
         elif edge.source_port == "pull" and item["kind"] == "recover":
-            held = max(((epoch, count) for epoch, count, _ in item["known"]), default=(0, 0))
+            held = max(((epoch, count) for epoch, count, *_ in item["known"]), default=(0, 0))
             self._of(life, item["fragment"]).held = held
         elif edge.source_port == "merged" and item["kind"] == "recover":
             self._of(life, item["fragment"]).closed_at = item["closed_at"]
@@ -107,7 +113,7 @@ class MergesChecker(Checker):
         """Compare the weights of a merge with those of its answers, where it is known which these were."""
         weights = {}
         for slot, votes in found.items():
-            tokens = {(vote["end"] - vote["begin"], vote["steps"]) for vote in votes}
+            tokens = {work_of(vote) for vote in votes}
             if len(tokens) != 1:
                 return
             [(count, steps)] = tokens

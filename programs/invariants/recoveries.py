@@ -126,7 +126,8 @@ class FinalChecker(_AskingChecker):
 
 class KeptWorkChecker(Checker):
     """Work since a version is kept as long as the learner holds that version: the books of its tokens are closed, and
-    its answers begin anew, only where a newer one is adopted, or where an answer of its own was refused."""
+    its answers begin anew, only where a newer one is adopted, where an answer of its own was refused, or where a life
+    before it had answered, and it adopts what came of that some steps later."""
 
     def __init__(self) -> None:
         self._refused: set[tuple[Member, int, tuple[int, int]]] = set()
@@ -137,6 +138,10 @@ class KeptWorkChecker(Checker):
         """Note which learners are told to begin again from a version."""
         if edge.target_port == "update" and [life.member.replica.slot, life.member.incarnation] in item["refused"]:
             self._refused.add((life.member, item["fragment"], (item["version"][0], item["version"][1])))
+        if edge.target_port == "restored" and item["own"] is not None:
+            for p, (epoch, count, due, _) in enumerate(item["own"]["standings"]):
+                if due:
+                    self._refused.add((life.member, p, (epoch, count)))
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Compare each report with the one before, and each answer; with the final version the books are closed for
@@ -180,7 +185,9 @@ class CountedChecker(Checker):
         """Note how many tokens the answers of each slot have."""
         if edge.target_port == "answer":
             key = life.member, item["fragment"], source.replica.slot
-            self._ranges.setdefault(key, set()).add(item["end"] - item["begin"])
+            ranges = self._ranges.setdefault(key, set())
+            ranges.add(item["end"] - item["begin"])
+            ranges.update(end - begin for _, begin, end, _ in item.get("former", ()))
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Compare what was merged with what was before."""

@@ -142,7 +142,7 @@ def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
     if role.name == RECORDER:
         graph.edge(hold["kept"], outer["kept"], Latest("fragment"), to=graph.role_of(outer.role).at("fragment"))
         for node in whole:
-            graph.edge(outer["cut"], hold["cut"], Latest())
+            graph.edge(outer["cut"], hold["cut"], Latest("fragment"))
             graph.edge(node["own"], hold["own"], Latest())
             graph.edge(hold["wanted"], outer["wanted"], Latest())
             graph.edge(hold["wanted"], node["wanted"], Latest())

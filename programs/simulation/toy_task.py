@@ -164,11 +164,13 @@ class ToyLearner:
     def take_local(self, leaves: Sequence[Any]) -> bool:
         return False
 
-    def own(self) -> list[Any]:
-        return []
+    def own(self, *, whole: bool) -> list[Any]:
+        return list(self.copy().values()) if whole else []
 
     def take_own(self, leaves: Sequence[Any]) -> bool:
-        return not leaves
+        if leaves:
+            self.tensors = {name: np.array(leaf) for name, leaf in zip(self.tensors, leaves, strict=True)}
+        return True
 
 
 class ToyGradientLearner:

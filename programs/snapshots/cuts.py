@@ -1,23 +1,24 @@
-"""Cuts of a program whose learners are alike at the end of each round, but for what only each of them has.
+"""Cuts of a program whose learners step in lock-step.
 
-Decides at which version a cut is made, and when it is whole; takes no snapshot. A cut is of one version: the model and
-its momentum, as the outer step had them, and of every live learner what it had when it had adopted that version, before
-its next step. Which one that is to be is said some rounds before: `AHEAD` at first. Whoever hears of it too late has
-made its next step by then, and does not send; so a cut that is not whole a while after its model has come, or after a
-later version has, is given up, and the next is said twice as far ahead. No step and no merge waits for any of it.
+Decides after which turn a cut is made, and when it is whole; takes no snapshot. A cut is what the turns up to one have
+made of the model, with its momentum, and of every live learner what it had when it had answered that turn, before its
+next step. Which turn that is to be is said some turns before: `AHEAD` at first. Whoever hears of it too late has made
+its next step by then, and does not send; so a cut that is not whole a while after the version of its turn has come, or
+a later one has, is given up, and the next is said twice as far ahead. No step and no merge waits for any of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, final
 
-from isthmus.ops.exchange.kept_state import Own
+from isthmus.ops.exchange.kept_state import Own, Wanted
 from isthmus.ops.exchange.messages import State
+from isthmus.ops.exchange.turns import after
 
 AHEAD: Final = 2
 AHEAD_MAX: Final = 64
-"""Rounds. A word takes some milliseconds, and the quickest rounds are not shorter."""
+"""Turns. A word takes some milliseconds, and the quickest turns are not shorter."""
 PATIENCE_NS: Final = 5_000_000_000
 """From the version on: what learners send of large models takes its time."""
 
@@ -31,41 +32,54 @@ class Cuts:
 
     def __init__(self) -> None:
         self._ahead = AHEAD
-        self._wanted: int | None = None
+        self._wanted: Wanted | None = None
         self._passed_at: int | None = None
-        self._state: State | None = None
+        self._states: dict[int, State] = {}
         self._own: dict[Life, Own] = {}
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a version is wanted, and neither whole nor given up."""
+        """Whether a cut is wanted, and neither whole nor given up."""
         return self._wanted is not None
 
-    def want(self, newest: int) -> int:
-        """The count of the version that is wanted, where `newest` is the one that is held."""
-        self._wanted, self._passed_at, self._state = newest + self._ahead, None, None
+    def want(self, counts: Sequence[int], last: int) -> Wanted:
+        """The cut that is wanted, where versions with these counts are held, and fragment `last` was merged last."""
+        fragment, then = after(counts, last, self._ahead)
+        self._wanted, self._passed_at = Wanted(fragment=fragment, counts=then), None
+        self._states.clear()
         self._own.clear()
         return self._wanted
 
     def hear(self, states: Collection[State], own: Collection[Own]) -> None:
         """Take what was sent of a cut."""
+        if self._wanted is None:
+            return
+        counts = self._wanted["counts"]
         for state in states:
-            if state["version"][1] == self._wanted:
-                self._state = self._state or state
+            p = state["fragment"]
+            if counts[p : p + 1] == [state["version"][1]]:
+                self._states.setdefault(p, state)
         for item in own:
-            if item["count"] == self._wanted:
+            if [count for _, count, _, _ in item["standings"]] == counts:
                 self._own[item["slot"], item["incarnation"]] = item
 
-    def whole(self, living: Collection[Life]) -> tuple[State, Mapping[int, Own]] | None:
-        """The cut, once it has all of these lives; then it is over."""
-        if self._state is None or not living or not self._own.keys() >= set(living):
+    def whole(self, living: Collection[Life]) -> tuple[Mapping[int, State], Mapping[int, Own]] | None:
+        """The cut, by fragment and by slot, once it has all of these lives; then it is over."""
+        if self._wanted is None or not living or len(self._states) < len(self._wanted["counts"]):
+            return None
+        versions = [list(state["version"]) for _, state in sorted(self._states.items())]
+        fitting = {
+            life: own for life, own in self._own.items() if [list(row[:2]) for row in own["standings"]] == versions
+        }
+        if not fitting.keys() >= set(living):
             return None
         self._wanted, self._ahead = None, AHEAD
-        return self._state, {slot: self._own[slot, life] for slot, life in sorted(living)}
+        return dict(self._states), {slot: fitting[slot, life] for slot, life in sorted(living)}
 
-    def is_given_up(self, newest: int, now: int) -> bool:
-        """Whether it will not be whole any more; then it is over, and the next is further ahead."""
-        if self._wanted is None or newest < self._wanted:
+    def is_given_up(self, counts: Sequence[int], now: int) -> bool:
+        """Whether it will not be whole any more, where versions with these counts are held; then it is over, and the
+        next is further ahead."""
+        if self._wanted is None or counts[self._wanted["fragment"]] < self._wanted["counts"][self._wanted["fragment"]]:
             return False
         self._passed_at = now if self._passed_at is None else self._passed_at
         if now - self._passed_at < PATIENCE_NS:

@@ -54,6 +54,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str
     bytes: int
     digest: str
+    lengths: list[float] = []
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -170,6 +171,7 @@ class Snapshots:
             file=name,
             bytes=len(data),
             digest=xxhash.xxh3_128_hexdigest(data),
+            lengths=item["lengths"],
         )
 
     def _write_states(self, states: Mapping[int, WholeState]) -> list[StateEntry]:
@@ -239,4 +241,5 @@ def _item(entry: Entry, data: bytes, size: int) -> State:
         totals=[list(each) for each in entry.totals],
         refused=[],
         tensors=tensors,
+        lengths=entry.lengths,
     )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from isthmus.ops.exchange.kept_state import Own, Restored, Wanted
+from isthmus.ops.exchange.kept_state import Own, Restored
 from isthmus.ops.exchange.kept_state import State as WholeState
 from isthmus.ops.exchange.messages import State, Update
 from isthmus.ops.exchange.schemas import KEPT_OWN, STATE
+from isthmus.ops.exchange.turns import last_merged
 from isthmus.ops.recovery.leaves import packed, unpacked
 from isthmus.programs.snapshots.cuts import Cuts, Life
 from isthmus.programs.snapshots.kept_hold import KeptHold
@@ -23,7 +24,7 @@ from isthmus.runtime.roles import LEARNER
 
 
 class WholeHold(KeptHold):
-    """A `KeptHold` of one fragment. `cut` and `own` in, beside updates: parts of a cut."""
+    """A `KeptHold` whose learners step in lock-step. `cut` and `own` in, beside updates: parts of a cut."""
 
     outputs = (*KeptHold.outputs, "wanted", "restored")
     schemas: ClassVar[dict[str, Any]] = {"update": STATE, "cut": STATE, "own": KEPT_OWN}
@@ -43,7 +44,8 @@ class WholeHold(KeptHold):
         own: Mapping[Any, Own] | None = None,
     ) -> list[tuple[str, Any]] | None:
         """What a `KeptHold` does; and the next cut, and what is kept of learners that begin."""
-        self._cuts.hear((cut or {}).values(), (own or {}).values())
+        self._cuts.hear([*(cut or {}).values(), *(cast(State, item) for item in (update or {}).values())], ())
+        self._cuts.hear((), (own or {}).values())
         emitted = super().__call__(update) or []
         return [*emitted, *self._wishes(), *self._gifts_to_learners()] or None
 
@@ -53,35 +55,38 @@ class WholeHold(KeptHold):
 
     def _recall_all(self, found: Found) -> None:
         super()._recall_all(found)
-        count = found.held[0]["version"][1] if found.held else 0
-        self._own = {slot: _own_of(slot, count, state) for slot, state in found.states.items()}
+        self._own = {slot: _own_of(slot, state) for slot, state in found.states.items()}
 
     def _keep(self, now: int) -> None:
         """Take the cut that is whole; the newest version, where one was given up, or there is no snapshot yet."""
         whole = self._cuts.whole(self._living())
         if whole is not None:
-            state, own = whole
+            held, own = whole
             with suppress(ValueError, TypeError, KeyError):  # Not what a learner gives: there is no cut.
                 states = {slot: _state_of(item) for slot, item in own.items()}
                 self._own = own
-                self._keeping.take({0: state}, states, now)
-        elif self._cuts.is_given_up(self._newest, now):
+                self._keeping.take(held, states, now)
+        elif self._cuts.is_given_up(self._counts, now):
             self._own = {}
             self._take(now)
         elif not self._keeping.of_disk()["saved"]:
             self._take(now)
 
     def _wishes(self) -> list[tuple[str, Any]]:
-        """The next version for a cut, when a snapshot is due."""
+        """The next cut, when a snapshot is due."""
         is_due = not self._has_wished or self._keeping.is_due(self._context.now())
-        if self._cuts.is_under_way or not self._held or not is_due:
+        if self._cuts.is_under_way or len(self._held) < len(self._sizes) or not is_due:
             return []
         self._has_wished = True
-        return [("wanted", Wanted(count=self._cuts.want(self._newest)))]
+        positions = {p: held["positions"] for p, held in self._held.items()}
+        wanted = self._cuts.want(self._counts, last_merged(positions, len(self._sizes)))
+        self._cuts.hear([cast(State, held) for held in self._held.values()], ())
+        return [("wanted", wanted)]
 
     @property
-    def _newest(self) -> int:
-        return self._held[0]["version"][1] if self._held else 0
+    def _counts(self) -> list[int]:
+        """Those of the versions that are held, by fragment."""
+        return [self._held[p]["version"][1] if p in self._held else 0 for p in range(len(self._sizes))]
 
     def _living(self) -> set[Life]:
         members = self._context.members()
@@ -100,16 +105,18 @@ def _state_of(own: Own) -> WholeState:
     """As it is kept; ValueError for leaves that are none."""
     return WholeState(
         tokens=sum(tokens for _, _, tokens in own["totals"]),
-        steps=own["count"],
+        steps=sum(count for _, count, _, _ in own["standings"]),
         totals=own["totals"],
         positions=[],
         streams=[],
         leaves=[unpacked(leaf) for leaf in own["leaves"]],
+        standings=own["standings"],
     )
 
 
-def _own_of(slot: int, count: int, state: WholeState) -> Own:
+def _own_of(slot: int, state: WholeState) -> Own:
     """As it was sent."""
     incarnation = max((life for of, life, _ in state["totals"] if of == slot), default=1)
     leaves = [packed(leaf) for leaf in state["leaves"]]
-    return Own(slot=slot, incarnation=incarnation, count=count, totals=state["totals"], leaves=leaves)
+    standings = state.get("standings", [])
+    return Own(slot=slot, incarnation=incarnation, standings=standings, totals=state["totals"], leaves=leaves)

@@ -18,7 +18,8 @@ from isthmus.ops.recovery.leaves import flat, form_of, formed
 
 class StateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One state: the fields of its `State`, but that `leaves` are (type, shape) of each, and `streams` (slot, position)
-    of those whose states are in the `file`, which has so many `bytes`, and this `digest` (xxh3-128, hexadecimal)."""
+    of those whose states are in the `file`, which has so many `bytes`, and this `digest` (xxh3-128, hexadecimal);
+    `standings` of a learner that makes a part of a cut."""
 
     index: int
     tokens: int
@@ -30,6 +31,7 @@ class StateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str
     bytes: int
     digest: str
+    standings: list[tuple[int, int, int | None, list[list[int]]]] = []
 
 
 def is_of(entry: StateEntry, state: State) -> bool:
@@ -54,6 +56,7 @@ def encoded(index: int, state: State, life: int) -> tuple[StateEntry, bytes]:
         file=f"state-{index}-{life}-{state['tokens']}.safetensors",
         bytes=len(data),
         digest=xxhash.xxh3_128_hexdigest(data),
+        standings=[(epoch, count, due, former) for epoch, count, due, former in state.get("standings", ())],
     )
     return entry, data
 
@@ -73,4 +76,5 @@ def decoded(entry: StateEntry, data: bytes) -> State:
         positions=[list(row) for row in entry.positions],
         streams=streams,
         leaves=leaves,
+        standings=[list(row) for row in entry.standings],
     )

@@ -125,7 +125,8 @@ def _came(at: int, event: ItemArrived, answers_of: dict[int, int]) -> Came:
     fields, slot = event.fields or {}, event.source.replica.slot
     nth = answers_of.get(slot, 0)
     answers_of[slot] = nth + 1
-    return Came(slot, event.source.incarnation, fields["round"], at, fields["end"] - fields["begin"], nth)
+    tokens = fields["end"] - fields["begin"] + sum(end - begin for _, begin, end, _ in fields.get("former", ()))
+    return Came(slot, event.source.incarnation, fields["round"], at, tokens, nth)
 
 
 def _outputs(record: Record) -> tuple[Output, ...]:

@@ -53,7 +53,7 @@ class Shard:
         merging = {"refused": list(refused), "voters": [], "asked": {"update": self.asked}}
         ones = np.ones(len(PARTS[p].units), np.float32)
         told = {"fragment": p, "round": 1, "kind": kind, "version": version, "direction": direction, "scale": ones}
-        more = {"clock": [], "positions": [], "totals": [], "lives": [[3, 1]], "merging": merging}
+        more = {"clock": [], "positions": [], "totals": [], "lives": [[3, 1]], "lengths": [], "merging": merging}
         emitted = self.outer(gradient={**told, **more})  # type: ignore[typeddict-item]
         self.versions[p] = version
         self.bits[p, version[0], version[1]] = emitted["state"]["values"].tobytes()

@@ -83,7 +83,7 @@ def test_a_new_life_of_a_shard_is_told_the_digests_of_what_its_former_life_publi
     holder.lives(2)
     told = holder.fire()[1]
     assert told["lives"] == [[0, 2]]
-    assert told["given"] == [[0, 1, 3, digest_of(item["values"], item["clock"], item["positions"])]]
+    assert told["given"] == [[0, 1, 3, digest_of(item["values"], item["clock"], item["positions"]), []]]
     assert holder.fire(published(0, 2, 4))[1]["given"] == []
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from isthmus.ops.learner.outer_gradient import norms
+from isthmus.ops.recovery.belief import digest_of
 from isthmus.ops.syncer.bounds import BOUND, PAST_MIN, REFUSED, Voices, are_own, length
 from isthmus.ops.syncer.merge import Merge
 from isthmus.runtime.ids import Replica
@@ -34,9 +35,12 @@ class Shard:
         self.merge(round=pull(0, 1, kind="initial"), answer={(Replica("learner", 0), 1): first})
 
     def fire(self, *answers: Any) -> tuple[Any, Any]:
-        votes = {(Replica("learner", vote["slot"]), 1): vote for vote in answers}
-        gradient = self.merge(round=pull(0, 2), answer=votes)["gradient"]
+        gradient = self.fire_whole(*answers)
         return gradient["merging"], gradient["direction"]
+
+    def fire_whole(self, *answers: Any) -> Any:
+        votes = {(Replica("learner", vote["slot"]), 1): vote for vote in answers}
+        return self.merge(round=pull(0, 2), answer=votes)["gradient"]
 
 
 def test_a_length_is_that_of_all_units() -> None:
@@ -61,6 +65,23 @@ def test_one_that_is_alone_is_compared_with_the_past_once_there_is_enough_of_it(
     voices.merged([1.0])
     assert voices.shares([1e9]) == [0.0]
     assert voices.shares([2 * BOUND]) == [0.5]
+
+
+def test_a_shard_that_comes_back_knows_the_lengths_of_the_version_that_it_goes_on_from() -> None:
+    shard = Shard()
+    for count in range(PAST_MIN):
+        told = shard.fire_whole(answer(0, 1.0, begin=80 * count, end=80 * (count + 1), base=[1, count]))["lengths"]
+    assert told == [length(answer(0, 1.0)["norms"])] * PAST_MIN
+    merge = Merge(PARTS, method="average", lr=0.5, momentum=0.5)
+    merge.open(Context("syncer", incarnation=2))
+    held = {**answer(0, 1.0), "kind": "recover", "base": [1, PAST_MIN]}
+    digest = digest_of(held["gradient"], held["clock"], held["positions"])
+    known = [[1, PAST_MIN, digest, []], [1, PAST_MIN, digest, told], [1, PAST_MIN - 1, "older", [7.0]]]
+    merge(round=pull(0, 1, kind="recover", known=known), answer={(Replica("learner", 0), 1): held})
+    loud = answer(0, 2 * BOUND, base=[1, PAST_MIN])
+    found = merge(round=pull(0, 2), answer={(Replica("learner", 0), 1): loud})["gradient"]
+    assert found["merging"]["shortened"] == [[0, pytest.approx(0.5)]]
+    assert found["lengths"] == pytest.approx([*told, BOUND * told[0]])
 
 
 def test_a_quiet_peer_does_not_make_the_usual_too_long() -> None:

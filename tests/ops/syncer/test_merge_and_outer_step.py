@@ -217,7 +217,7 @@ def test_a_shard_that_comes_back_refuses_what_is_not_as_it_was_published() -> No
         for slot, value, epoch in ((0, -7.0, 1), (1, 7.0, 1), (2, 7.0, 2))
     )
     true, forged = forged, true
-    known = [[1, 7, digest_of(true["gradient"], true["clock"], true["positions"])]]
+    known = [[1, 7, digest_of(true["gradient"], true["clock"], true["positions"]), []]]
     votes = {(Replica("learner", each["slot"]), 1): each for each in (true, forged, early)}
     emitted = merge(round=pull(0, 1, kind="recover", known=known), answer=votes, decision=DECISION)
     np.testing.assert_array_equal(emitted["gradient"]["direction"], true["gradient"])

@@ -27,6 +27,7 @@ def gradient(kind: str, version: list[int], values: Any) -> Any:
         "positions": [],
         "totals": [],
         "lives": [],
+        "lengths": [],
         "merging": {"refused": []},
     }
 
@@ -57,7 +58,8 @@ def kept_of(state: Any, **other: Any) -> Any:
 def test_a_state_is_what_is_published_and_the_momentum_beside_it() -> None:
     outer = shard(1)
     emitted = outer(gradient=gradient("initial", [1, 0], 1.0))
-    assert {**emitted["state"], "tensors": None} == {**emitted["update"], "tensors": None}
+    beside = {"tensors": None, "lengths": []}
+    assert {**emitted["state"], **beside} == {**emitted["update"], **beside}
     np.testing.assert_array_equal(emitted["state"]["tensors"]["momentum"], np.zeros(SIZE))
     without = OuterStep(PARTS, lr=0.25, momentum=0.0)
     without.open(Context("syncer"))

@@ -151,9 +151,12 @@ def has_cut(folder: Path) -> bool:
 
 
 @pytest.mark.soak
-def test_diloco_goes_on_with_the_bits_of_a_run_that_was_never_cut_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["diloco", "streaming-diloco"])
+def test_learners_in_lock_step_go_on_with_the_bits_of_a_run_that_was_never_cut_off(
+    tmp_path: Path, program: str
+) -> None:
     asked = [
-        *("--set", "run.program=diloco"),
+        *("--set", f"run.program={program}"),
         *("--set", "run.snapshot_every_seconds=0.5", "--set", "program.interval=6"),
     ]
     folders = [tmp_path / name for name in ("calm", "struck")]

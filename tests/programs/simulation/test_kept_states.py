@@ -110,21 +110,39 @@ def _following() -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(adam.init, update)
 
 
-@pytest.mark.parametrize("seed", [soaked(1), soaked(2), 3])
-def test_a_round_is_whole_so_diloco_goes_on_from_a_cut_with_the_bits_of_a_run_without_deaths(
-    world: Worlds, seed: int
+STREAMS = {"interval": 8, "fragments": 4}
+"""A fragment is captured every other step: with an overlap of 5, up to three are under way at any boundary."""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "seed", "deaths"),
+    [
+        *[soaked("diloco", {"interval": 4}, seed, [40 + 3.7 * seed]) for seed in (1, 2)],
+        ("diloco", {"interval": 4}, 3, [51.1]),
+        *[soaked("streaming-diloco", {**STREAMS, "overlap": tau}, 1, [43.7]) for tau in (0, 1)],
+        soaked("streaming-diloco", {**STREAMS, "overlap": 1}, 2, [47.4]),
+        *[soaked("streaming-diloco", {**STREAMS, "overlap": 5}, seed, [40 + 3.7 * seed]) for seed in (1, 2)],
+        ("streaming-diloco", {**STREAMS, "overlap": 5}, 3, [31.1, 44.2]),
+        soaked("streaming-diloco", {**STREAMS, "overlap": 1}, 3, [31.1, 40.2, 49.3]),
+        soaked("streaming-diloco", {"interval": 12, "fragments": 5, "overlap": 2, "alpha": 0.0}, 1, [43.7]),
+    ],
+)
+def test_learners_in_lock_step_go_on_from_a_cut_with_the_bits_of_a_run_without_deaths(
+    world: Worlds, name: str, settings: dict[str, Any], seed: int, deaths: list[float]
 ) -> None:
-    program, trained = Program("diloco", interval=4, outer_lr=0.7, outer_momentum=0.9), task(_following())
-    faults = [*hosts("elastic", 44.0 + 3.7 * seed)]
+    program, trained = Program(name, **settings, outer_lr=0.7, outer_momentum=0.9), task(_following())
+    faults = [each for at in deaths for each in hosts("elastic", at)]
 
     def ran(faults: list[Kill]) -> Result:
         return world.run(program, task=trained, learners=LEARNERS, steps=STEPS, step_ms=1000, seed=seed, faults=faults)
 
     calm, struck = ran([]), ran(faults)
     assert struck.faults == {"kill": len(faults)}
-    lost = struck.summary["tokens_lost"]
-    assert 0 < lost < STEPS * STEP
-    assert struck.summary["tokens_total"] == calm.summary["tokens_total"] + lost
+    more = struck.summary["tokens_total"] - calm.summary["tokens_total"]
+    assert 0 < more < STEPS * STEP
+    # Of what was trained twice, either is in the model, and what of the first was to be overwritten is not lost.
+    assert struck.summary["tokens_merged"] == calm.summary["tokens_merged"]
+    assert struck.summary["books"]["differences"] == []
     began = [line["began"][0] for line in objects(struck.folder / "metrics.jsonl") if line.get("began")]
-    assert began == ["snapshot"] * LEARNERS
+    assert began == ["snapshot"] * LEARNERS * len(deaths)
     assert same_model(calm, struck)

@@ -34,6 +34,7 @@ def item(fragment: int, count: int, epoch: int = 1) -> State:
         totals=[[0, 1, 10 * count], [1, 2, 7]],
         refused=[],
         tensors={"momentum": -values},
+        lengths=[0.1 * count],
     )
 
 

@@ -51,6 +51,7 @@ def model(count: int, size: int = SIZE) -> dict[int, State]:
             totals=[[0, 1, count]],
             refused=[],
             tensors={},
+            lengths=[],
         )
         for fragment in range(2)
     }

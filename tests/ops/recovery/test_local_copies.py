@@ -13,7 +13,7 @@ import pytest
 from isthmus.ops.data.batches import At
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
-from isthmus.ops.learner.local_copies import EVERY_NS, FIRST_NS, SHARE, LocalCopies
+from isthmus.ops.recovery.local_copies import EVERY_NS, FIRST_NS, SHARE, LocalCopies
 from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import SmallTask, fragments_of
 

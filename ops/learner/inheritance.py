@@ -1,0 +1,146 @@
+"""What one life of a learner goes on with of the lives before it, and what it leaves for those after it.
+
+Decides where that comes from: from the cut in a snapshot (`Own`), where this life begins with just the versions of
+that, and then it goes on as the life would have that made the cut; else from the copy on the disk of its machine
+(`local_copies`); else its local leaves begin anew. Which it was is told (`began`).
+
+Theory of operation. A cut is made when an answer was captured. Of each fragment a learner had adopted a version by
+then, and had worked since: that work is in its parameters, and in no version. Its next life goes on with both, and
+answers with that work in it (`FragmentLedger.former`). Or it had answered, and what comes of that, which is in the
+snapshot, was to be adopted some steps later: the next life adopts it after as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+from isthmus.ops.exchange.kept_state import Own, Restored
+from isthmus.ops.exchange.token_accounts import Odometer
+from isthmus.ops.exchange.token_totals import Totals
+from isthmus.ops.island.contract import SoleLearning
+from isthmus.ops.learner.answers import Held
+from isthmus.ops.recovery.leaves import packed, unpacked
+from isthmus.ops.recovery.local_copies import LocalCopies
+
+
+@final
+class Inheritance:
+    """Of the life that a host opens a body with, by `context`; `sole` is what trains, None where that has other
+    processes; `held` and `odometer` are the learner's, which it changes, too."""
+
+    def __init__(
+        self, context: Any, *, sole: SoleLearning | None, held: Sequence[Held | None], odometer: Odometer, alpha: float
+    ) -> None:
+        self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
+        self._sole, self._held, self._odometer, self._has_alpha = sole, held, odometer, alpha > 0
+        island = context.island
+        is_elastic = island is not None and island.elastic is not None  # It has all of it in memory.
+        self._has_copies = context.folder is not None and self._incarnation > 1 and not is_elastic
+        self._copies: LocalCopies | None = None
+        if context.folder is not None and sole is not None:
+            self._copies = LocalCopies(context.folder, context.disk, self._slot, self._incarnation, now=context.now)
+        self._own: Own | None = None
+        self._due: dict[int, int] = {}
+        """Fragment -> after how many steps of this life its version is adopted once more."""
+        self.is_awaited = self._incarnation > 1 and "restored" in context.connected
+        """Whether it is not known yet what is kept of this slot: the first step waits for that."""
+        self.began: list[Any] | None = None
+
+    # -- of lives before -----------------------------------------------------------------------------------------------
+
+    def give(self, restored: Restored) -> bool:
+        """Take what is kept of this slot; whether it is for this life."""
+        if (restored["slot"], restored["incarnation"]) != (self._slot, self._incarnation):
+            return False
+        self.is_awaited, self._own = False, restored["own"]
+        return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this life went on from a cut."""
+        return self.began is not None and self.began[0] == "snapshot"
+
+    def take(self) -> Totals | None:
+        """Go on with what there is, all fragments being held and the local leaves made anew; the result is the progress
+        of the run as it was known at the cut, where this life goes on from one."""
+        own = self._own
+        if own is not None and self._take_own(own):
+            totals = Totals()  # What this life has heard since may be more than that one had.
+            totals.hear(own["totals"])
+            self.began = ["snapshot", own["incarnation"], sum(count for _, count, _, _ in own["standings"])]
+            return totals
+        if self._has_copies:
+            self._take_copy()
+        return None
+
+    def _take_copy(self) -> None:
+        copy = None if self._copies is None else self._copies.found()
+        if copy is not None and self._sole is not None and self._sole.take_local(copy.leaves):
+            self.began = ["copy", copy.incarnation, copy.step]
+        else:
+            self.began = ["anew", 0, 0]
+
+    def _take_own(self, own: Own) -> bool:
+        """Go on as the life would have that made the cut, if this one begins with the versions of it."""
+        versions = [(epoch, count) for epoch, count, _, _ in own["standings"]]
+        if self._sole is None or versions != [held and held.ledger.base for held in self._held]:
+            return False
+        if not self._sole.take_own([unpacked(leaf) for leaf in own["leaves"]]):
+            return False
+        for p, (_, _, due, former) in enumerate(own["standings"]):
+            ledger = self._of(p).ledger
+            if due is None:
+                ledger.former = [list(row) for row in former]
+            else:
+                ledger.answered(self._odometer.tokens)  # By the life before: what follows is overwritten.
+                self._due[p] = self._odometer.steps + due
+        self.adopt_due()
+        return True
+
+    def adopt_due(self) -> None:
+        """Adopt the versions that are due before the next step."""
+        for p in [p for p, step in self._due.items() if step <= self._odometer.steps]:
+            assert self._sole is not None
+            held = self._of(p)
+            self._sole.adopt(p, held.anchor)
+            held.ledger.adopted(held.ledger.base, None)
+            del self._due[p]
+
+    def overtaken(self, p: int) -> None:
+        """Note that another version of a fragment was adopted."""
+        self._due.pop(p, None)
+
+    # -- for lives after -----------------------------------------------------------------------------------------------
+
+    def leave_copy(self) -> None:
+        """Leave a copy of the local leaves on this machine, when it is due."""
+        if self._copies is not None and self._sole is not None and self._copies.is_due():
+            self._copies.keep(self._odometer.steps, self._sole.local)
+
+    def own(self, overlap: int, totals: Totals) -> Own | None:
+        """What only this learner has, at a boundary at which it has answered; answers are adopted `overlap` steps
+        later. None if there is nothing that a later life could go on with."""
+        if self._sole is None or None in self._held:
+            return None
+        standings = [self._standing(p, overlap) for p in range(len(self._held))]
+        is_whole = self._has_alpha or any(due is None for _, _, due, _ in standings)
+        leaves = [packed(leaf) for leaf in self._sole.own(whole=is_whole)]
+        return Own(
+            slot=self._slot, incarnation=self._incarnation, standings=standings, totals=totals.told(), leaves=leaves
+        )
+
+    def _standing(self, p: int, overlap: int) -> list[Any]:
+        held = self._of(p)
+        (epoch, count), steps = held.ledger.base, self._odometer.steps
+        if held.answered is not None:
+            of_round, at = held.answered
+            return [(of_round >> 32) + 1, count + 1, max(0, at + overlap - steps), []]
+        if p in self._due:
+            return [epoch, count, self._due[p] - steps, []]
+        return [epoch, count, None, held.ledger.work()]
+
+    def _of(self, p: int) -> Held:
+        held = self._held[p]
+        assert held is not None
+        return held
