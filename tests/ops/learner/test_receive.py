@@ -297,6 +297,24 @@ def test_a_copy_is_taken_and_one_that_is_withdrawn_is_left_aside() -> None:
     assert item["version"] == [1, 1]
 
 
+def test_in_turns_copies_are_for_those_who_hold_nothing_and_a_key_frame_stands_for_codes() -> None:
+    shard, receive = Shard(), Receive(PARTS, in_turns=True)
+    receive.open(Context("learner"))
+    _, [(_, item)] = received({**shard.begin(0)["state"], "kind": "copy"}, receive=receive)
+    assert (item["kind"], item["version"]) == ("copy", [1, 0])
+    missed = {**shard.step(0)["state"], "kind": "copy"}
+    assert received(missed, receive=receive)[1] == []
+    code = shard.step(0)["update"]
+    _, found = received(code, receive=receive)
+    assert found == [("need", {"fragment": 0, "version": [1, 0], "lacks": True})]
+    _, found = received({**missed, "slot": 0, "frame": "0"}, receive=receive)
+    assert [port for port, _ in found] == ["update", "need"]
+    assert (found[0][1]["kind"], found[0][1]["version"]) == ("merge", [1, 2])
+    _, [(_, item)] = received({**shard.step(0)["state"], "kind": "copy", "slot": 0, "frame": "0"}, receive=receive)
+    assert (item["kind"], item["version"]) == ("merge", [1, 3])
+    assert item["values"].tobytes() == shard.bits[0, 1, 3]
+
+
 def test_a_need_that_comes_before_any_version_is_met_once_there_is_one() -> None:
     shard, asks = Shard(), {"fragment": 0, "version": [0, 0], "lacks": True}
     learner = Replica("learner", 2)
