@@ -25,12 +25,11 @@ from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs.coded_updates import to_learner, updates_in
-from isthmus.programs.outer_settings import Format, format_faults
+from isthmus.programs.outer_settings import LEARNERS_MAX, Format, format_faults
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
 Rule = Literal["rda", "average"]
-LEARNERS_MAX = 64
 
 
 # Momentum needs many sweeps to pay: of those tried on the nano model, (0.4, 0.7) was best at 83 sweeps, (0.7, 0.3) was

@@ -11,7 +11,8 @@ from isthmus.runtime.graph.template import Job
 
 Rule = Literal["rda", "average"]
 Format = Literal["float32", "bf16", "int8", "int4"]
-LEARNERS_MAX: Final = 64
+LEARNERS_MAX: Final = 1024
+"""256 are tried (`tests/bench/bench_size.py`); what a run really can have, memory and links decide."""
 INTERVAL_MAX: Final = 10_000
 """Inner steps: a gate may permit as many at once, and each permit is an item of a Queue."""
 MANY_SWEEPS: Final = 60

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Final, final
+
+TOLD_MAX: Final = 16
+"""Lives of which a report tells beside its own: of a large run, who hears many reports hears enough."""
 
 
 @final
@@ -17,6 +20,8 @@ class Totals:
     """Tokens by (slot, incarnation). They only grow, so of what is known and what is heard the larger holds."""
 
     trained: int = field(default=0, init=False)
+    _told: int = field(default=0, init=False)
+    """How many lives, in the order in which they were heard of first, were told by `next_told`."""
     _tokens: defaultdict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int), init=False)
 
     def hear(self, told: Iterable[Sequence[int]]) -> None:
@@ -39,3 +44,13 @@ class Totals:
     def told(self) -> list[list[int]]:
         """[slot, incarnation, tokens] of every life, in this order, as an item carries it."""
         return [[slot, incarnation, tokens] for (slot, incarnation), tokens in sorted(self._tokens.items())]
+
+    def next_told(self, slot: int, incarnation: int) -> list[list[int]]:
+        """[slot, incarnation, tokens] of that life, and of TOLD_MAX others at most: each time of the next ones, so that
+        whoever hears often has soon heard of all, also where not every item reaches it."""
+        lives, own = list(self._tokens), (slot, incarnation)
+        if len(lives) <= TOLD_MAX:
+            return self.told()
+        chosen = {own} | {lives[(self._told + i) % len(lives)] for i in range(TOLD_MAX)}
+        self._told = (self._told + TOLD_MAX) % len(lives)
+        return [[*life, self._tokens[life]] for life in sorted(chosen) if life in self._tokens]

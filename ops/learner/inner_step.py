@@ -392,7 +392,7 @@ class InnerStep:
             step_time=round(self._step_time),
             delay_steps=self._delay_steps,
             epochs=[0 if held is None else held.ledger.base[0] for held in self._held],
-            totals=self._totals.told(),
+            totals=self._totals.next_told(self._slot, self._incarnation),
         )
         if self._tells_links:
             progress["links"] = [[*link, *rate] for link, rate in sorted(self._context.traffic.goodput.items())]

@@ -9,7 +9,7 @@ its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from isthmus.ops.exchange.messages import Progress
@@ -33,9 +33,9 @@ class Hearsay:
         self._claims: dict[tuple[int, int], dict[int, int]] = {}
         """Of lives that have not spoken: what the learner in each slot says of them."""
 
-    def hear_learner(self, report: Progress, live: Collection[int], learners: int) -> None:
-        """Take what a learner says of itself and of others, one of `learners` that are live, `live` the slots of those
-        that have spoken."""
+    def hear_learner(self, report: Progress, live: Callable[[], Collection[int]], learners: int) -> None:
+        """Take what a learner says of itself and of others, one of `learners` that are live; `live()` are the slots of
+        those that have spoken, which is asked for only where somebody else is believed."""
         life = report["slot"], report["incarnation"]
         self._own.add(life)
         self._claims.pop(life, None)
@@ -52,12 +52,15 @@ class Hearsay:
         """All that anybody has spoken of, believed or not."""
         return {slot for slot, *_ in self.totals.told()} | {slot for slot, _ in self._claims}
 
-    def _hear_claim(self, life: tuple[int, int], by: int, tokens: int, live: Collection[int], learners: int) -> None:
+    def _hear_claim(
+        self, life: tuple[int, int], by: int, tokens: int, live: Callable[[], Collection[int]], learners: int
+    ) -> None:
         if life not in self._claims and len(self._claims) >= LIVES_MAX:
             return
         claims = self._claims.setdefault(life, {})
         claims[by] = max(tokens, claims.get(by, 0))
-        said = sorted((each for slot, each in claims.items() if slot in live), reverse=True)
-        needed = max(learners, len(live)) // 2
+        slots = live()
+        said = sorted((each for slot, each in claims.items() if slot in slots), reverse=True)
+        needed = max(learners, len(slots)) // 2
         if len(said) > needed:
             self.totals.hear([[*life, said[needed]]])

@@ -115,7 +115,7 @@ class Conductor:
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
             self._roster.hear(report)
             self._placing.hear_learner(report["slot"], report["incarnation"], self._round_numbers())
-            self._hearsay.hear_learner(report, {learner.slot for learner in self._roster.live()}, count)
+            self._hearsay.hear_learner(report, self._roster.live_slots, count)
         self._placing.hear_merges(reached)
         self._published |= {item["fragment"]: item for item in (reached or {}).values()}
         self._memory.hear_holders(held)

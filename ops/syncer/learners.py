@@ -87,6 +87,10 @@ class Roster:
         """All that are not gone, by slot."""
         return self._those(lambda learner: not learner.is_gone)
 
+    def live_slots(self) -> set[int]:
+        """The slots of those."""
+        return {slot for slot, learner in self._learners.items() if not learner.is_gone}
+
     def holding(self, fragment: int) -> list[Learner]:
         """The live ones that hold a version of a fragment, by slot."""
         return self._those(lambda learner: any(learner.epochs[fragment : fragment + 1]) and not learner.is_gone)

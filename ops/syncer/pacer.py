@@ -215,8 +215,7 @@ class Pacer:
         """Take a learner's report. The totals of a former life still count; nothing else of it does."""
         slot, incarnation = report["slot"], report["incarnation"]
         known = self._roster.incarnation(slot)
-        live = {learner.slot for learner in self._roster.live()} | {slot}
-        self._hearsay.hear_learner(report, live, self._learners_live)
+        self._hearsay.hear_learner(report, lambda: self._roster.live_slots() | {slot}, self._learners_live)
         if incarnation < known:
             return
         self._placing.hear_learner(slot, incarnation, self._round_numbers())

@@ -137,7 +137,7 @@ class Universe:
         joining = sorted({Replica.parse(fault.host) for fault in faults if isinstance(fault, Join)})
         machines = sorted({HOME, *map(place, [*replicas, *joining])})
         check(faults, list(plans), replicas, machines)
-        self.addresses = {name: f"127.0.0.{number}" for number, name in enumerate(machines, 1)}
+        self.addresses = {name: f"127.0.{i >> 8}.{i & 255}" for i, name in enumerate(machines, 1)}
         self.disks = {name: SimulatedDisk(f"{seed} disk {name}") for name in machines}
         self.tape_disks = {name: SimulatedDisk(f"{seed} tapes {name}") for name in machines}
         self._setting = Setting(

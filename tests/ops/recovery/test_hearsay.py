@@ -15,7 +15,7 @@ def said(slot: int, tokens: int, *others: tuple[int, int, int], incarnation: int
 
 def hear(hearsay: Hearsay, *reports: Any, learners: int = 3) -> dict[tuple[int, int], int]:
     for report in reports:
-        hearsay.hear_learner(report, range(learners), learners)
+        hearsay.hear_learner(report, lambda: range(learners), learners)
     return {(slot, incarnation): tokens for slot, incarnation, tokens in hearsay.totals.told() if tokens}
 
 
@@ -48,10 +48,10 @@ def test_whom_one_speaks_of_is_there_to_be_waited_for_before_it_is_believed() ->
 
 def test_who_is_gone_has_no_voice() -> None:
     hearsay = Hearsay()
-    hearsay.hear_learner(said(3, 1, (*DEAD, 10**9)), [0, 1, 3], 3)
-    hearsay.hear_learner(said(0, 1, (*DEAD, 10**9)), [0, 1], 2)
+    hearsay.hear_learner(said(3, 1, (*DEAD, 10**9)), lambda: [0, 1, 3], 3)
+    hearsay.hear_learner(said(0, 1, (*DEAD, 10**9)), lambda: [0, 1], 2)
     assert hearsay.totals.of(*DEAD) == 0
-    hearsay.hear_learner(said(1, 1, (*DEAD, 7)), [0, 1], 2)
+    hearsay.hear_learner(said(1, 1, (*DEAD, 7)), lambda: [0, 1], 2)
     assert hearsay.totals.of(*DEAD) == 7
 
 
