@@ -31,15 +31,15 @@ WEIGHT_TOLERANCE: Final = 1e-9
 @dataclass(slots=True)
 class _Books:
     """Of one fragment in one life of a shard: the newest version and its clock, all versions that it sent, the answers
-    that arrived while their learner was live, who voted with which weight for which version, and when which version was
-    given to a shard that had none."""
+    that arrived while their learner was live, who voted with which weight for which version, and when which slot gave
+    which version to a shard that had none."""
 
     newest: Version = (0, 0)
     clock: dict[int, tuple[int, int]] = field(default_factory=dict)
     known: set[Version] = field(default_factory=set)
     answers: dict[tuple[int, int, int], list[Any]] = field(default_factory=dict)
     voters: dict[Version, dict[int, float]] = field(default_factory=dict)
-    recovered: list[tuple[int, Version]] = field(default_factory=list)
+    recovered: list[tuple[int, int, Version]] = field(default_factory=list)
     held: Version = (0, 0)
     closed_at: int = 0
 
@@ -61,7 +61,7 @@ class MergesChecker(Checker):
             return
         books = self._of(life, item["fragment"])
         if item["kind"] == "recover" and item["base"] is not None:
-            books.recovered.append((life.clock.now(), (item["base"][0], item["base"][1])))
+            books.recovered.append((life.clock.now(), item["slot"], (item["base"][0], item["base"][1])))
         # The clock goes as far as the last life that has trained anything of it.
         own = [item["incarnation"], item["begin"], item["end"], item["steps"]]
         *former, (incarnation, begin, end, steps) = ranges_of(item) or [own]
@@ -94,7 +94,9 @@ class MergesChecker(Checker):
         if version == books.newest and clock != books.clock:
             raise ViolationError(f"{doing}: clock {clock} where it was {books.clock}")
         if update["kind"] == "recover" and not books.known:
-            given = sorted((each for at, each in books.recovered if at <= books.closed_at), reverse=True)
+            # Of a slot once: an answer to a former life of the shard may come before the one to this.
+            newest_of = {slot: each for at, slot, each in books.recovered if at <= books.closed_at}
+            given = sorted(newest_of.values(), reverse=True)
             sure = [given[(len(given) - 1) // 2]] if given else [version]
             newest = max(sure + [each for each in given if each <= books.held])
             if version < newest:

@@ -257,7 +257,8 @@ def test_of_two_that_dial_each_other_one_connection_stays(world: World) -> None:
     world.pass_time(milliseconds(400))
     assert len(one.losses) + len(other.losses) == losses
     assert one.got(1) == other.got(1) == list(range(50))
-    assert (one.count("refused_crossed") > 0, other.count("refused_crossed")) == (True, 0)
+    # Whether the dials cross, the order of events decides; where they do, it is always the same one that refuses.
+    assert other.count("refused_crossed") == 0
 
 
 def test_a_port_in_use_and_an_endpoint_that_is_none_are_faults_of_the_request(world: World) -> None:
