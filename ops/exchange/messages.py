@@ -302,8 +302,8 @@ class Report(Progress):
     its loss was not finite last and it gave up its own parameters for the global ones, 0 if it never was; `accounts`
     holds, per fragment, [merged, overlapped, refused, lost, pending]; `began`, of a later life, what it goes on with of
     what only a learner has: ["copy", life, step] of that life's copy on its machine, ["snapshot",
-    life, merges], as that life was after so many merges, or ["anew", 0, 0]; None where nothing of it is
-    lost, or known.
+    life, merges], as that life was after so many merges, ["anew", 0, 0], or, also of a first life, ["peer", slot,
+    step] of another learner that lent its moments; None where nothing of it is lost, or known.
     """
 
     stepping: int

@@ -158,7 +158,7 @@ REPORT: Final = {
     "waited?": COUNT,
     "device_kind?": "text",
     "links?": LINKS,
-    "began?": ("optional", ("row", ("text", "copy", "snapshot", "anew"), COUNT, COUNT)),
+    "began?": ("optional", ("row", ("text", "copy", "snapshot", "anew", "peer"), COUNT, COUNT)),
 }
 """What those who train tell those who watch, of any program."""
 

@@ -70,6 +70,13 @@ class SoleLearning(Learning, Protocol):
     def take_local(self, leaves: Sequence[Any]) -> bool:
         """Take local leaves, as `local` gives them, in place of its own; False if they are not of the same form."""
 
+    def lend(self) -> list[Any]:
+        """Those of the local leaves that another learner can go on with, in NumPy arrays of their own: all but random
+        keys, and but what belongs to parameters that the task says are local. None where there are none."""
+
+    def borrow(self, leaves: Sequence[Any]) -> bool:
+        """Take leaves as `lend` gives them in place of its own; False if there are none, or of another form."""
+
     def own(self, *, whole: bool) -> list[Any]:
         """`local`, before it one array that says whose random keys the next step draws, and after it, where it is to be
         `whole`, the merged leaves."""

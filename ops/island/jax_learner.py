@@ -35,7 +35,7 @@ from isthmus.ops.island.core_turns import CORES
 from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.island.life import Life
 from isthmus.ops.island.pieces import FragmentFunctions
-from isthmus.ops.island.recipe import LOCAL, Leaf, Now, Recipe, abstract_key, is_key
+from isthmus.ops.island.recipe import LOCAL, Leaf, Now, Recipe, abstract_key, is_key, lent
 from isthmus.ops.mesh import state_layout
 from isthmus.ops.mesh.island import Island
 from isthmus.ops.mesh.island_devices import devices_of, unless_usual
@@ -77,6 +77,7 @@ class Functions:
         self._local = sorted(set(range(len(self._shapes))) - set(self.merged))
         self._model_size, self.has_local_model = len(leaves), len(self.merged) < len(leaves)
         self.names = [leaves[i].name for i in self.merged]
+        self.lent = lent(self.recipe, leaves, named_leaves(state), self._local)
         self.shapes = [leaves[i].shape for i in self.merged]
         self.layout = None if devices is None else self._layout(devices, leaves, state)
         merged, local, all_devices = (
@@ -419,6 +420,16 @@ class Learner:
         copies, layout = [jnp.array(leaf) for leaf in leaves], self._functions.layout
         self._local = copies if layout is None else layout.put(copies, layout.local)
         return True
+
+    def lend(self) -> list[np.ndarray[Any, Any]]:
+        """The local leaves that another learner can go on with (`lent`), in NumPy arrays of their own."""
+        return [np.array(self._local[k]) for k in self._functions.lent]
+
+    def borrow(self, leaves: Sequence[Any]) -> bool:
+        """Take leaves as `lend` gives them; False if there are none, or of another form."""
+        whole = dict(enumerate(self._local)) | dict(zip(self._functions.lent, leaves, strict=False))
+        is_all = 0 < len(leaves) == len(self._functions.lent)
+        return is_all and self.take_local([whole[k] for k in range(len(self._local))])
 
     def own(self, *, whole: bool) -> list[np.ndarray[Any, Any]]:
         """`local`, after int64[6]: the words of the life whose keys are drawn, its steps and its restarts; then the

@@ -10,7 +10,7 @@ Decides names and kinds of leaves, and what the two doors come to. Does not jit,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, final, get_args
@@ -168,3 +168,19 @@ def of_step(
         restart=restart,
         load=load,
     )
+
+
+def lent(recipe: Recipe, leaves: Sequence[Leaf], named: Sequence[tuple[str, Any]], local: Sequence[int]) -> list[int]:
+    """The places in `local`, which are places in the state, of what a learner lends to one that has none of its own.
+
+    `leaves` are those of the model, `named` the paths and shapes of all of the state. Random keys stay, or two learners
+    would draw the same numbers. A parameter that a task of a loss says is local stays, and so does what belongs to it
+    alone: leaves of the state whose path ends with its own. Of a task of a step every other local leaf is lent:
+    moments, counters, averages of weights.
+    """
+    own = [leaf.name for leaf in leaves if leaf.kind == LOCAL] if recipe.loss is not None else []
+    return [
+        k
+        for k, (name, shape) in enumerate(named[i] for i in local)
+        if not is_key(shape) and not any(name == path or name.endswith(f"/{path}") for path in own)
+    ]

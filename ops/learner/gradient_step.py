@@ -21,10 +21,10 @@ from isthmus.ops.data.places import Place
 from isthmus.ops.data.streams import first_batch
 from isthmus.ops.exchange.kept_state import SECONDS, Due, State, newest
 from isthmus.ops.exchange.messages import Control
+from isthmus.ops.exchange.ring import START, Mean, parts
 from isthmus.ops.island.contract import gradient_learner_of
 from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.learner.gradient_report import Reporter
-from isthmus.ops.learner.ring import START, Mean, parts
 
 NO_MEAN: Final[dict[str, Any]] = START
 """What the first step finds in place of a mean."""

@@ -2,7 +2,8 @@
 
 Decides where that comes from: from the cut in a snapshot (`Own`), where this life begins with just the versions of
 that, and then it goes on as the life would have that made the cut; else from the copy on the disk of its machine
-(`local_copies`); else its local leaves begin anew. Which it was is told (`began`).
+(`local_copies`); else its local leaves begin anew, and another's take their place, if they come soon (`lending`). Which
+it was is told (`began`).
 
 Theory of operation. A cut is made when an answer was captured. Of each fragment a learner had adopted a version by
 then, and had worked since: that work is in its parameters, and in no version. Its next life goes on with both, and
@@ -60,6 +61,15 @@ class Inheritance:
     def is_whole(self) -> bool:
         """Whether this life went on from a cut."""
         return self.began is not None and self.began[0] == "snapshot"
+
+    @property
+    def has_found(self) -> bool:
+        """Whether this life went on with anything of those before it."""
+        return self.began is not None and self.began[0] in ("snapshot", "copy")
+
+    def borrowed(self, began: list[Any] | None) -> None:
+        """Note that local leaves of another learner were taken, if any were."""
+        self.began = began or self.began
 
     def take(self) -> Totals | None:
         """Go on with what there is, all fragments being held and the local leaves made anew; the result is the progress

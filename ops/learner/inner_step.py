@@ -26,6 +26,7 @@ from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.copies import is_withdrawn
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.kept_state import Own, Restored
+from isthmus.ops.exchange.lending import LOAN, Loan
 from isthmus.ops.exchange.messages import Control, Progress, Report, Round, Update
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, clock_of
 from isthmus.ops.exchange.token_totals import Totals
@@ -36,6 +37,7 @@ from isthmus.ops.learner.answers import Answers, Held
 from isthmus.ops.learner.feed import Feed
 from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.inheritance import Inheritance
+from isthmus.ops.learner.lending import Lending
 from isthmus.ops.learner.step_metrics import StepMetrics
 
 REPORT_NS: Final = 100_000_000
@@ -54,17 +56,18 @@ class InnerStep:
     `fragments` are those of the program, none for programs that exchange whole trees; `report_every` the steps between
     two reports of progress, which come at least every 100 ms; `tokens` the budget that the learning rate follows, where
     nobody sends it; `alpha` how much of a learner's own fragment survives an adoption; `tells_links`: `progress` says
-    what its links carry.
+    what its links carry. What others are lent of its local leaves is `moments`, what it is lent `loan`.
     """
 
-    outputs = ("parameters", "fragment", "progress", "report")
+    outputs = ("parameters", "fragment", "progress", "report", "moments")
     noted: ClassVar = {"report": ("step",)}
     follower: ClassVar = Follow
 
     @staticmethod
     def schemas(task: Any, *, fragments: Sequence[Fragment] = (), **_: Any) -> dict[str, Any]:
-        """What shards may send; whole trees are of any form."""
-        return {"update": schemas.UPDATE, "pull": schemas.ROUND} if fragments else {}
+        """What shards and the lend node may send; whole trees are of any form."""
+        shards = {"update": schemas.UPDATE, "pull": schemas.ROUND} if fragments else {}
+        return {**shards, "loan": LOAN}
 
     def __init__(
         self,
@@ -135,6 +138,7 @@ class InnerStep:
         self._inheritance = Inheritance(
             context, sole=self._sole, held=self._held, odometer=self._odometer, alpha=self._alpha
         )
+        self._lending = Lending(context, self._sole, self._odometer)
         self._learner.compile(first_batch(self._task, context.seed, self._slot))
         if not self._fragments:
             self._learner.begin()
@@ -173,6 +177,7 @@ class InnerStep:
         pull: Mapping[Any, Round] | None = None,
         control: Mapping[Any, Control] | None = None,
         cursor: Cursor | None = None,
+        loan: Mapping[Any, Loan] | None = None,
     ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
         """One boundary; `batch` is None where this node is idle. Yields the answers, returns everything else."""
         before = self._phase, self.is_idle
@@ -184,6 +189,8 @@ class InnerStep:
             self._adopt_all(update)
         if control is not None:
             self._hear(control)
+        if loan:
+            self._inheritance.borrowed(self._lending.hear(loan))
         answers = self._answer(pull) if pull else []
         answers += self._answers.postponed(is_last=self._is_last)
         if answers:
@@ -203,7 +210,7 @@ class InnerStep:
         has_changed = self._reported_step < 0 or before != (self._phase, self.is_idle)
         if has_changed or self._is_report_due(now, has_news=has_news):
             emitted += self._reports(now, has_changed=has_changed)
-        return last + emitted
+        return last + emitted + self._lending.news(is_sick=self._sick)
 
     @property
     def phase(self) -> Literal["ready", "stepping", "final"]:
@@ -334,6 +341,7 @@ class InnerStep:
         """One step, which begins before the budget is spent. Steps are timed from end to end."""
         if not self._odometer.steps:
             self._first_at = self._context.now()
+            self._lending.begin(is_anew=not self._inheritance.has_found)
         self._inheritance.adopt_due()
         metrics = self._learner.step(batch, self._totals.trained / self._budget if self._budget else 0.0)
         now = self._context.now()

@@ -42,6 +42,7 @@ OF_DECOUPLED: Final = (
     "vote refused: not live",
     "opening renewed",
     "copy given",
+    "moments lent",
 )
 """Of syncers and holders."""
 
@@ -89,6 +90,8 @@ class GuardsWitness(Checker):
                 self._fired[JUDGED] += len(item["voters"]) + len(item["refused"])
         elif edge.source_port == "copy" and item["version"][0]:
             self._fired["copy given"] += 1
+        elif edge.source_port == "loan" and item["by"] is not None:
+            self._fired["moments lent"] += 1
 
     def happened(self, universe: Universe, happened: Happened) -> None:
         """Look at hosts that are no members."""

@@ -86,7 +86,8 @@ class BytesChecker(Checker):
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Look at updates, at whole values of any version, and at what learners give a shard that came back."""
-        if edge.source_port in ("update", "state", "copy", *KeyFrames.outputs) and item["version"][0]:
+        is_told = edge.source_port in ("update", "state", "copy", *KeyFrames.outputs) and "version" in item
+        if is_told and item["version"][0]:  # Of a program without fragments a state has no version.
             p, version = item["fragment"], (item["version"][0], item["version"][1])
             if "base" not in item:
                 self._compare(life, (p, version, False), item["values"])
@@ -160,7 +161,7 @@ class ModelChecker(Checker):
             versions = enumerate(item.get("versions", ()))
             self._told_of.update(fragment for fragment, version in versions if version[1])
         is_held = edge.source_port in ("update", "state", *KeyFrames.outputs) and life.member.replica.role in HOLDERS
-        if is_held:
+        if is_held and "fragment" in item:  # Not the state of a program without fragments.
             for heard in [self._shown] + [self._heard] * (item.get("kind") in ("merge", "final")):
                 heard.setdefault(item["fragment"], {}).setdefault(life, (life.true_now(), source))
 

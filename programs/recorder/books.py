@@ -297,4 +297,5 @@ def _learner(report: Report) -> dict[str, Any]:
     fields: Mapping[str, Any] = {**report}
     noted = {name: fields[name] for name in _NOTED_FIELDS if name in fields}
     told = {name: fields[name] for name in _LEARNER_FIELDS}
-    return {**told, "metrics": dict(report["metrics"]), **noted, "step_ms": report["step_time"] / 1e6}
+    began = {"began": fields["began"]} if fields.get("began") else {}
+    return {**told, **began, "metrics": dict(report["metrics"]), **noted, "step_ms": report["step_time"] / 1e6}

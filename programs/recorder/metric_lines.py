@@ -48,7 +48,7 @@ class MetricLines:
         self._means: dict[int, TokenMeans] = {}
         self._withheld: dict[int, Report] = {}
         self._told_last: dict[int, tuple[Any, ...]] = {}
-        self._begun: set[tuple[int, int]] = set()
+        self._begun: set[tuple[int, int, str]] = set()
         """Lives of which it is written what they went on with."""
 
     def hear(self, report: Report, known: Mapping[str, Any] | None, now: int) -> None:
@@ -82,9 +82,10 @@ class MetricLines:
         losses = self._losses.pop(slot, [])
         loss = sum(losses) / len(losses) if losses else None
         line = {"learner": slot, **{name: fields[name] for name in _PLACE}, "loss": loss}
-        if fields.get("began") and (slot, fields["incarnation"]) not in self._begun:
-            self._begun.add((slot, fields["incarnation"]))
-            line["began"] = fields["began"]
+        began = fields.get("began")
+        if began and (slot, fields["incarnation"], began[0]) not in self._begun:
+            self._begun.add((slot, fields["incarnation"], began[0]))
+            line["began"] = began
         metrics = as_field(self._means[slot].take().items())
         self._lines.write("metrics", now, {**line, **metrics, **{name: fields[name] for name in _TRAFFIC}})
 

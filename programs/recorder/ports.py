@@ -10,6 +10,7 @@ graph, so that a body of anybody's own takes part in it like those that are ship
     parameters  out, beside `progress`: a whole tree, of which an evaluator is made where nothing else evaluates
     merged, evaluation, final, changed    out: for the recorder, who writes them down
     held        out: what a body has heard of what was merged, for the recorder, who says whether the model is lost
+    moments     out, with `loan` in: local leaves that a learner lends to another through the recorder
     state       out: a state that all learners have; the recorder keeps the newest, and gives it on their port `kept`
 """
 
@@ -29,6 +30,7 @@ EVALUATOR: Final = "evaluator"
 RECORD: Final = "record"
 EVALUATE: Final = "evaluate"
 KEEP: Final = "keep"
+LEND: Final = "lend"
 
 
 def emitting(nodes: Sequence[Node], port: str) -> list[Node]:
@@ -49,6 +51,11 @@ def learning(nodes: Sequence[Node]) -> list[Node]:
 def keeping(nodes: Sequence[Node]) -> list[Node]:
     """The nodes that send states which all learners have."""
     return [node for node in emitting(nodes, "state") if node.body is not OuterStep]
+
+
+def lending(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes whose replicas lend each other what only they have."""
+    return [node for node in emitting(nodes, "moments") if node.input("loan") is not None]
 
 
 def needs_evaluator(nodes: Sequence[Node]) -> bool:
@@ -87,6 +94,7 @@ def _names(graph: Graph) -> Iterator[Fault]:
     own = {RECORDER} | ({EVALUATOR} if needs_evaluator(graph.nodes) else set())
     holds = {f"hold-{name}" for name in HOLDERS} if any(node.body is OuterStep for node in graph.nodes) else set()
     keeps = {KEEP} if keeping(graph.nodes) else set()
+    keeps |= {LEND} if lending(graph.nodes) else set()
     for role in graph.roles:
         if role.name in own:
             do = "Choose another name."

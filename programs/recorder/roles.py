@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from isthmus.ops.island.evaluate import EvaluateMean
 from isthmus.ops.recovery.hold import HOLDERS, Hold
+from isthmus.ops.recovery.lend import Lend
 from isthmus.ops.syncer.conductor import Conductor
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.coded_updates import updates_in
@@ -22,12 +23,14 @@ from isthmus.programs.recorder.ports import (
     EVALUATE,
     EVALUATOR,
     KEEP,
+    LEND,
     RECORD,
     RECORDER,
     emitting,
     faults,
     keeping,
     learning,
+    lending,
     needs_evaluator,
     reporting,
     told_by_recorder,
@@ -39,7 +42,7 @@ from isthmus.programs.snapshots.urls import Place
 from isthmus.programs.snapshots.whole_hold import WholeHold
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import GraphError
-from isthmus.runtime.graph.template import Every, Graph, Job, Latest, Node, Reference, Role
+from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Node, Reference, Role
 from isthmus.runtime.roles import LEARNER
 
 RUN_FOLDER: Final = Reference("isthmus:run-folder")
@@ -100,6 +103,8 @@ def with_recorder(graph: Graph, job: Job) -> None:
         for holder in [each for each in graph.roles if each.name in HOLDERS]:
             _add_hold(graph, holder, outer, record)
     _add_keep(graph, role, authored, record)
+    for node in lending(authored):
+        _add_lend(graph, role, node)
     for node in emitting(graph.nodes, "final"):
         graph.edge(node["final"], record["final"], Latest("fragment"))
     for node in list(graph.nodes):
@@ -167,6 +172,13 @@ def _add_keep(graph: Graph, role: Role, authored: list[Node], record: Node) -> N
         if node.body is not OuterStep and node.input("kept") is not None:
             graph.edge(keep["kept"], node["kept"], Latest())
     graph.edge(keep["held"], record["held"], Latest("holder"))
+
+
+def _add_lend(graph: Graph, role: Role, node: Node) -> None:
+    """Have the replicas of a node lend each other what one that begins anew has not."""
+    lend = role.node(LEND, Lend, role=node.role, fires=AnyOf("moments"))
+    graph.edge(node["moments"], lend["moments"], Latest())
+    graph.edge(lend["loan"], node["loan"], Latest("slot"), to=graph.role_of(node.role).at("slot"))
 
 
 def _add_evaluator(graph: Graph, job: Job, authored: list[Node]) -> None:

@@ -103,7 +103,7 @@ class ToyStream:
 
 @dataclass(slots=True)
 class ToyLearner:
-    """Gradient descent without momentum."""
+    """Gradient descent without momentum. `stepped` is its one local leaf, on which no step depends."""
 
     layout: tuple[TensorSpec, ...]
     fragments: tuple[Fragment, ...]
@@ -111,6 +111,7 @@ class ToyLearner:
     alpha: np.float32
     device_kind: str = "toy"
     tensors: Tensors = field(init=False)
+    stepped: int = 0
 
     def __post_init__(self) -> None:
         self.tensors = _zeros(self.layout)
@@ -126,6 +127,7 @@ class ToyLearner:
         """One inner step; the loss before it."""
         loss = loss_of(self.tensors)
         noise = batch["noise"]
+        self.stepped += 1
         self.tensors = {
             name: tensor - LR * (tensor - np.float32(1.0) + noise[i % 4])
             for i, (name, tensor) in enumerate(self.tensors.items())
@@ -156,13 +158,22 @@ class ToyLearner:
         return copied
 
     def restart(self) -> None:
-        """Nothing is local."""
+        self.stepped = 0
 
     def local(self) -> list[Any]:
-        return []
+        return [np.array(self.stepped)]
 
     def take_local(self, leaves: Sequence[Any]) -> bool:
-        return False
+        if [(leaf.shape, leaf.dtype.name) for leaf in leaves] != [((), "int64")]:
+            return False
+        self.stepped = int(leaves[0])
+        return True
+
+    def lend(self) -> list[Any]:
+        return self.local()
+
+    def borrow(self, leaves: Sequence[Any]) -> bool:
+        return self.take_local(leaves)
 
     def own(self, *, whole: bool) -> list[Any]:
         return list(self.copy().values()) if whole else []

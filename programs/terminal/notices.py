@@ -51,7 +51,7 @@ class News:
         self._told_faults: list[str] = []
         self._told_changes = set[tuple[int, int, int]]()
         self._is_store_away = False
-        self._told_began = set[tuple[int, int]]()
+        self._told_began = set[tuple[int, int, str]]()
         self._sick_steps: dict[int, tuple[int, int]] = {}
 
     def update(self, status: Mapping[str, Any]) -> list[Notice]:
@@ -118,16 +118,18 @@ class News:
     def _begun(self, status: Mapping[str, Any]) -> Iterator[Notice]:
         """What later lives of learners go on with of what only a learner has, each once."""
         for slot, report in status.get("learners", {}).items():
-            began, life = report.get("began"), (int(slot), report.get("incarnation", 1))
-            if began and life not in self._told_began:
-                self._told_began.add(life)
+            began, life = report.get("began"), report.get("incarnation", 1)
+            if began and (int(slot), life, began[0]) not in self._told_began:
+                self._told_began.add((int(slot), life, began[0]))
                 kind, former, step = began
                 told = f"with its moments after step {step} of life {former}, from its machine"
                 if kind == "snapshot":
                     told = f"as life {former} was at version {step}, from the snapshot"
+                elif kind == "peer":
+                    told = f"with the moments of learner {former} after step {step}"
                 elif kind != "copy":
                     told = "with moments that begin anew: its machine has no copy"
-                yield Notice(status.get("time"), f"learner {slot} goes on as life {life[1]} {told}", "good")
+                yield Notice(status.get("time"), f"learner {slot} goes on as life {life} {told}", "good")
 
     def _stored(self, status: Mapping[str, Any]) -> Iterator[Notice]:
         """That a store takes no snapshots, and that it does again."""

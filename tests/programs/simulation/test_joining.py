@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from isthmus.ops.learner.lending import BORROW_STEPS
+from isthmus.ops.recovery.leaves import unpacked
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim import Clog, Cut, Join, Kill
+from isthmus.runtime.graph.plans import EdgePlan
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.sim import Checker, Clog, Cut, Join, Kill
 from isthmus.runtime.sim.faults import check
+from isthmus.runtime.sim.host import Life
 from tests.programs.simulation.scenarios import Witness, assert_exact, survive
 
 
@@ -27,6 +33,55 @@ def test_a_joiner_and_a_death_in_the_same_open_round() -> None:
     assert 4 in {*both[0]["voters"], *both[0]["left_out"]}
     later = witness.merges_between("syncer/0#1", 5.0, 1e9)
     assert {1, 4} <= {slot for merge in later for slot in merge["voters"]}
+    assert_exact(outcome)
+
+
+class Loans(Checker):
+    """Objects to nothing. `wishes` and `given` are (seconds, lender, borrower, step) as the recorder sent them."""
+
+    def __init__(self) -> None:
+        self.wishes: list[tuple[float, Any, Any]] = []
+        self.given: list[tuple[float, Any, Any, int, int]] = []
+        self.over = 0
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        if edge.source_port != "loan":
+            return
+        now, told = life.true_now() / 1e9, [item["slot"], item["incarnation"]]
+        if item["to"] is not None:
+            self.wishes.append((now, told, item["to"]))
+        elif item["by"] is not None:
+            stepped = int(unpacked(item["leaves"][0]))
+            self.given.append((now, item["by"], told, item["step"], stepped))
+        else:
+            self.over += 1
+
+
+def test_a_learner_that_joins_is_lent_the_moments_of_another_while_it_steps() -> None:
+    loans = Loans()
+    outcome = survive(Join("learner/4", at=8.5), steps=300, step_ms=50.0, witness=loans)
+    assert outcome.violation is None
+    (asked,), (given,) = loans.wishes, loans.given
+    assert asked[1:] == ([0, 1], [4, 1])
+    assert given[1:3] == ([0, 1], [4, 1])
+    assert given[3] == given[4] > 2 * BORROW_STEPS  # The toy's local leaf counts the steps of its moments.
+    assert given[0] - asked[0] < 1.0
+    assert loans.over >= 1
+    assert outcome.status["learners"][4]["began"] == ["peer", 0, given[3]]
+    assert_exact(outcome)
+
+
+def test_the_death_of_one_who_is_asked_keeps_nobody_from_stepping() -> None:
+    first, join = Loans(), Join("learner/4", at=8.5)
+    survive(join, steps=300, step_ms=50.0, witness=first)
+    died = first.wishes[0][0] + 0.001
+    assert died < first.given[0][0]
+    loans = Loans()
+    outcome = survive(join, Kill("learner/0", at=died), steps=300, step_ms=50.0, witness=loans)
+    assert outcome.violation is None
+    assert loans.wishes[0][1:] == ([0, 1], [4, 1])
+    assert [0, 1] not in [lender for _, lender, *_ in loans.given]
+    assert outcome.status["learners"][4]["step"] > BORROW_STEPS
     assert_exact(outcome)
 
 

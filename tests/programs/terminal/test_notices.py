@@ -134,6 +134,10 @@ def test_what_a_learner_goes_on_with_is_told_once_a_life(watched: Watched) -> No
     assert told[0].endswith("learner 0 goes on as life 2 with its moments after step 40 of life 1, from its machine")
     assert "learner 1 goes on as life 2 with moments that begin anew" in told[1]
     assert watched.told(8, learners=later) == []
+    lent = {**later, "1": {"incarnation": 2, "began": ["peer", 0, 70]}}
+    (line,) = watched.told(9, learners=lent)
+    assert line.endswith("learner 1 goes on as life 2 with the moments of learner 0 after step 70")
+    assert watched.told(10, learners=lent) == []
 
 
 def test_a_line_that_is_not_whole_is_read_when_it_is(watched: Watched) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.learner.ring import START, Hop, Ring, chunk_ends, hops, parts
+from isthmus.ops.exchange.ring import START, Hop, Ring, chunk_ends, hops, parts
 from tests.ops.bodies import Context
 
 

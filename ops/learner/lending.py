@@ -1,0 +1,80 @@
+"""What one life of a learner borrows of another's local leaves, and lends of its own (`ops.recovery.lend`).
+
+Decides how long it is worth it. A life that begins with none of its own steps at once, and takes those of another that
+come within `BORROW_STEPS` steps; later its own are as good. It lends once it has found or borrowed some, or has made
+twice as many steps: where all begin together, nobody has anything for the others. What it lends are the leaves after
+its last step, unless its loss is not finite. Leaves that fit in form and are bad all the same make a loss that is not
+finite, and that begins them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, final
+
+from isthmus.ops.exchange.lending import Loan, Moments
+from isthmus.ops.exchange.token_accounts import Odometer
+from isthmus.ops.island.contract import SoleLearning
+from isthmus.ops.recovery.leaves import packed, unpacked
+
+BORROW_STEPS: Final = 64
+"""After which a mean over steps with a decay of 0.95 has forgotten where it began by 96 %."""
+
+
+@final
+class Lending:
+    """Of the life that a host opens a body with, by `context`; `sole` is what trains, None where that has other
+    processes: they neither borrow nor lend."""
+
+    def __init__(self, context: Any, sole: SoleLearning | None, odometer: Odometer) -> None:
+        self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
+        self._sole = sole if "moments" in context.connected else None
+        self._odometer = odometer
+        self._lacks: bool | None = None
+        """None before the first step."""
+        self._has_taken = False
+        self._to: list[int] | None = None
+        self._told: tuple[Any, ...] = ()
+
+    def begin(self, *, is_anew: bool) -> None:
+        """Step from now on, with local leaves that were made anew, or are those of a life before."""
+        self._lacks, self._has_taken = is_anew, not is_anew
+
+    def hear(self, loans: Mapping[Any, Loan]) -> list[Any] | None:
+        """Take what is lent, and what is asked for; ["peer", slot, step] of the life whose leaves were taken."""
+        began = None
+        for loan in loans.values():
+            if (loan["slot"], loan["incarnation"]) != (self._slot, self._incarnation):
+                continue
+            self._to = loan["to"]
+            if loan["by"] is not None and self._lacks and self._take(loan):
+                began = ["peer", loan["by"][0], loan["step"]]
+        return began
+
+    def _take(self, loan: Loan) -> bool:
+        self._lacks = False  # Of another form they are not asked for again.
+        with suppress(ValueError):
+            self._has_taken = self._sole is not None and self._sole.borrow([unpacked(each) for each in loan["leaves"]])
+        return self._has_taken
+
+    def news(self, *, is_sick: bool) -> list[tuple[str, Moments]]:
+        """What is said of this life, where that has changed."""
+        if self._sole is None or self._lacks is None:
+            return []
+        self._lacks = self._lacks and self._odometer.steps < BORROW_STEPS
+        lends = self._has_taken or self._odometer.steps >= 2 * BORROW_STEPS
+        if self._told == (self._lacks, lends, self._to):
+            return []
+        self._told = self._lacks, lends, self._to
+        leaves = self._sole.lend() if self._to is not None and lends and not is_sick else []
+        told = Moments(
+            slot=self._slot,
+            incarnation=self._incarnation,
+            lacks=self._lacks,
+            lends=lends,
+            to=self._to,
+            step=self._odometer.steps,
+            leaves=[packed(leaf) for leaf in leaves],
+        )
+        return [("moments", told)]

@@ -1,0 +1,117 @@
+"""The lend node: brings a learner that begins without moments those of another, through the host of the recorder.
+
+Decides who lends to whom, one at a time, so that this host has never more than one learner's leaves. Of those who
+have what is worth lending, it asks the one that has lent least often, the lowest slot first; one that has none that are
+good, or dies, it asks no more. What was said is taken back once the borrower has what it asked for, no longer wants it,
+or is gone: Latest keeps the last item for whoever connects again. All of that is found when any learner says something
+new, for a loan is of use in the first steps alone, and a timer that is as quick would fire all day for it; so where one
+dies that was asked, the borrower may have to do without. Who borrows steps meanwhile, and whoever lends copies its
+leaves between two steps, once; nobody waits for anybody.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, final
+
+from isthmus.ops.exchange.lending import MOMENTS, Loan, Moments
+
+Life: TypeAlias = tuple[int, int]
+"""(slot, incarnation)."""
+
+
+@dataclass(slots=True)
+class _Deal:
+    borrower: Life
+    lender: Life
+    is_given: bool = False
+
+
+@final
+class Lend:
+    """What learners of `role` lack and lend in, what they are asked for and given out."""
+
+    outputs: ClassVar[tuple[str, ...]] = ("loan",)
+    schemas: ClassVar[dict[str, Any]] = {"moments": MOMENTS}
+
+    def __init__(self, *, role: str) -> None:
+        self._role = role
+        self._told: dict[int, Moments] = {}
+        self._deal: _Deal | None = None
+        self._declined: set[tuple[Life, Life]] = set()
+        """(borrower, lender): had nothing for it, or died."""
+        self._lent: Counter[int] = Counter()
+
+    def open(self, context: Any) -> None:
+        """Learn who tells which hosts are live."""
+        self._context = context
+
+    def __call__(self, moments: Mapping[Any, Moments] | None = None) -> list[tuple[str, Loan]] | None:
+        """Go on with the loan that is under way, and begin the next."""
+        for item in (moments or {}).values():
+            known = self._told.get(item["slot"])
+            if known is None or item["incarnation"] >= known["incarnation"]:
+                self._told[item["slot"]] = item
+        members = self._context.members()
+        living = {(each.replica.slot, each.incarnation) for each in members if each.replica.role == self._role}
+        self._told = {slot: told for slot, told in self._told.items() if (slot, told["incarnation"]) in living}
+        loans = [] if self._deal is None else self._gone_on(self._deal)
+        if self._deal is None:
+            loans += self._begun()
+        return [("loan", loan) for loan in loans] or None
+
+    def _gone_on(self, deal: _Deal) -> list[Loan]:
+        """What a loan that is under way needs now."""
+        borrower, lender = self._of(deal.borrower), self._of(deal.lender)
+        if borrower is None or not borrower["lacks"]:
+            return self._ended(deal)
+        if deal.is_given:
+            return []
+        if lender is None or (_is_for(lender, deal.borrower) and not lender["leaves"]):
+            self._declined.add((deal.borrower, deal.lender))
+            return self._ended(deal)
+        if not _is_for(lender, deal.borrower):
+            return []
+        deal.is_given = True
+        return [_loan(deal.borrower, by=deal.lender, step=lender["step"], leaves=lender["leaves"])]
+
+    def _ended(self, deal: _Deal) -> list[Loan]:
+        """Both are told that it is over."""
+        self._deal = None
+        return [_loan(life) for life in (deal.lender, deal.borrower)]
+
+    def _begun(self) -> list[Loan]:
+        """The request with which the next loan begins."""
+        told = sorted(self._told.items())
+        lenders = [(slot, each["incarnation"]) for slot, each in told if each["lends"]]
+        for borrower in [(slot, each["incarnation"]) for slot, each in told if each["lacks"]]:
+            able = [each for each in lenders if (borrower, each) not in self._declined]
+            if able:
+                lender = min(able, key=lambda each: (self._lent[each[0]], each))
+                self._lent[lender[0]] += 1
+                self._deal = _Deal(borrower, lender)
+                return [_loan(lender, to=borrower)]
+        return []
+
+    def _of(self, life: Life) -> Moments | None:
+        """What a life has said last; None if it is gone."""
+        told = self._told.get(life[0])
+        return told if told is not None and told["incarnation"] == life[1] else None
+
+
+def _is_for(told: Moments, borrower: Life) -> bool:
+    return told["to"] is not None and tuple(told["to"]) == borrower
+
+
+def _loan(life: Life, *, to: Life | None = None, by: Life | None = None, step: int = 0, leaves: Any = ()) -> Loan:
+    slot, incarnation = life
+    return Loan(
+        slot=slot,
+        incarnation=incarnation,
+        to=None if to is None else list(to),
+        by=None if by is None else list(by),
+        step=step,
+        leaves=list(leaves),
+    )
