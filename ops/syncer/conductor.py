@@ -93,6 +93,7 @@ class Conductor:
         """Fragment -> how far its newest version has come."""
         self._told_before: list[list[list[int]]] = []
         """What the next turns tell of progress: those that were open at a cut have told what was merged then."""
+        self._living: list[list[int]] = []
         self._has_begun = False
         self._is_stopping = False
 
@@ -111,11 +112,11 @@ class Conductor:
         reached: Mapping[Any, Reached] | None = None,
     ) -> list[tuple[str, Any]] | None:
         """Take what is new, open the rounds that follow from it, and place new lives of learners."""
-        count = learners_live(progress, self._context.members())
+        self._living = learners_live(progress, self._context.members()) or self._living
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
             self._roster.hear(report)
             self._placing.hear_learner(report["slot"], report["incarnation"], self._round_numbers())
-            self._hearsay.hear_learner(report, self._roster.live_slots, count)
+            self._hearsay.hear_learner(report, self._roster.live_slots, len(self._living))
         self._placing.hear_merges(reached)
         self._published |= {item["fragment"]: item for item in (reached or {}).values()}
         self._memory.hear_holders(held)
@@ -241,8 +242,12 @@ class Conductor:
         return [] if giver is None else [self._turn(p, "initial", [giver], 0) for p in fresh]
 
     def _may_begin(self) -> bool:
-        """Whether all learners that the start waits for can take part in the first round; that is waited for once."""
-        self._has_begun = self._has_begun or self._is_due_by("start", START_WAIT, len(self._roster.stepping()))
+        """Whether all learners that the start waits for can take part in the first round; that is waited for once, and
+        not again for those without whom the first version was made."""
+        stepping = self._roster.stepping()
+        missing = [each for each in self._roster.live() if each not in stepping and each.member in self._living]
+        is_rest_there = self._start.has_waited and bool(stepping) and not missing
+        self._has_begun = self._has_begun or is_rest_there or self._is_due_by("start", START_WAIT, len(stepping))
         return self._has_begun
 
     def _is_due_by(self, what: str, wait: int, there: int) -> bool:

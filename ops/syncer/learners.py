@@ -45,10 +45,11 @@ class Learner:
         return [self.slot, self.incarnation]
 
 
-def learners_live(progress: Mapping[Any, Progress] | None, members: Iterable[Any]) -> int:
-    """How many members are live in the roles of those that report, by (replica, key); 0 where nobody does."""
+def learners_live(progress: Mapping[Any, Progress] | None, members: Iterable[Any]) -> list[list[int]]:
+    """The members [slot, incarnation] that are live in the roles of those that report, by (replica, key); none where
+    nobody does."""
     roles = {replica.role for replica, _ in progress or ()}
-    return sum(member.replica.role in roles for member in members)
+    return [[member.replica.slot, member.incarnation] for member in members if member.replica.role in roles]
 
 
 class Roster:

@@ -173,7 +173,7 @@ class Pacer:
         reached: Mapping[Any, Reached] | None = None,
     ) -> list[tuple[str, Any]] | None:
         """Take what is new, open or renew the rounds that follow from it, and place new lives of learners."""
-        self._learners_live = learners_live(progress, self._context.members())
+        self._learners_live = len(learners_live(progress, self._context.members()))
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
             self._hear(report)
         self._placing.hear_merges(reached)

@@ -25,6 +25,8 @@ class Start:
         self._waits_until: int | None = None
         self._tried: list[list[int]] = []
         self._failures: dict[int, int] = {}
+        self.has_waited = False
+        """Whether it began with fewer learners than the run was asked for: they have been waited for."""
 
     def giver(self, live: Sequence[list[int]], now: int) -> list[int] | None:
         """The member to ask now, of those `live` (by slot); None as long as there is something to wait for.
@@ -37,6 +39,7 @@ class Start:
             self._waits_until = now + START_WAIT
         if len(live) < self._learners and now < self._waits_until:
             return None
+        self.has_waited |= len(live) < self._learners
         self._waits_until = now  # It has started: whoever dies now is not waited for again.
         if all(member in self._tried for member in live):
             self._tried = []

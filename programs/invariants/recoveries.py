@@ -40,6 +40,8 @@ class _Asking:
     members: set[tuple[int, int]] = field(default_factory=set)
     first_members: set[tuple[int, int]] = field(default_factory=set)
     answered: set[tuple[int, int]] = field(default_factory=set)
+    is_turn: bool = False
+    """Of a program in lock-step."""
 
 
 class _AskingChecker(Checker):
@@ -68,6 +70,7 @@ class _AskingChecker(Checker):
             members = {(slot, incarnation) for slot, incarnation in item["members"]}
             if known is None:
                 made = _Asking(item["fragment"], item["kind"], life.clock.now(), members, members)
+                made.is_turn = "steps" in item
                 self._rounds[life.member, item["round"]] = made
             else:
                 known.members = members
@@ -109,11 +112,12 @@ class NewestChecker(_AskingChecker):
 
 class FinalChecker(_AskingChecker):
     """Who joins late is in the final round: a learner that steps, and that a shard has heard of before it closed the
-    last round of a fragment, was asked for its work."""
+    last round of a fragment, was asked for its work. In lock-step the last turns are of those that were there when they
+    were opened: who begins or comes back later takes part from the next turn on, and there is none."""
 
     def judge(self, life: Life, asked: _Asking, merging: Any) -> None:
         """Look at whom the last round of a fragment has left out."""
-        if asked.kind != "final" or not asked.members:  # Without members it is overdue, and waits for nobody.
+        if asked.kind != "final" or asked.is_turn or not asked.members:  # Without members it is overdue.
             return
         for member in self.live_learners(life):
             heard = self._phases.get((life.member, member))

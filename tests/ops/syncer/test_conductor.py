@@ -8,7 +8,7 @@ from isthmus.ops.syncer.conductor import Conductor, open_rounds_max
 from isthmus.ops.syncer.pacer import OVERDUE
 from isthmus.ops.syncer.start import START_WAIT
 from isthmus.ops.syncer.terms import FINAL_MIN, FINAL_ROUND_TRIPS, FINAL_STEPS, last
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import Member, Replica
 from tests.ops.bodies import Context
 from tests.ops.syncer.pacer_shard import SECOND, lost, ready, stepping, told
 
@@ -63,6 +63,32 @@ def test_nobody_begins_before_all_do_and_not_for_ever_later() -> None:
     late.context.at += START_WAIT
     (turn,) = late.fire(stepping(0))
     assert turn["members"] == [[0, 1], [1, 1]]
+
+
+def test_who_was_waited_for_at_the_first_version_is_not_waited_for_again() -> None:
+    score = Score(learners=3)
+    assert score.fire(ready(0), ready(1)) == []
+    score.context.at += START_WAIT
+    initial = score.fire(ready(0), ready(1))
+    assert {turn["kind"] for turn in initial} == {"initial"}
+    score.context.live = {
+        Member(Replica("learner", 0), 1),
+        Member(Replica("learner", 1), 1),
+        Member(Replica("syncer", 0), 1),
+    }
+    assert score.fire(stepping(0), merged=[told(turn) for turn in initial]) == []  # The other lives, and may yet step.
+    (turn,) = score.fire(stepping(0), stepping(1))
+    assert turn["members"] == [[0, 1], [1, 1]]
+
+
+def test_one_that_has_died_since_is_not_waited_for_either() -> None:
+    score = Score(learners=3)
+    score.fire(ready(0), ready(1))
+    score.context.at += START_WAIT
+    initial = score.fire(ready(0), ready(1))
+    score.context.live = {Member(Replica("learner", 0), 1), Member(Replica("evaluator", 1), 1)}
+    (turn,) = score.fire(stepping(0), merged=[told(turn) for turn in initial])
+    assert turn["members"] == [[0, 1]]
 
 
 def test_rounds_within_the_overlap_are_open_at_once() -> None:
