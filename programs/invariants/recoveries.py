@@ -130,8 +130,9 @@ class FinalChecker(_AskingChecker):
 
 class KeptWorkChecker(Checker):
     """Work since a version is kept as long as the learner holds that version: the books of its tokens are closed, and
-    its answers begin anew, only where a newer one is adopted, where an answer of its own was refused, or where a life
-    before it had answered, and it adopts what came of that some steps later."""
+    its answers begin anew, only where a newer one is adopted, where an answer of its own was refused, where the version
+    was said to be the final one, or where a life before it had answered, and it adopts what came of that some steps
+    later."""
 
     def __init__(self) -> None:
         self._refused: set[tuple[Member, int, tuple[int, int]]] = set()
@@ -140,7 +141,8 @@ class KeptWorkChecker(Checker):
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Note which learners are told to begin again from a version."""
-        if edge.target_port == "update" and [life.member.replica.slot, life.member.incarnation] in item["refused"]:
+        me = [life.member.replica.slot, life.member.incarnation]
+        if edge.target_port == "update" and (me in item["refused"] or item["kind"] == "final"):
             self._refused.add((life.member, item["fragment"], (item["version"][0], item["version"][1])))
         if edge.target_port == "restored" and item["own"] is not None:
             for p, (epoch, count, due, _) in enumerate(item["own"]["standings"]):

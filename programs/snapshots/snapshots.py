@@ -98,8 +98,8 @@ class Snapshots:
         self._pinned: Manifest | None = None
 
     def read(self) -> Found:
-        """The newest snapshot that is whole; it is the one that the next `write` follows. OSError if the disk does not
-        say."""
+        """The newest snapshot that is whole, and there to stay; it is the one that the next `write` follows. OSError if
+        the disk does not say. (Whoever wrote it may have died before its name outlived a power failure.)"""
         faults: list[str] = []
         for name in (MANIFEST, BEFORE):
             try:
@@ -109,6 +109,7 @@ class Snapshots:
             except ValueError as error:
                 faults.append(f"{FOLDER}/{name}: {error}")
                 continue
+            self._disk.sync_folder(self._folder)
             self._newest, self._is_in_place = manifest, name == MANIFEST
             return Found(manifest, held, faults, states)
         return Found(None, {}, faults, {})

@@ -142,6 +142,27 @@ def test_those_of_another_model_are_none() -> None:
     assert "expected 4 values of float32, found float32(2,)" in faults[0]
 
 
+class Dying(Mount):
+    """The disk of a process that dies before it syncs the name of a manifest."""
+
+    def sync_folder(self, path: Path) -> None:
+        if path / MANIFEST in self.disk().files():
+            raise RuntimeError
+        super().sync_folder(path)
+
+
+def test_one_that_is_read_after_its_writer_died_is_there_to_stay() -> None:
+    """Simulated: seed 811130 of the deaths."""
+    disk = SimulatedDisk("seed")
+    with pytest.raises(RuntimeError):
+        Snapshots(RUN / FOLDER, SIZES, Dying(disk)).write(model(1, 2))
+    following = snapshots(disk)
+    assert same(following.read().held, model(1, 2))
+    assert following.write(model(1, 2)).number == 1  # Nothing is new, so nothing is written: it was taken.
+    disk.lose_power()
+    assert same(snapshots(disk).read().held, model(1, 2))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whenever_the_power_goes_one_that_was_taken_is_read(seed: int) -> None:
     """The disk fails one operation after another, and then the power does."""
