@@ -377,6 +377,7 @@ def _merge_line(merging: Merging) -> dict[str, Any]:
     line = {name: fields[name] for name in _MERGE_FIELDS}
     line["quorum_ms"] = (merging["quorum_at"] - merging["opened_at"]) / 1e6
     line["grace_ms_used"] = (merging["closed_at"] - merging["quorum_at"]) / 1e6
+    line["merge_ms"] = (merging["published_at"] - merging["closed_at"]) / 1e6
     if "asked" in fields:
         line["asked"] = fields["asked"]
     return line

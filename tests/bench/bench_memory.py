@@ -1,0 +1,102 @@
+"""What the hosts of a large run take of memory at most, in sizes of its parameters; with snapshots and without.
+
+    python tests/bench/bench_memory.py [--steps 24] [--every 15 86400] [--json]
+
+gpt-124m, two learners, contexts of 128, one sequence a batch, H = 4, 8 fragments, processes on this machine: 19 GB and
+five minutes for each value of `--every`, the seconds between two snapshots. Of each host its peak resident memory
+(VmHWM), which counts pages of libraries and of files it has mapped; of learners and evaluator a CPU device's memory is
+in it: parameters, moments, gradients and what the step computes. Of merges the longest time from the last answer to the
+published version, which a snapshot would lengthen if a merge waited for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ISTHMUS = str(Path(sys.executable).with_name("isthmus"))
+PARAMETERS = 124_475_904
+TOKENS = 2 * 128
+
+
+def peaks(command: list[str], folder: Path) -> dict[str, int]:
+    """Host -> the most bytes that it had resident, over its lives; of a run from its start to its end."""
+    found: dict[str, int] = defaultdict(int)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        pids: dict[str, int] = {}
+        while process.poll() is None:
+            if (folder / "spec.json").exists():
+                pids |= _pids(folder)
+            for _ in range(10):
+                for name, pid in pids.items():
+                    found[name] = max(found[name], _peak(pid))
+                time.sleep(0.5)
+        assert process.stderr is not None
+        if process.returncode:
+            raise SystemExit(process.stderr.read().decode())
+    return dict(sorted(found.items()))
+
+
+def _pids(folder: Path) -> dict[str, int]:
+    command = [ISTHMUS, "status", str(folder), "--json"]
+    told = subprocess.run(command, capture_output=True, check=False).stdout
+    hosts = json.loads(told).get("hosts", []) if told else []
+    return {host["name"]: host["pid"] for host in hosts if host.get("pid") and host["name"] != "daemon"}
+
+
+def _peak(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
+
+
+def run(seconds: float, steps: int, folder: Path) -> dict[str, Any]:
+    """What one run takes."""
+    command = [ISTHMUS, "train"]
+    command += ["--task", f"{HERE}/memory/large.py:GPT_124M", "--learners", "2", "--tokens", str(steps * TOKENS)]
+    command += ["--set", "program.interval=4", "--set", "program.fragments=8", "--run-dir", str(folder)]
+    command += ["--set", f"run.snapshot_every_seconds={seconds}"]
+    found = peaks(command, folder)
+    merges = [json.loads(line) for line in (folder / "merges.jsonl").read_text().splitlines()]
+    took = [merge["merge_ms"] for merge in merges if merge["kind"] == "merge" and merge.get("merge_ms") is not None]
+    summary = json.loads((folder / "summary.json").read_text())
+    return {
+        "seconds": seconds,
+        "peaks": found,
+        "merges": len(took),
+        "merge_ms": sorted(took)[len(took) // 2] if took else None,
+        "merge_ms_max": max(took, default=None),
+        "outcome": summary["outcome"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--every", type=float, nargs="+", default=[15.0, 86400.0])
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = [run(seconds, asked.steps, Path(folder) / f"run-{n}") for n, seconds in enumerate(asked.every)]
+    if asked.json:
+        print(json.dumps(found))
+        return
+    for told in found:
+        print(f"snapshots every {told['seconds']:g} s: {told['outcome']}, {told['merges']} merges", end="")
+        print(f", {told['merge_ms']} ms in the median, {told['merge_ms_max']} at most")
+        for name, peak in told["peaks"].items():
+            print(f"  {name:14}{peak / 1e9:6.2f} GB {peak / (4 * PARAMETERS):6.2f} x parameters")
+
+
+if __name__ == "__main__":
+    main()
