@@ -1,8 +1,8 @@
-"""Which firings of a host can be computed again: those of bodies whose outputs follow from what they are given.
+"""Which firings of a host can be recomputed: those of bodies whose outputs are a function of their inputs.
 
-A body names such output ports as `determined`: what it emits there depends on its inputs and on its firings before, and
-on nothing else, no clock, and no other thread. Of what it is given, the items that come by local Queues from such a
-port are made again with the firing that made them; all others have to be kept.
+A body names such output ports as `determined`: an item there depends on the body's inputs and its earlier firings, and
+on nothing else: no clock, no other thread. An input item that comes by a local Queue from such a port is recomputed
+with the firing that made it; all others must be stored.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
 
 
 def ports(body: Any) -> tuple[str, ...]:
-    """The output ports of a body whose items follow from what it is given."""
+    """The output ports of a body whose items are a function of its inputs."""
     return tuple(getattr(body, "determined", ()))
 
 
 def made_here(plan: Plan, node: NodePlan) -> dict[str, tuple[str, str]]:
-    """The input ports of a node whose items are made again, each with the node and the port that they come from."""
+    """The input ports of a node whose items can be recomputed, each with the node and port that they come from."""
     found = {}
     for port in node.inputs:
         sources = [_source(plan, plan.edges[index]) for index in port.edges]

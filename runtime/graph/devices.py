@@ -1,9 +1,9 @@
 """Kinds of devices, with the figures that their makers publish, and the names under which JAX reports them.
 
-It decides which kind a name means, and nothing else: what a device will reach in practice is for whoever predicts. A
-figure that is not published for a kind, or means nothing there, is None, and whoever needs it says so. Figures are
-those of one device as JAX counts them: a chip of a TPU, a GPU, one core of a CPU. Interconnect is within a slice or a
-server, per direction: where a data sheet gives both directions together, half of it.
+It decides which kind a name means, and nothing else: predictions of what a device will reach in practice are the
+caller's. A figure that is not published for a kind, or means nothing there, is None, and callers that need it must
+report that. Figures are those of one device as JAX counts them: a chip of a TPU, a GPU, one core of a CPU. Interconnect
+is within a slice or a server, per direction: where a data sheet gives both directions together, half of it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _GIBI: Final = 1 << 30
 @final
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One kind. `names` are other names for it, those that JAX reports first; `flops` is dense bfloat16 FLOP/s.
+    """One kind of device. `names` are further names, those that JAX reports first; `flops` is dense bfloat16 FLOP/s.
 
     Memory is in bytes and bytes a second, the interconnect in bits a second, the price in any currency per device and
-    hour. `source` says where the figures are from.
+    hour. `source` cites where the figures come from.
     """
 
     kind: str
@@ -134,13 +134,13 @@ CATALOGUE: Final = (
         is_cpu=True,
     ),
 )
-"""The kinds that are known without being told, by name."""
+"""The built-in kinds, by name."""
 
 
 def find(kind: str, doing: str, catalogue: Iterable[Device] = CATALOGUE) -> Device:
-    """The device that `kind` names, in any case of letters; ConfigError, with the nearest names, if there is none.
+    """The device that `kind` names, ignoring case; ConfigError, with the nearest names, if there is none.
 
-    Of two that share a name the first is taken, so that a user's own come before those that are known anyway.
+    Of two devices that share a name the first wins, so that a user's own come before the built-in ones.
     """
     devices = tuple(catalogue)
     wanted = kind.casefold()

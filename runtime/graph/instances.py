@@ -1,6 +1,6 @@
-"""A graph as its hosts would run it: every node in every replica, and what each waits for before it fires.
+"""The instances of a graph: every node in every replica, and what each waits for before it fires.
 
-It says what the waits are and whom a set of stopped instances stops; `proof` draws the conclusions.
+It lists the waits, and computes which instances a set of stopped ones stops; `proof` draws the conclusions.
 
 Theory of operation. The graph is expanded into a *net*: every node once in each replica of its role (an *instance*),
 for given numbers of replicas. An instance may fire when all its *conditions* hold. A condition is a tuple of waits, of
@@ -24,8 +24,8 @@ from typing import Final, NamedTuple, TypeAlias
 from isthmus.runtime.graph.template import AllOf, AnyOf, Edge, Graph, Latest, Node, Queue, Quorum
 
 REPLICAS_MAX: Final = 3
-"""Replicas of a role in a net. Replicas of one role are alike, so that one, its neighbour and one that is neither show
-every kind of pair that there is."""
+"""Replicas of a role in a net. Replicas of one role are alike: one, its neighbour, and one that is neither cover every
+kind of pair."""
 
 
 class Instance(NamedTuple):
@@ -36,9 +36,9 @@ class Instance(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """`waiter` waits for what `on` does: take an item of `edge` (which gives credit back), or send one on it.
+    """`waiter` waits for an action of `on`: taking an item of `edge` (which returns credit), or sending one on it.
 
-    `is_certain`: what `on` sends comes to `waiter`. A producer that routes by key may never have anything for it.
+    `is_certain`: what `on` sends reaches `waiter`. A producer that routes by key may never have an item for it.
     """
 
     waiter: Instance
@@ -92,7 +92,7 @@ class Net:
     def stopped(
         self, seeds: set[Instance], instead: Mapping[Instance, tuple[Condition, ...]] = MappingProxyType({})
     ) -> set[Instance]:
-        """The least set with `seeds` that holds every instance which the set stops; `instead` replaces conditions."""
+        """The least superset of `seeds` that holds every instance it stops; `instead` replaces conditions."""
         result = set(seeds)
         grows = True
         while grows:
@@ -111,7 +111,7 @@ class Net:
         stopped: set[Instance],
         instead: Mapping[Instance, tuple[Condition, ...]] = MappingProxyType({}),
     ) -> dict[Instance, tuple[Wait, ...]]:
-        """Whom `start` waits for once `stopped` have stopped, each with a shortest chain of waits, nearest first."""
+        """What `start` waits for once `stopped` have stopped: instances with a shortest chain each, nearest first."""
         found: dict[Instance, tuple[Wait, ...]] = {start: ()}
         ahead = deque([start])
         while ahead:
@@ -125,7 +125,7 @@ class Net:
         return found
 
     def place(self, instance: Instance, viewer: Instance) -> str:
-        """`instance` as it is called on the host of `viewer`: its role is said where it is on another host."""
+        """The name of `instance` as seen from the host of `viewer`: with its role where it is on another host."""
         role = self.nodes[instance.node].role
         if role != self.nodes[viewer.node].role:
             return f"{instance.node} ({role})"
@@ -156,7 +156,7 @@ def _items(node: Node, ports: Mapping[str, list[Wait]]) -> list[Condition]:
 
 
 def is_stopped(condition: Condition, stopped: set[Instance]) -> bool:
-    """Whether nothing is sure to end the waits of a condition, one of which is for something stopped."""
+    """Whether no certain wait of a condition can still end, and at least one of its waits is for something stopped."""
     return all(wait.on in stopped for wait in condition if wait.is_certain) and any(
         wait.on in stopped for wait in condition
     )
@@ -192,7 +192,7 @@ def describe_policy(edge: Edge) -> str:
 
 
 def describe_route(edge: Edge) -> str:
-    """Where the items of an edge go: 'same learner', 'every learner', 'next learner' or 'learner at fragment'."""
+    """Destination of an edge's items: 'same learner', 'every learner', 'next learner' or 'learner at fragment'."""
     role = edge.target.node.role
     if edge.route is None:
         return f"same {role}"

@@ -1,7 +1,7 @@
-"""The rules that one role, node, port or edge must keep; what concerns the whole graph is in `verify`.
+"""The rules that one role, node, port or edge must keep; rules about the whole graph are in `verify`.
 
-Each rule yields a fault for everything that breaks it, and takes nothing for granted but the types that `Graph` itself
-checks: whatever a user can write gets a sentence, not a traceback.
+Each rule yields a fault for everything that breaks it, and assumes nothing but the types that `Graph` itself checks:
+every mistake a user can write yields a sentence, not a traceback.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from isthmus.runtime.graph.instances import describe, describe_policy
 from isthmus.runtime.graph.template import AllOf, AnyOf, Edge, Every, Graph, Latest, Node, Policy, Port, Queue, Quorum
 
 CAPACITY_MAX: Final = 65_536
-"""Items: constants of an edge are numbered by the scheduler in 16 bits."""
+"""Items: the scheduler numbers the initial items of an edge in 16 bits."""
 PERIOD_MIN: Final = milliseconds(1)
-"""A loop turn takes up to 0.5 ms; a timer that is due more often would be most of what the loop does."""
+"""A loop turn takes up to 0.5 ms; a timer with a shorter period would dominate the loop."""
 PERIOD_MAX: Final = seconds(3600)
-"""Longer than anything that is waited for in a run; a larger number is nearly always a mistaken unit."""
+"""Longer than any wait of a run; a larger number is nearly always a mistaken unit."""
 DECISION: Final = "decision"
 """The input port of a Quorum node that the runtime fills, with the voters of the round and why it closed."""
 
@@ -30,7 +30,7 @@ _WAITING: Final = {
     "Every": "leave `fires` out to wait for every port",
     "Quorum": "name the port as `port` or `opened_by`",
 }
-"""How to have a node wait for a port, by its firing rule."""
+"""How to make a node wait for a port, by its firing rule."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]*")
 
 
@@ -92,7 +92,7 @@ def _nodes(graph: Graph) -> Iterator[Fault]:
 
 
 def _connected(graph: Graph, node: Node) -> Iterator[Fault]:
-    """A node without any edge is a forgotten edge, unless a timer fires it: it may then be there for what it does."""
+    """A node without any edge is a forgotten edge, unless a timer fires it: it may then exist for its side effects."""
     touched = any(node in (edge.source.node, edge.target.node) for edge in graph.edges)
     if len(graph.nodes) > 1 and not touched and not isinstance(node.fires, Every):
         yield Fault(
@@ -219,7 +219,7 @@ def _openers(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
 
 
 def _initial_items(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
-    """Rounds are opened and voted in by items that were emitted: of initial items cores see no field."""
+    """Rounds are opened and voted in by emitted items only: cores see no field of an initial item."""
     for port, who in ((fires.opened_by, "opener emit the first rounds"), (fires.port, "voters emit the first votes")):
         for edge in graph.edges_into(node, port):
             if isinstance(edge.policy, Queue) and is_well_formed(edge.policy) and edge.policy.initial:

@@ -1,17 +1,18 @@
 """Which machine each replica of a graph runs on: a pure function of the template, the roster and the topology.
 
-Nodes of one role go together, so that data and whatever sends its results are beside the step that they serve.
+Nodes of one role go together, so that the nodes that feed a step and send its results are on the step's host.
 
 - Learners take an island each: the fastest first, by published figures; among equals one of each machine before the
-  second of any, so that a machine that fails takes few.
-- All others go where they can be dialled. Those of a role are spread over failure domains; before that come machines
-  without accelerators and without learners, and among those left the one with the fewest hosts and then the widest
-  link, so that what merges is where the bandwidth is and what evaluates is elsewhere.
-- The recorder is at home: the first machine of the cluster that takes other roles than learners, because whoever wrote
-  the cluster file says so by its order.
+  second of any, so that the loss of a machine takes few learners with it.
+- All others go to machines with an address, because other hosts connect to them. Replicas of a role are spread over
+  failure domains; before that, machines without accelerators and without learners are preferred; among those left, the
+  machine with the fewest hosts and then the widest link, so that the syncer is where the bandwidth is and the evaluator
+  is elsewhere.
+- The recorder is at home: the first machine of the cluster that takes other roles than learners. The author of the
+  cluster file chooses it by the order of machines.
 
-Ties go to the first name, so nothing but home depends on the order of anything. Either every replica has a machine, or
-all that is in the way is told at once. Whether the machines are there, and what they do, is not known here.
+Ties go to the first name, so only home depends on an order. Either every replica gets a machine, or one error lists
+everything that prevents it. Whether the machines are up, and what they run, is not known here.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ def place(
     memory_bytes: Mapping[str, int] = _NOTHING,
     kept: Mapping[Replica, str] = _NOTHING,
 ) -> Placement:
-    """The placement of `roster` (replicas of each role of the graph; 0 where nothing is said) on the machines.
+    """The placement of `roster` (replicas of each role of the graph; 0 where a role is missing) on the machines.
 
-    `memory_bytes` is what a learner needs at least on its island, by role. `kept` are replicas that have a machine
-    already: they stay, as long as it is still there and takes their role. PlacementError with everything that is in
-    the way.
+    `memory_bytes` is the minimum memory that a learner needs on its island, by role. `kept` are replicas that already
+    have a machine: they stay, as long as it still exists and takes their role. Raises PlacementError with everything
+    that prevents the placement.
     """
     builder = _Builder(topology, kept)
     faults = list(_unknown_roles(graph, topology))
@@ -91,14 +92,14 @@ def place(
 
 
 def home_of(topology: Topology) -> Machine | None:
-    """The first machine that can be dialled and takes other roles than learners, or else the first that can be."""
+    """The first machine with an address that takes other roles than learners, or else the first with an address."""
     reachable = [machine for machine in topology.machines if machine.address is not None]
     others = [machine for machine in reachable if not machine.roles or set(machine.roles) - {LEARNER}]
     return next(iter(others or reachable), None)
 
 
 def _unknown_roles(graph: Graph, topology: Topology) -> Iterator[Fault]:
-    """Roles that machines take, and that neither this graph has nor any shipped one."""
+    """Faults for roles of machines that neither this graph has nor any shipped one."""
     known = [role.name for role in graph.roles if role.name != RECORDER]
     known += [name for name in ROLES if name not in known]
     for machine in topology.machines:
@@ -125,7 +126,7 @@ class _Builder:
                 self.put([replica], machine)
 
     def put(self, replicas: list[Replica], machine: Machine) -> None:
-        """Put replicas on a machine, those that have one already excepted."""
+        """Put replicas on a machine, except those that already have one."""
         for replica in replicas:
             if replica not in self.machines:
                 self.machines[replica] = machine.name
@@ -133,7 +134,7 @@ class _Builder:
                 self._of_role[replica.role, machine.failure_domain] += 1
 
     def add(self, replicas: list[Replica]) -> Iterator[Fault]:
-        """Put replicas of a role that others dial where it is best; yields why that cannot be."""
+        """Put replicas of a role that other hosts connect to where they rank best; yields a fault if none can go."""
         if not replicas:
             return
         role = replicas[0].role
@@ -153,7 +154,7 @@ class _Builder:
                     self.put([replica], min(reachable, key=lambda machine: self._rank(machine, role, learners)))
 
     def _rank(self, machine: Machine, role: str, learners: set[str]) -> tuple[bool, bool, int, int, int, str]:
-        """How far down a machine is for the next replica of a role; the smallest is taken."""
+        """Rank of a machine for the next replica of a role; the smallest is taken."""
         together = self._of_role[role, machine.failure_domain]
         busy = self._hosts[machine.name]
         return (
@@ -166,7 +167,7 @@ class _Builder:
         )
 
     def add_learners(self, replicas: list[Replica], memory_bytes: int) -> Iterator[Fault]:
-        """Put learners on islands that hold `memory_bytes`; yields why that cannot be."""
+        """Put learners on islands with at least `memory_bytes`; yields faults if that is impossible."""
         if not replicas:
             return
         offers = [machine for machine in self._topology.machines if machine.offers(LEARNER)]
@@ -198,19 +199,19 @@ class _Builder:
         return [machine for *_, machine in sorted(ranked, key=lambda island: island[:3])]
 
     def _nobody(self, role: str, doing: str) -> Fault:
-        """The fault that no machine takes a role."""
+        """The fault for a role that no machine takes."""
         said = "; ".join(f"{machine.name}: {', '.join(machine.roles)}" for machine in self._topology.machines)
         do = f"Add {role!r} to the roles of a machine, or leave `roles` out there: then it takes every role."
         return Fault(doing, f"a machine that takes {role!r}", said or "no machine", do)
 
 
 def _holds(machine: Machine, memory_bytes: int) -> bool:
-    """Whether an island there is not known to be too small."""
+    """Whether an island there is large enough, as far as is known."""
     return machine.island_memory_bytes is None or machine.island_memory_bytes >= memory_bytes
 
 
 def _too_few(count: int, offers: list[Machine], small: list[Machine], memory_bytes: int) -> Iterator[Fault]:
-    """Why so many learners have no island each: how many islands there are, and which of them are too small."""
+    """Faults for learners without an island: how many islands there are, and which of them are too small."""
     islands = sum(machine.islands or 0 for machine in offers if machine not in small)
     parts = [f"{machine.name} {machine.islands}" for machine in offers if machine not in small]
     found = f"{islands} ({', '.join(parts)})" if parts else "none that is large enough"

@@ -1,8 +1,8 @@
 """Compiles a verified graph into one Plan per kind of host: what one replica of a role will run.
 
-A plan is the graph seen from one role: its nodes, every edge that touches it, and for each output port the *fields*
-that cores need to see of an item (mailbox keys, routing keys, what opens a round). Payloads themselves never reach a
-core. Plans are the same for every replica of a role; who is alive is told to the scheduler by events.
+A plan is the graph seen from one role: its nodes, every edge that touches it, and for each output port the *fields* of
+an item that cores must read (mailbox keys, routing keys, what opens a round). Payloads themselves never reach a core.
+Plans are the same for every replica of a role; the scheduler learns from events which replicas are live.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from isthmus.runtime.graph.template import (
 from isthmus.runtime.items.schemas import schemas_of
 
 OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadline", "chain")
-"""What an item that opens a round may carry beside the key of the round."""
+"""Optional fields of an item that opens a round, beside the key of the round."""
 
 
 @dataclass(frozen=True, slots=True)
 class EdgePlan:
-    """An edge as a host sees it; `source` and `target` are node indices in the graph, `kind` is the policy. `schema` is
-    what an item on it must be, as the body at its end declares (`schemas`)."""
+    """An edge as a host sees it; `source` and `target` are node indices in the graph, `kind` is the policy.
+
+    `schema` is what an item on it must satisfy, as the consuming body declares (`schemas`).
+    """
 
     index: int
     name: str
@@ -82,7 +84,7 @@ class NodePlan:
     """A node of this host; `index` is its index in the graph.
 
     `ports_idle` are those that its body may leave without a default, because only an idle firing finds nothing there;
-    `has_decision`: it is told how the round that it fires for was decided.
+    `has_decision`: its body gets the decision of the round that it fires for.
     """
 
     index: int
@@ -194,9 +196,10 @@ def _ports_idle(fires: Firing) -> tuple[str, ...]:
 def _fields(
     graph: Graph, leaving: list[EdgePlan], noted: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The fields of an item that cores need to see on any of the edges that leave one port: all, integers, optional.
+    """The fields of an item that cores read on any of the edges that leave one port: all, integers, optional.
 
-    Those that its body has `noted` on the tape are optional, too."""
+    Those that its body has `noted` on the tape are optional, too.
+    """
     fields: dict[str, None] = {}
     integers: dict[str, None] = {}
     optional: dict[str, None] = dict.fromkeys(noted)

@@ -1,18 +1,18 @@
-"""Who waits for whom: which nodes can fire at the start, which Queues can fill up for good, who can hold up whom.
+"""Wait analysis of a graph: which nodes can start, which Queues can fill up for good, which hosts can delay others.
 
 It decides from the graph alone, in a few passes over it, and raises nothing; `verify` turns what it finds into faults.
 
-Theory of operation, on the *net* of *instances* and *conditions* that `net` makes of a graph. If the instances of a set
-stop for good, so does exactly the least set that holds them and every instance with a condition whose waits are all for
-stopped instances: what such an instance has in hand is finite, and nothing comes after it; and an instance with no such
-condition always gets what it waits for. With the instances of all other hosts as the first set, those of the own host
-that may block, and those that would not fire at the start without either, this is the proof: a node that stays out runs
-free. (Where no condition has two waits, the set is the closure of "consumers of Queue outputs and producers of required
-inputs". Where one has, alternatives could wait for each other, and only an item from elsewhere would set them going:
-hence the start.)
+Theory of operation, on the *net* of *instances* and *conditions* that `instances` makes of a graph. If the instances of
+a set stop for good, so does exactly the least set that holds them and every instance with a condition whose waits are
+all for stopped instances: such an instance has finitely many items, and gets no more; and an instance with no such
+condition always gets what it waits for. Take as the first set the instances of all other hosts, those of the own host
+that may block, and those that would not fire at the start without either. This is the proof: a node outside the
+resulting set runs free. (Where no condition has two waits, the set is the closure of "consumers of Queue outputs and
+producers of required inputs". Where one has, alternatives could wait for each other, and only an item from elsewhere
+would unblock them: hence the start.)
 
 Two further findings make the second half of that true. Every instance can fire once from the start; and no producer
-waits for credit, directly or not, for a consumer that can fire without giving that credit back (`overflows`). On any
+waits for credit, directly or not, for a consumer that can fire without returning that credit (`overflows`). On any
 cycle of waits there is then always an item or a credit left, as in a marked graph, so no cycle of waits closes.
 """
 
@@ -33,10 +33,10 @@ def stuck_at_start(
 ) -> dict[Instance, tuple[Condition, ...]]:
     """The instances that never fire, each with its conditions that are never met, if every firing emits on every port.
 
-    An edge has exactly one producer and one consumer per pair, so what is there for an instance stays until it fires:
-    the order of firings does not matter, and one firing of each is all that has to be tried. Rounds are opened for all
+    An edge has exactly one producer and one consumer per pair, so an item for an instance stays until it fires: the
+    order of firings does not matter, and trying one firing of each instance is enough. Rounds are opened for all
     replicas, without grace, and need `count_min` votes or those of all voters, if they are fewer. Items that are routed
-    by key are taken to reach every replica. `assumed` are edges that are not to blame.
+    by key are taken to reach every replica. Waits on the edges of `assumed` count as over.
 
     `frozen` instances never fire, and are not in the result; with them, rounds need every vote, because the item that
     opens a round may ask for that.
@@ -57,7 +57,7 @@ def stuck_at_start(
 
 
 def _is_over(wait: Wait, fired: set[Instance], assumed: Set[Edge]) -> bool:
-    """Whether a wait ends at the start, or by the first firing of whom it is for."""
+    """Whether a wait ends at the start, or by the first firing of the instance that it is for."""
     if wait.on in fired or wait.edge in assumed:
         return True
     policy = wait.edge.policy
@@ -83,12 +83,12 @@ def _unmet(
 
 def overflows(net: Net, given: Set[Instance] = frozenset()) -> dict[Edge, tuple[Wait, ...]]:
     """The Queue edges that may fill up for good once `given` have stopped, each with a cycle of waits, producer first.
-    `given` holds everybody whom it stops.
 
-    A firing gives a credit back wherever an item is a condition of its own. Where it is not (a sampled port, one of
-    several producers of AnyOf or of a round's openings), a consumer may fire while that item is under way, and use up
-    what its producer will wait for: the Queue is full, nobody on the cycle can fire, and nobody ever will. (The rule is
-    safe, not exact: where producers of one port limit each other it may not come to that.)
+    `given` must contain every instance that it stops. A firing returns a credit wherever an item is a condition of its
+    own. Where it is not (a sampled port, one of several producers of AnyOf or of a round's openings), a consumer may
+    fire while that item is under way, and consume what its producer will wait for: the Queue is full, and no instance
+    on the cycle can ever fire again. (The rule is safe, not exact: where producers of one port limit each other it may
+    not come to that.)
     """
     found: dict[Edge, tuple[Wait, ...]] = {}
     for edge in (edge for edge in net.graph.edges if isinstance(edge.policy, Queue)):
@@ -117,7 +117,7 @@ def _is_met(condition: Condition, edge: Edge) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A node that can hold up another one, as it is called there (`place`), and the sentences of the chain of waits.
+    """A node that can delay another one, as seen from there (`place`), and the sentences of the chain of waits.
 
     `is_elsewhere`: it is on another host (else it is on the same one, and may block); `is_near`: no other node of
     another host comes before it in the chain.
@@ -131,7 +131,7 @@ class Hold:
 
     @property
     def chain(self) -> str:
-        """The waits in one line, down to what makes the last one last."""
+        """The waits in one line, down to the cause of the last one."""
         return "; ".join(self.waits if self.is_elsewhere else (*self.waits, f"{self.node} is declared may_block"))
 
 
@@ -144,16 +144,16 @@ class Verdict:
 
     @property
     def free_running(self) -> bool:
-        """Whether the node waits for no other host, ever, nor for a body of its own host that may block."""
+        """Whether the node never waits for another host, nor for a body of its own host that may block."""
         return not self.holds
 
     @property
     def blocked_by(self) -> tuple[str, ...]:
-        """The nodes of other hosts that can hold it up, sorted."""
+        """The nodes of other hosts that can delay it, sorted."""
         return tuple(sorted(hold.node for hold in self.holds if hold.is_elsewhere))
 
     def chain(self, node: str) -> str:
-        """Why `node` can hold it up, wait by wait; KeyError if it cannot."""
+        """The chain of waits by which `node` can delay it; KeyError if it cannot."""
         for hold in self.holds:
             if hold.node == node:
                 return hold.chain
@@ -171,10 +171,10 @@ class Proof:
 
 
 def prove(graph: Graph, assumed: Set[Edge] = frozenset()) -> Proof:
-    """Who can hold up whom, taking every replica of a role as a host of its own.
+    """The nodes that can delay each node, with every replica of a role as a host of its own.
 
-    More replicas add waits for other hosts and end none, so the largest number of replicas decides for all. `assumed`
-    are edges that are not to blame for who cannot fire at the start.
+    More replicas add waits for other hosts and end none, so the largest number of replicas decides for all. Waits on
+    the edges of `assumed` count as over when instances are tried at the start.
     """
     net = Net(graph, most(graph))
     verdicts: dict[str, Verdict] = {}

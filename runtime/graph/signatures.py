@@ -1,6 +1,6 @@
-"""What a body says of itself: its ports and its arguments, read from its signature.
+"""The ports and arguments of a body, read from its signature.
 
-Nothing is called here. What a body does not allow raises `GraphError`, on the line that adds the node.
+Nothing is called here. A violation of what a body allows raises `GraphError`, on the line that adds the node.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from isthmus.runtime.errors import GraphError
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input port of a body; `has_default` says that the body can be called without it."""
+    """An input port of a body; `has_default`: the body can be called without it."""
 
     name: str
     has_default: bool

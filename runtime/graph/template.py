@@ -23,9 +23,11 @@ from isthmus.runtime.graph.signatures import Input, check_arguments, ports_of
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of the model: name ('layers/0/feedforward/up'), global shape, dtype name, and how it is merged: "rda",
-    "average" (embedding-like tensors) or "mean" (statistics); `is_stacked` where each of its rows is merged for itself,
-    as one layer of a stack."""
+    """One tensor of the model: name ('layers/0/feedforward/up'), global shape, dtype name, and how it is merged.
+
+    `merge` is "rda", "average" (embedding-like tensors) or "mean" (statistics); `is_stacked`: each row is merged
+    separately, as one layer of a stack.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -36,7 +38,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Something that is imported only where it runs: 'package.module:name' or 'file.py:name'.
+    """An object that is imported only where it runs: 'package.module:name' or 'file.py:name'.
 
     A host resolves every Reference among a body's arguments when it opens the body.
     """
@@ -49,9 +51,12 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be run, in full: every host builds the same graph from it. `settings` are the builder's keywords;
-    `tokens_per_batch` is the mean over learners where `tokens_by_slot` says that their batches differ; `has_gradients`
-    whether the task is a loss of which all parameters are merged, so that gradients can be averaged."""
+    """A complete run request: every host builds the same graph from it.
+
+    `settings` are the builder's keywords; `tokens_per_batch` is the mean over learners where `tokens_by_slot` gives
+    them different batches; `has_gradients`: the task is a loss and all its parameters are merged, so that gradients can
+    be averaged.
+    """
 
     program: str
     task: Reference
@@ -67,13 +72,13 @@ class Job:
 
     @property
     def step_tokens(self) -> int | tuple[int, ...]:
-        """The tokens of one step: of every slot, or, of a tuple, of each slot, the last of all beyond."""
+        """The tokens of one step: of every slot, or a tuple by slot, whose last entry holds for all slots beyond."""
         return self.tokens_by_slot or self.tokens_per_batch
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Lossless and ordered within one pair of incarnations; out of credit, the producer's firing waits.
+    """Lossless and ordered within one pair of incarnations; without credit, the producer's firing waits.
 
     `capacity` counts the items that may be under way or waiting, per pair of replicas; `initial` are the values that
     every new pair starts with (delays, as in synchronous dataflow).
@@ -95,8 +100,9 @@ Policy: TypeAlias = Queue | Latest
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the items of an edge go: to `all` live replicas of the target role, to the `next` live slot (cyclic), or
-    `at` the replica whose number is the item's field `key` modulo the number of replicas."""
+    """The replicas that get the items of an edge: `all` live replicas of the target role, the `next` live slot
+    (cyclic), or `at` the replica whose number is the item's field `key` modulo the number of replicas.
+    """
 
     role: str
     kind: Literal["all", "next", "at"]
@@ -131,10 +137,10 @@ class Every:
 class Quorum:
     """Fires when a round that an item on `opened_by` opened has enough votes on `port`; one state per open `key`.
 
-    `key` is the field that names the round, in the opening item and in the votes. The opening item may carry
-    `members` ([slot, incarnation] pairs; every live replica of the voters' role if absent), `attempt`, `count_min`,
-    `grace` (nanoseconds to wait for the others once there are enough votes, None for no limit), `required` (slots whose
-    vote is waited for until `deadline` nanoseconds after the opening). `count_min` and `grace` here are the defaults.
+    `key` is the field that names the round, in the opening item and in the votes. The opening item may carry `members`
+    ([slot, incarnation] pairs; every live replica of the voters' role if absent), `attempt`, `count_min`, `grace`
+    (nanoseconds to wait for the others once there are enough votes, None for no limit), `required` (slots whose vote is
+    awaited until `deadline` nanoseconds after the opening). `count_min` and `grace` here are the defaults.
     """
 
     port: str
@@ -199,7 +205,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A port of a node, as `node["name"]` gives it."""
+    """A port of a node, as returned by `node["name"]`."""
 
     node: Node
     name: str
@@ -209,7 +215,7 @@ class Port:
 class Edge:
     """A channel from an output port to an input port. `route` is None inside one replica of a role.
 
-    Edges are equal only to themselves: initial values may be arrays, which have no equality of their own.
+    Edges are equal only to themselves: initial values may be arrays, whose `==` is elementwise.
     """
 
     source: Port
@@ -254,7 +260,7 @@ class Role:
         may_block: bool = False,
         **keywords: Any,
     ) -> Node:
-        """Add a node to this role. A function takes no arguments here; a class is given them when a host opens it.
+        """Add a node to this role. A function takes no arguments here; a class gets them when a host opens it.
 
         Raises GraphError if the name is taken, if the body has `*args` or no ports, or does not take the arguments.
         """
@@ -282,7 +288,7 @@ class Role:
 
 
 class Graph:
-    """A template under construction: `role`, then `role.node`, then `edge`. `verify` says whether it is sound."""
+    """A template under construction: `role`, then `role.node`, then `edge`. `verify` decides whether it is sound."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -367,8 +373,11 @@ class Graph:
 
 
 def takes_one(graph: Graph, node: Node, port: str) -> bool:
-    """Whether a firing gets the bare item at `port`, not a dict (replica, key) -> item: from one node, without a key,
-    over an edge within the replica or to the next one. How many replicas a role has changes no body."""
+    """Whether a firing gets the bare item at `port`, not a dict (replica, key) -> item.
+
+    It does where the port has one edge, without a key, within the replica or to the next one. The number of replicas of
+    a role therefore changes no body.
+    """
     edges = graph.edges_into(node, port)
     if len(edges) != 1 or (isinstance(edges[0].policy, Latest) and edges[0].policy.key is not None):
         return False

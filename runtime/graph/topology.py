@@ -1,7 +1,7 @@
-"""The machines that there are: what may be placed on each, with which islands, where, and how well connected.
+"""The machines of a cluster: the roles that each takes, its islands, its failure domain and its network link.
 
-Frozen data, with the few facts that follow from it. Who is put where is decided by `placement`; whether a machine is
-there at all, by whoever calls it.
+Frozen data, with the few facts that follow from it. `placement` decides which replica goes where; the caller knows
+whether a machine is up.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class Machine:
     """A computer with a daemon.
 
     - `address`: where its daemon listens (tcp://HOST:PORT), or None for one that only dials out, as behind NAT. Hosts
-      that others dial can be placed only where there is an address: all but learners.
-    - `public_key`: the key by which others know it; None where there are no keys.
+      that others connect to, which are all but learners, can be placed only where there is an address.
+    - `public_key`: the key that identifies it to the others; None where there are no keys.
     - `roles` that may be placed on it; empty is any. `islands`: how many learners it takes; None is any number.
-    - `device` and `devices`: kind and number of the devices of each island; a kind of None is not known.
-    - `island`: the name of an island that it makes up with other machines, `together` the names of all of these, of the
-      one whose process leads first; None and none where its islands are its own.
-    - `memory_bytes`: its own, beside that of accelerators; None is not known.
-    - `domain`: what fails together ('building-a'); without it, a machine fails alone. `bandwidth_bits`: of its network
-      link in each direction, a second; None is not known.
+    - `device` and `devices`: kind and number of the devices of each island; a `device` of None is unknown.
+    - `island`: the name of an island that spans several machines, `together` the names of all of these, the one with
+      the leading process first; None and empty where its islands are its own.
+    - `memory_bytes`: its own, beside that of accelerators; None is unknown.
+    - `domain`: machines of one failure domain fail together ('building-a'); without it, a machine fails alone.
+      `bandwidth_bits`: of its network link in each direction, a second; None is unknown.
     """
 
     name: str
@@ -45,8 +45,10 @@ class Machine:
     together: tuple[str, ...] = ()
 
     def offers(self, role: str) -> bool:
-        """Whether replicas of `role` may be placed here, by what the machine says of roles; the learner of an island of
-        several is on the first of them."""
+        """Whether replicas of `role` may be placed here.
+
+        The learner of an island of several machines is on the first of them.
+        """
         is_led = role == LEARNER and self.together[:1] not in ((), (self.name,))
         return not is_led and (not self.roles or role in self.roles)
 
@@ -64,22 +66,22 @@ class Machine:
 
     @property
     def failure_domain(self) -> str:
-        """What fails together with this machine; by itself where nothing is said."""
+        """The group of machines that fails together with this one; the machine alone where no domain is given."""
         return f"domain {self.domain}" if self.domain is not None else f"machine {self.name}"
 
     @property
     def has_accelerators(self) -> bool:
-        """Whether its islands are known to be of something else than CPU cores."""
+        """Whether the devices of its islands are known, and are not CPU cores."""
         return self.device is not None and not self.device.is_cpu
 
     @property
     def island_flops(self) -> float | None:
-        """Published bfloat16 FLOP/s of one island; None if that is not known."""
+        """Published bfloat16 FLOP/s of one island; None if unknown."""
         return None if self.device is None or self.device.flops is None else self.device.flops * self.island_devices
 
     @property
     def island_memory_bytes(self) -> int | None:
-        """Memory of one island's devices; None if that is not known."""
+        """Memory of one island's devices; None if unknown."""
         memory = None if self.device is None else self.device.memory_bytes
         return None if memory is None else memory * self.island_devices
 
@@ -87,7 +89,7 @@ class Machine:
 @final
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """All machines, in the order in which they were named; ValueError if two have one name."""
+    """All machines, in the order in which they were named; ValueError if two share a name."""
 
     machines: tuple[Machine, ...]
 
@@ -101,7 +103,7 @@ class Topology:
 
     @property
     def learners_max(self) -> int | None:
-        """How many islands there are in all; None where a machine that may have learners does not say."""
+        """How many islands there are in all; None where a machine that may have learners gives no number."""
         counts = [machine.islands for machine in self.machines if machine.offers(LEARNER)]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None

@@ -1,20 +1,20 @@
-"""Says whether a graph is sound, before anything starts.
+"""Checks whether a graph is sound, before anything starts.
 
 `verify` checks every rule that one line of a program cannot show, and reports all faults at once. It decides nothing
-about machines (placement does), and knows no body but by its ports.
+about machines (placement does), and knows of a body only its ports.
 
-The rules of single roles, nodes, ports and edges are in `rules`. The others are about the whole graph:
+The rules of single roles, nodes, ports and edges are in `local_rules`. The others are about the whole graph:
 
 - every cycle of edges contains a Latest edge or a Queue with initial items;
 - every node can fire from the start;
 - no Queue can fill up for good;
 - a node that is declared free_running waits for no other host.
 
-For those, `net` expands the graph at the smallest and at the largest number of replicas of every role, at least 1 and
-at most 3. Replicas of a role are alike: what holds for one holds for all, and their number itself matters to one rule
-only, to a Quorum that counts votes. (Between the two numbers it could differ only where voters of several roles or
-edges are counted together. A role that may have no replica at all is taken to have one.) An edge that another rule has
-refused is taken for sound: a fault is told once.
+For those, `instances` expands the graph at the smallest and at the largest number of replicas of every role, at least 1
+and at most 3. Replicas of a role are alike: what holds for one holds for all, and their number itself matters to one
+rule only, that of a Quorum, which counts votes. (Between the two numbers it could differ only where voters of several
+roles or edges are counted together. A role that may have no replica at all is taken to have one.) An edge that another
+rule has refused counts as sound: each fault is reported once.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from isthmus.runtime.graph.template import AllOf, Edge, Graph, Queue, Quorum
 
 Label = TypeVar("Label")
 Arcs: TypeAlias = Mapping[str, Sequence[tuple[str, Label]]]
-"""Labelled arcs from node to node: enough to find a cycle and to name it."""
+"""Labelled arcs between nodes: enough to find a cycle and to name it."""
 
 
 def verify(graph: Graph) -> Proof:
-    """Who can hold up whom in a sound graph. Raises one GraphError with all faults of a graph that is not."""
+    """The wait analysis of a sound graph. Raises one GraphError with all faults of an unsound one."""
     blamed = {edge for edge in graph.edges if not is_well_formed(edge.policy)}
     cycles = _empty_cycles(graph)
     blamed.update(*cycles)
@@ -68,7 +68,7 @@ def _empty(cycle: tuple[Edge, ...]) -> Fault:
 
 
 def _never_fire(graph: Graph, blamed: Set[Edge]) -> Iterator[Fault]:
-    """A fault for every knot of nodes that wait for each other from the start, with those that wait behind it."""
+    """A fault for every knot of nodes that wait for each other from the start, with the nodes that wait for it."""
     told: set[str] = set()
     for counts in (fewest(graph), most(graph)):
         net = Net(graph, counts)
@@ -154,7 +154,7 @@ def _arcs(triples: Iterable[tuple[str, str, Label]]) -> Arcs[Label]:
 
 
 def _reachable(arcs: Arcs[Label], start: str) -> set[str]:
-    """Every node that one or more arcs lead to from `start`."""
+    """Every node that `start` reaches by one or more arcs."""
     return set(_paths(arcs, start))
 
 
