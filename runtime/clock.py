@@ -23,7 +23,7 @@ def milliseconds(value: float) -> Duration:
 
 
 class Clock(Protocol):
-    """What a host is given to know the time and to be called back; callbacks run in turns of the host's own loop."""
+    """A host's source of time and timers; callbacks run in turns of the host's own loop."""
 
     def now(self) -> Instant:
         """The present instant; never smaller than one returned before."""
@@ -32,7 +32,7 @@ class Clock(Protocol):
         """Call `callback` once at `at` or as soon as possible after it; the result cancels the call."""
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call `callback` from the loop, after what is queued already."""
+        """Call `callback` from the loop, after the callbacks that are queued already."""
 
     def post(self, callback: Callable[[], None]) -> None:
         """Like `call_soon`, from any thread."""

@@ -1,9 +1,9 @@
-"""Errors, and who is to blame for them.
+"""Errors, sorted by whose fault they are.
 
 Three are about a request and are raised before anything starts, with every fault that was found (`GraphError`,
 `PlacementError`, `ConfigError`). Three are about a running host: `LocalProtocolError` is our own bug and stops the
-host, `RemoteProtocolError` is a peer's and costs that peer its connection, `InvariantError` means that this machine
-can no longer be trusted. `RunError` says that a run which had started could not be finished.
+host, `RemoteProtocolError` is a peer's and costs that peer its connection, `InvariantError` means that this machine can
+no longer be trusted. `RunError`: a run that had started could not be finished.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GraphError(RequestError):
 
 
 class PlacementError(RequestError):
-    """The graph cannot be placed on the machines that there are."""
+    """The graph cannot be placed on the available machines."""
 
 
 class ConfigError(RequestError):

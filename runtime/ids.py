@@ -1,4 +1,4 @@
-"""The names of things that outlive a process: replicas of roles and their incarnations."""
+"""Identifiers that outlive a process: replicas of roles and their incarnations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Replica(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True
 
 
 class Member(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True):
-    """One life of a replica: incarnations of a replica count up from 1 and are never used again."""
+    """One incarnation (life) of a replica: incarnations count up from 1 and are never used again."""
 
     replica: Replica
     incarnation: int

@@ -1,4 +1,4 @@
-"""What every core's events and commands are: frozen records, compared by value and stored with their kind."""
+"""The base type of every core's events and commands: frozen records, compared by value and stored with their kind."""
 
 from __future__ import annotations
 

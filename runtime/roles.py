@@ -1,4 +1,4 @@
-"""Names of roles that the runtime itself knows, and of the processes of an island that several make up together."""
+"""Names of roles that the runtime itself knows, and of the processes of an island that spans several."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from isthmus.runtime.ids import Replica
 LEARNER: Final = "learner"
 """The role whose replicas take an island each; all others run on the machine beside them."""
 SYNCER: Final = "syncer"
-"""The role of the shards that merge, wherever the global model is."""
+"""The role of the shards that merge and hold the global model."""
 RECORDER: Final = "recorder"
 """The role of the one replica that keeps the run folder; its machine is the run's home."""
 ROLES: Final = (LEARNER, SYNCER, "evaluator")
-"""What a machine may say that it takes, whether a graph has such a role or not."""
+"""The roles that a machine may declare, whether a graph has such a role or not."""
 
 
 def follower(leader: Replica, number: int) -> Replica:
-    """A process of the island of a learner beside its first one, which leads: `learner.1/0` of `learner/0`."""
+    """Process `number` of a learner's island, beside its first one, which leads: `learner.1/0` of `learner/0`."""
     return Replica(f"{leader.role}.{number}", leader.slot)
 
 
@@ -28,5 +28,5 @@ def gang_number(replica: Replica) -> int:
 
 
 def leader(replica: Replica) -> Replica:
-    """The replica whose graph and whose devices this one works for: itself, unless it follows."""
+    """The replica whose graph and devices this one serves: itself, unless it is a follower."""
     return Replica(replica.role.partition(".")[0], replica.slot) if gang_number(replica) else replica

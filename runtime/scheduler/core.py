@@ -1,18 +1,18 @@
 """The scheduler core: one host's plan, from arrivals to firings.
 
-It decides when a node fires, what each firing takes and when a node ends. Where items go and what is held for want of
-credit is in `flow`, who is live and linked in `roster`, when a node may fire in `nodes`. None of them runs bodies,
-moves payloads, measures time or knows what an item means.
+It decides when a node fires, what each firing takes and when a node ends. `flow` decides where items go and which are
+held for lack of credit, `live_links` keeps live replicas and links, `nodes` decides readiness. None of them runs
+bodies, moves payloads, measures time or knows what an item means.
 
 Theory of operation. A node is *running* from `RunBody` to `FiringEnded`; one firing at a time. Ready nodes are started
-at once, in the order in which they became ready, at the end of the event that made them so. An *idle* node (its body
-said so) takes no required inputs: it fires when something new is sampled, until its body is idle no more. A node with
-*held* outputs waits until the last of them has left, and only then fires again, or ends. Within an event everything
-that is ready starts before held outputs leave, node by node; then what is ready now, and so on: so what a firing takes
-does not depend on which of the nodes that became ready together starts first.
+at once, in the order in which they became ready, at the end of the event that made them so. An *idle* node (declared so
+by its body) takes no required inputs: it fires when something new is sampled, until its body is idle no more. A node
+with *held* outputs waits until the last of them has left, and only then fires again, or ends. Within an event
+everything that is ready starts before held outputs leave, node by node; then what is ready now, and so on: so the
+inputs of a firing do not depend on the order in which nodes that became ready together start.
 
-Links come and go with replicas: what an old incarnation's link held is dropped and counted. Of a Latest edge to other
-hosts the newest item per key is kept, and sent again to whoever joins later (ResendItem uses nothing up). An illegal
+Links come and go with replicas: what an old incarnation's link held is dropped and counted. For a Latest edge to other
+hosts the newest item per key is kept, and sent again to replicas that join later (ResendItem ends no use). An illegal
 event raises and leaves the state as it was.
 """
 
@@ -85,7 +85,7 @@ class Scheduler:
         }
 
     def handle(self, event: Event, now: Instant) -> list[Command]:
-        """What to do about `event`. Raises LocalProtocolError or RemoteProtocolError for one that is illegal."""
+        """Commands that follow from `event`. Raises LocalProtocolError or RemoteProtocolError for an illegal one."""
         flow = self._flow
         if now < flow.now:
             raise LocalProtocolError(f"{event} came at {now} ns, after an event at {flow.now} ns. Fix the clock.")
@@ -107,11 +107,11 @@ class Scheduler:
         return commands
 
     def saved(self) -> bytes:
-        """All that it has come to know and decide, but for its plan."""
+        """The whole state of the core, except its plan."""
         return STATE.frozen(self)
 
     def restore(self, state: bytes) -> None:
-        """Go on, new as it is, from the state of a core of the same plan; ValueError for other bytes."""
+        """Load the state of a core of the same plan into this new one; ValueError for other bytes."""
         STATE.thaw(self, state)
 
     def live(self, role: str) -> tuple[Member, ...]:
@@ -120,7 +120,7 @@ class Scheduler:
 
     @property
     def members(self) -> frozenset[Member]:
-        """Who is live, of every role of the graph; from any thread."""
+        """The live members of every role of the graph; callable from any thread."""
         return frozenset(member for members in self._roster.live.values() for member in members)
 
     def statistics(self) -> dict[str, int]:
@@ -128,7 +128,7 @@ class Scheduler:
         return dict(self._flow.counts) | {"firings": sum(node.firings for node in self._nodes.values())}
 
     def check(self) -> None:
-        """Raise InvariantError unless counters and contents agree, and nothing is left waiting that need not wait."""
+        """Raise InvariantError unless counters and contents agree, and nothing waits that could go on."""
         for node in self._nodes.values():
             node.check()
             self._flow.check(node)
@@ -205,7 +205,7 @@ class Scheduler:
         self._flow.commands.append(SetTimer(node.index, Instant(self._flow.now + fires.period)))
 
     def _carry_out(self, change: Change) -> None:
-        """Do what a change of the roster asks for; tell the rounds who votes no more, and then who may vote."""
+        """Carry out the consequences of a roster change; rounds hear of lost voters first, then of new ones."""
         flow = self._flow
         flow.commands.extend(change.resent)
         for handle in change.dropped:
@@ -223,7 +223,7 @@ class Scheduler:
     # -- firing --------------------------------------------------------------------------------------------------------
 
     def _start(self, node: NodeState) -> None:
-        """Fire a ready node: take its inputs, give credit back."""
+        """Fire a ready node: take its inputs, return credit."""
         inputs: list[tuple[int, tuple[Entry, ...]]] = []
         decision: dict[str, Any] | None = None
         flow = self._flow
@@ -246,7 +246,7 @@ class Scheduler:
         flow.commands.append(RunBody(node.index, node.firings, tuple(inputs), decision))
 
     def _release(self) -> None:
-        """Let held outputs of nodes that may have got credit leave; what then holds nothing goes on, or ends."""
+        """Send held outputs of nodes that may have got credit; a node that then holds nothing goes on, or ends."""
         if len(self._holding) > 1:
             self._holding.sort(key=lambda node: node.index)
         for node in self._holding:
@@ -260,7 +260,7 @@ class Scheduler:
         self._holding.clear()
 
     def _finish(self, node: NodeState) -> None:
-        """End a node. What waits for it is dropped and its credit kept: nobody needs to send it more."""
+        """End a node. Items that wait for it are dropped without returning credit: producers need not send it more."""
         node.is_ending, node.is_finished = False, True
         commands = self._flow.commands
         for _, inlet, _ in node.inlets:

@@ -1,8 +1,8 @@
 """Events into a host's scheduler and commands out of it: plain frozen data, small, and complete.
 
-Everything that a core decides from is in an event, and everything that it decided is in a command, so that the tape of
-both is enough to repeat a run. Items appear as handles with the *fields* that cores may see. Edges and nodes are
-indices of the graph, replicas are slots of the role that the edge names.
+Every input of a decision is in an event, and every decision is in a command, so that the tape of both is enough to
+repeat a run. Items appear as handles with the *fields* that cores may see. Edges and nodes are indices of the graph,
+replicas are slots of the role that the edge names.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ class Output(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkn
 
 
 class NodeOpened(Record, frozen=True):
-    """A body is there; an idle one fires once at once, without required inputs."""
+    """A body has been opened; an idle one fires once immediately, without required inputs."""
 
     node: int
     is_idle: bool = False
 
 
 class ItemsEmitted(Record, frozen=True):
-    """A firing that goes on emitted these."""
+    """A firing emitted `outputs` and continues."""
 
     node: int
     outputs: tuple[Output, ...]
 
 
 class FiringEnded(Record, frozen=True):
-    """The firing of a node ended. `is_idle`: it wants no required inputs until something new is sampled;
-    `is_finished`: it never wants to fire again."""
+    """The firing of a node ended.
+
+    `is_idle`: its body takes no required inputs until something new is sampled; `is_finished`: it never fires again.
+    """
 
     node: int
     outputs: tuple[Output, ...]
@@ -64,7 +66,7 @@ class BodyFailed(Record, frozen=True):
 
 
 class ItemArrived(Record, frozen=True):
-    """An item came from another host."""
+    """An item arrived from another host."""
 
     edge: int
     source: Member
@@ -100,7 +102,7 @@ class TimerFired(Record, frozen=True):
 
 
 class StopRequested(Record, frozen=True):
-    """Somebody asked the run to stop; idle nodes fire once, so that their bodies can see it."""
+    """A stop of the run was requested; idle nodes fire once, so that their bodies can see it."""
 
 
 Event: TypeAlias = (
@@ -120,8 +122,10 @@ Event: TypeAlias = (
 
 
 class RunBody(Record, frozen=True):
-    """Fire a node: `inputs` pairs the number of an input port with what the firing takes there. `decision` is the
-    quorum's, as a plain dict, for nodes that fire by Quorum."""
+    """Fire a node: `inputs` pairs the number of an input port with what the firing takes there.
+
+    `decision` is the quorum's, as a plain dict, for nodes that fire by Quorum.
+    """
 
     node: int
     firing: int
@@ -140,7 +144,7 @@ class SendItem(Record, frozen=True):
 
 
 class ResendItem(Record, frozen=True):
-    """Hand an item that is kept to the channel, for a replica that has just joined. It uses nothing up."""
+    """Hand a kept item to the channel, for a replica that has just joined. It ends no use of the payload."""
 
     edge: int
     target: Member
@@ -158,14 +162,14 @@ class GrantCredit(Record, frozen=True):
 
 
 class ShareItem(Record, frozen=True):
-    """The payload will be used `uses` times (two or more); without this command, once."""
+    """The payload has `uses` uses (two or more); without this command, one."""
 
     handle: Handle
     uses: int
 
 
 class DropItem(Record, frozen=True):
-    """One use of a payload is over without a firing; the reason is counted."""
+    """One use of a payload ended without a firing; the reason is counted."""
 
     handle: Handle
     reason: str
@@ -191,7 +195,7 @@ class EndNode(Record, frozen=True):
 
 
 class FailHost(Record, frozen=True):
-    """This host cannot go on."""
+    """This host cannot continue."""
 
     node: int
     error: str

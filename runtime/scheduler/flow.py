@@ -1,13 +1,13 @@
-"""The flow of items through one host: what leaves a node, what arrives at one, and who gets credit back.
+"""The flow of items through one host: items that leave a node, items that arrive at one, and the return of credit.
 
-It decides where each output goes, what is held for want of credit, and what is dropped; not when nodes fire, nor which
-links there are. It notes the commands of an event in the order in which to perform them, and which nodes have been
-*woken*: something happened that they may fire for.
+It decides where each output goes, what is held for lack of credit, and what is dropped; not when nodes fire, nor which
+links exist. It lists the commands of an event in the order in which to perform them, and the nodes that were *woken*:
+something happened that they may fire for.
 
 A firing may emit more than there is credit for. The rest is *held*, in the order of emission over all ports: the head
-of the line leaves as soon as every live consumer that it is meant for has given credit. Whom it is meant for is asked
-when it leaves, of the links that were open when its firing began; where nobody is left, it is dropped. What is held is
-never reordered and never merged with the outputs of a later firing, because the node does not fire meanwhile.
+of the line leaves as soon as every live consumer of it has given credit. Its consumers are determined when it leaves,
+from the links that were open when its firing began; an output without a live consumer is dropped. Held outputs are
+never reordered and never mixed with the outputs of a later firing, because the node does not fire meanwhile.
 
 Payloads are handles with counted uses: every use ends in exactly one RunBody, SendItem or DropItem.
 """
@@ -39,7 +39,7 @@ from isthmus.runtime.scheduler.ports import KEY_TYPES, Arrival, Link
 from isthmus.runtime.scheduler.quorum_node import Settled
 
 HELD_MAX: Final = 1024
-"""Outputs that a node may hold for want of credit: far more than a firing should make ahead of its consumers."""
+"""Outputs that a node may hold for lack of credit: far more than a firing should emit ahead of its consumers."""
 
 
 class Flow:
@@ -57,7 +57,7 @@ class Flow:
     # -- leaving -------------------------------------------------------------------------------------------------------
 
     def emit(self, node: NodeState, outputs: tuple[Output, ...]) -> None:
-        """Let outputs leave as far as there is credit for them, and hold the rest.
+        """Send outputs as far as there is credit for them, and hold the rest.
 
         LocalProtocolError, with the state as it was, for outputs that no body may emit.
         """
@@ -80,18 +80,18 @@ class Flow:
             self._emit_in_line(node, outputs)
 
     def release(self, node: NodeState) -> None:
-        """Let what a node holds leave as far as there is credit for it."""
+        """Send a node's held outputs as far as there is credit for them."""
         while node.held and self._can_leave(node, node.held[0]):
             self._let_leave(node, node.held.popleft())
 
     def check(self, node: NodeState) -> None:
-        """Raise InvariantError if a node holds what could leave, or more than it may."""
+        """Raise InvariantError if a node holds an output that could leave, or more than HELD_MAX."""
         demand(len(node.held) <= HELD_MAX, f"{node.plan.name}: holds more than it may")
         can_leave = bool(node.held) and self._can_leave(node, node.held[0])
         demand(not can_leave, f"{node.plan.name}: holds what could leave")
 
     def _emit_in_line(self, node: NodeState, outputs: tuple[Output, ...]) -> None:
-        """Let outputs leave behind those that are held, as far as there is credit for them."""
+        """Queue outputs behind the held ones, and send them as far as there is credit."""
         self._check_held(node, outputs)
         for output in outputs:
             if node.held or not self._can_leave(node, output):
@@ -100,7 +100,7 @@ class Flow:
                 self._let_leave(node, output)
 
     def _check_held(self, node: NodeState, outputs: tuple[Output, ...]) -> None:
-        """Raise LocalProtocolError if the credit that is there leaves more than HELD_MAX outputs to hold."""
+        """Raise LocalProtocolError if the available credit leaves more than HELD_MAX outputs to hold."""
         if len(node.held) + len(outputs) <= HELD_MAX:
             return
         spent: Counter[Link] = Counter()
@@ -119,7 +119,7 @@ class Flow:
             )
 
     def _can_leave(self, node: NodeState, output: Output) -> bool:
-        """Whether every consumer that an output is meant for has given credit."""
+        """Whether every consumer of an output has given credit."""
         for outlet in node.exits[output.port].outlets:
             if outlet.starved:
                 break
@@ -164,7 +164,7 @@ class Flow:
     # -- arriving ------------------------------------------------------------------------------------------------------
 
     def arrive(self, event: ItemArrived) -> None:
-        """Take an item of another host; RemoteProtocolError for one that it may not send."""
+        """Accept an item from another host; RemoteProtocolError for one that it may not send."""
         arrival = self._roster.arrivals.get(event.edge)
         if arrival is None or arrival.edge.source_role != event.source.replica.role:
             raise RemoteProtocolError(f"{event.source} sent an item on edge {event.edge}, which does not lead here")
@@ -181,7 +181,7 @@ class Flow:
         link.credit -= edge.kind == "queue"  # After what may have raised.
 
     def settle(self, node: NodeState, settled: Settled) -> None:
-        """Carry out what the rounds of a Quorum node decided."""
+        """Carry out the decisions of a Quorum node's rounds."""
         for handle, link, reason in settled.refused:
             self.return_vote(link)
             self.drop(handle, reason)
@@ -209,7 +209,7 @@ class Flow:
                 self.woken.append(node)
 
     def _enter_round(self, node: NodeState, arrival: Arrival, link: Link, handle: Handle, fields: Fields) -> None:
-        """Take a vote or an opening. One that is not allowed is the fault of the body that emitted it."""
+        """Accept a vote or an opening. An illegal one is the fault of the body that emitted it."""
         assert node.rounds is not None
         try:
             settled = node.rounds.arrived(arrival.port, link, handle, fields, self.now)
@@ -226,7 +226,7 @@ class Flow:
     # -- credit --------------------------------------------------------------------------------------------------------
 
     def grant(self, event: CreditGranted) -> None:
-        """Take credit that another host gives; RemoteProtocolError if it is not its to give."""
+        """Accept credit from another host; RemoteProtocolError where it is not the consumer's to grant."""
         route = self._roster.routes.get(event.edge)
         if route is None or route.outlet is None:
             raise RemoteProtocolError(f"{event.target} granted credit on edge {event.edge}, no Queue that begins here")
@@ -236,16 +236,16 @@ class Flow:
             self.woken.append(self._nodes[route.outlet.producer])
 
     def give_back(self, link: Link) -> None:
-        """One item of a Queue link was taken: its producer gets a credit."""
+        """Return one credit to the producer of a Queue link, because an item was taken."""
         outlet = link.outlet
         if outlet is not None:
-            if outlet.restore(link):  # Else the producer waits for something else.
+            if outlet.restore(link):  # Otherwise it was not this credit that the producer waited for.
                 self.woken.append(self._nodes[outlet.producer])
         else:
             link.credit += 1
             self.commands.append(GrantCredit(link.edge.index, link.member, 1))
 
     def return_vote(self, link: Link) -> None:
-        """A vote or an opening is used up: where it came by a Queue, its producer gets the credit back."""
+        """Return the credit of a used vote or opening, where it came by a Queue."""
         if link.is_open and link.edge.kind == "queue":
             self.give_back(link)

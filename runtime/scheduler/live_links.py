@@ -1,10 +1,9 @@
-"""Who is live, and the links that follow from it: from where to where an item of this host may go.
+"""Live replicas and the links that follow from them: the pairs between which an item of this host may travel.
 
-It decides which links there are, and which of them an item is meant for; not what travels on them. Edges of the plan
-are *routes* where they leave a node of this host and *arrivals* where they enter one. With every change of the live
-replicas, links are opened and closed until they are what the edges say; what a closed link still held, and what a new
-one must be told, is handed back as a `Change`. A new incarnation is a new link, with fresh credit and fresh initial
-items.
+It decides which links exist, and which of them an item takes; not what travels on them. Edges of the plan are *routes*
+where they leave a node of this host and *arrivals* where they enter one. With every change of the live replicas, links
+are opened and closed to match the edges; a `Change` returns what a closed link still held, and what a new one must be
+sent. A new incarnation is a new link, with fresh credit and fresh initial items.
 """
 
 from __future__ import annotations
@@ -24,8 +23,11 @@ from isthmus.runtime.scheduler.quorum_node import Rounds
 
 @dataclass(slots=True)
 class Change:
-    """What a change of the roster brought: kept items for new consumers, items of links that have ended, and the ends
-    of arrivals that closed and opened."""
+    """Consequences of a roster change.
+
+    `resent`: kept items for new consumers; `dropped`: items of ended links; `left` and `joined`: producers whose links
+    into an arrival closed and opened.
+    """
 
     resent: list[ResendItem] = field(default_factory=list)
     dropped: list[Handle] = field(default_factory=list)
@@ -48,7 +50,7 @@ class Roster:
         self._connect()
 
     def join(self, member: Member) -> Change:
-        """Count a member as live, in place of an earlier incarnation; RemoteProtocolError if it cannot be."""
+        """Mark a member as live, in place of an earlier incarnation; RemoteProtocolError if it may not join."""
         role, slot = member.replica.role, member.replica.slot
         if role not in self.live or not 0 <= slot < self._plan.replicas[role][1]:
             raise RemoteProtocolError(f"{member} joined; graph {self._plan.graph!r} has no replica {member.replica}")
@@ -59,17 +61,17 @@ class Roster:
         return self._have_live(role, [*(other for other in self.live[role] if other.replica != member.replica), member])
 
     def leave(self, member: Member) -> Change:
-        """Count a member as live no more; LocalProtocolError if it is not."""
+        """Mark a member as gone; LocalProtocolError if it is not live."""
         role = member.replica.role
         if member not in self.live.get(role, ()):
             raise LocalProtocolError(f"{member} left, but is not live")
         return self._have_live(role, [other for other in self.live[role] if other != member])
 
     def targets(self, route: Route, fields: Fields, link_newest: int) -> Iterable[Link]:
-        """The links that an item goes along, emitted by a firing that began when `link_newest` was the newest.
+        """The links that an item takes, emitted by a firing that began when `link_newest` was the newest.
 
         A Queue link counts from the first firing that began after it was opened: it starts with its initial items, and
-        a firing that had begun before must not add to them, nor find that they left it no credit.
+        a firing that had begun before must neither add to them, nor stall because they left it no credit.
         """
         links: Iterable[Link] = route.links.values()
         if route.edge.route_key is not None and fields is not None:
@@ -79,7 +81,7 @@ class Roster:
         return [link for link in links if link.number <= link_newest]
 
     def check(self) -> None:
-        """Raise InvariantError unless links are what the roster says, and credit is what they allow."""
+        """Raise InvariantError unless links match the roster, and credit is within its bounds."""
         for route in self.routes.values():
             demand(set(route.links) == set(consumers(route.edge, self.member, self.live)), f"{route.edge.name}: links")
             for link in route.links.values():
@@ -92,8 +94,11 @@ class Roster:
                 demand(all(kept), f"{edge.name}: credit and items are not its capacity")
 
     def _addressed(self, route: Route, number: int) -> list[Link]:
-        """The link to replica `number`, if it is live: modulo the replicas of the role, where their count is fixed;
-        otherwise, where it is not live, to the one with this number modulo those that are."""
+        """The link to replica `number`, if it is live.
+
+        Where the role has a fixed number of replicas, `number` is taken modulo that. Otherwise, where replica `number`
+        is not live, the link is to the live replica at index `number` modulo the number of live ones.
+        """
         role = route.edge.target_role
         low, high = self._plan.replicas[role]
         slots = [member.replica.slot for member in self.live[role]]
@@ -127,7 +132,7 @@ class Roster:
     # -- links ---------------------------------------------------------------------------------------------------------
 
     def _have_live(self, role: str, members: list[Member]) -> Change:
-        """Open and close links so that they are what the roster says."""
+        """Set the live members of a role, and open and close links to match."""
         self.live[role] = tuple(sorted(members))
         change = Change()
         for route in self.routes.values():

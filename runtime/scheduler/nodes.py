@@ -1,8 +1,9 @@
 """A node of a host while it runs: its state, its ports, and whether it may fire.
 
-It decides readiness and nothing else: what makes a node ready, when it is asked, and what a firing takes is for the
-scheduler. A node is *ready* when its body is open and not running, every Queue output has credit at every live
-consumer, and its firing rule is satisfied; an *idle* one when something new is sampled, or somebody nudged it.
+It decides readiness and nothing else: the scheduler decides when to ask, and what a firing takes. A node is *ready*
+when its body is open and not running, every Queue output has credit at every live consumer, and its firing rule is
+satisfied; an *idle* one, in place of the rule, when something new is sampled or the node was nudged (opened idle, or a
+stop requested).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from isthmus.runtime.scheduler.quorum_node import Rounds
 
 
 class NodeState:
-    """A node while it runs. The ports of its Quorum have no inlet: what comes there goes to its rounds.
+    """A node while it runs. Its Quorum ports have no inlet: their items go to its rounds.
 
     `held` are outputs that wait for credit, the head of the line first; `link_newest` is the newest link when its
     firing began. `is_ending`: its last firing is over, and it ends once nothing is held.
@@ -70,7 +71,7 @@ class NodeState:
 
 
 def is_ready(node: NodeState) -> bool:
-    """Whether a node that holds nothing is to fire."""
+    """Whether a node that holds nothing is ready to fire."""
     if node.is_running or not node.is_open or node.is_finished:
         return False
     for outlet in node.outlets:
@@ -80,7 +81,7 @@ def is_ready(node: NodeState) -> bool:
 
 
 def demand(holds: bool, what: str) -> None:
-    """Raise InvariantError, which names what does not hold, unless it does."""
+    """Raise InvariantError with `what`, the condition that failed, unless `holds`."""
     if not holds:
         raise InvariantError(what)
 
@@ -101,7 +102,7 @@ def _any_of(node: NodeState) -> bool:
 
 
 def _has_sampled(node: NodeState) -> bool:
-    """Whether a sampled port has something new: what an idle node fires for."""
+    """Whether a sampled port has something new, for which an idle node fires."""
     return any(inlet.new for inlet in node.sampled)
 
 

@@ -1,4 +1,4 @@
-"""The ports of a host's nodes while it runs: what waits at an input, and what credit an output has.
+"""The ports of a host's nodes while it runs: the items that wait at an input, and the credit of an output.
 
 A *link* is an edge and the member at its other end; a new incarnation is a new link. An input port fed by Queue edges
 takes from one FIFO per link; one fed by Latest edges is a mailbox with the newest item per (link, key). An output port
@@ -17,14 +17,14 @@ from isthmus.runtime.ids import Handle, Member
 from isthmus.runtime.scheduler.events import Entry, Fields
 
 KEY_TYPES: Final = (int, str)
-"""What may name a mailbox, a replica or a round: exactly these, because a bool or a NumPy integer is another thing once
-it has been on the tape or the wire."""
+"""Types that may name a mailbox, a replica or a round: exactly these, because a bool or a NumPy integer changes its
+type once it has been on the tape or the wire."""
 
 CONSTANTS_PER_EDGE: Final = 1 << 16
 """More than the largest capacity of a Queue, so that constants of different edges have different handles."""
 
 KEPT_MAX: Final = 4096
-"""Keys of one edge of which the newest item is kept: far more than a model has fragments."""
+"""Keys of one edge whose newest item is kept: far more than a model has fragments."""
 
 
 def constant(edge: int, index: int) -> Handle:
@@ -35,8 +35,8 @@ def constant(edge: int, index: int) -> Handle:
 class Link:
     """An edge and the member at its other end, while both are live. Links are numbered in the order of opening.
 
-    `credit` is how many items more the producer may send on a Queue edge, and is kept at both ends in the same way;
-    `outlet` is set at the producer's end. `items` wait at the consumer's end. `is_local`: both ends are here.
+    `credit` is how many more items the producer may send on a Queue edge; both ends keep it in the same way. `outlet`
+    is set at the producer's end. `items` wait at the consumer's end. `is_local`: both ends are on this host.
     """
 
     __slots__ = ("credit", "edge", "is_local", "is_open", "items", "member", "number", "outlet")
@@ -52,7 +52,7 @@ class Link:
         self.is_local = False
 
     def clear(self) -> list[Handle]:
-        """Let go of everything that waits here."""
+        """Remove and return everything that waits here."""
         handles = list(self.items)
         self.items.clear()
         return handles
@@ -74,7 +74,7 @@ class QueueInlet:
         self.new += bool(initial)
 
     def close(self, link: Link) -> list[Handle]:
-        """End a link; the result is what it still held."""
+        """End a link; returns what it still held."""
         self.links.remove(link)
         self.new -= bool(link.items)
         return link.clear()
@@ -87,7 +87,7 @@ class QueueInlet:
         return None
 
     def take(self) -> tuple[tuple[Entry, ...], list[Link]]:
-        """The first item of every link that has one, and the links that get a credit back."""
+        """The first item of every link that has one, and the links whose producers get a credit back."""
         entries: list[Entry] = []
         taken: list[Link] = []
         for link in self.links:
@@ -103,7 +103,7 @@ class QueueInlet:
         return 0 < self.new == len(self.links)
 
     def clear(self) -> list[Handle]:
-        """Let go of everything that waits here."""
+        """Remove and return everything that waits here."""
         self.new = 0
         return [handle for link in self.links for handle in link.clear()]
 
@@ -120,11 +120,11 @@ class Mailbox:
         """Start a link; a Latest edge has no initial items."""
 
     def close(self, link: Link) -> list[Handle]:
-        """End a link; the result is what it still held."""
+        """End a link; returns what it still held."""
         return [self.new.pop(place) for place in list(self.new) if place[0] is link]
 
     def put(self, link: Link, handle: Handle, key: int | str | None) -> Handle | None:
-        """Add an item; the result is the older one that it supersedes."""
+        """Add an item; returns the older one that it supersedes."""
         superseded = self.new.pop((link, key), None)
         self.new[(link, key)] = handle
         return superseded
@@ -139,20 +139,20 @@ class Mailbox:
         return bool(self.new)
 
     def clear(self) -> list[Handle]:
-        """Let go of everything that waits here."""
+        """Remove and return everything that waits here."""
         handles = list(self.new.values())
         self.new.clear()
         return handles
 
 
 Inlet = QueueInlet | Mailbox
-"""What both have: `new` is false where nothing is."""
+"""In both, `new` is falsy where there is nothing new."""
 
 
 class Arrival:
     """An edge that enters port number `port` of node `consumer`, with its live links by producer.
 
-    The ports of a Quorum have no inlet: what comes there goes to its rounds, as a vote if the edge `is_voting`.
+    Quorum ports have no inlet: their items go to the node's rounds, as votes if the edge `is_voting`.
     """
 
     __slots__ = ("consumer", "edge", "inlet", "is_voting", "links", "port")
@@ -186,13 +186,13 @@ class Outlet:
         self.starved -= link.credit == 0
 
     def spend(self, link: Link) -> None:
-        """Use one credit; there must be one."""
+        """Spend one credit; there must be one."""
         link.credit -= 1
         if link.credit == 0:
             self.starved += 1
 
     def restore(self, link: Link) -> bool:
-        """Take one credit back that a consumer here has used; whether there had been none."""
+        """Take back one credit from a consumer on this host; returns whether there had been none."""
         was_starved = link.credit == 0
         if was_starved:
             self.starved -= 1
@@ -200,7 +200,7 @@ class Outlet:
         return was_starved
 
     def grant(self, link: Link, count: int) -> None:
-        """Take `count` credits back; RemoteProtocolError if the consumer took more than it was sent."""
+        """Take back `count` credits; RemoteProtocolError if the consumer took more than it was sent."""
         under_way = link.edge.capacity - link.credit
         if not 1 <= count <= under_way:
             raise RemoteProtocolError(
@@ -211,7 +211,7 @@ class Outlet:
 
 
 class Route:
-    """An edge that leaves a node here, with its live links by consumer; `arrival` is its end where that is here too.
+    """An edge that leaves a node here, with its live links by consumer; `arrival` is its other end, if on this host.
 
     A Latest edge to other hosts keeps the newest item per key, for consumers that join later: `kept` by key, oldest
     first, at most KEPT_MAX.
@@ -228,7 +228,7 @@ class Route:
         self.kept: dict[int | str | None, tuple[Handle, Fields]] = {}
 
     def keep(self, key: int | str | None, handle: Handle, fields: Fields) -> Handle | None:
-        """Keep the newest item of a key; the result is one that is kept no more."""
+        """Keep the newest item of a key; returns the one that it displaces, if any."""
         former = self.kept.pop(key, None)
         if former is None and len(self.kept) >= KEPT_MAX:
             former = self.kept.pop(next(iter(self.kept)))
@@ -248,7 +248,7 @@ class Exit:
         self.routes: list[Route] = []
 
     def add(self, route: Route) -> None:
-        """Let an edge leave here."""
+        """Attach an edge that leaves here."""
         self.routes.append(route)
         if route.outlet is not None:
             self.outlets.append(route.outlet)

@@ -1,8 +1,8 @@
 """The rounds of one Quorum node, between the scheduler and the quorum core.
 
-Translates what a scheduler has (ports, links, fields of items) into the quorum core's events, and its commands into
-what a scheduler does (refuse handles, set timers, fire). A round that is withdrawn because nobody can vote any more
-fires too, without votes: the body is the one that must know. Decides nothing by itself.
+Translates the scheduler's terms (ports, links, fields of items) into the quorum core's events, and its commands into
+scheduler actions (refuse handles, set timers, fire). A round that is withdrawn because no voter is left fires too,
+without votes, so that the body learns of it. Decides nothing by itself.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from isthmus.runtime.scheduler.ports import Link
 
 
 class Closed(NamedTuple):
-    """A round that is to be fired: the inputs by port, the decision as a plain dict, and the links by which the
-    opening and the votes came."""
+    """A round to fire: inputs by port, the decision as a plain dict, and the links of its opening and votes."""
 
     inputs: tuple[tuple[int, tuple[Entry, ...]], ...]
     decision: dict[str, Any]
@@ -48,8 +47,7 @@ class Closed(NamedTuple):
 
 @dataclass(slots=True)
 class Settled:
-    """What the scheduler is to do: drop `refused` (with their links and reasons), carry out `timers`, fire if a round
-    closed."""
+    """Tasks for the scheduler: drop `refused` (handle, link, reason), carry out `timers`, fire if a round closed."""
 
     refused: list[tuple[Handle, Link, str]] = field(default_factory=list)
     timers: list[Command] = field(default_factory=list)
@@ -57,7 +55,7 @@ class Settled:
 
 
 class Rounds:
-    """Rounds of a Quorum node. `role` is that of the voters whom an opening lists in `members` and `required`."""
+    """Rounds of a Quorum node. `role` is that of the voters that an opening lists in `members` and `required`."""
 
     def __init__(self, plan: NodePlan, role: str) -> None:
         assert isinstance(plan.fires, Quorum)
@@ -83,17 +81,17 @@ class Rounds:
         return timer & ~0xFFFFFFFF == self._timer_base
 
     def take(self) -> Closed:
-        """The oldest round that is to be fired."""
+        """Remove and return the oldest round that is to be fired."""
         return self._closed.popleft()
 
     def clear(self) -> tuple[list[Handle], list[Command]]:
-        """Everything that is still held, and what ends the timers: the node has finished."""
+        """Everything still held, and the commands that cancel the timers, for a node that has finished."""
         handles = [handle for _, handle in self._links]
         handles += [handle for closed in self._closed for _, entries in closed.inputs for _, _, handle in entries]
         return handles, [CancelTimer(self._timer_base + number) for number in self._timer_keys]
 
     def arrived(self, port: int, link: Link, handle: Handle, fields: Fields, now: Instant) -> Settled:
-        """A vote or an opening came. LocalProtocolError, with the state as it was, if Quorum does not allow it."""
+        """Handle a vote or an opening. LocalProtocolError, with the state as it was, if Quorum does not allow it."""
         event: QuorumEvent
         if port == self._vote_port:
             source = link.member
@@ -116,12 +114,12 @@ class Rounds:
         return self._settle(MemberJoined(voter), now)
 
     def left(self, voter: Member, now: Instant) -> Settled:
-        """A member can vote no more."""
+        """A member can no longer vote."""
         del self._voters[voter.replica]
         return self._settle(MemberLeft(voter), now)
 
     def check(self) -> None:
-        """The invariants of the core."""
+        """Raise InvariantError unless the invariants of the core hold."""
         self._core.check()
 
     def statistics(self) -> dict[str, int]:

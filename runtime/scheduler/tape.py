@@ -1,4 +1,4 @@
-"""A record of the tape of a host: an event, and what its scheduler decided about it."""
+"""A record of a host's tape: an event, and the commands that its scheduler returned for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isthmus.runtime.scheduler.events import Command, Event
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One event and what the core decided about it."""
+    """One event and the core's commands for it."""
 
     at: Instant
     event: Event
@@ -18,7 +18,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkn
 
 
 def compare(record: Record, commands: list[Command]) -> None:
-    """Raise InvariantError if a core that was fed `record.event` again decided something else."""
+    """Raise InvariantError if a core that replays `record.event` returned other commands."""
     if record.commands != commands:
         raise InvariantError(
             f"replay at {record.at} ns: after {record.event} the tape has {record.commands}, this core says {commands}"
