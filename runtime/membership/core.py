@@ -1,27 +1,30 @@
-"""The membership core: who is alive, in which incarnation and phase, who is slow, and who is gone and why.
+"""The membership core: incarnation, phase and liveness of every member, which members are slow, and why one is gone.
+gone.
 
-It decides who is admitted, suspected, called slow, and removed. It does not open connections, choose slots or
-incarnations, restart or kill anybody, or decide what a removal means for a round or an edge.
+It decides which members are admitted, suspected, marked slow, and removed. It does not open connections, choose slots
+or incarnations, restart or kill processes, or decide what a removal means for a round or an edge.
 
 Theory of operation. A replica is absent, or has one member. An announcement of a new incarnation admits it, after
-removing the one before. An incarnation that ended, or that is older than the newest heard of, is refused for ever.
-Three things can be wrong with a member, and each has an answer of its own:
+removing the one before. An incarnation that ended, or that is older than the newest seen, is refused for ever. A member
+can fail in three ways, each with its own answer:
 
 - *dead*. A supervisor knows that the process is gone: it is removed at once. Or it is silent: every heartbeat renews it
-  and teaches the core its rhythm (`suspicion`), silence makes it suspect, which only informs, and then removes it. A
-  silence that somebody else explains (the process is stopped, its machine cannot be reached) is excused: such a member
+  and teaches the core its rhythm (`phi_accrual`), silence makes it suspect, which only informs, and then removes it. A
+  silence with a known outside cause (the process is stopped, its machine cannot be reached) is excused: such a member
   is neither suspect nor removed before `excused_max`.
-- *stuck*. It speaks, says that it is stepping, and has been in one firing for longer than its own steps make likely; or
-  it steps on, and one firing of another node lasts `firing_max` and many steps: it is removed. Who never made a step is
-  judged by the steps of others in its role, and by nothing where there are none.
-- *slow*. It gets on, and a step takes it much longer than the median of its role: that is said, and nothing else.
+- *stuck*. It sends heartbeats, reports that it is stepping, and has been in one firing for longer than its own steps
+  make likely; or it steps on, and one firing of another node lasts `firing_max` and many steps: it is removed. A member
+  that never made a step is judged by the steps of others in its role, and by nothing where there are none.
+- *slow*. It makes progress, and a step takes it much longer than the median of its role: that is reported, and nothing
+  else.
 
-Whoever is removed for silence or for being stuck is given twice the time in its next life, because a deadline that
-was too short would never be learned otherwise: a removal ends the interval that it should have been learned from.
+A replica that was removed for silence or for being stuck gets twice the patience in its next incarnation, because a
+deadline that was too short would never be learned otherwise: a removal ends the interval that it should have been
+learned from.
 
-One timer serves all members. It may be early (heartbeats move deadlines, not the timer) and is then set again. What it
-is late by, this host slept itself: its peers may have spoken meanwhile, so that time is not counted as their silence.
-Being stuck needs no timer: it is judged when the host speaks.
+One timer serves all members. It may be early (heartbeats move deadlines, not the timer) and is then set again. If it
+fires late, this host itself was suspended for that long: its peers may have sent heartbeats meanwhile, so that time is
+not counted as their silence. Being stuck needs no timer: it is judged when a heartbeat arrives.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ from isthmus.runtime.membership.progress import Progress
 from isthmus.runtime.tape.state import Kind
 
 DOUBLINGS_MAX: Final = 6
-"""Sixty-four times the patience is a quarter of an hour at least, for a step that takes milliseconds as a rule."""
+"""Sixty-four times the patience is at least a quarter of an hour, for a step that usually takes milliseconds."""
 
 STATE: Final = Kind(("membership", "ids"), given=(MembershipOptions,))
 
@@ -80,19 +83,19 @@ class MembershipCore:
         self._options = options
         self._now = Instant(0)
         self._hosts: dict[Replica, Attendance] = {}
-        self._newest: dict[Replica, int] = {}  # The highest incarnation heard of, live or not.
+        self._newest: dict[Replica, int] = {}  # The highest incarnation seen, live or not.
         self._removals: Counter[tuple[Replica, Cause]] = Counter()
-        self._usual: dict[str, float] = {}  # Role -> the mean interval of steps of whoever made the last one.
+        self._usual: dict[str, float] = {}  # Role -> mean step interval of the member that made the last step.
         self._timer_at: Instant | None = None
         names = ["members admitted", "members removed", "members refused", "suspicions", "suspicions cleared"]
         names += ["silences excused", "slow", "slow no more", "stuck"]
         self._counts = dict.fromkeys([*names, "heartbeats", "announcements repeated", "ends ignored", "timers"], 0)
 
     def handle(self, event: MembershipEvent, now: Instant) -> list[MembershipCommand]:
-        """What `event` at `now` leads to, in order.
+        """Commands that follow from `event` at time `now`, in order of execution.
 
         Raises, with the state as it was, LocalProtocolError for time that runs backwards, and RemoteProtocolError for
-        a phase that there is not, an incarnation below 1, or figures below 0.
+        an unknown phase, an incarnation below 1, or figures below 0.
         """
         if now < self._now:
             raise _illegal("handling an event", f"an instant from {self._now} ns on", f"{now} ns", "Fix the clock.")
@@ -128,13 +131,13 @@ class MembershipCore:
         return None if host is None else host.shown
 
     def has_ended(self, member: Member) -> bool:
-        """Whether this life has been removed, is told to have ended, or is older than the newest heard of."""
+        """Whether this incarnation was removed, was reported as ended, or is older than the newest seen."""
         host = self._hosts.get(member.replica)
         is_live = host is not None and host.member == member
         return not is_live and member.incarnation <= self._newest.get(member.replica, 0)
 
     def late(self, now: Instant) -> tuple[Member, ...]:
-        """The members who will be suspected or removed if the timer fires at `now`, unless their silence is excused."""
+        """The members that the timer would suspect or remove at `now`, unless their silence is excused meanwhile."""
         hosts = [host for _, host in sorted(self._hosts.items())]
         return tuple(
             host.member for host in hosts if not host.is_excused and now >= host.deadline(host.state, self._options)
@@ -188,7 +191,7 @@ class MembershipCore:
         self._counts["heartbeats"] += 1
         if event.phase == "gone":
             return self._remove(host, "ended")
-        # Of an excused silence nothing is learned.
+        # An excused silence does not count as an interval.
         if not host.is_excused:
             host.rhythm.learn(float(min(now - host.heard_at, self._options.silence_max)))
         was_stepping = host.is_stepping
@@ -199,7 +202,7 @@ class MembershipCore:
         return commands
 
     def _get_on(self, host: Attendance, event: HeartbeatArrived, now: Instant) -> list[MembershipCommand]:
-        """Judge the steps of a host that speaks."""
+        """Judge the progress of a stepping host by its heartbeat."""
         progress, role = host.progress, host.member.replica.role
         first = float(self._options.progress_deviation_first)
         if progress.take(event.steps, event.busy, event.firing, now, first):
@@ -217,7 +220,7 @@ class MembershipCore:
         return self._remove(host, "stuck", stall)
 
     def _compare(self, host: Attendance, now: Instant) -> list[MembershipCommand]:
-        """Say whether a host that steps has become slow, or keeps up again."""
+        """Report whether a stepping host has become slow, or keeps up again."""
         others = [
             other.progress.pace
             for other in self._hosts.values()
@@ -265,7 +268,7 @@ class MembershipCore:
         return [SuspectMember(member, None), *self._arm(host.deadline(host.state, self._options))]
 
     def _fire(self, now: Instant) -> list[MembershipCommand]:
-        """Judge everybody's silence, less the time by which the timer is late."""
+        """Judge the silence of every member, less the time by which the timer is late."""
         self._counts["timers"] += 1
         late = 0 if self._timer_at is None else max(0, now - self._timer_at)
         self._timer_at = None
@@ -289,7 +292,7 @@ class MembershipCore:
         return 0 <= replica.slot < self._options.slots_max.get(replica.role, 0)
 
     def _history(self, member: Member) -> Refusal:
-        """Why `member`, which is not live, may not be it."""
+        """Why `member`, which is not live, is refused."""
         newest = self._newest.get(member.replica, 0)
         if member.incarnation < newest:
             return "older incarnation"
@@ -308,11 +311,11 @@ class MembershipCore:
         return [RemoveMember(host.member, cause, finding)]
 
     def _times(self, replica: Replica, cause: Cause) -> int:
-        """How many times the usual patience the next life of a replica is given."""
+        """The multiple of the usual patience that the next incarnation of a replica gets."""
         return 1 << min(self._removals[replica, cause], DOUBLINGS_MAX)
 
     def _hear(self, host: Attendance, phase: Phase, now: Instant) -> list[MembershipCommand]:
-        """A sign of life: the silence begins anew."""
+        """Restart a member's silence, and clear a suspicion."""
         commands: list[MembershipCommand] = []
         if host.state in SILENT:
             host.state = "alive"
@@ -322,7 +325,7 @@ class MembershipCore:
         return commands + self._arm(host.deadline(host.state, self._options))
 
     def _arm(self, at: Instant) -> list[MembershipCommand]:
-        """See to it that the timer fires at `at` or before."""
+        """Make the timer fire at `at` or before."""
         if self._timer_at is not None and self._timer_at <= at:
             return []
         self._timer_at = at
@@ -350,7 +353,7 @@ class MembershipCore:
 
 
 def _check_peer(event: HostAnnounced | HeartbeatArrived) -> None:
-    """Raise RemoteProtocolError for what no host of ours sends."""
+    """Raise RemoteProtocolError for values that no host of this version sends."""
     member, doing = event.member, f"hearing {event.member}"
     if event.phase not in PHASES:
         expected = f"expected a phase, one of {', '.join(PHASES)}"

@@ -1,6 +1,6 @@
 """One member as the membership core knows it: its state, its rhythm, its progress, and its deadlines.
 
-It computes deadlines and findings; what happens when one is over is the core's to decide. Times are nanoseconds.
+It computes deadlines and findings; the core decides what follows when a deadline passes. Times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from isthmus.runtime.membership.progress import Progress
 
 NEVER: Final = Instant(0)
 STEPS_MAX: Final = 50
-"""Of a firing beside the steps: it may wait for the device that makes them, for a few."""
+"""Steps that a firing of another node may last: it may wait for the device that computes them, for a few."""
 
 
 @dataclass(slots=True)
 class Attendance:
-    """A member, heard last at `heard_at`. `rhythm` is that of its heartbeats; `silent_times` and `stuck_times` say how
-    many times the usual patience it is given, after lives of its replica that were removed for the same."""
+    """A member, with its last sign of life at `heard_at`; `rhythm` is that of its heartbeats.
+
+    `silent_times` and `stuck_times` multiply its patience, after incarnations of its replica that were removed for the
+    same cause.
+    """
 
     member: Member
     phase: Phase
@@ -38,17 +41,17 @@ class Attendance:
 
     @property
     def is_excused(self) -> bool:
-        """Whether its silence is not its own doing."""
+        """Whether its silence has a known outside cause."""
         return self.state in ("stopped", "unheard")
 
     @property
     def is_stepping(self) -> bool:
-        """Whether it speaks, and says that it steps."""
+        """Whether it is alive and reports that it steps."""
         return self.state == "alive" and self.phase == "stepping"
 
     @property
     def shown(self) -> State:
-        """Its state for others: slow is who speaks, and steps slowly."""
+        """Its state as others see it: `slow` for one that is alive and steps slowly."""
         return "slow" if self.is_stepping and self.progress.is_slow else self.state
 
     def deadline(self, state: State, options: MembershipOptions) -> Instant:
@@ -63,7 +66,7 @@ class Attendance:
         return Instant(self.heard_at + min(patience, options.silence_max))
 
     def silence(self, now: Instant, options: MembershipOptions) -> Silence:
-        """What is found of a silence that is too long."""
+        """The finding for a silence that is too long."""
         silence, deviation = now - self.heard_at, self.rhythm.deviation(options.deviation_min)
         return Silence(
             silence,
@@ -75,13 +78,13 @@ class Attendance:
         )
 
     def end_of_patience(self, now: Instant, options: MembershipOptions) -> Silence | LongExcuse:
-        """What is found of a silence that lasts as long as is allowed."""
+        """The finding for a silence that has lasted as long as allowed."""
         if self.is_excused:
             return LongExcuse(now - self.heard_at, cast(Excuse, self.state), now - self.excused_at)
         return self.silence(now, options)
 
     def hung(self, node: str, now: Instant, options: MembershipOptions) -> Stall | None:
-        """What is found of a host that steps on while one firing of `node` lasts too long; None if it does not."""
+        """The finding for a host that steps on while one firing of `node` lasts too long; None if it does not."""
         rhythm, firing = self.progress.rhythm, self.progress.lasting(now)
         if rhythm is None or firing < max(options.firing_max, STEPS_MAX * rhythm.mean) * self.stuck_times:
             return None
@@ -92,10 +95,10 @@ class Attendance:
     def stuck(
         self, firing: Duration, node: str, usual: float | None, now: Instant, options: MembershipOptions
     ) -> Stall | None:
-        """What is found of a host that is stuck, `node` having been in one firing for so long; None if it is not, or
-        nobody can know.
+        """The finding for a host that is stuck in a firing of `node` that lasts `firing`; None if it is not.
 
-        `usual` is the mean interval of steps in its role, for a member that has made none.
+        `usual` is the mean interval of steps in its role, for a member that has made none; without it such a member
+        cannot be judged: None.
         """
         rhythm, least = self.progress.rhythm, float(options.progress_deviation_min)
         is_of_role = rhythm is None

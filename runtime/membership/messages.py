@@ -1,8 +1,7 @@
-"""The words of the membership core: phases and states of hosts, its events and commands, and its findings.
+"""Phases and states of hosts, and the events, commands and findings of the membership core.
 
-It decides nothing. A *phase* is what a host says of itself, a *state* what the core thinks of it, a *finding* the
-figures that a decision rests on. Findings travel, and are written down, as they are; sentences are made where people
-read them.
+It decides nothing. A *phase* is what a host reports of itself, a *state* the core's judgement of it, a *finding* the
+figures behind a decision. Findings are sent and stored as they are; they become sentences where people read them.
 """
 
 from __future__ import annotations
@@ -17,27 +16,30 @@ from isthmus.runtime.records import Record
 
 Phase: TypeAlias = Literal["starting", "compiling", "stepping", "serving", "recovering", "final", "gone"]
 Excuse: TypeAlias = Literal["stopped", "unheard"]
-"""Why a silence says nothing of a host: its process was stopped (by a signal or a debugger), or its machine does not
-answer."""
+"""Why a silence is not a host's own failure: its process was stopped (by a signal or a debugger), or its machine does
+not answer."""
 State: TypeAlias = Literal["alive", "slow", "suspect", "stopped", "unheard"]
 Cause: TypeAlias = Literal["ended", "silent", "stuck"]
-"""Why a member is one no more: its process is known to be gone (or replaced, or left); it was silent; it is alive, and
-does not get on."""
+"""Why a member was removed: its process is known to be gone (or was replaced, or left); it was silent; it is alive and
+makes no progress."""
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 SILENT: Final = frozenset({"suspect", "stopped", "unheard"})
-"""The states of a member that says nothing."""
+"""The states of a member that sends no heartbeats."""
 
 
 # -- findings ----------------------------------------------------------------------------------------------------------
 
 
 class Finding(msgspec.Struct, frozen=True, gc=False, tag_field="kind", forbid_unknown_fields=True):
-    """Base of findings: records whose `kind` says which they are. Durations are nanoseconds."""
+    """Base of findings: records with a `kind` field as their tag. Durations are nanoseconds."""
 
 
 class Silence(Finding, frozen=True, tag="silence"):
-    """Nothing was heard of a host for `silence_ns`; intervals of `usual_ns` +- `deviation_ns` are usual, which makes
-    the suspicion `phi`. It is given `patience_times` the usual patience; `is_longest`: nobody may be silent longer."""
+    """A host sent nothing for `silence_ns`; its usual intervals, `usual_ns` +- `deviation_ns`, make the suspicion
+    `phi`.
+
+    It had `patience_times` the usual patience; `is_longest`: the silence reached the limit for all members.
+    """
 
     silence_ns: int
     usual_ns: float
@@ -48,7 +50,7 @@ class Silence(Finding, frozen=True, tag="silence"):
 
 
 class LongExcuse(Finding, frozen=True, tag="long-excuse"):
-    """A silence of `silence_ns` was excused for `excused_ns`, which is as long as is allowed."""
+    """A silence of `silence_ns` was excused for `excused_ns`, the longest allowed."""
 
     silence_ns: int
     excuse: Excuse
@@ -56,8 +58,10 @@ class LongExcuse(Finding, frozen=True, tag="long-excuse"):
 
 
 class Stall(Finding, frozen=True, tag="stall"):
-    """A host made no step for `stalled_ns`, in one firing of `node`; steps of `usual_ns` +- `deviation_ns` are usual,
-    for this host or, where it has made none, in its role."""
+    """A host made no step for `stalled_ns`, in one firing of `node`; its usual steps take `usual_ns` +- `deviation_ns`.
+
+    `is_of_role`: it has made no step, and the usual steps are those of its role.
+    """
 
     node: str
     stalled_ns: int
@@ -77,25 +81,25 @@ class Pace(Finding, frozen=True, tag="pace"):
 
 
 Refusal: TypeAlias = Literal["no slot", "gone", "older incarnation", "ended incarnation", "unannounced"]
-"""Why a host is no member: its role has no such slot; it announced itself in phase 'gone'; a newer incarnation of its
-replica was heard of; this one has ended; it sent a heartbeat and never announced itself."""
+"""Why a host is not a member: its role has no such slot; it announced itself in phase 'gone'; a newer incarnation of
+its replica was seen; this one has ended; it sent a heartbeat and never announced itself."""
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
 
 
 class HostAnnounced(Record, frozen=True):
-    """A host said hello, on a new connection."""
+    """A host announced itself on a new connection."""
 
     member: Member
     phase: Phase
 
 
 class HeartbeatArrived(Record, frozen=True):
-    """A host is alive. Phase `gone` says that it ends of its own will.
+    """A host is alive. Phase `gone` means that it ends deliberately.
 
-    `steps` counts what this life has come to; `busy` is the time in which it computed anything at all, and not only
-    waited for others; `firing` how long the firing of `node` has lasted, the oldest one under way, 0 without any.
+    `steps` counts the steps of this incarnation; `busy` is the time in which it computed anything at all, and not only
+    waited for others; `firing` is the age of the oldest firing under way, one of `node`; 0 without any.
     """
 
     member: Member
@@ -113,20 +117,20 @@ class HostEnded(Record, frozen=True):
 
 
 class SilenceExcused(Record, frozen=True):
-    """The silence of a host, from now on, is not its own doing."""
+    """From now on, the silence of a host has a known outside cause."""
 
     member: Member
     excuse: Excuse
 
 
 class ExcuseEnded(Record, frozen=True):
-    """What excused the silence of a host is over: it has to speak again."""
+    """The excuse for a host's silence ended: it must send heartbeats again."""
 
     member: Member
 
 
 class MembershipTimerFired(Record, frozen=True):
-    """The timer came due. A superfluous one does no harm."""
+    """The timer fired. A superfluous one does no harm."""
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
@@ -139,22 +143,24 @@ class AdmitMember(Record, frozen=True):
 
 
 class RefuseMember(Record, frozen=True):
-    """A host is no member."""
+    """A host is not admitted."""
 
     member: Member
     refusal: Refusal
 
 
 class SuspectMember(Record, frozen=True):
-    """A member has been silent for suspiciously long; it still is one. Without a finding, its silence was excused until
-    now."""
+    """A member has been silent for suspiciously long; it is still a member.
+
+    Without a finding, its silence was excused until now.
+    """
 
     member: Member
     finding: Silence | None
 
 
 class ExcuseMember(Record, frozen=True):
-    """A member has been silent for `silence`, and is not to blame; it still is one."""
+    """A member has been silent for `silence`, with an excuse; it is still a member."""
 
     member: Member
     excuse: Excuse
@@ -162,14 +168,14 @@ class ExcuseMember(Record, frozen=True):
 
 
 class ClearSuspicion(Record, frozen=True):
-    """A member that was silent for `silence` was heard again."""
+    """A member that was silent for `silence` sent a sign of life."""
 
     member: Member
     silence: Duration
 
 
 class NoteSlow(Record, frozen=True):
-    """A member gets on much more slowly than the others of its role. Nothing is to be done about it."""
+    """A member is much slower than the others of its role. No action follows."""
 
     member: Member
     pace: Pace
@@ -183,8 +189,10 @@ class ClearSlow(Record, frozen=True):
 
 
 class RemoveMember(Record, frozen=True):
-    """A member is gone for good; its replica may return as a new incarnation. What is left of it is to be killed. The
-    finding says why, where the core found it out itself."""
+    """A member is gone for good; its replica may return as a new incarnation. Any process left of it is to be killed.
+
+    `finding` holds the reason, where the core found it itself.
+    """
 
     member: Member
     cause: Cause = "ended"
@@ -192,7 +200,7 @@ class RemoveMember(Record, frozen=True):
 
 
 class SetMembershipTimer(Record, frozen=True):
-    """Send MembershipTimerFired at `at`, instead of when it was to be sent before."""
+    """Send MembershipTimerFired at `at`, instead of at the time set before."""
 
     at: Instant
 

@@ -1,6 +1,6 @@
-"""How patient the membership core is: its options, each with what it follows from. Nobody has to set one.
+"""The patience of the membership core: its options, each with the reason for its default. No option needs to be set.
 
-It decides nothing; deadlines are learned from arrivals (`suspicion`), and these say how sure one has to be.
+It decides nothing; deadlines are learned from arrivals (`phi_accrual`), and these options set the confidence.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from isthmus.runtime.membership.phi_accrual import quantile
 
 INTERVAL_FIRST: Final = seconds(1)
 DEVIATION_FIRST: Final = seconds(2)
-"""A newcomer is suspect after 7.2 s and gone after 15.1 s of silence: it may be importing or compiling."""
+"""A new member is suspect after 7.2 s and gone after 15.1 s of silence: it may be importing or compiling."""
 DEVIATION_MIN: Final = milliseconds(500)
-"""Nobody is gone before 3.5 s of silence: a busy interpreter or a paused machine is silent for a second or two."""
+"""No member is gone before 3.5 s of silence: a busy interpreter or a paused machine is silent for a second or two."""
 SILENCE_MAX: Final = seconds(30)
-"""Whatever was learned, a silent member is gone after this: one long silence must not excuse the next."""
+"""A silent member is gone after this, whatever was learned: one long silence must not excuse the next."""
 EXCUSED_MAX: Final = seconds(600)
-"""Nobody's silence is excused for longer: who stopped a process and forgot it must not hold up a run for ever."""
+"""The longest excuse for a silence: a process that was stopped and forgotten must not delay a run for ever."""
 PROGRESS_DEVIATION_MIN: Final = seconds(2)
-"""A host that makes steps all the time is stuck after 14.3 s without one at least. A hang lasts for ever, so some
-seconds more cost little, and a firing that is once in a while long (a page that was swapped out, a file that is
-fetched) costs no life."""
+"""A host that steps all the time is stuck after at least 14.3 s without a step. A hang lasts for ever, so some seconds
+more cost little, and an occasional long firing (a page that was swapped out, a file that is fetched) costs no life."""
 FIRING_MAX: Final = seconds(60)
-"""A firing that lasts longer, while steps go on in other nodes, hangs: what these do beside the steps takes a few."""
+"""A firing that lasts longer, while other nodes step on, hangs: work beside the steps takes a few seconds."""
 PROGRESS_DEVIATION_FIRST: Final = seconds(5)
-"""Its first steps may each compile something: then it has 35 s at least."""
+"""The first steps of a host may each compile something: it has at least 35 s for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +36,9 @@ class MembershipOptions:
     """`slots_max`: role -> number of its slots. LocalProtocolError for values out of range.
 
     `phi_suspect`: 3 is one wrong suspicion in 1,000 intervals, which costs a line in the status. `phi_gone`: a wrong
-    removal costs a restart, and real intervals have longer tails than the normal; 8 is customary, 12 is what is advised
-    for shared machines. `phi_stuck`: the same for steps. `interval_first`, `deviation_first`: what is believed of a
-    newcomer.
+    removal costs a restart, and real intervals have longer tails than the normal distribution; 8 is customary, 12 is
+    recommended for shared machines. `phi_stuck`: the same for steps. `interval_first`, `deviation_first`: the assumed
+    rhythm of a new member.
     """
 
     slots_max: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""How suspicious a silence is, from the intervals that were usual: the phi-accrual failure detector.
+"""Suspicion of a silence, from the usual intervals: the phi-accrual failure detector.
 
 It decides nothing: it turns a threshold into a deadline. After Hayashibara et al., The phi accrual failure detector
 (SRDS 2004): with intervals taken as normal with mean m and deviation s, the suspicion after a silence t is
@@ -19,21 +19,21 @@ from dataclasses import dataclass
 from typing import Final
 
 WEIGHT: Final = 1 / 16
-"""Of a new interval in the averages, which then remember about 2 / WEIGHT - 1 = 31 intervals: eight seconds at four a
-second, long enough for a deviation, short enough to follow a host that begins to compile."""
+"""Weight of a new interval in the averages, which then remember about 2 / WEIGHT - 1 = 31 intervals: eight seconds at
+four a second, long enough for a deviation, short enough to follow a host that begins to compile."""
 FLOOR_PER_MEAN: Final = 0.5
-"""The least deviation, in means: a member whose intervals are regular is late after 1 + z / 2 of them at least."""
+"""The least deviation, in means: a member whose intervals are regular is late after at least 1 + z / 2 of them."""
 
 
 @dataclass(slots=True)
 class Rhythm:
-    """`mean` (ns) and `variance` (ns^2) of the intervals between events that come again and again."""
+    """`mean` (ns) and `variance` (ns^2) of the intervals between recurring events."""
 
     mean: float
     variance: float
 
     def learn(self, interval: float) -> None:
-        """Take in another interval."""
+        """Add an interval to the averages."""
         change = interval - self.mean
         self.mean += WEIGHT * change
         self.variance = (1 - WEIGHT) * (self.variance + WEIGHT * change * change)

@@ -1,14 +1,14 @@
-"""What is known of how a host gets on: the rhythm of its steps, and how much of its own time a step takes.
+"""Progress of a host: the rhythm of its steps, and how much of its own time a step takes.
 
-It measures; who is stuck or slow is the core's to decide, with the two questions that are answered here. All times are
-nanoseconds. Only time in which the host computes counts, so whoever waits for others is neither stuck nor slow:
+It measures; the core decides which members are stuck or slow, by the two measures here. All times are nanoseconds. Only
+time in which the host computes counts, so a host that waits for others is neither stuck nor slow:
 
-- *stalled*: for how long one firing has lasted and no step was made meanwhile. Intervals between steps teach what is
-  usual, as intervals between heartbeats do for silence; they begin anew whenever nothing was firing.
+- *stalled*: how long one firing has lasted without a step meanwhile. Intervals between steps define what is usual, as
+  intervals between heartbeats do for silence; they begin anew whenever nothing was firing.
 - *pace*: the time in which anything was firing, per step, as a ratio of two moving averages, so that it is the same
   whether a heartbeat brings a hundred steps or every tenth brings one. It is compared with the median of the others.
 
-What a host does while its silence is excused, or in a phase other than stepping, teaches nothing.
+Heartbeats while a host's silence is excused, or in a phase other than stepping, are not measured.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.membership.phi_accrual import Rhythm
 
 PACE_WEIGHT: Final = 1 / 8
-"""Of a new sample: the average remembers about four seconds of quick steps."""
+"""Weight of a new sample: the average remembers about four seconds of quick steps."""
 SAMPLES_MIN: Final = 4
 """Heartbeats with progress before a pace means anything."""
 SLOW_RATIO: Final = 3.0
 """A learner is slow if a step takes it so many times as long as the median of the others: the shipped learners on a
 machine with more of them than cores differ by up to 1.6."""
 RECOVERED_RATIO: Final = 2.0
-"""It keeps up again below this."""
+"""Below this ratio it keeps up again."""
 SLOW_AFTER: Final = seconds(5)
-"""For so long it has to differ: one pause of ten seconds leaves the average within two."""
+"""How long the ratio has to hold: one pause of ten seconds leaves the average within two."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """That of one life. `since` is when it made its last step, or could have begun to make one."""
+    """The progress of one incarnation. `since` is when it made its last step, or could have begun to make one."""
 
     since: Instant
     steps: int = 0
@@ -52,16 +52,16 @@ class Progress:
 
     @property
     def pace(self) -> float | None:
-        """Nanoseconds of its own time for a step; None if too few are known."""
+        """Nanoseconds of its own time per step; None with too few samples."""
         return self._busy_mean / self._steps_mean if self._samples >= SAMPLES_MIN else None
 
     def begin(self, steps: int, busy: Duration, now: Instant) -> None:
-        """Count from here: what was before teaches nothing."""
+        """Restart the measurement at this heartbeat."""
         self.steps, self._busy, self.since = steps, busy, now
         self._differs_since = None
 
     def take(self, steps: int, busy: Duration, firing: Duration, now: Instant, deviation_first: float) -> bool:
-        """Take in what a host says while it steps; whether it has made steps since it said so last."""
+        """Add a heartbeat of a stepping host; returns whether it has made steps since the one before."""
         if self._firing_since is None or firing <= self._firing:
             self._firing_since = now
         self._firing = firing
@@ -77,16 +77,16 @@ class Progress:
         return False
 
     def stalled(self, firing: Duration, now: Instant) -> Duration:
-        """For how long it has been in one firing without a step."""
+        """How long it has been in one firing without a step."""
         return Duration(min(now - self.since, firing))
 
     def lasting(self, now: Instant) -> Duration:
-        """For how long the oldest firing has been seen to last, whatever the clock of its host says."""
+        """How long the oldest firing has been seen to last, by this clock, not that of its host."""
         since = now if self._firing_since is None else self._firing_since
         return Duration(min(now - since, self._firing))
 
     def compare(self, others: Sequence[float], now: Instant) -> float | None:
-        """The median pace of `others`, if what is to be thought of this one has changed by it: `is_slow` says what."""
+        """The median pace of `others`, if the comparison changed `is_slow`; else None."""
         pace = self.pace
         if pace is None or not others:
             self._differs_since = None
@@ -104,7 +104,7 @@ class Progress:
         return usual
 
     def _learn(self, steps: int, busy: int, interval: float, deviation_first: float) -> None:
-        if self.rhythm is None:  # With the first step it may have compiled something, which says nothing of its pace.
+        if self.rhythm is None:  # The first step may include a compilation, which is not part of its pace.
             self.rhythm = Rhythm(interval, max(interval, deviation_first) ** 2)
             return
         self.rhythm.learn(interval)

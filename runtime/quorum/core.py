@@ -1,7 +1,7 @@
 """The quorum core: when a round of votes closes, with which votes, and why.
 
 It decides which votes count, when a round closes or is withdrawn, and which timers that needs. It does not know what a
-vote holds, who is alive (membership says so), how long a grace should be, or who opens rounds.
+vote holds, how long a grace should be, or which body opens rounds; membership decides who is live.
 
 Theory of operation. A round is a key (an integer; new rounds have growing keys, and no key is used for a second round)
 with the members of its newest attempt. Everything else is a function of the members, the *live* roster and the votes:
@@ -12,18 +12,18 @@ with the members of its newest attempt. Everything else is a function of the mem
 - else it closes when `grace` has passed since the effective quorum was reached, and, as long as a live `required` voter
   has not voted, not before `opened_at + deadline`. A grace or deadline of None has no end: membership bounds the wait.
 
-`opened_at` is that of the first attempt, so that renewals do not move the deadline. A vote that counted stays, whatever
-becomes of its voter. A vote is *held* while it may be early: its round is not open yet (or withdrawn, and may come back
-with a higher attempt), or is open and its live voter is not a member yet (the renewal is under way on another edge).
-Refused at once it would be missed for good, because nobody votes twice. A held vote is let go when its voter leaves,
-its round closes, or a later round opens before its own: openings arrive in order.
+`opened_at` is that of the first attempt, so that renewals do not move the deadline. A vote that counted stays, even if
+its voter leaves. A vote is *held* while it may be early: its round is not open yet (or withdrawn, and may come back
+with a higher attempt), or is open and its live voter is not a member yet (the renewal is under way on another edge). If
+such a vote were refused at once it would be lost for good, because a voter votes once. A held vote is released when its
+voter leaves, its round closes, or a later round opens before its own: openings arrive in order.
 
 A vote is *kept* if it comes too late for a round of a chain. It moves neither the quorum nor the end of any round; the
 next round of the chain that closes with its voter as a live member counts it, unless the voter has voted there. Of two
 kept votes of one voter in one chain the later round's stays.
 
-Memory is bounded by the constants below. Of rounds that ended, the newest are remembered exactly; any older key
-counts as late.
+Memory is bounded by the constants below. Of ended rounds, the newest are remembered exactly; any older key counts as
+late.
 """
 
 from __future__ import annotations
@@ -62,15 +62,16 @@ from isthmus.runtime.tape.state import Kind
 ROUNDS_MAX: Final = 256
 """Open rounds; a syncer shard has a few in flight (two at the published settings), so more is a bug of the opener."""
 MEMBERS_MAX: Final = 4096
-"""Live voters, and members of a round; far above any number of learners that anybody has published."""
+"""Live voters, and members of a round; far above any published number of learners."""
 ENDED_MAX: Final = 1024
-"""Ended rounds that are remembered: four times ROUNDS_MAX, so that every voter's last rounds are told exactly."""
+"""Ended rounds that are remembered: four times ROUNDS_MAX, so that late votes of every voter's last rounds get their
+exact refusal."""
 
 STATE: Final = Kind(("quorum", "ids"))
 
 
 class _Ended(NamedTuple):
-    """What is remembered of a round."""
+    """The remembered facts of an ended round."""
 
     attempt: int
     has_closed: bool
@@ -95,11 +96,11 @@ class QuorumCore:
         self._counts = dict.fromkeys((*names, *more, *(f"votes refused: {reason}" for reason in REFUSALS)), 0)
 
     def handle(self, event: QuorumEvent, now: Instant) -> list[QuorumCommand]:
-        """What `event` at `now` leads to, in order.
+        """Commands that follow from `event` at time `now`, in order of execution.
 
         Raises LocalProtocolError, with the state as it was, for time that runs backwards, a round that is not new, too
-        many rounds or members, values out of range, a member that joins twice or leaves without being there, and a
-        timer that was never set. A vote never raises: it comes from a peer.
+        many rounds or members, values out of range, a member that joins twice or leaves without being live, and a timer
+        that was never set. A vote never raises: it comes from a peer.
         """
         if now < self._now:
             raise _illegal("handling an event", f"an instant from {self._now} ns on", f"{now} ns", "Fix the clock.")
@@ -248,7 +249,7 @@ class QuorumCore:
         return None if is_near and self._held.has_room(key, self._rounds) else "unknown round"
 
     def _keep(self, event: VoteArrived) -> list[QuorumCommand]:
-        """Keep a late vote of a live voter for the next round of its chain, if there is one, or refuse it."""
+        """Keep a late vote of a live voter for the next round of its chain; refuse it if its round has no chain."""
         ended = self._ended.get(event.key)
         chain = None if ended is None or not ended.has_closed else ended.chain
         if chain is None:
@@ -276,7 +277,7 @@ class QuorumCore:
     # -- the end of a round --------------------------------------------------------------------------------------------
 
     def _settle_rounds_of(self, member: Member, now: Instant) -> list[QuorumCommand]:
-        """Look again at every round of a member that joined or left."""
+        """Re-evaluate every round of a member that joined or left."""
         commands: list[QuorumCommand] = []
         for key in sorted(self._rounds):
             if self._rounds[key].members.get(member.replica) == member.incarnation:
@@ -284,7 +285,7 @@ class QuorumCore:
         return commands
 
     def _settle(self, key: int, now: Instant) -> list[QuorumCommand]:
-        """Close or withdraw a round if its rules say so; else see to its timer."""
+        """Close or withdraw a round if its rules say so; else update its timer."""
         found = self._rounds[key]
         live, missing = found.census(self._live)
         if not live and not found.votes:
@@ -314,8 +315,7 @@ class QuorumCore:
         return [*self._move_timer(found, None), close, *refused, *self._end(key, has_closed=True)]
 
     def _late_votes(self, found: OpenRound) -> tuple[list[QuorumCommand], dict[Replica, Handle]]:
-        """Of the late votes of a closing round's chain: what lets go of those whose voters have voted in it, and those
-        that count in it."""
+        """Late votes of a closing round's chain: refusals where the voter has voted in it, and the votes that count."""
         chain = found.opened.chain
         refused: list[QuorumCommand] = []
         late: dict[Replica, Handle] = {}
@@ -329,7 +329,7 @@ class QuorumCore:
         return refused, late
 
     def _move_timer(self, found: OpenRound, at: Instant | None) -> list[QuorumCommand]:
-        """Let the timer of a round be the one at `at`, or none."""
+        """Move the timer of a round to `at`; None cancels it."""
         if found.timer_at == at:
             return []
         key = found.opened.key
@@ -342,7 +342,7 @@ class QuorumCore:
         return commands
 
     def _end(self, key: int, *, has_closed: bool) -> list[QuorumCommand]:
-        """Forget an open round but for its attempt, and the first of those remembered if there are too many."""
+        """End an open round; remember its attempt, and forget the oldest ended round beyond ENDED_MAX."""
         opened = self._rounds.pop(key).opened
         self._ended[key] = _Ended(opened.attempt, has_closed, opened.chain)
         commands: list[QuorumCommand] = []

@@ -1,7 +1,7 @@
 """Votes that are held because they may be early: their round is not open yet, or their voter is not a member of it yet.
 
-It only has them, and says for how many keys; `core` decides when one is held, counted or let go. A voter has one vote
-a key.
+It stores them, and bounds the number of their keys; `core` decides when one is held, counted or released. A voter has
+one vote per key.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Final
 from isthmus.runtime.ids import Handle, Replica
 
 EARLY_MAX: Final = 64
-"""Keys that are not open and have held votes, and how far above the newest key they may lie: a voter is early by the
-delay of one edge, in which at most the rounds in flight can open."""
+"""Unopened keys with held votes, and how far above the newest key they may lie: a voter is early by the delay of one
+edge, in which at most the rounds in flight can open."""
 
 
 @dataclass(slots=True)
 class EarlyVotes:
-    """Those of one quorum node."""
+    """The early votes of one quorum node."""
 
     _votes: dict[int, dict[Replica, Handle]] = field(default_factory=dict)
 
@@ -31,27 +31,27 @@ class EarlyVotes:
         return sorted(self._votes)
 
     def voters(self, key: int) -> list[Replica]:
-        """Whose votes are held for a round, sorted."""
+        """The voters whose votes are held for a round, sorted."""
         return sorted(self._votes.get(key, ()))
 
     def hold(self, key: int, voter: Replica, handle: Handle) -> None:
         self._votes.setdefault(key, {})[voter] = handle
 
     def take(self, key: int, voter: Replica) -> Handle:
-        """Hold a vote no more; KeyError if there is none."""
+        """Remove and return a held vote; KeyError if there is none."""
         handle = self._votes[key].pop(voter)
         if not self._votes[key]:
             del self._votes[key]
         return handle
 
     def take_all(self, voter: Replica) -> list[tuple[int, Replica, Handle]]:
-        """Hold no vote of a voter any more; those that were, by round."""
+        """Remove and return all held votes of a voter, by round."""
         return [(key, voter, self.take(key, voter)) for key in self.rounds() if voter in self._votes[key]]
 
     def take_round(self, key: int) -> list[tuple[Replica, Handle]]:
-        """Hold no vote for a round any more; those that were, by voter."""
+        """Remove and return all held votes for a round, by voter."""
         return sorted(self._votes.pop(key, {}).items())
 
     def has_room(self, key: int, opened: Container[int]) -> bool:
-        """Whether votes can be held for a key that is not among the open ones."""
+        """Whether votes can be held for a key that is not in `opened`, the open ones."""
         return sum(other not in opened for other in self._votes if other != key) < EARLY_MAX

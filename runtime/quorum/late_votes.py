@@ -1,7 +1,7 @@
 """Votes that came too late for their round, and may count in the next round of its chain.
 
-It decides which late vote of a voter is kept: that of the latest round. It does not decide when a round closes, nor who
-is live; `quorum` does, and asks for what it needs. Memory: one vote for each chain and live voter.
+It decides which late vote of a voter is kept: that of the latest round. `core` decides when a round closes and which
+voters are live, and takes the votes it needs. Memory: one vote for each chain and live voter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LateVote(NamedTuple):
 
 @dataclass(slots=True)
 class LateVotes:
-    """Those of one quorum node."""
+    """The late votes of one quorum node."""
 
     _chains: dict[int, dict[Replica, LateVote]] = field(default_factory=dict)
 
@@ -33,11 +33,11 @@ class LateVotes:
         return sum(map(len, self._chains.values()))
 
     def voters(self, chain: int | None) -> list[Replica]:
-        """Whose votes are kept in a chain, sorted."""
+        """The voters whose votes are kept in a chain, sorted."""
         return sorted(self._chains.get(chain, ())) if chain is not None else []
 
     def keep(self, chain: int, vote: LateVote) -> LateVote | None:
-        """Keep a vote; the one that has to go for it, which may be itself."""
+        """Keep a vote; returns the vote that it displaces, or `vote` itself if a later round's is kept, or None."""
         votes = self._chains.setdefault(chain, {})
         known = votes.get(vote.voter)
         if known is not None and known.key > vote.key:
@@ -46,16 +46,16 @@ class LateVotes:
         return known
 
     def take(self, chain: int, voter: Replica) -> LateVote:
-        """Keep a vote no more; KeyError if there is none."""
+        """Remove and return a kept vote; KeyError if there is none."""
         vote = self._chains[chain].pop(voter)
         if not self._chains[chain]:
             del self._chains[chain]
         return vote
 
     def take_all(self, voter: Replica) -> list[LateVote]:
-        """Keep no vote of a voter any more; those that were, by chain."""
+        """Remove and return all kept votes of a voter, by chain."""
         return [self.take(chain, voter) for chain in sorted(self._chains) if voter in self._chains[chain]]
 
     def everybody(self) -> set[Replica]:
-        """Whose votes are kept in any chain."""
+        """The voters with a kept vote in any chain."""
         return {voter for votes in self._chains.values() for voter in votes}

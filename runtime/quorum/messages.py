@@ -1,6 +1,6 @@
-"""The words of the quorum core: what it is told, what it says, and why a round closed.
+"""Events, commands and decisions of the quorum core.
 
-It decides nothing; `quorum` does. A key is a round's integer, a handle stands for an item that the host holds.
+It decides nothing; `core` does. A key is a round's integer, a handle stands for an item that the host holds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ REFUSALS: Final[tuple[Refusal, ...]] = ("duplicate", "late", "not a member", "no
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Why a round closed when it did: a sentence, its instants, who voted, which live members had not (both sorted)."""
+    """Why a round closed when it did: a sentence and its instants; its voters and the live members without a vote,
+    sorted."""
 
     key: int
     reason: str
@@ -33,11 +34,14 @@ class Decision(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class RoundOpened(Record, frozen=True):
-    """A round, or with a higher attempt its renewal. Only `members` that are live count, from when they are. The live
-    ones of `required` are waited for until `deadline` after the opening; `grace` and `deadline` None have no end.
+    """A round, or with a higher attempt its renewal.
+
+    A member of `members` counts only while it is live. Live members of `required` are awaited until `deadline` after
+    the opening; a `grace` or `deadline` of None has no end.
 
     Rounds of one `chain` follow one another: a vote that comes too late for one counts in the next that closes, unless
-    its voter has cast one for that, too. None: late votes are refused."""
+    its voter has voted there, too. None: late votes are refused.
+    """
 
     key: int
     attempt: int
@@ -51,7 +55,7 @@ class RoundOpened(Record, frozen=True):
 
 
 class VoteArrived(Record, frozen=True):
-    """A vote of one life of a replica."""
+    """A vote of one incarnation of a replica."""
 
     key: int
     voter: Replica
@@ -72,7 +76,7 @@ class MemberLeft(Record, frozen=True):
 
 
 class QuorumTimerFired(Record, frozen=True):
-    """A timer came due. One that was cancelled meanwhile is ignored; an early one is set again."""
+    """A timer fired. One that was cancelled meanwhile is ignored; an early one is set again."""
 
     key: int
     timer: int
@@ -82,7 +86,7 @@ class QuorumTimerFired(Record, frozen=True):
 
 
 class CloseRound(Record, frozen=True):
-    """Fire with these votes, sorted by replica: the order of arrival is not in them."""
+    """Fire with these votes, sorted by replica: the order of arrival does not show."""
 
     key: int
     opening: Handle
@@ -91,7 +95,7 @@ class CloseRound(Record, frozen=True):
 
 
 class WithdrawRound(Record, frozen=True):
-    """Nobody can vote any more, and nobody has: let go of the opening."""
+    """Release the opening of a round without a vote or a live member that could vote."""
 
     key: int
     opening: Handle
@@ -99,7 +103,7 @@ class WithdrawRound(Record, frozen=True):
 
 
 class RefuseVote(Record, frozen=True):
-    """Let go of a vote that does not count."""
+    """Release a vote that does not count."""
 
     handle: Handle
     voter: Replica
@@ -108,7 +112,7 @@ class RefuseVote(Record, frozen=True):
 
 
 class ReplaceOpening(Record, frozen=True):
-    """A renewal was taken: let go of `dropped`, the opening of the attempt before; `opening` is held from now on."""
+    """A renewal was accepted: release `dropped`, the opening of the attempt before; `opening` is held from now on."""
 
     key: int
     dropped: Handle
@@ -116,7 +120,7 @@ class ReplaceOpening(Record, frozen=True):
 
 
 class RefuseOpening(Record, frozen=True):
-    """Let go of an opening that came after its round had closed (a renewal that was under way)."""
+    """Release an opening that came after its round had closed (a renewal that was under way)."""
 
     key: int
     opening: Handle

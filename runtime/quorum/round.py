@@ -1,7 +1,7 @@
 """One open round of votes: its quorum, when it ends, and why it closes.
 
-A function of the round's members, its votes and who is live; it changes nothing and knows no other round. `quorum`
-opens, fills, settles and ends it, and says by what rules.
+A function of the round's members, its votes and the live replicas; it changes nothing and knows no other round. `core`
+opens, fills, settles and ends it, and documents the rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES_MAX: Final = 8
 
 @dataclass(slots=True)
 class OpenRound:
-    """An open round; `opened` is its newest attempt, `members` slot -> incarnation of that, sorted."""
+    """An open round; `opened` is its newest attempt, `members` maps that attempt's replicas to incarnations, sorted."""
 
     opened: RoundOpened
     members: dict[Replica, int]
@@ -36,7 +36,7 @@ class OpenRound:
         return present, tuple(slot for slot in present if slot not in self.votes)
 
     def has_quorum(self, live_count: int) -> bool:
-        """Whether there are as many votes as the effective quorum."""
+        """Whether the votes reach the effective quorum."""
         return len(self.votes) >= max(1, min(self.opened.count_min, live_count))
 
     def end(self, missing: tuple[Replica, ...]) -> Instant | None:
@@ -52,7 +52,7 @@ class OpenRound:
         return None if self.quorum_at is None or grace is None else Instant(self.quorum_at + grace)
 
     def reason(self, live_count: int, missing: tuple[Replica, ...]) -> str:
-        """Why the round closes, where it does."""
+        """Why the round closes, as a sentence; valid only where it does."""
         opened, votes, members = self.opened, len(self.votes), len(self.members)
         if live_count == 0:
             return f"no member is live any more; votes cast before: {votes}"
