@@ -4,8 +4,8 @@ A host has one channel; it sends along edges of its plan to members on other hos
 conformance suite. The contract:
 
 - Queue: every item arrives once, in the order in which it was sent on one (edge, target), or the peer is lost.
-- Latest: `send` returns at once, always. An item that still waits is superseded by a newer one of the same
-  (edge, target, key), which takes its place in the line; a transfer that has begun is finished.
+- Latest: `send` returns at once, always. An item that still waits is superseded by a newer one of the same (edge,
+  target, key), which takes its place in the line; a transfer that has begun is finished.
 - Waiting items go in the order in which their place in the line was taken: no key starves.
 - Per peer at most `window_bytes` are under way, or one item if it is larger; a receiver that pauses stops the rest at
   the sender.
@@ -25,8 +25,11 @@ from isthmus.runtime.scheduler.events import Fields
 
 
 class Parcel(msgspec.Struct, frozen=True, gc=False):
-    """An item on its way: `edge` by its index, `key` of its mailbox, the fields that cores may see, its digest (0 if
-    none was taken), its size, and what it is encoded as, where it leaves its host (None where it has come)."""
+    """An item on its way: `edge` by its index, `key` of its mailbox, its digest and size, and the fields for cores.
+
+    `digest` is 0 if none was taken; `encoded` is its encoding on the host that sends it, None on the one that received
+    it.
+    """
 
     edge: int
     key: int | str | None
@@ -38,8 +41,7 @@ class Parcel(msgspec.Struct, frozen=True, gc=False):
 
 
 class Endpoints(NamedTuple):
-    """Where a host listens, as ZeroMQ endpoints: `tcp://127.0.0.1:4001`; and its machine's public key, where it has
-    keys."""
+    """ZeroMQ endpoints of a host, such as `tcp://127.0.0.1:4001`, and its machine's public key, if it has one."""
 
     control: str
     data: str
@@ -47,10 +49,10 @@ class Endpoints(NamedTuple):
 
 
 class Receiver(Protocol):
-    """What a channel calls on its host's loop."""
+    """The callbacks of a channel, called on its host's loop."""
 
     def item_arrived(self, source: Member, parcel: Parcel) -> None:
-        """An item came from a peer."""
+        """An item arrived from a peer."""
 
     def credit_granted(self, target: Member, edge: int, count: int) -> None:
         """A peer took `count` items of a Queue edge."""
@@ -63,16 +65,16 @@ class Channel(Protocol):
         """Start to deliver to `receiver`."""
 
     def send(self, target: Member, parcel: Parcel, *, replaces: bool) -> None:
-        """Hand over an item; `replaces` on Latest edges."""
+        """Send an item; `replaces` on Latest edges."""
 
     def grant(self, source: Member, edge: int, count: int) -> None:
         """Tell the producer of a Queue edge that `count` items were taken."""
 
     def pause(self) -> None:
-        """Take nothing more from the peers; what is under way waits."""
+        """Take nothing more from the peers; items under way wait."""
 
     def resume(self) -> None:
-        """Take again."""
+        """Take items again after `pause`."""
 
     def close(self) -> None:
         """Leave; items under way are lost."""
@@ -82,21 +84,23 @@ class Channel(Protocol):
 
 
 class Standing(NamedTuple):
-    """Of `peers` that a host is to talk with, those `missing`, with which it has no connection, each with how
-    long ago it was heard on one, 0 if it never was."""
+    """The number of a host's `peers`, and those `missing` a connection.
+
+    Each missing one comes with the time since it was last heard on a connection; 0 if never.
+    """
 
     peers: int
     missing: list[tuple[Member, Duration]]
 
 
 class DiallingChannel(Channel, Protocol):
-    """A channel between processes: it can be bound, and told whom to dial and whom to forget."""
+    """A channel between processes: it can be bound, and its peers are named to it, dialled and forgotten."""
 
     def bind(self, endpoint: str) -> Endpoints:
-        """Accept connections; the result is where."""
+        """Accept connections; returns the endpoints."""
 
     def expect(self, peer: Member) -> None:
-        """Keep what is sent to a peer until it has dialled."""
+        """Keep items for a peer until it has dialled."""
 
     def connect(self, peer: Member, endpoints: Endpoints) -> None:
         """Dial a peer, and keep dialling."""
@@ -108,8 +112,7 @@ class DiallingChannel(Channel, Protocol):
         """A peer is gone for good."""
 
     def standing(self) -> Standing:
-        """Which of the peers that were named to it have no connection at present."""
+        """The named peers without a connection at present."""
 
     def under_way(self) -> list[tuple[Member, int, Instant]]:
-        """Of each peer that has not said that it was given all it was sent: the oldest of that, its size in bytes, and
-        when its transfer began."""
+        """The oldest unacknowledged item of each peer: its size in bytes, and when its transfer began."""

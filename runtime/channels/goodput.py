@@ -1,16 +1,17 @@
-"""What a link carries, learned from the transfers that it has carried; nothing is sent to find out.
+"""Goodput of a link, learned from the transfers that it has carried; there are no probes.
 
-Decides how fast a link is taken to be. Reads no clock: a channel's `watch` says when each transfer began, and when it
+Decides the estimate of a link's rate. Reads no clock: a channel's `watch` reports when each transfer began, and when it
 had arrived, by the clock of its sender.
 
 Theory of operation. Items for one peer arrive one after another, so a transfer that began while another was under way
-has had the link from the arrival of that one. One that found it empty took the way there, and the word of its arrival
-the way back: so long small items take, and the least of the last SMALL_COUNT is taken off. What is left is the time
-that the bytes took. Goodput is the bytes of the last large items by their time: of LARGE_COUNT of them, so that one
-that waited for a busy process says little, but no more than the newest that took SERVED_MAX, so that a link that
-carries much less than before is known by its first or second transfer; and no more than what a transfer that is under
-way can still have, which says it earlier. What else takes time (a process that waits for a core) is in it, too, and
-of small items most of it: so the best of those that found the link free is told beside, which no link exceeds.
+has had the link from the arrival of that one. One that found the link idle includes a round trip: the item's way there,
+and that of its acknowledgement back. Small items take just that, and the least of the last SMALL_COUNT is subtracted.
+What is left is the time that the bytes took. Goodput is the bytes of the last large items divided by their time:
+LARGE_COUNT of them, so that one that waited for a busy process matters little, but no more than the newest that took
+SERVED_MAX, so that a link that has become much slower is noticed with its first or second transfer; and no more than a
+transfer that is under way can still reach, which shows it earlier. Other delays (a process that waits for a core) are
+included, too, and dominate for small items: so the best of those that found the link idle is reported beside, as the
+upper bound.
 """
 
 from __future__ import annotations
@@ -23,29 +24,28 @@ from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.ids import Member, Replica
 
 LARGE_BYTES: Final = 1 << 10
-"""From here on an item says something of the rate: reports of learners, which are smaller, of the way."""
+"""From this size on an item measures the rate; smaller ones, such as reports of learners, measure the round trip."""
 SMALL_COUNT: Final = 32
 LARGE_COUNT: Final = 8
 LARGE_COUNT_MIN: Final = 3
-"""Before so many were seen nothing is said: the first ones may wait for processes that are just beginning."""
+"""Large items before a rate is reported: the first ones may wait for processes that are still starting."""
 SERVED_MAX: Final = 500_000_000
 """Nanoseconds."""
 HEARD_WITHIN: Final = 300_000_000
-"""Nanoseconds after which it is known, beside the way, that an item has arrived: a heartbeat, and a turn of two
-loops."""
+"""Nanoseconds until an arrival is known, beside the round trip: a heartbeat, and a turn of two loops."""
 SERVED_MIN: Final = 10_000
-"""Nanoseconds that a large item is taken to need at least: clocks and loops are no finer."""
+"""Nanoseconds that a large item takes at least: clocks and loops are no finer."""
 
 
 class Rate(NamedTuple):
-    """Bytes a second, 0 where not known: of the last large items together, and the best of them."""
+    """Bytes a second, 0 if unknown: `mean` of the last large items together, and the `best` of them."""
 
     mean: int = 0
     best: int = 0
 
 
 class Goodput:
-    """What one direction of the link to one peer carries, as far as it is known."""
+    """The estimated goodput of one direction of the link to one peer."""
 
     __slots__ = ("_arrived", "_large", "_noted", "_since", "_size", "_small", "_was_free", "rate")
 
@@ -59,14 +59,14 @@ class Goodput:
 
     @property
     def way(self) -> Duration:
-        """How long an item of no size takes, there and back; 0 as long as it is not known."""
+        """Round-trip time of an item without size; 0 until it is known."""
         return Duration(min(self._small, default=0))
 
     def carried(self, size_bytes: int, begun: Instant, arrived: Instant) -> None:
-        """A transfer that began at `begun` has `arrived`; those to one peer come in their order."""
+        """A transfer that began at `begun` has `arrived`; transfers to one peer are reported in order."""
         if arrived < self._arrived:  # A clock that leapt.
             return
-        if arrived == self._arrived and self._noted is not None:  # In one message with the item before it.
+        if arrived == self._arrived and self._noted is not None:  # It came in one message with the item before.
             self._noted.pop()
             size_bytes += self._size
         else:
@@ -83,7 +83,7 @@ class Goodput:
             self.rate = Rate(*(min(known or most, most) for known in self.rate))
 
     def _note(self, size_bytes: int, served: int) -> deque[int] | deque[tuple[int, int, bool]] | None:
-        """Note that so many bytes took so many nanoseconds; among what, None if it says nothing."""
+        """Store a sample of `size_bytes` in `served` nanoseconds; returns the samples it joined, None if unusable."""
         if served <= 0:
             return None
         if size_bytes < LARGE_BYTES:
@@ -99,7 +99,7 @@ class Goodput:
         return self._large
 
     def _measured(self) -> Rate:
-        """That of the newest large items."""
+        """The rate of the newest large items."""
         size_bytes = took = best = 0
         for size, served, was_free in reversed(self._large):
             size_bytes, took = size_bytes + size, took + served
@@ -112,8 +112,7 @@ class Goodput:
 
 
 class Links:
-    """What the links to all others carry; `goodput` by (role, slot), of those of which it is known. A link to a new
-    life is another link."""
+    """Links to all others; `goodput` by (role, slot), where known. A link to a new life is a new link."""
 
     def __init__(self) -> None:
         self.goodput: dict[tuple[str, int], Rate] = {}
@@ -133,8 +132,7 @@ class Links:
         self._tell(replica, link)
 
     def look(self, under_way: Callable[[], Iterable[tuple[Member, int, Instant]]], now: Instant) -> None:
-        """See what is `under_way` to whom, in bytes, since when: on every heartbeat, for on a link that has stalled
-        nothing arrives."""
+        """Include transfers that are `under_way`: on every heartbeat, because nothing arrives on a stalled link."""
         for target, size_bytes, begun in under_way():
             life, link = self._links.get(target.replica, (0, None))
             if link is not None and life == target.incarnation:

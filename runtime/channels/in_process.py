@@ -31,8 +31,11 @@ def no_delay(edge: int, source: Member, target: Member, size_bytes: int) -> Dura
 
 
 class _Lane:
-    """Everything from one host to one other: who waits in line, what is under way (and since when), and what has
-    arrived at a receiver that takes nothing now. All three count in the window but the line."""
+    """Everything from one host to one other.
+
+    The line, what is under way (and since when), and what the receiver holds while it is paused. All but the line count
+    in the window.
+    """
 
     __slots__ = ("arrives_last", "held", "line", "under_way", "window_used")
 
@@ -44,7 +47,7 @@ class _Lane:
         self.window_used = 0
 
     def clear(self) -> int:
-        """Lose everything; the result is how many items that were."""
+        """Drop everything; returns how many items that were."""
         lost = len(self.line) + len(self.under_way) + len(self.held)
         for part in (self.line, self.under_way, self.held):
             part.clear()
@@ -52,7 +55,7 @@ class _Lane:
 
 
 class Network:
-    """The hosts of one process; gives each its channel."""
+    """The hosts of one process; creates the channel of each."""
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class Network:
         self.ends: dict[Member, InprocChannel] = {}
 
     def join(self, member: Member) -> InprocChannel:
-        """The channel of a new member."""
+        """Create the channel of a new member."""
         if member in self.ends:
             raise ValueError(f"{member} has joined already")
         end = InprocChannel(self, member)
@@ -78,7 +81,7 @@ class Network:
 
 
 class InprocChannel:
-    """One host's end."""
+    """One host's end of the network."""
 
     def __init__(self, network: Network, member: Member) -> None:
         self.member = member
@@ -135,7 +138,7 @@ class InprocChannel:
     def statistics(self) -> dict[str, int]:
         """Items and bytes sent and received, items superseded and dropped.
 
-        What was handed to `send` is in the end received by a peer, superseded or dropped; `items_sent` counts the
+        Every item handed to `send` is in the end received by a peer, superseded or dropped; `items_sent` counts the
         transfers that began.
         """
         names = ("items_sent", "items_received", "bytes_sent", "bytes_received", "superseded", "dropped")
@@ -161,7 +164,7 @@ class InprocChannel:
             network.clock.call_at(lane.arrives_last, partial(self._arrive, target, lane))
 
     def _arrive(self, target: Member, lane: _Lane) -> None:
-        """The transfer that began first is over; whichever call of the clock says so, the order is kept."""
+        """End the transfer that began first: this keeps the order, whichever timer fires."""
         if not lane.under_way:
             return  # One of the two ends has left.
         parcel, begun = lane.under_way.popleft()

@@ -1,4 +1,4 @@
-"""What waits for a peer, in turn: a newer item takes the place of the older one of its key, so no key starves."""
+"""The line of items for a peer: a newer item takes the place of the older one of its key, so no key starves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ Entry = TypeVar("Entry")
 
 
 class Line(Generic[Entry]):
-    """What waits. An entry with a place takes over the turn of the one that has the place. `entries` are in the order
-    of their turns; only this class writes them."""
+    """Waiting entries in order. An entry with a place takes over the position of the one that has the place.
+
+    Only this class writes `entries`.
+    """
 
     __slots__ = ("_tickets", "entries")
 
@@ -20,7 +22,7 @@ class Line(Generic[Entry]):
         self._tickets = 0
 
     def put(self, entry: Entry, place: tuple[object, ...] | None) -> Entry | None:
-        """Add an entry at the end, or at its place; the result is what it supersedes."""
+        """Add an entry at the end, or at its place; returns the one that it supersedes."""
         if place is None:
             self._tickets += 1
             self.entries[self._tickets] = entry
@@ -30,7 +32,7 @@ class Line(Generic[Entry]):
         return superseded
 
     def put_back(self, entry: Entry, place: tuple[object, ...] | None) -> bool:
-        """Add an entry in front of all; False, and nothing is added, if a newer one has its place."""
+        """Add an entry at the front; False, and nothing is added, if a newer one has its place."""
         key: object = place
         if place is None:
             self._tickets += 1
@@ -42,7 +44,7 @@ class Line(Generic[Entry]):
         return True
 
     def first(self) -> Entry | None:
-        """Whose turn it is."""
+        """The first entry; None if there is none."""
         for entry in self.entries.values():
             return entry
         return None

@@ -1,5 +1,4 @@
 """The membership core: incarnation, phase and liveness of every member, which members are slow, and why one is gone.
-gone.
 
 It decides which members are admitted, suspected, marked slow, and removed. It does not open connections, choose slots
 or incarnations, restart or kill processes, or decide what a removal means for a round or an edge.

@@ -35,8 +35,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False, tag_field="kind", forbid_un
 
 
 class Silence(Finding, frozen=True, tag="silence"):
-    """A host sent nothing for `silence_ns`; its usual intervals, `usual_ns` +- `deviation_ns`, make the suspicion
-    `phi`.
+    """A host sent nothing for `silence_ns`; usual intervals of `usual_ns` +- `deviation_ns` make the suspicion `phi`.
 
     It had `patience_times` the usual patience; `is_longest`: the silence reached the limit for all members.
     """

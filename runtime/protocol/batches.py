@@ -1,10 +1,10 @@
-"""Data messages: a load of items and pieces made into frames, and frames put together again.
+"""Data messages: frames made of a load of items and pieces, and items reassembled from frames.
 
-Decides nothing but the form: which items go is decided by `lanes`, what is legal when by `session`.
+Decides nothing but the form: `transfers` decides which items go, `session` which message is legal when.
 
 Theory of operation. A batch is a header and raw frames. The header has the records of the items that begin in it; the
 raw frames are pieces, first of the item that was begun before, then of the new ones in turn. Both sides count the items
-of a connection and the pieces of the present item, so a header only has to say where it begins.
+of a connection and the pieces of the present item, so a header only has to state where it begins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isthmus.runtime.protocol.transfers import Inbound, Load, Shipment
 
 
 def shipment(parcel: Parcel, snapshot: int, replaces: bool) -> Shipment:
-    """A parcel made ready for one peer; what it is encoded as may be shared among peers."""
+    """A parcel prepared for one peer; its encoding may be shared among peers."""
     encoded = parcel.encoded
     assert encoded is not None
     envelope = messages.pack_envelope(parcel, snapshot, replaces)
@@ -59,7 +59,7 @@ def frames_of(load: Load, connection: int, now: Instant) -> tuple[list[Any], int
 
 
 class Incoming:
-    """The batches of one connection, put together; `intake` is charged with them."""
+    """Reassembles the batches of one connection; `intake` is charged with them."""
 
     def __init__(self, inbound: Inbound, intake: Intake) -> None:
         self.arrived = 0
@@ -69,7 +69,7 @@ class Incoming:
         self._partial: tuple[Record, Assembly] | None = None
 
     def read(self, body: Bytes, frames: Sequence[Bytes]) -> list[Event]:
-        """What a message completes, in one event; RefusalError if it is not the next one, or has no credit."""
+        """Items that a message completes, in one event; RefusalError if it is not the next one, or has no credit."""
         batch = messages.batch_of(body)
         raw = frames[1:]
         if len(raw) != len(batch.digests) or not (raw or batch.records):
@@ -91,7 +91,7 @@ class Incoming:
     def _assemble(
         self, items: list[tuple[Record, Assembly]], raw: Sequence[Bytes], digests: list[int]
     ) -> deque[tuple[int, Parcel]]:
-        """Give the pieces to the items that want them; (snapshot number, parcel) of each that is now complete."""
+        """Distribute the pieces over the items that want them; (snapshot number, parcel) of each that is complete."""
         parcels: deque[tuple[int, Parcel]] = deque()
         places = []
         used = 0

@@ -1,17 +1,18 @@
 """Credit between two hosts: bytes on a connection, and items on Queue edges.
 
-Decides how much may be under way and what a report of the other side may say. Does not decide what is sent.
+Decides how much may be under way and which reports of the other side are valid. Does not decide what is sent.
 
-Theory of operation. Everything is a total that only grows, so that a report heard twice, late, or after one that was
-lost does no harm. Bytes are counted per connection, by both sides: the sender has at most a *window* under way that the
-receiver has not said to have taken, or one message if it is larger, and the receiver checks that. A message costs its
-own bytes or what its items claim to measure, whichever is more, and at least CHARGE_MIN: libzmq bounds messages, so a
-window must be a number of messages, too. Items are counted per pair of members, over all connections: a consumer tells
-how many it took in all.
+Theory of operation. Every counter is a total that only grows, so a report that arrives twice, late, or after a lost one
+does no harm. Bytes are counted per connection, by both sides: the sender has at most a *window* under way that the
+receiver has not reported as taken, or one message if it is larger, and the receiver checks that. A message costs its
+own bytes or the claimed size of its items, whichever is more, and at least CHARGE_MIN: libzmq bounds messages, so a
+window must be a number of messages, too. Items are counted per pair of members, over all connections: a consumer
+reports how many it took in all.
 
-What was taken is told at once where somebody may wait for it, and otherwise with the next report that goes for another
-reason, at the latest the next heartbeat. Somebody may wait where much was taken, or where what is left of the window
-could be too small for the next message; a window that is smaller than a message therefore knows no delay.
+What was taken is reported at once where the sender may be waiting for it, and otherwise with the next report that goes
+for another reason, at the latest the next heartbeat. The sender may be waiting where much was taken, or where the rest
+of the window could be too small for the next message; a window that is smaller than a message is therefore reported
+without delay.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from typing import Final
 from isthmus.runtime.items.refusal import RefusalError
 
 CHARGE_MIN: Final = 16 << 10
-"""Bytes; what a message of one small item costs the two loops is about the copying of so many."""
+"""Bytes; a message of one small item costs the two loops about as much as copying so many."""
 EDGES_MAX: Final = 1 << 12
 """Edges between one pair of hosts; a program has tens."""
 LARGE_BYTES: Final = 256 << 10
-"""Of a message or an item: to keep it for a heartbeat is memory that its sender wants back, and the report costs less
-than a tenth of what receiving it did."""
+"""Size of a message or an item that is reported at once: its sender wants the memory back, and the report costs less
+than a tenth of receiving it."""
 MESSAGE_BYTES_MAX: Final = 6 << 20
-"""What an honest message costs at most: a chunk, a header, and what is around them when they are relayed."""
+"""The most that an honest message costs: a chunk, a header, and the wrapping when they are relayed."""
 
 
 def charge(message_bytes: int, claims_bytes: int) -> int:
-    """What a message costs of the credit."""
+    """The byte credit that a message costs."""
     return max(message_bytes, claims_bytes, CHARGE_MIN)
 
 
 def claim(size_bytes: int, pieces_bytes: int) -> int:
-    """What an item claims to measure beside its pieces."""
+    """The size that an item claims beyond its pieces."""
     return size_bytes - pieces_bytes if size_bytes > pieces_bytes else 0
 
 
@@ -52,16 +53,16 @@ class Window:
         self._sent, self._taken = held, 0
 
     def may_go(self, cost: int) -> bool:
-        """Whether so much more may be under way. Where nothing is, anything may go, alone."""
+        """Whether `cost` more may be under way. Where nothing is, one message of any size may go."""
         return not self.under_way or self.under_way + cost <= self.size_bytes
 
     def spend(self, cost: int) -> None:
-        """A message was sent."""
+        """Count a sent message."""
         self._sent += cost
         self.under_way += cost
 
     def take(self, total: int) -> None:
-        """The other side has taken `total` so far; RefusalError if that cannot be."""
+        """The other side has taken `total` so far; RefusalError for an impossible total."""
         if not self._taken <= total <= self._sent:
             raise RefusalError("credit", f"{total} bytes taken, {self._taken} before, {self._sent} were sent")
         self._taken = total
@@ -69,7 +70,7 @@ class Window:
 
 
 class Intake:
-    """The receiver's side of the byte credit of one connection. What earlier ones brought and is `held` counts."""
+    """The receiver's side of the byte credit of one connection; `held`, brought by earlier ones, counts."""
 
     __slots__ = ("_announced", "_received", "_taken", "held", "size_bytes")
 
@@ -79,29 +80,29 @@ class Intake:
         self._taken = self._announced = 0
 
     def receive(self, cost: int) -> None:
-        """A message came. RefusalError if there was no credit for it."""
+        """Count a message that arrived. RefusalError if there was no credit for it."""
         under_way = self._received - self._announced
         if under_way and under_way + cost > self.size_bytes:
             raise RefusalError("credit", f"{under_way} bytes are under way, {cost} more of {self.size_bytes}")
         self._received += cost
 
     def take(self, cost: int) -> bool:
-        """A message was taken; whether the sender should hear of it now."""
+        """Count a message as taken; returns whether to report it to the sender now."""
         self._taken += cost
         untold = self._taken - self._announced
         is_short = self._taken == self._received and untold + MESSAGE_BYTES_MAX > self.size_bytes
         return is_short or cost >= LARGE_BYTES or untold >= self.size_bytes // 4
 
     def announce(self) -> int:
-        """The total to tell the sender."""
+        """The total to report to the sender."""
         self._announced = self._taken
         return self._taken
 
 
 class Grants:
-    """Credit in items, as totals per edge: told again they mean the same, so nothing is lost with a connection.
+    """Credit in items, as totals per edge: they are idempotent, so nothing is lost with a connection.
 
-    `given` has all totals of this side, `news` those that the peer was not told yet.
+    `given` has all totals of this side, `news` those that are not reported to the peer yet.
     """
 
     def __init__(self) -> None:
@@ -110,16 +111,16 @@ class Grants:
         self._heard: dict[int, int] = {}
 
     def give(self, edge: int, count: int) -> None:
-        """`count` items of an edge were taken here."""
+        """Count `count` items of an edge that were taken here."""
         self.given[edge] = self.news[edge] = self.given.get(edge, 0) + count
 
     def tell(self) -> dict[int, int]:
-        """The news, which are none any more."""
+        """Return the news and clear them."""
         news, self.news = self.news, {}
         return news
 
     def hear(self, totals: Mapping[int, int]) -> list[tuple[int, int]]:
-        """(edge, count) of what the peer has taken since it last spoke; RefusalError for a total that shrank."""
+        """(edge, count) of what the peer has taken since its last report; RefusalError for a total that shrank."""
         more = [(edge, total - self._heard.get(edge, 0)) for edge, total in totals.items()]
         if any(count < 0 for _, count in more) or len(self._heard.keys() | totals.keys()) > EDGES_MAX:
             raise RefusalError("credit", "totals of item credit that shrink, or of too many edges")

@@ -1,15 +1,15 @@
-"""The messages that hosts exchange, as bytes: what each one holds, and what is accepted of it.
+"""The messages that hosts exchange, as bytes: the fields of each kind, and the limits within which it is accepted.
 
-Decides the form of every message. Does not decide when one is sent or what follows from it: that is `session`.
+Decides the form of every message. `session` decides when one is sent and what follows from it.
 
 Theory of operation. The first frame of every message is *sealed*: magic, protocol version, connection number and an
-xxh3 digest of the rest, in a form that no version will change, so that bytes from elsewhere and from other versions are
-known at once, before anything is decoded. The rest is one msgpack list, its first element the kind. HELLO and WELCOME
-say everything that holds for a whole connection (run, fingerprint, both members with their incarnations); the other
-messages carry the connection's number instead. The digest is against accidents, not against forgers.
+xxh3 digest of the rest, in a form that no version will change, so that foreign bytes and other versions are recognized
+at once, before anything is decoded. The rest is one msgpack list, its first element the kind. HELLO and WELCOME carry
+everything that holds for a whole connection (run, fingerprint, both members with their incarnations); the other
+messages carry the connection's number instead. The digest protects against accidents, not against forgers.
 
-The kind is looked at first, because whether a message may come is asked before what it says. What each kind holds is
-declared as a `Form`, which C code reads.
+The kind is read first, because the session checks whether a message may come before its content is decoded. The fields
+of each kind are declared as a `Form`, which C code reads.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ MAGIC: Final = b"is"
 VERSION: Final = 2
 PREFIX_BYTES: Final = 16
 HEADER_BYTES_MAX: Final = SPEC_BYTES_MAX + (256 << 10)
-"""Of a sealed frame: one item without its large arrays, its fields, and the digests of a message."""
+"""Size of a sealed frame: one item without its large arrays, its fields, and the digests of a message."""
 CONTROL_BYTES_MAX: Final = 256 << 10
-"""Of a control message: HELLO with EDGES_MAX edges, twice."""
+"""Size of a control message: HELLO with EDGES_MAX edges, twice."""
 EDGE_LAST: Final = (1 << 16) - 1
 FRAMES_MAX: Final = 256
 """Raw frames of one message."""
 RECORD_BYTES: Final = 10
-"""Of a record beside its envelope and spec, at most."""
+"""The most that a record adds to its envelope and spec."""
 RECORDS_MAX: Final = 1024
 """Items that begin in one message."""
 AGES_MAX: Final = 256
-"""Items of whose arrival one STATE tells."""
+"""Items whose ages one STATE reports."""
 AGE_LAST: Final = (1 << 32) - 1
-"""Microseconds; an item that arrived longer ago than an hour is said to have arrived then."""
+"""Microseconds; an item that arrived longer ago than an hour is reported with this age."""
 TOKEN_BYTES: Final = 16
 NAME_LENGTH_MAX: Final = 256
 
@@ -63,7 +63,7 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Edge: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=EDGE_LAST)]
 Age: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=AGE_LAST)]
 Digest: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-"""64 bits, as is every integer that msgpack can say."""
+"""64 bits, the range of msgpack's integers."""
 Totals: TypeAlias = Annotated[dict[Edge, Count], msgspec.Meta(max_length=EDGES_MAX)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
 Token: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
@@ -72,8 +72,8 @@ Token: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_len
 class Hello(NamedTuple):
     """The first message of a connection, by the side that dials (HELLO) and then by the other (WELCOME).
 
-    `token` pairs the control with the data socket; `window` is how many bytes the sender takes beyond those that it has
-    said to have taken, and `held` how many it has not taken of earlier connections; `delivered` is the last sequence
+    `token` pairs the control with the data socket; `window` is how many bytes the sender accepts beyond those that it
+    has reported as taken, and `held` how many it has not taken of earlier connections; `delivered` is the last sequence
     number per edge that arrived from the other side, `granted` the item credit per edge given so far.
     """
 
@@ -89,7 +89,7 @@ class Hello(NamedTuple):
 
 
 class Form(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Base of what is read by C code as it is declared here: numbers of fields, types and ranges."""
+    """Base of messages that C code decodes by their declared number of fields, types and ranges."""
 
 
 class Party(Form, frozen=True):
@@ -100,7 +100,7 @@ class Party(Form, frozen=True):
     incarnation: Count
 
     def member(self) -> Member:
-        """Who it is."""
+        """The Member it stands for."""
         return Member(Replica(self.role, self.slot), self.incarnation)
 
 
@@ -127,7 +127,7 @@ class Refusal(Form, frozen=True, tag=REFUSAL):
 
 
 class Relayed(Form, frozen=True):
-    """From whom to whom something is, and, in a RELAY, the sealed message that it is."""
+    """Source and target of a relayed message; a RELAY contains the sealed message itself."""
 
     kind: int
     source: Party
@@ -136,16 +136,17 @@ class Relayed(Form, frozen=True):
 
 
 class Attach(Form, frozen=True, tag=ATTACH):
-    """Whose data socket this is."""
+    """The first message on a data socket: the token of its connection."""
 
     token: Token
 
 
 class State(Form, frozen=True, tag=STATE):
-    """Where the sender of this message is: totals of the connection, so that a later one says all that an earlier one
-    did. `heard` counts control messages, `taken` bytes, `acknowledged` items that the receiver was given; `granted` has
-    the edges whose total has changed. `ages` says of each newly acknowledged item how many microseconds ago that was;
-    of more than AGES_MAX, the last age stands for the rest. It is the heartbeat, too.
+    """Progress of the sender of this message: totals of the connection, so that a later one supersedes an earlier one.
+
+    `heard` counts control messages, `taken` bytes, `acknowledged` items that the receiver was given; `granted` has the
+    edges whose total has changed. `ages` holds for each newly acknowledged item the microseconds since then; of more
+    than AGES_MAX, the last age stands for the rest. It is the heartbeat, too.
     """
 
     heard: Count
@@ -156,8 +157,10 @@ class State(Form, frozen=True, tag=STATE):
 
 
 class Envelope(Form, frozen=True):
-    """What is said of an item beside its sequence number. `replaces` on Latest edges; `size_bytes` as its sender
-    counts."""
+    """Metadata of an item, except its sequence number.
+
+    `replaces` on Latest edges; `size_bytes` as its sender counts.
+    """
 
     edge: Edge
     snapshot: Count
@@ -169,7 +172,7 @@ class Envelope(Form, frozen=True):
 
 
 class Record(Form, frozen=True):
-    """An item that begins in a batch: its place on its edge, its envelope, and its tree, of which `assembly` judges."""
+    """An item that begins in a batch: its number on its edge, its envelope, and its tree, which Assembly checks."""
 
     sequence: Count
     said: Envelope
@@ -177,8 +180,11 @@ class Record(Form, frozen=True):
 
 
 class Batch(Form, frozen=True, tag=BATCH):
-    """Items and pieces of items. `transfer` numbers the first item that the message touches, counting every item of the
-    connection from 0; `piece` says which of that item's pieces comes first; `digests` are those of the raw frames."""
+    """Items and pieces of items.
+
+    `transfer` numbers the first item that the message touches, counting every item of the connection from 0; `piece` is
+    the number of its first piece here; `digests` are those of the raw frames.
+    """
 
     transfer: Count
     piece: Count
@@ -253,7 +259,7 @@ def pack_state(state: State) -> bytes:
 
 
 def pack_refusal(reason: str, story: str) -> bytes:
-    """The body of a REFUSAL, which ends a connection and says why."""
+    """The body of a REFUSAL, which ends a connection and gives the reason."""
     return _pack([REFUSAL, reason[:NAME_LENGTH_MAX], story[:NAME_LENGTH_MAX]])
 
 
@@ -264,12 +270,12 @@ def refusal_of(body: Bytes) -> tuple[str, str]:
 
 
 def pack_relay(kind: int, source: Member, target: Member, inner: bytes = b"") -> bytes:
-    """The body of a RELAY, RELAYED or UNREACHABLE: from whom, to whom, and for RELAY the sealed message inside."""
+    """The body of a RELAY, RELAYED or UNREACHABLE: source, target, and for RELAY the sealed message inside."""
     return _pack([kind, _plain(source), _plain(target), inner])
 
 
 def relay_of(body: Bytes) -> tuple[Member, Member, bytes]:
-    """(source, target, sealed message inside) of what `pack_relay` made; RefusalError if it is not well formed."""
+    """(source, target, sealed message inside) of a `pack_relay` body; RefusalError if it is not well formed."""
     said = _relayed_of(body)
     return said.source.member(), said.target.member(), said.inner
 
@@ -288,7 +294,7 @@ def token_of(body: Bytes) -> bytes:
 
 
 def pack_envelope(parcel: Parcel, snapshot: int, replaces: bool) -> bytes:
-    """What is said of an item beside its sequence number, which it gets when its transfer begins.
+    """The packed metadata of an item; its sequence number is assigned when its transfer begins.
 
     LocalProtocolError for fields that fit into no header.
     """
@@ -301,7 +307,7 @@ def pack_envelope(parcel: Parcel, snapshot: int, replaces: bool) -> bytes:
 
 
 def pack_batch(transfer: int, piece: int, digests: list[int], records: Sequence[Any]) -> bytes:
-    """The body of a BATCH. Of each record its sequence number, and, as `msgspec.Raw`, its envelope and its spec."""
+    """The body of a BATCH. Each record is a sequence number and, as `msgspec.Raw`, an envelope and a spec."""
     return _pack((BATCH, transfer, piece, digests, records))
 
 
@@ -316,7 +322,7 @@ def batch_of(body: Bytes) -> Batch:
 
 
 def _small(tree: Any) -> Any:
-    """A value that has no frames of its own; RefusalError if it has, or if it is not well formed."""
+    """A value without frames of its own; RefusalError if it has any, or is not well formed."""
     assembly = Assembly(tree)
     if assembly.wanted:
         raise RefusalError("message", "a small value was expected, found a large array")

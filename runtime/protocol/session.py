@@ -1,19 +1,19 @@
 """One connection between two hosts, without any I/O: messages in, events out, and what to send next.
 
-Decides which message is legal when, what each one means, and what this side has to say. Does not open sockets, measure
-time, choose whom to dial, or decide when a silent peer is lost.
+Decides which message is legal when, what each one means, and what this side has to send. Does not open sockets, measure
+time, choose peers to dial, or decide when a silent peer is lost.
 
-Theory of operation. The side that dials says HELLO on its control socket and ATTACH on its data socket, the other side
+Theory of operation. The side that dials sends HELLO on its control socket and ATTACH on its data socket, the other side
 WELCOME; the dialler answers with its first STATE, and only then does the other side send data, so that no item arrives
 before the WELCOME that explains it. Then both send STATEs (how much was heard, taken, acknowledged and granted, as
-totals) and batches. A STATE goes at once where somebody may wait for what it says; small items are acknowledged with
-the next one, at the latest the heartbeat, because hearing of them costs as much as sending them did. The STATE then
-says how long ago they came. Which kind is legal in which state is a table. A connection that was used up is never
-revived: the next one has a higher number, and starts from what HELLO and WELCOME say was delivered. Whatever is not
-legal raises `RefusalError`, and the session is over.
+totals) and batches. A STATE goes at once where the other side may wait for it; small items are acknowledged with the
+next one, at the latest the heartbeat, because an acknowledgement costs as much to receive as an item to send. The STATE
+then reports how long ago they came. A table lists which kind is legal in which phase. A connection that was used up is
+never revived: the next one has a higher number, and starts from the deliveries reported in HELLO and WELCOME. Anything
+illegal raises `RefusalError`, and the session is over.
 
 Control messages are bounded like data: at most AHEAD_MAX that the other side has not heard, beside one per heartbeat,
-which is never held back. Nothing is lost by waiting, since totals say all that earlier totals did.
+which is never held back. Waiting loses nothing, since later totals include earlier ones.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from isthmus.runtime.protocol.transfers import Inbound, Outbound
 AHEAD_MAX: Final = 256
 """Control messages that the other side has not heard."""
 WINDOW_BYTES_MAX: Final = 64 << 20
-"""Whatever a peer grants, no more than this is handed to ZeroMQ for it."""
+"""The most that is handed to ZeroMQ for a peer, even if it grants more."""
 FORWARDS_BYTES_MAX: Final = 64 << 20
-"""Of relayed messages that wait for one peer."""
+"""Bytes of relayed messages that wait for one peer."""
 FORWARDS_MAX: Final = 1024
 """Relayed control messages that wait for one peer."""
 
@@ -75,7 +75,7 @@ DATA_KINDS: Final = frozenset({messages.ATTACH, messages.BATCH, messages.RELAYED
 
 
 class Identity(NamedTuple):
-    """Who this host is; peers of another run or fingerprint are refused."""
+    """The identity of this host; peers of another run or fingerprint are refused."""
 
     member: Member
     run: str
@@ -83,7 +83,7 @@ class Identity(NamedTuple):
 
 
 class Pair:
-    """What outlives a connection between two members."""
+    """The state of two members that outlives a connection between them."""
 
     def __init__(self) -> None:
         self.outbound = Outbound()
@@ -95,7 +95,7 @@ class Pair:
 
 
 def read_hello(frame: Bytes, own: Identity) -> tuple[int, Hello]:
-    """(connection number, HELLO) of the first message on a control socket; RefusalError if it is not for us."""
+    """(connection number, HELLO) of the first message on a control socket; RefusalError if it is not for this host."""
     connection, kind, body = messages.unseal(frame, messages.CONTROL_BYTES_MAX)
     if kind != messages.HELLO:
         raise RefusalError("state", f"a connection begins with HELLO, not with a message of kind {kind}")
@@ -105,7 +105,7 @@ def read_hello(frame: Bytes, own: Identity) -> tuple[int, Hello]:
 
 
 def check_hello(hello: Hello, own: Identity) -> None:
-    """RefusalError for a peer of another run or fingerprint, or one that looks for somebody else."""
+    """RefusalError for a peer of another run or fingerprint, or one that looks for another member."""
     if hello.run != own.run:
         raise RefusalError("run", f"{hello.source} is of run {hello.run!r}, this host of {own.run!r}")
     if hello.fingerprint != own.fingerprint:
@@ -160,7 +160,7 @@ class Session:
     def accept(
         cls, own: Identity, hello: Hello, connection: int, pair: Pair, intake: Intake
     ) -> tuple[Session, list[Event]]:
-        """The side that was dialled, with what follows from the HELLO."""
+        """The side that was dialled, with the events that follow from the HELLO."""
         peer, token = hello.source, hello.token
         session = cls(own, peer, pair, phase="greeted", connection=connection, token=token, intake=intake)
         return session, session._open(hello)
@@ -168,7 +168,7 @@ class Session:
     # -- in ------------------------------------------------------------------------------------------------------------
 
     def receive_control(self, frames: Sequence[Bytes]) -> list[Event]:
-        """What a message on the control socket means; RefusalError, and the session is over, if it is not legal."""
+        """Events of a message on the control socket; an illegal one raises RefusalError, and the session is over."""
         try:
             if len(frames) != 1:
                 raise RefusalError("message", f"a control message of {len(frames)} frames")
@@ -187,7 +187,7 @@ class Session:
             raise
 
     def receive_data(self, frames: Sequence[Bytes]) -> list[Event]:
-        """What a message on the data socket means; RefusalError, and the session is over, if it is not legal."""
+        """Events of a message on the data socket; an illegal one raises RefusalError, and the session is over."""
         try:
             if not 1 <= len(frames) <= messages.FRAMES_MAX + 2:
                 reason = "oversized" if frames else "truncated"
@@ -201,12 +201,12 @@ class Session:
             raise
 
     def take(self, cost: int) -> None:
-        """A message that cost so much was taken, of this connection or an earlier one."""
+        """Count a message of this cost as taken, of this connection or an earlier one."""
         if self._intake.take(cost):
             self._owes_state = True
 
     def acknowledge(self, now: Instant, size_bytes: int) -> None:
-        """The next item, of so many bytes, was given to the receiver."""
+        """Count the next item, of `size_bytes`, as given to the receiver."""
         self._acknowledged += 1
         told = len(self._given)
         if told < AGES_MAX:
@@ -215,7 +215,7 @@ class Session:
             self._owes_state = True
 
     def close(self) -> None:
-        """Nothing more is sent or understood."""
+        """End the session: it sends and accepts nothing more."""
         if self.phase != "over":
             self.phase = "over"
             if self._pair.outbound.window is self._window:
@@ -227,13 +227,13 @@ class Session:
     # -- out -----------------------------------------------------------------------------------------------------------
 
     def has_more(self) -> bool:
-        """Whether there may be something to say before the next heartbeat."""
+        """Whether there may be something to send before the next heartbeat."""
         pair = self._pair
         is_owing = self._owes_state or self._owes_hello or self._owes_attach or bool(pair.grants.news)
         return is_owing or bool(self._relays or self._forwards) or pair.outbound.has_more()
 
     def next_control(self, now: Instant, *, is_beat: bool = False) -> bytes | None:
-        """The next message for the control socket, None if there is nothing to say; a heartbeat says where we are."""
+        """The next message for the control socket, None if there is nothing to send; a heartbeat always has a STATE."""
         if self.phase == "over":
             return None
         if self._owes_hello:
@@ -272,18 +272,18 @@ class Session:
         return self._next_batch(now) or self._next_forward()
 
     def refusal(self, reason: str, story: str) -> bytes:
-        """The message that tells the other side why it is refused."""
+        """The message that refuses the other side, with the reason."""
         return messages.seal(self.connection, messages.pack_refusal(reason, story))
 
     def relay(self, kind: int, source: Member, target: Member, inner: bytes = b"") -> bool:
-        """Let a control message that is to be relayed (or cannot be) wait for the peer; False if too many do."""
+        """Queue a relayed control message, or the notice that it failed, for the peer; False if too many wait."""
         if self.phase == "over" or len(self._relays) >= FORWARDS_MAX:
             return False
         self._relays.append(messages.pack_relay(kind, source, target, inner))
         return True
 
     def forward(self, source: Member, target: Member, frames: Sequence[Any]) -> bool:
-        """Let a data message that is to be relayed wait for the peer; False if too much does."""
+        """Queue a relayed data message for the peer; False if too many bytes wait."""
         outer = messages.seal(self.connection, messages.pack_relay(messages.RELAYED, source, target))
         size_bytes = len(outer) + sum(map(len, frames))
         if self.phase == "over" or self._forwards_bytes + size_bytes > FORWARDS_BYTES_MAX:
@@ -301,7 +301,7 @@ class Session:
         return kind, body
 
     def _advance(self, kind: int, *, is_data: bool) -> Phase:
-        """Take the transition; the phase before. RefusalError if there is none."""
+        """Take the transition; returns the phase before. RefusalError if there is none."""
         was = self.phase
         after = TRANSITIONS.get((was, kind))
         if after is None or (kind in DATA_KINDS) != is_data:
@@ -318,7 +318,7 @@ class Session:
         return messages.pack_hello(kind, said)
 
     def _open(self, hello: Hello) -> list[Event]:
-        """Start from what the other side says it had."""
+        """Start from what the other side reports as delivered."""
         self._window = Window(min(hello.window, WINDOW_BYTES_MAX), hello.held)
         credits = self._pair.grants.hear(hello.granted)
         done, superseded = self._pair.outbound.open(self._window, hello.delivered)
@@ -327,7 +327,7 @@ class Session:
         return [*ended, *(CreditHeard(edge, count) for edge, count in credits)]
 
     def _entered(self, events: list[Event]) -> list[Event]:
-        """What was heard, with the news that the connection is live, if that is the phase that has begun."""
+        """The events, after a PeerUp if the connection has just become live."""
         if self.phase != "live":
             return events
         self._owes_state = True

@@ -1,4 +1,4 @@
-"""What a session makes of the messages that it hears: events, for the channel to act on."""
+"""Events that a session derives from incoming messages, for the channel to act on."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class PeerUp(NamedTuple):
 
 
 class CreditHeard(msgspec.Struct, frozen=True, gc=False):
-    """The peer took so many more items of a Queue edge."""
+    """The peer took `more` items of a Queue edge."""
 
     edge: int
     more: int
 
 
 class ShipmentsEnded(msgspec.Struct, frozen=True, gc=False):
-    """These have arrived, `ages` ago (0 where nobody knows); or, where `is_superseded`, they never will."""
+    """These have arrived, `ages` ago (0 where unknown); or, where `is_superseded`, they never will."""
 
     shipments: list[Shipment]
     ages: list[Duration]
@@ -35,10 +35,10 @@ class ShipmentsEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class ParcelsArrived(msgspec.Struct, frozen=True, gc=False):
-    """Items (each with the sender's snapshot number) that came with one message, of which none may come again.
+    """Items (each with the sender's snapshot number) that came with one message; none of them will be sent again.
 
-    Whoever gives them to the receiver takes them out, calls `Session.acknowledge` for each, and `Session.take` with
-    `cost` after all.
+    The channel removes each item that it gives to the receiver, calls `Session.acknowledge` for each, and
+    `Session.take` with `cost` after all.
     """
 
     parcels: deque[tuple[int, Parcel]]
@@ -62,14 +62,14 @@ class FramesHeard(NamedTuple):
 
 
 class UnreachableHeard(NamedTuple):
-    """What `source` sends does not get to `target`."""
+    """Messages of `source` do not reach `target`."""
 
     source: Member
     target: Member
 
 
 class Refused(NamedTuple):
-    """The peer ended the connection and said why."""
+    """The peer ended the connection and gave the reason."""
 
     reason: str
     story: str

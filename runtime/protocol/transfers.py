@@ -1,4 +1,4 @@
-"""What goes from one host to one other: what waits, what is under way, and what has arrived, over all connections.
+"""Items from one host to one other: those that wait, those under way, and those that arrived, over all connections.
 
 Decides the order of items and of their pieces, what a newer item supersedes, how many bytes may be under way, and what
 is sent again on a new connection. Does not know bytes, sockets or time.
@@ -6,8 +6,8 @@ is sent again on a new connection. Does not know bytes, sockets or time.
 Theory of operation. A *line* holds what waits, in the order in which places were taken; a newer item of a Latest edge
 takes the place of the older one of its key, so no key starves. A *shipment* is an item on its way: it waits in the
 line, begins (only then does it get a sequence number), is sent piece by piece without a break, and is kept until the
-other side acknowledges it. On a new connection the other side says what it had, per edge; what it had is done, the rest
-goes back to the front of the line, except what has been superseded meanwhile. Sequence numbers of a Queue edge have no
+other side acknowledges it. On a new connection the other side reports what it had, per edge; those shipments are done,
+the rest go back to the front of the line, except those superseded meanwhile. Sequence numbers of a Queue edge have no
 gaps; those of a Latest edge only grow.
 """
 
@@ -27,9 +27,9 @@ from isthmus.runtime.items.refusal import RefusalError
 from isthmus.runtime.protocol.credit import CHARGE_MIN, EDGES_MAX, Window, claim
 
 HEAD_BYTES_MAX: Final = 64 << 10
-"""Records of one message, beyond the first: copied by libzmq while the loop waits."""
+"""Bytes of the records of one message, beyond the first: libzmq copies them while the loop waits."""
 OVERHEAD_BYTES: Final = 64
-"""Of a message beside its records, pieces, and digests; an upper bound."""
+"""Bytes of a message beside its records, pieces, and digests; an upper bound."""
 PIECE_OVERHEAD_BYTES: Final = 9
 WAITING_MAX: Final = 1 << 18
 """Items for one peer that wait or are kept: four times the largest capacity of a Queue."""
@@ -38,10 +38,10 @@ _NEVER: Final = Instant(0)
 
 
 class Shipment:
-    """An item on its way to one peer: `head_bytes` of its record (or what it claims, if that is more), `sizes` of its
-    pieces, what it claims beside them, its `place` (with the others of its mailbox, or None: behind everything), and
-    `cargo` for whoever packs it.
+    """An item on its way to one peer.
 
+    `head_bytes` of its record (or its `claim`, if that is more), `sizes` of its pieces, its `claim` beyond them, its
+    `place` in the line (shared with the others of its mailbox; None: behind everything), and `cargo` for the packer.
     `sent` counts the pieces sent on the present connection; `begun` is when the first of them was.
     """
 
@@ -58,7 +58,7 @@ class Shipment:
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
-    """What the next message holds. `transfer` and `piece` number the first item and its first piece in it."""
+    """The content of the next message. `transfer` and `piece` number the first item and its first piece in it."""
 
     transfer: int
     piece: int
@@ -67,7 +67,7 @@ class Load(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outbound:
-    """Everything from here to one peer. `acknowledged` counts the items of this connection that the peer was given."""
+    """All shipments to one peer. `acknowledged` counts the items of this connection that the peer was given."""
 
     def __init__(self) -> None:
         self.line: Line[Shipment] = Line()
@@ -80,7 +80,7 @@ class Outbound:
         self._current: Shipment | None = None
 
     def put(self, shipment: Shipment) -> Shipment | None:
-        """Let a shipment wait; the one that it supersedes. LocalProtocolError if far too many wait."""
+        """Queue a shipment; returns the one that it supersedes. LocalProtocolError if far too many wait."""
         if len(self.line.entries) + len(self.kept) >= WAITING_MAX:
             raise LocalProtocolError(
                 f"{WAITING_MAX} items wait for one peer (edge {shipment.parcel.edge}, key {shipment.parcel.key!r}):"
@@ -89,7 +89,7 @@ class Outbound:
         return self.line.put(shipment, shipment.place)
 
     def open(self, window: Window, delivered: Mapping[int, int]) -> tuple[list[Shipment], list[Shipment]]:
-        """A new connection, on which the other side had `delivered`: (what is done, what was superseded)."""
+        """Start a new connection, on which the other side had `delivered`; returns (done, superseded) shipments."""
         done, superseded = [], []
         for shipment in reversed(self.kept):
             if shipment.sequence <= delivered.get(shipment.parcel.edge, 0):
@@ -107,13 +107,13 @@ class Outbound:
         return done[::-1], superseded
 
     def has_more(self) -> bool:
-        """Whether anything waits, or is sent in part."""
+        """Whether anything waits, or is partly sent."""
         return self._current is not None or bool(self.line.entries)
 
     def load(self, raw_bytes_max: int, pieces_max: int, records_max: int) -> Load | None:
-        """What to send now, at most so much: at least one piece or item; None if nothing waits or credit is short.
+        """The next load, within these limits: at least one piece or item; None if nothing waits or credit is short.
 
-        What it returns is under way from now on.
+        The load counts as under way from now on.
         """
         window, current = self.window, self._current
         if window is None or (current is None and not self.line.entries):
@@ -146,7 +146,7 @@ class Outbound:
                 self._begin(self.line.take())
                 begun.append(shipment)
                 head_bytes += shipment.head_bytes
-            # Whether there is room for the first piece was asked with its record.
+            # The check of its record included the first piece.
             while shipment.sent < count and (is_new or fits(0, sizes[shipment.sent])):
                 is_new = False
                 pieces.append((shipment, shipment.sent))
@@ -158,7 +158,7 @@ class Outbound:
         return load if begun or pieces else None
 
     def acknowledge(self, total: int) -> list[Shipment]:
-        """The other side has `total` items of this connection; those that it had not yet. RefusalError if it cannot."""
+        """The other side has `total` items of this connection; returns the new ones. RefusalError for a wrong total."""
         complete = self._begun - (self._current is not None)
         if not self.acknowledged <= total <= complete:
             raise RefusalError(
@@ -169,7 +169,7 @@ class Outbound:
         return done
 
     def close(self) -> int:
-        """The peer has left: forget everything; how many items that were."""
+        """The peer has left: drop everything; returns how many items that were."""
         count = len(self.line) + len(self.kept)
         self.line.clear()
         self.kept.clear()
@@ -188,14 +188,16 @@ class Outbound:
 
 
 class Inbound:
-    """What has arrived from one peer: the last sequence number of each edge."""
+    """The last sequence number of each edge that has arrived from one peer."""
 
     def __init__(self) -> None:
         self.delivered: dict[int, int] = {}
 
     def arrive(self, places: Iterable[tuple[int, int, bool]]) -> None:
-        """Count (edge, sequence, replaces) of items that came together; RefusalError, and none counts, if one is out of
-        order."""
+        """Count (edge, sequence, replaces) of items that came together.
+
+        RefusalError, and none counts, if one is out of order.
+        """
         last: dict[int, int] = {}
         is_known = True
         for edge, sequence, replaces in places:

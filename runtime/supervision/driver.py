@@ -1,8 +1,8 @@
-"""Drives a core of supervision: events go in one at a time, and what the core says is performed in its order.
+"""Drives a core of supervision: feeds it one event at a time, and performs its commands in order.
 
-It decides nothing. Performing may lead to further events at once; they wait until all commands before them are
-performed. Every event and what came of it is on the tape, from which a fresh core says the same again. The shells of
-daemons and the universes of the simulator have the same driver.
+It decides nothing. Performing a command may produce further events at once; they wait until all commands before them
+are performed. Every event and its commands are on the tape, from which a fresh core reproduces the commands. Daemons
+and the simulator use the same driver.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ class Core(Protocol):
     """A state machine: events and the time go in, commands come out."""
 
     def handle(self, event: Any, now: Instant) -> list[Any]:
-        """What an event leads to."""
+        """Commands that follow from `event` at time `now`, in order of execution."""
 
     def saved(self) -> bytes:
-        """What it is between two events."""
+        """Its state between two events."""
 
 
 class Driver:
-    """Of one core. `perform` does what a command says; `now` tells the time; a segment of its tape is full at
-    `segment_bytes`."""
+    """Drives one core. `perform` executes a command; `now` returns the time.
+
+    A segment of its tape is full at `segment_bytes`.
+    """
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class Driver:
         self._is_busy = False
 
     def feed(self, event: HomeEvent | StationEvent) -> None:
-        """Let something happen."""
+        """Handle an event, after those that are being handled."""
         self._waiting.append(event)
         if self._is_busy:
             return
@@ -67,7 +69,7 @@ class Driver:
 
 
 class HomeRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One event of a home, and what its core decided about it."""
+    """One event of a home, and its core's commands."""
 
     at: Instant
     event: HomeEvent
@@ -75,7 +77,7 @@ class HomeRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class StationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One event of a station, and what its core decided about it."""
+    """One event of a station, and its core's commands."""
 
     at: Instant
     event: StationEvent
@@ -83,7 +85,7 @@ class StationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forb
 
 
 def replay(core: Core, records: list[Any]) -> None:
-    """Feed a fresh core with what a tape has; InvariantError if it says anything else."""
+    """Feed a fresh core with the events of a tape; InvariantError if it returns other commands."""
     for record in records:
         said = core.handle(record.event, record.at)
         if said != record.commands:

@@ -1,8 +1,8 @@
-"""What happens to the hosts of a run, as records: how lives end, why they are killed, and what is written down of it.
+"""What happens to the hosts of a run, as records: ends of lives, reasons for killing them, and incidents.
 
-It decides nothing. `events.jsonl` has an incident a line; a status says the last one of each host; a run that failed
-says why with a failure. Sentences about them are made in one place, `programs.results.incident_words`. Durations are
-nanoseconds where the name says so.
+It decides nothing. `events.jsonl` has an incident a line; a status shows the last one of each host; a failed run states
+its reason as a failure. Sentences about them are made in one place, `programs.results.incident_words`. Durations are in
+nanoseconds where the name ends in `_ns`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from isthmus.runtime.membership.messages import Excuse, Finding, LongExcuse, Pac
 
 
 class Unspoken(Finding, frozen=True, tag="unspoken"):
-    """Its process said nothing within `limit_ns` of its start."""
+    """Its process sent no heartbeat within `limit_ns` of its start."""
 
     limit_ns: int
 
@@ -30,8 +30,10 @@ class Hurried(Finding, frozen=True, tag="hurried"):
 
 
 class Unreached(Finding, frozen=True, tag="unreached"):
-    """It spoke to its daemon, and had a data connection with none of its `peers` hosts for `lasted_ns`. It was given
-    `patience_times` the usual patience."""
+    """It sent heartbeats to its daemon, and had a data connection with none of its `peers` hosts for `lasted_ns`.
+
+    It had `patience_times` the usual patience.
+    """
 
     lasted_ns: int
     peers: int
@@ -39,8 +41,10 @@ class Unreached(Finding, frozen=True, tag="unreached"):
 
 
 class Misbehaved(Finding, frozen=True, tag="misbehaved"):
-    """`count` items that it sent to host `by` on `edge` were refused: the first of them at `field` ('' for the whole
-    item), where one was `expected` and another `found`."""
+    """Host `by` refused `count` items that it sent on `edge`.
+
+    The first was wrong at `field` ('' for the whole item): `expected` and `found` describe the difference.
+    """
 
     by: str
     edge: str
@@ -51,14 +55,13 @@ class Misbehaved(Finding, frozen=True, tag="misbehaved"):
 
 
 class Bereft(Finding, frozen=True, tag="bereft"):
-    """Process `of` of the island that it is part of has ended, or could not be had: its processes live and end
-    together."""
+    """Process `of` of its island ended or could not be started: the processes of an island live and end together."""
 
     of: str
 
 
 class Undermanned(Finding, frozen=True, tag="undermanned"):
-    """Of its island `found` processes are there, and it needs `least`: it begins again whole."""
+    """Its island has `found` processes left and needs `least`: the whole island starts again."""
 
     found: int
     least: int
@@ -71,8 +74,10 @@ Verdict: TypeAlias = Silence | LongExcuse | Stall | Unspoken | Hurried | Unreach
 
 
 class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """An exception of a type named `exception` ('' where there was none), with its `message` in one line, raised in a
-    node at this line of a file ('' and 0 where that is not known)."""
+    """An exception of type `exception` ('' where there was none) in a node, at a line of a file.
+
+    `message` is one line; `file` and `line` are '' and 0 where the place is not known.
+    """
 
     node: str
     exception: str
@@ -82,14 +87,16 @@ class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
     @property
     def mistake(self) -> tuple[str, ...]:
-        """Equal in two that are the same mistake: of one type, at one line. Messages differ, as by the slot that is in
-        them; they count where no line is known."""
+        """Equal for two occurrences of one mistake: the same type at the same line.
+
+        Messages differ, for example by the slot in them; they count where no line is known.
+        """
         where = (self.file, str(self.line)) if self.file else (self.node, self.message)
         return (self.exception, *where)
 
 
 def raised_of(told: Any) -> Raised:
-    """What these fields stand for; ValueError if they stand for none."""
+    """The Raised decoded from plain data; ValueError if it is not one."""
     try:
         return msgspec.convert(told, Raised)
     except msgspec.ValidationError as error:
@@ -100,14 +107,14 @@ def raised_of(told: Any) -> Raised:
 
 
 class Exited(Finding, frozen=True, tag="exited"):
-    """Its process ended, with `status`, or by `signal` ('SIGKILL'); with neither where nobody can know."""
+    """Its process ended, with `status`, or by `signal` ('SIGKILL'); neither where the status is unknowable."""
 
     status: int | None = None
     signal: str = ""
 
 
 class Unseen(Finding, frozen=True, tag="unseen"):
-    """It ended while nobody looked."""
+    """It ended while no daemon watched it."""
 
 
 class NotStarted(Finding, frozen=True, tag="not-started"):
@@ -117,14 +124,14 @@ class NotStarted(Finding, frozen=True, tag="not-started"):
 
 
 class MachineLost(Finding, frozen=True, tag="machine-lost"):
-    """Its machine was not heard of for too long (`silence_ns`, 0 where that is not what counted)."""
+    """Its machine was silent for too long (`silence_ns`, 0 where silence was not the cause)."""
 
     machine: str
     silence_ns: int
 
 
 class MachineTaken(Finding, frozen=True, tag="machine-taken"):
-    """Its machine takes part no more."""
+    """Its machine no longer takes part in the run."""
 
     machine: str
     how: Literal["left", "expelled"]
@@ -137,13 +144,13 @@ End: TypeAlias = Exited | Unseen | NotStarted | MachineLost | MachineTaken
 
 
 class Suspected(Finding, frozen=True, tag="suspected"):
-    """It is silent; without `silence`, what excused its silence does so no more."""
+    """It is silent; without `silence`, the excuse for its silence has ended."""
 
     silence: Silence | None = None
 
 
 class Excused(Finding, frozen=True, tag="excused"):
-    """It has been silent for `silence_ns` and is not to blame: its process `pid` is stopped, or its machine unheard."""
+    """It has been silent for `silence_ns`, with an excuse: its process `pid` is stopped, or its machine unheard."""
 
     excuse: Excuse
     silence_ns: int
@@ -152,13 +159,13 @@ class Excused(Finding, frozen=True, tag="excused"):
 
 
 class HeardAgain(Finding, frozen=True, tag="heard-again"):
-    """It speaks again."""
+    """It sent a heartbeat again."""
 
     silence_ns: int
 
 
 class CutOff(Finding, frozen=True, tag="cut-off"):
-    """It speaks to its daemon, and has a data connection with none of the `peers` hosts that it is to talk with."""
+    """It sends heartbeats to its daemon, and has a data connection with none of its `peers` hosts."""
 
     peers: int
 
@@ -176,8 +183,7 @@ class Slow(Finding, frozen=True, tag="slow"):
 
 
 class Starved(Finding, frozen=True, tag="starved"):
-    """Its node waits most of the time for what the node `source` makes: `made_ns` for each item, beside which
-    everything else in a step takes `rest_ns`."""
+    """Its node waits most of the time for node `source`: `made_ns` for each item, `rest_ns` for the rest of a step."""
 
     node: str
     source: str
@@ -192,7 +198,7 @@ class KeepsUp(Finding, frozen=True, tag="keeps-up"):
 
 
 class BodyFailed(Finding, frozen=True, tag="failed"):
-    """A body of it raised; its process ends."""
+    """One of its bodies raised; its process ends."""
 
     error: Raised
 
@@ -204,7 +210,7 @@ class Condemned(Finding, frozen=True, tag="condemned"):
 
 
 class Ended(Finding, frozen=True, tag="ended"):
-    """This life is over: why it was killed, if it was, and the error that it told of, if any."""
+    """This life is over: why it was killed, if it was, and the error that it reported, if any."""
 
     end: End
     verdict: Verdict | None = None
@@ -226,20 +232,20 @@ class Joined(Finding, frozen=True, tag="joined"):
 
 
 class GivenUp(Finding, frozen=True, tag="given-up"):
-    """No next life is tried: `lives` of it have ended before they came to anything, this one last."""
+    """Its replica gets no next life: `lives` in a row ended before they served, this one last."""
 
     lives: int
     last: Ended
 
 
 class Delayed(Finding, frozen=True, tag="delayed"):
-    """Its next life cannot begin yet, and is tried again: the disk does not take its number."""
+    """Its next life cannot begin yet, because the disk does not accept its number; this is retried."""
 
     error: str
 
 
 class Refused(Finding, frozen=True, tag="refused"):
-    """It is no member of the run."""
+    """It is not admitted to the run."""
 
     refusal: Refusal
 
@@ -251,7 +257,7 @@ class ItemRefused(Finding, frozen=True, tag="item-refused"):
 
 
 class ProcessLost(Finding, frozen=True, tag="process-lost"):
-    """A `process` of its island is gone, or silent: it goes on with `processes` of the `whole`."""
+    """A `process` of its island is gone, or silent: the island continues with `processes` of the `whole`."""
 
     process: str
     processes: int
@@ -259,7 +265,7 @@ class ProcessLost(Finding, frozen=True, tag="process-lost"):
 
 
 class ProcessMissing(Finding, frozen=True, tag="process-missing"):
-    """A `process` of its island did not come within `waited_ns`: it begins with `processes` of the `whole`."""
+    """A `process` of its island did not start within `waited_ns`: the island begins with `processes` of the `whole`."""
 
     process: str
     waited_ns: int
@@ -268,7 +274,7 @@ class ProcessMissing(Finding, frozen=True, tag="process-missing"):
 
 
 class ProcessBack(Finding, frozen=True, tag="process-back"):
-    """A `process` of its island is there again: it goes on with `processes` of the `whole`."""
+    """A `process` of its island is back: the island continues with `processes` of the `whole`."""
 
     process: str
     processes: int
@@ -276,8 +282,7 @@ class ProcessBack(Finding, frozen=True, tag="process-back"):
 
 
 class Reformed(Finding, frozen=True, tag="reformed"):
-    """Its island trains again, with `processes` of the `whole`: nothing was computed for `stall_ns`, and `again` steps
-    were made once more."""
+    """Its island trains again, with `processes` of the `whole`: stalled for `stall_ns`, and `again` steps repeated."""
 
     processes: int
     whole: int
@@ -286,13 +291,13 @@ class Reformed(Finding, frozen=True, tag="reformed"):
 
 
 class NumbersLost(Finding, frozen=True, tag="numbers-lost"):
-    """The daemon's ledger was lost or torn: numbers of lives go on from `next_number`, which none can have had."""
+    """The daemon's ledger was lost or torn: lives are numbered from `next_number`, above any number ever given."""
 
     next_number: int
 
 
 class HomeTaken(Finding, frozen=True, tag="home-taken"):
-    """A machine has become the home of the run, in that term, in place of the `former` one, which was lost."""
+    """Another machine became the home of the run, in `term`, in place of the `former` one, which was lost."""
 
     home: str
     term: int
@@ -300,7 +305,7 @@ class HomeTaken(Finding, frozen=True, tag="home-taken"):
 
 
 class Superseded(Finding, frozen=True, tag="superseded"):
-    """The run has another home by now, in a later term than that in which this was its home: the hosts here end."""
+    """The run has another home, in a later `term` than `was_term`, in which this was its home: the hosts here end."""
 
     home: str
     term: int
@@ -308,7 +313,7 @@ class Superseded(Finding, frozen=True, tag="superseded"):
 
 
 class LedgerRemoved(Finding, frozen=True, tag="ledger-removed"):
-    """The daemon's ledger was deleted while it was in use, and was written anew: no number is lost."""
+    """The daemon's ledger was deleted while in use, and was rewritten: no number is lost."""
 
 
 Incident: TypeAlias = (
@@ -345,13 +350,13 @@ Incident: TypeAlias = (
 
 
 class RecorderFailed(Finding, frozen=True, tag="recorder-failed"):
-    """The recorder says so: what it had to write could not be written, say."""
+    """The recorder reported an error, for example one of writing its files."""
 
     error: str
 
 
 class Hopeless(Finding, frozen=True, tag="hopeless"):
-    """A replica that the run cannot do without ended again and again."""
+    """A required replica ended again and again."""
 
     host: str
     lives: int
@@ -359,23 +364,27 @@ class Hopeless(Finding, frozen=True, tag="hopeless"):
 
 
 class ProgramFailed(Finding, frozen=True, tag="program-failed"):
-    """Every learner ended by the same error, one of them `lives` times in a row: it is the program's, or the task's,
-    and would be met again."""
+    """Every learner ended by the same error, one of them `lives` times in a row.
+
+    The fault is the program's or the task's, and would recur.
+    """
 
     error: Raised
     lives: int
 
 
 class Homeless(Finding, frozen=True, tag="homeless"):
-    """A replica has no machine any more."""
+    """No machine is left for a replica."""
 
     host: str
     last: Ended
 
 
 class Unserved(Finding, frozen=True, tag="unserved"):
-    """A replica that the run cannot do without served nobody for `lasted_ns`: no life of it began, or none reached the
-    hosts that it is to talk with. `why` is what happened to it last."""
+    """A required replica served no host for `lasted_ns`: no life of it began, or none reached its peers.
+
+    `why` is its last incident.
+    """
 
     host: str
     lasted_ns: int
@@ -383,7 +392,7 @@ class Unserved(Finding, frozen=True, tag="unserved"):
 
 
 class Moved(Finding, frozen=True, tag="moved"):
-    """The run goes on under another `home`, in that `term`; this was its home until `was_term`. It failed here only."""
+    """The run goes on under another `home`, in `term`; this was its home until `was_term`. It failed only here."""
 
     home: str
     term: int
@@ -391,7 +400,7 @@ class Moved(Finding, frozen=True, tag="moved"):
 
 
 class Ordered(Finding, frozen=True, tag="ordered"):
-    """Somebody had it ended, or could not do what it needs, and says why."""
+    """The run was ended on request, or for the lack of something that it needs; `reason` names it."""
 
     reason: str
 
@@ -403,7 +412,7 @@ Failure: TypeAlias = RecorderFailed | Hopeless | ProgramFailed | Homeless | Unse
 
 
 class Happened(msgspec.Struct, frozen=True, gc=False):
-    """An incident, when and to whom it happened."""
+    """An incident, with its instant and its member."""
 
     at: Instant
     member: Member
@@ -421,7 +430,7 @@ def as_line(happened: Happened) -> dict[str, Any]:
 
 
 def of_line(line: Mapping[str, Any]) -> Happened:
-    """What a line says; ValueError if it is none."""
+    """The incident of a line; ValueError if it is not a line of `events.jsonl`."""
     at, host, incarnation = (line.get(name) for name in _ENVELOPE)
     if not (isinstance(at, int) and isinstance(host, str) and isinstance(incarnation, int)):
         raise ValueError(f"not a line of events.jsonl: expected {', '.join(_ENVELOPE)}, found {dict(line)!r}")
@@ -430,7 +439,7 @@ def of_line(line: Mapping[str, Any]) -> Happened:
 
 
 def starved_of(told: Any) -> Starved | None:
-    """What these fields stand for, if there are any; ValueError if they stand for nothing."""
+    """The Starved decoded from plain data, or None of None; ValueError if it is not one."""
     if told is None:
         return None
     try:
@@ -440,7 +449,7 @@ def starved_of(told: Any) -> Starved | None:
 
 
 def incident_of(told: Mapping[str, Any]) -> Incident:
-    """The incident that these fields stand for; ValueError if they stand for none."""
+    """The incident decoded from plain data; ValueError if it is not one."""
     try:
         incident: Incident = msgspec.convert(told, Incident)
     except msgspec.ValidationError as error:

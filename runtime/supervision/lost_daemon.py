@@ -1,7 +1,7 @@
 """A host and the daemon of its machine: when it looks for another daemon, and when it ends because there is none.
 
-It decides just that. What a beat is late by, this process slept itself (somebody stopped it): what was said meanwhile
-may lie unread. A daemon that is silent but lives is no reason to end.
+It decides just that. If a beat is late, this process was suspended for that long, and messages of the daemon may lie
+unread: that time does not count as silence. A daemon that is silent but alive is no reason to end.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from typing import Final
 
 SEARCH_SECONDS: Final = 2.0
-"""Without a word from the daemon for so long, look whether another has taken over."""
+"""After this long without a message from the daemon, look whether another has taken over."""
 ORPHAN_SECONDS: Final = 60.0
-"""Without any daemon that lives for so long, end: nobody would ever end this process."""
+"""After this long without a live daemon, end: no other process would ever end this one."""
 
 
 class Silence:
-    """For how long a daemon has said nothing that this process could have heard; all in seconds of one clock."""
+    """How long a daemon has sent nothing that this process could have received; all in seconds of one clock."""
 
     def __init__(self, now: float, period: float) -> None:
         self._period, self._heard_at, self._due = period, now, now + period
 
     def heard(self, now: float) -> None:
-        """The daemon spoke."""
+        """A message of the daemon arrived."""
         self._heard_at = now
 
     def beat(self, now: float) -> float:
@@ -32,10 +32,10 @@ class Silence:
 
 
 def is_searching(silence: float) -> bool:
-    """Whether a host that has heard nothing for so long looks for another daemon."""
+    """Whether a host looks for another daemon after this much silence."""
     return silence > SEARCH_SECONDS
 
 
 def is_orphan(silence: float, *, has_daemon: bool) -> bool:
-    """Whether a host that has heard nothing for so long ends, where the process of a daemon is there, or none."""
+    """Whether a host ends after this much silence, given whether the process of a daemon exists."""
     return silence > ORPHAN_SECONDS and not has_daemon

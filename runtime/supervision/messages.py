@@ -1,8 +1,8 @@
-"""What is said between a run's home, the stations of its machines, and the hosts on them.
+"""Messages between a run's home, the stations of its machines, and the hosts on them.
 
-It decides nothing. Orders and reports say everything that is so, each time: one that is lost costs half a second, and
-a new daemon at either end needs nothing but what it hears. Orders are numbered, because a link that is dialled anew may
-bring what was sent before behind what was sent after.
+It decides nothing. Orders and reports carry the complete state each time: a lost one costs half a second, and a new
+daemon at either end needs nothing but the next message. Orders are numbered, because a re-dialled link may deliver
+earlier messages after later ones.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from isthmus.runtime.membership.messages import Phase
 from isthmus.runtime.supervision.incidents import End, Raised, Starved
 
 HEARTBEAT_SECONDS: Final = 0.25
-"""How often a host says what it is."""
+"""The interval of a host's heartbeats."""
 
 COUNT_MAX: Final = 1 << 62
-"""Of CPU seconds, bytes, steps and heartbeats: more than any host comes to, and sums of it fit everywhere."""
+"""Limit of CPU seconds, bytes, steps and heartbeats: more than any host reaches, and sums of it fit everywhere."""
 
 Row: TypeAlias = tuple[str, int, tuple[str, ...], str]
-"""Of a roster: (replica, incarnation, endpoints, machine) of a live member."""
+"""A row of a roster: (replica, incarnation, endpoints, machine) of a live member."""
 
 
 class Part(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Base of what messages are made of: compared and stored by value."""
+    """Base of the parts of messages: compared and stored by value."""
 
 
 class Form(Part, frozen=True):
-    """Which processes of an elastic island train together from now on, the leader first; numbers go upwards."""
+    """The processes of an elastic island that train together from now on, the leader first; numbers count up."""
 
     leader: Replica
     number: int
@@ -42,9 +42,11 @@ class Form(Part, frozen=True):
 
 
 class Formed(Part, frozen=True):
-    """What the leader of an elastic island says of the form in which it trains, by its `number`, 0 for none, and how
-    many `processes` that has: before it nothing was computed for `stall_ns`, and `again` steps were made once more.
-    `broken` is the number of a form of which nothing comes."""
+    """The form in which an elastic island trains, as its leader reports it: `number` (0 for none) and `processes`.
+
+    Before it nothing was computed for `stall_ns`, and `again` steps were repeated. `broken` is the number of a form
+    that has failed.
+    """
 
     number: int = 0
     processes: int = 0
@@ -54,21 +56,23 @@ class Formed(Part, frozen=True):
 
 
 MISSING_MAX: Final = 64
-"""Hosts that a heartbeat names; how many there are, it says in any case."""
+"""The most hosts that a heartbeat names; their number is reported in any case."""
 
 
 class Missing(Part, frozen=True):
-    """A host that another one has no data connection with, and heard `silence` ago on one; 0 if it never did."""
+    """A host without a data connection to the reporting one, last heard on one `silence` ago; 0 if never."""
 
     member: Member
     silence: Duration = Duration(0)
 
 
 class Said(Part, frozen=True):
-    """What a host says of itself: `steps`, `busy`, `firing` and `node` as in HeartbeatArrived; `starved` while its data
-    are too slow for it. Of the `peers` hosts that it is to talk with it has no data connection with `unreached`, of
-    which `missing` are the first. `refusals` are the items that it has refused, a record for each sender and edge.
-    `formed` is what the leader of an elastic island says of it."""
+    """The state that a host reports: `steps`, `busy`, `firing` and `node` as in HeartbeatArrived.
+
+    `starved`: its data arrive too slowly. Of its `peers` hosts it has no data connection with `unreached`, of which
+    `missing` are the first. `refusals` are the items that it has refused, a record for each sender and edge. `formed`
+    is set by the leader of an elastic island.
+    """
 
     phase: Phase = "starting"
     endpoints: tuple[str, ...] = ()
@@ -87,21 +91,20 @@ class Said(Part, frozen=True):
 
 
 class Over(Part, frozen=True):
-    """A recorder says that everything final is there, or which error it met; `is_stopped`: the program asked for the
-    end."""
+    """The end of a recorder: all files are final, or it met an `error`; `is_stopped`: the program requested the end."""
 
     error: str | None = None
     is_stopped: bool = False
 
     @classmethod
     def of(cls, shown: Mapping[str, Any]) -> Over:
-        """What the status of a recorder says of the end."""
+        """The Over in the status of a recorder."""
         error = shown.get("error")
         return cls(None if error is None else str(error), shown.get("stop_reason") is not None)
 
 
 class Seen(Part, frozen=True):
-    """A life whose process is there, and was heard `beats` times. `error` is what it told of its failure."""
+    """A life with a running process, of which `beats` heartbeats arrived. `error` is the failure that it reported."""
 
     member: Member
     pid: int
@@ -113,7 +116,7 @@ class Seen(Part, frozen=True):
 
 
 class Gone(Part, frozen=True):
-    """A life that has ended, with what it had used."""
+    """A life that has ended, with its CPU time and bytes sent."""
 
     member: Member
     end: End
@@ -123,8 +126,10 @@ class Gone(Part, frozen=True):
 
 
 class Stamp(Part, frozen=True, order=True):
-    """The place of orders among all that were ever given: the `number`-th of the `epoch`-th daemon of the home in that
-    `term`. A run has one home in each term; another machine that becomes its home begins the next one."""
+    """The position of orders in their sequence: the `number`-th of the `epoch`-th daemon of the home in `term`.
+
+    A run has one home in each term; another machine that becomes its home begins the next term.
+    """
 
     term: int = 1
     epoch: int = 0
@@ -132,8 +137,11 @@ class Stamp(Part, frozen=True, order=True):
 
 
 class Report(Part, frozen=True):
-    """What a station knows: `lives`, some or all; every life that has `ended` and is still asked for; of each replica
-    the `newest` life that was ever begun there; and which orders it has `obeyed` last."""
+    """The state of a station.
+
+    Some or all `lives`; every `ended` life that is still wanted; the `newest` life of each replica that was ever begun
+    there; the stamp of the orders it has `obeyed` last.
+    """
 
     lives: tuple[Seen, ...] = ()
     ended: tuple[Gone, ...] = ()
@@ -142,9 +150,11 @@ class Report(Part, frozen=True):
 
 
 class Wanted(Part, frozen=True):
-    """A life that is asked for: to be, or, where it `is_condemned`, to be killed. The one thing wanted of both is to
-    hear of their end. Only one that `is_new` is begun: the home's present daemon gave it its number, and no station has
-    reported it. Of any other nobody knows whether it was begun, and where."""
+    """A life that the home wants running or, where it `is_condemned`, killed; it awaits the report of the end of both.
+
+    Only one that `is_new` is begun: the home's present daemon gave it its number, and no station has reported it.
+    Whether and where any other was begun is unknown.
+    """
 
     member: Member
     is_condemned: bool = False
@@ -152,10 +162,12 @@ class Wanted(Part, frozen=True):
 
 
 class Orders(Part, frozen=True):
-    """What a machine is to have: lives, and nothing else. `roster` is what all hosts are to know (None: what they know
-    already), `machines` those that take part. `is_over`: the run needs nothing here any more. Orders whose `stamp` is
-    not newer than that of others before are not obeyed. `home` is the machine that gives them, `forms` are those of
-    the elastic islands."""
+    """The lives that a machine should have; it ends all others.
+
+    `roster` is for all hosts (None: unchanged), `machines` are those that take part. `is_over`: the run needs nothing
+    here any more. Orders whose `stamp` is not newer than that of earlier ones are ignored. `home` is the machine that
+    gives them, `forms` are those of the elastic islands.
+    """
 
     wanted: tuple[Wanted, ...] = ()
     roster: tuple[Row, ...] | None = None
@@ -169,7 +181,7 @@ class Orders(Part, frozen=True):
 
 
 def report_of(told: Any) -> Report:
-    """The report that some data stand for; ValueError if they stand for none, or count what cannot be counted."""
+    """The report decoded from plain data; ValueError if it is not one, or has counts out of range."""
     report: Report = _converted(told, Report)
     used = [(each.said.cpu_seconds, each.said.bytes_sent, each.said.steps, each.beats) for each in report.lives]
     used += [(each.cpu_seconds, each.bytes_sent, 0, 0) for each in report.ended]
@@ -179,7 +191,7 @@ def report_of(told: Any) -> Report:
 
 
 def orders_of(told: Any) -> Orders:
-    """The orders that some data stand for; ValueError if they stand for none."""
+    """The orders decoded from plain data; ValueError if they are not valid."""
     orders: Orders = _converted(told, Orders)
     return orders
 

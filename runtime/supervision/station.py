@@ -1,23 +1,25 @@
 """The core of a station: the processes of one run on one machine, as the run's home orders them.
 
-It decides which process is started, killed, adopted or dismissed here, and what is reported. It does not decide which
-lives are to be, nor when the next one of a replica begins: that is `home`.
+It decides which process is started, killed, adopted or dismissed here, and what is reported. `home` decides which lives
+a run has, and when the next one of a replica begins.
 
-Theory of operation. Orders say which lives are wanted. What lives and is not wanted is killed; what is wanted, is new,
-and was never begun is begun: first its number is noted, then its process started, then the process noted. So a daemon
-that dies between any two of these leaves nothing that the next one could mistake: a number that was noted is never
-begun again, whether or not it became a process, and a process that was not noted is dismissed when it speaks. How a
-life ended is reported again and again, until the home no longer asks for it.
+Theory of operation. Orders list the lives that are wanted. A running life that is not wanted is killed; a wanted one
+that is new and was never begun is begun: first its number is recorded in the ledger, then its process is started, then
+the process is recorded. A daemon that dies between any two of these steps leaves nothing that its successor could
+misread: a recorded number is never begun again, whether or not it became a process, and an unrecorded process is
+dismissed when it sends a heartbeat. The end of a life is reported again and again, until the home no longer asks for
+it.
 
-Hosts speak for the life that they are. One that speaks for another is told to end. After a ledger was lost nobody knows
-which lives are there: for UNSURE_BEATS, and until there were orders, hosts that speak are adopted by what they say, and
-nothing is begun. Then whatever was wanted so far counts as begun, and is noted, before the ledger is relied upon again.
+A host names its own life in each heartbeat. If that is not the present life of its replica, the station dismisses it.
+After a ledger was lost the station does not know which lives are running: for UNSURE_BEATS, and until the first orders,
+it adopts hosts by their heartbeats, and begins nothing. Then every life wanted so far counts as begun, and is recorded,
+before the ledger is relied upon again.
 
-Time is counted in beats of the daemon itself, so that one which was stopped blames nobody. Without orders for
-`lonely_beats`, or once they say that the run is over, every process is ended.
+Time is counted in beats of the daemon itself, so that a suspended daemon blames no host for its own pause. Without
+orders for `lonely_beats`, or once they declare the run over, every process is ended.
 
-A run has one home in each term. A station follows the one of the highest term that it has heard of, and turns every
-other away, whatever that orders: it is an old home that has come back, or one that lost a race.
+A run has one home in each term. A station follows the home of the highest term that it has seen, and turns away orders
+of every other: that is a former home that has come back, or one that lost a race.
 """
 
 from __future__ import annotations
@@ -63,10 +65,10 @@ from isthmus.runtime.supervision.station_events import (
 from isthmus.runtime.tape.state import Kind
 
 BEAT_SECONDS: Final = 0.5
-"""Twice as long as hosts take between two heartbeats."""
+"""Twice the interval of heartbeats."""
 LONELY_BEATS: Final = 1200
-"""Ten minutes, where the run says nothing else: without a word from home for so long the run is lost, and nobody else
-would ever end its hosts."""
+"""Ten minutes, unless the run sets another limit: after so long without orders the run is lost, and nothing else would
+ever end its hosts."""
 UNSURE_BEATS: Final = 20
 """Ten seconds: a host finds a new daemon within two or three."""
 
@@ -75,7 +77,7 @@ STATE: Final = Kind(("supervision", "membership", "ids"))
 
 @dataclass(slots=True)
 class Process:
-    """A life whose process is there."""
+    """A life with a running process."""
 
     member: Member
     pid: int
@@ -86,13 +88,16 @@ class Process:
     is_stopped: bool = False
 
     def seen(self) -> Seen:
-        """As it is reported."""
+        """Its entry in a report."""
         return Seen(self.member, self.pid, self.beats, self.is_stopped, self.error, self.said, self.over)
 
 
 class Station:
-    """The processes of one run on one machine. `is_at_home`: the home is in the same daemon, so that reports are
-    prompt, and orders never fail to come; elsewhere they are waited for for `lonely_beats`."""
+    """The processes of one run on one machine.
+
+    `is_at_home`: the home is in the same daemon, so that reports are prompt and orders never fail to arrive; elsewhere
+    the station waits for them for `lonely_beats`.
+    """
 
     def __init__(self, *, is_at_home: bool, lonely_beats: int = LONELY_BEATS) -> None:
         self.refused: Counter[str] = Counter()
@@ -109,7 +114,7 @@ class Station:
         self._is_over = self._is_closed = self._is_lost = False
 
     def handle(self, event: StationEvent, now: Instant) -> list[StationCommand]:
-        """What `event` leads to, in order."""
+        """Commands that follow from `event`, in order of execution."""
         match event:
             case StationBegan():
                 return self._begin(event)
@@ -120,7 +125,7 @@ class Station:
             case LivesNoted():
                 return self._start(event.members)
             case LivesNotNoted():
-                self._noting.difference_update(event.members)  # The next orders ask again.
+                self._noting.difference_update(event.members)  # The next orders want them again.
                 return []
             case ProcessStarted():
                 return self._started(event.member, event.pid)
@@ -138,17 +143,17 @@ class Station:
                 assert_never(event)
 
     def saved(self) -> bytes:
-        """All that it has come to know and decide."""
+        """The whole state of the core."""
         return STATE.frozen(self)
 
     def restore(self, state: bytes) -> None:
-        """Go on, new as it is, from the state of another; ValueError for other bytes."""
+        """Load a saved state into this new core; ValueError for other bytes."""
         STATE.thaw(self, state)
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
     def _begin(self, event: StationBegan) -> list[StationCommand]:
-        """Adopt what lives, as the ledger knows it."""
+        """Adopt the running processes that the ledger records."""
         self._is_lost, self._unsure_beats = event.is_lost, UNSURE_BEATS if event.is_lost else 0
         self._home, self._term = event.home, event.term
         commands: list[StationCommand] = []
@@ -160,16 +165,16 @@ class Station:
         return commands
 
     def _follow(self, home: str, term: int) -> list[StationCommand]:
-        """A machine speaks as the home: it is followed, or turned away."""
+        """Follow a machine that claims to be the home, or turn it away."""
         if term < self._term or (term == self._term and self._home not in ("", home)):
             return [TurnAway(home, self._home, self._term)]
         if self._is_at_home and term > self._term and self._home not in ("", home):
-            return [TurnAway(self._home, home, term)]  # Its own home gives way, and ends what is here.
+            return [TurnAway(self._home, home, term)]  # Its own home gives way, and ends the hosts here.
         is_new, self._home, self._term, self._lonely_beats = term > self._term, home, term, 0
         return [FollowHome(home, term), self._report()] if is_new else []
 
     def _obey(self, orders: Orders) -> list[StationCommand]:
-        """Do what the home orders."""
+        """Follow the home that gives the orders and carry them out, or turn it away."""
         followed = self._follow(orders.home, orders.stamp.term)
         if any(isinstance(each, TurnAway) for each in followed):
             self.refused["orders of a former home"] += 1
@@ -177,8 +182,8 @@ class Station:
         return [*followed, *self._carry_out(orders)]
 
     def _carry_out(self, orders: Orders) -> list[StationCommand]:
-        """Kill what is not wanted, and begin what is and never was."""
-        if orders.is_over or self._is_over:  # Another station may do what this one was still asked for.
+        """Kill lives that are not wanted, and begin wanted ones that never were."""
+        if orders.is_over or self._is_over:  # Another station may run the lives that this one still had orders for.
             return self._leave()
         if orders.stamp <= self._obeyed:
             self.refused["orders that came late"] += 1
@@ -202,7 +207,7 @@ class Station:
             if replica in self.lives or replica in self._ended or self._is_beginning(replica):
                 continue
             number = each.member.incarnation
-            if self._is_lost:  # It may have been begun; its host speaks by then, if it lives.
+            if self._is_lost:  # It may have been begun; by now its host would have sent a heartbeat, if it lives.
                 self._newest[replica] = max(number, self._newest.get(replica, 0))
             elif each.is_new and self._newest.get(replica, 0) < number and self._is_wanted(each.member):
                 missing.append(each.member)
@@ -215,8 +220,8 @@ class Station:
         return [*commands, *self._tell(), *([self._report()] if is_news else [])]
 
     def _start(self, members: tuple[Member, ...]) -> list[StationCommand]:
-        """Numbers are noted: their processes may begin, as far as they are still wanted."""
-        if self._is_lost:  # They are those that may have been begun before.
+        """Start the processes of recorded lives, as far as they are still wanted."""
+        if self._is_lost:  # These members are those that may have been begun before.
             self._is_lost = False
             return [NoteFound()]
         commands: list[StationCommand] = []
@@ -234,13 +239,13 @@ class Station:
         return replica in self._starting or any(member.replica == replica for member in self._noting)
 
     def _is_wanted(self, member: Member) -> bool:
-        """Whether a life is to be; before the first orders, all are."""
+        """Whether a life is wanted; before the first orders, all are."""
         if self._orders is None or self._is_over:
             return not self._is_over
         return any(each.member == member and not each.is_condemned for each in self._orders.wanted)
 
     def _leave(self) -> list[StationCommand]:
-        """End every process, and then be over."""
+        """End every process; the station closes once none is left."""
         self._is_over = True
         return [*(KillProcess(life.member) for life in self.lives.values()), *self._close_if_alone()]
 
@@ -282,11 +287,11 @@ class Station:
     # -- hosts ---------------------------------------------------------------------------------------------------------
 
     def _hear(self, event: HostSpoke) -> list[StationCommand]:
-        """A host speaks for a life: the present one of its replica, or another."""
+        """Handle a heartbeat for a life: the present one of its replica, or another."""
         member, commands = event.member, list[StationCommand]()
         life = self.lives.get(member.replica)
         if self._is_lost and life is not None and life.member.incarnation < member.incarnation:
-            commands.append(DismissHost(life.member))  # It was replaced before the ledger was lost, and spoke first.
+            commands.append(DismissHost(life.member))  # Replaced before the ledger was lost; its heartbeat came first.
             life = None
         if life is None and self._is_lost and not self._is_over:
             self._newest[member.replica] = max(member.incarnation, self._newest.get(member.replica, 0))
@@ -294,7 +299,7 @@ class Station:
             life = self.lives[member.replica]
         if life is None or life.member != member:
             if self._is_beginning(member.replica):
-                self.refused["too early"] += 1  # Which process its life is, is not known yet.
+                self.refused["too early"] += 1  # The process of the beginning life is not known yet.
                 return commands
             self.refused["not the present life"] += 1
             return [*commands, DismissHost(member)]
@@ -321,7 +326,7 @@ class Station:
         return [*commands, *self._close_if_alone()]
 
     def _tell(self, *members: Member) -> list[StationCommand]:
-        """Tell hosts (all, where none is named) what the home said last."""
+        """Send hosts (all, where none is named) the home's last roster, flags and forms."""
         named = members or tuple(life.member for life in self.lives.values() if life.beats)
         orders = self._orders or Orders()
         if not named:
@@ -330,7 +335,7 @@ class Station:
         return [TellHosts(named, orders.roster, orders.machines, *flags, orders.forms)]
 
     def _report(self, *replicas: Replica) -> StationCommand:
-        """Tell the home of some lives, or of all."""
+        """Report some lives to the home, or all."""
         lives = [self.lives[each] for each in replicas if each in self.lives] if replicas else self.lives.values()
         newest = () if replicas else self._begun()
         return SendReport(
@@ -344,7 +349,7 @@ class Station:
     # -- invariants ----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise InvariantError unless no life is two things at once, and none is newer than what was noted."""
+        """Raise InvariantError unless each life is in one state only, and none is newer than the recorded number."""
         for replica, life in self.lives.items():
             _demand(life.member.replica == replica, f"{life.member} is kept as {replica}")
             _demand(not self._is_beginning(replica), f"{life.member} lives, and another life of it begins")

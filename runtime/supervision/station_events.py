@@ -1,4 +1,4 @@
-"""Events into a station's core and commands out of it: frozen data, complete enough to repeat all that it did."""
+"""Events into a station's core and commands out of it: frozen data, complete enough to replay all that it did."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isthmus.runtime.supervision.messages import Form, Orders, Over, Report, Row
 
 
 class Remembered(Record, frozen=True):
-    """The newest life of a replica that the ledger knows: its process, if one became known, and whether it lives."""
+    """The newest life of a replica in the ledger: its process, if one became known, and whether it is alive."""
 
     member: Member
     pid: int | None
@@ -22,8 +22,10 @@ class Remembered(Record, frozen=True):
 
 
 class StationBegan(Record, frozen=True):
-    """A daemon begins, or takes over. `is_lost`: there was a ledger, and it cannot be read. The run's home is `home`,
-    in that `term`, as far as this machine was told."""
+    """A daemon starts, or takes over. `is_lost`: there was a ledger, and it cannot be read.
+
+    `home` and `term` are the run's last known home.
+    """
 
     lives: tuple[Remembered, ...] = ()
     is_lost: bool = False
@@ -32,47 +34,47 @@ class StationBegan(Record, frozen=True):
 
 
 class HomeCalled(Record, frozen=True):
-    """A machine says that it is the home of the run, in that term."""
+    """A machine claims to be the home of the run, in that term."""
 
     home: str
     term: int
 
 
 class OrdersCame(Record, frozen=True):
-    """The run's home says what is to be."""
+    """Orders of the run's home arrived."""
 
     orders: Orders
 
 
 class LivesNoted(Record, frozen=True):
-    """The ledger has these lives, to stay."""
+    """The ledger has recorded these lives durably."""
 
     members: tuple[Member, ...]
 
 
 class LivesNotNoted(Record, frozen=True):
-    """The ledger does not take these lives now."""
+    """The ledger could not record these lives."""
 
     members: tuple[Member, ...]
     error: str
 
 
 class ProcessStarted(Record, frozen=True):
-    """A process was asked for, and is there."""
+    """A requested process was started."""
 
     member: Member
     pid: int
 
 
 class ProcessNotStarted(Record, frozen=True):
-    """A process was asked for, and cannot be."""
+    """A requested process could not be started."""
 
     member: Member
     error: str
 
 
 class ProcessEnded(Record, frozen=True):
-    """A process is there no more; `cpu_seconds` is None where only its parent could know."""
+    """A process has ended; `cpu_seconds` is None where only its parent could know."""
 
     member: Member
     end: Exited
@@ -80,7 +82,7 @@ class ProcessEnded(Record, frozen=True):
 
 
 class HostSpoke(Record, frozen=True):
-    """A host, whose process is `pid`, says what it is; `error`: that a body raised; `over`: that all is written."""
+    """A host, whose process is `pid`, sent a heartbeat; `error`: a body raised; `over`: a recorder has finished."""
 
     member: Member
     pid: int
@@ -90,13 +92,13 @@ class HostSpoke(Record, frozen=True):
 
 
 class StationBeat(Record, frozen=True):
-    """Half a second has passed, in which this daemon ran; processes of these members are `stopped`."""
+    """Half a second has passed in which this daemon ran; the processes of the `stopped` members are suspended."""
 
     stopped: tuple[Member, ...] = ()
 
 
 class StationLeft(Record, frozen=True):
-    """This machine takes part no more: its hosts end."""
+    """This machine leaves the run: its hosts end."""
 
 
 StationEvent: TypeAlias = (
@@ -118,31 +120,33 @@ StationEvent: TypeAlias = (
 
 
 class NoteLives(Record, frozen=True):
-    """Write these lives into the ledger, so that they stay, and say whether it took them: LivesNoted, LivesNotNoted."""
+    """Record these lives in the ledger durably, and answer LivesNoted or LivesNotNoted."""
 
     members: tuple[Member, ...]
 
 
 class StartProcess(Record, frozen=True):
-    """Start the process of a life; say ProcessStarted or ProcessNotStarted, now or later."""
+    """Start the process of a life; answer ProcessStarted or ProcessNotStarted, now or later."""
 
     member: Member
 
 
 class NoteFound(Record, frozen=True):
-    """Write into the ledger that it may be relied upon again: what was lost with the one before is made up for. Until
-    then it is lost for every daemon that takes over."""
+    """Record in the ledger that it is reliable again: the losses of the one before are made up for.
+
+    Until then, it counts as lost for every daemon that takes over.
+    """
 
 
 class NoteProcess(Record, frozen=True):
-    """Write into the ledger which process a life has, now or as soon as it can be."""
+    """Record the process of a life in the ledger, now or as soon as possible."""
 
     member: Member
     pid: int
 
 
 class WatchProcess(Record, frozen=True):
-    """Say ProcessEnded when this process ends, or at once where it is there no more."""
+    """Answer ProcessEnded when this process ends, or at once where it already has."""
 
     member: Member
     pid: int
@@ -155,8 +159,7 @@ class KillProcess(Record, frozen=True):
 
 
 class TellHosts(Record, frozen=True):
-    """Tell these hosts who is live (None: only that there is a daemon), that the run is to stop, and that they are to
-    end."""
+    """Send these hosts the roster (None: only a sign of life), and whether the run is stopping and they are to end."""
 
     members: tuple[Member, ...]
     roster: tuple[Row, ...] | None
@@ -167,26 +170,26 @@ class TellHosts(Record, frozen=True):
 
 
 class DismissHost(Record, frozen=True):
-    """Tell a host that it is not wanted, and is to end."""
+    """Order a host that is not wanted to end."""
 
     member: Member
 
 
 class SendReport(Record, frozen=True):
-    """Tell the home; what it says is lost where the way is cut."""
+    """Send a report to the home; it is lost where the link is down."""
 
     report: Report
 
 
 class FollowHome(Record, frozen=True):
-    """Note that the run has this home from now on, and send it whatever is sent home."""
+    """Record this home of the run, and send it all reports from now on."""
 
     home: str
     term: int
 
 
 class TurnAway(Record, frozen=True):
-    """Tell a machine that gives orders, or calls, that the run has another home: `by`, in that term."""
+    """Tell a machine that gives orders, or claims to be home, that the run has another home: `by`, in that term."""
 
     home: str
     by: str
@@ -194,7 +197,7 @@ class TurnAway(Record, frozen=True):
 
 
 class CloseStation(Record, frozen=True):
-    """Nothing is left here, and nothing will be."""
+    """No process is left here, and none will start."""
 
 
 StationCommand: TypeAlias = (

@@ -1,4 +1,4 @@
-"""How many of the processes that are there train together: a pure function."""
+"""How many of the present processes train together: a pure function."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from collections.abc import Sequence
 
 
 def largest(allowed: Sequence[int], present: int) -> int:
-    """The largest number that is allowed, of so many that are there; 0 if there is none."""
+    """The largest allowed number up to `present`; 0 if there is none."""
     return max((count for count in allowed if count <= present), default=0)

@@ -1,12 +1,12 @@
-"""The core of one elastic island: which of its processes train together, as a *form*, which has a number.
+"""The core of one elastic island: which of its processes train together, as a numbered *form*.
 
 Theory of operation. Each process has lives of its own. The first form of an island waits for all of its processes. When
-one of a form is gone, or the leader says that nothing comes of the form, another form is told at once, of those that
-are there; when one comes back, there is a form with it, once no other is about to come. A form always has the leader:
-while that is gone, the others wait for its next life, and hold what they have of the state. Where too few are left,
-the island ends, and begins again whole.
+a process of a form is gone, or the leader reports that the form has failed, a new form of the present processes follows
+at once; when a process comes back, a form with it follows, once no other is about to come. A form always includes the
+leader: while that is gone, the others wait for its next life, and keep their part of the state. Where too few are left,
+the island ends, and starts again as a whole.
 
-A process that is silent is as good as gone, and back when it speaks: to go on without it costs seconds.
+A silent process counts as gone, and as back when it sends a heartbeat again: to go on without it costs only seconds.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from isthmus.runtime.supervision.elastic.choice import largest
 from isthmus.runtime.supervision.messages import Form, Formed
 
 MEET: Duration = seconds(60)
-"""How long the first form waits for all: as long as a process has for its first word to its daemon."""
+"""How long the first form waits for all: the time that a process has for its first heartbeat."""
 KNOWN: Duration = seconds(1)
-"""How long the end of a process may take to be known, once the leader finds that nothing comes of its form."""
+"""How long the report of a process's end may take, once the leader finds that its form has failed."""
 GATHER: Duration = seconds(3)
-"""How long one that is back waits for others that are about to come: each form costs seconds."""
+"""How long a process that is back waits for others that are about to come: each form costs seconds."""
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """A new form: who was in the one before and is not in this one, who is and was not, and who had not come in
-    time."""
+    """A new form: processes `lost` from the one before, processes `back`, and those `missing` at the first form."""
 
     form: Form
     lost: tuple[Member, ...] = ()
@@ -40,15 +39,18 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class TooFew(msgspec.Struct, frozen=True):
-    """The island cannot go on: `found` of its processes are there, and it needs `least`."""
+    """The island cannot continue: it has `found` processes, and needs `least`."""
 
     found: int
     least: int
 
 
 class ElasticIsland:
-    """Of one learner. `sizes` are how many processes may train together, `gang` all that there are, the leader first;
-    `form` is the one that was told last."""
+    """The elastic island of one learner.
+
+    `sizes` are the numbers of processes that may train together, `gang` lists all processes, the leader first; `form`
+    is the newest one.
+    """
 
     def __init__(self, gang: Sequence[Replica], sizes: Sequence[int], form: Form | None = None) -> None:
         self.gang, self.sizes = tuple(gang), tuple(sorted(sizes))
@@ -64,8 +66,11 @@ class ElasticIsland:
     def look(
         self, present: Sequence[Member], coming: Sequence[Replica], formed: Formed, floor: int, now: Instant
     ) -> Changed | TooFew | None:
-        """What follows from who is there: `present` speak and are wanted, `coming` are about to. `formed` is what the
-        leader says of its form; numbers are above `floor`."""
+        """The new form, or the end of the island, that follows from its processes; None if nothing changes.
+
+        `present` processes are heard and wanted, `coming` ones are about to start. `formed` is the leader's report of
+        its form; new forms are numbered above `floor`.
+        """
         live = {member.replica: member for member in present}
         if self.leader not in live:
             self._since = None
@@ -86,13 +91,13 @@ class ElasticIsland:
         return found
 
     def has_formed(self, formed: Formed) -> bool:
-        """Whether the leader says for the first time that a form trains."""
+        """Whether the leader reports for the first time that a form trains."""
         is_news = formed.number > self._told
         self._told = max(self._told, formed.number)
         return is_news
 
     def check(self) -> None:
-        """Raise InvariantError unless the form has the leader first, each process once, and as many as may train."""
+        """Raise InvariantError unless the form has the leader first, each process once, and an allowed size."""
         if self.form is not None:
             there = [member.replica for member in self.form.members]
             is_sound = there == [each for each in self.gang if each in there] and there[0] == self.leader
@@ -102,7 +107,7 @@ class ElasticIsland:
     def _grown(
         self, known: Form, live: dict[Replica, Member], coming: Sequence[Replica], floor: int, now: Instant
     ) -> Changed | TooFew | None:
-        """A form with those that are back, where more can train together than do."""
+        """A form with the processes that are back, if more can train together than do now."""
         if largest(self.sizes, len(live)) <= len(known.members):
             self._since = None
             return None
@@ -126,7 +131,7 @@ class ElasticIsland:
         return Changed(self.form, lost, back)
 
     def _is_past(self, limit: Duration, now: Instant) -> bool:
-        """Whether somebody was waited for as long as that."""
+        """Whether the current wait has lasted for `limit`; starts one if there is none."""
         if self._since is None:
             self._since = now
         return now - self._since >= limit

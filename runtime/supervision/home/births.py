@@ -1,4 +1,4 @@
-"""How the next life of a replica begins: its number is taken, and noted; then it is tracked, where there is a place."""
+"""How the next life of a replica begins: its number is taken and recorded; then it is tracked, if it has a machine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from isthmus.runtime.supervision.station_events import NoteLives
 
 
 def start(run: RunState, replicas: list[Replica]) -> None:
-    """Begin the next life of each that has none and is to have one: take its number, before anything else. While
-    nobody knows which numbers there were, none is taken."""
+    """Begin the next life of each replica that has none and should have one: take its number first.
+
+    No number is taken while the numbers in use are unknown.
+    """
     for replica in replicas:
         run.due.pop(replica, None)
     if run.is_unsure or run.is_ending:
@@ -29,8 +31,10 @@ def start(run: RunState, replicas: list[Replica]) -> None:
 
 
 def mend(run: RunState) -> None:
-    """Have what is left of an island killed, of which not every process has the same life: after a ledger was lost,
-    nobody knows what became of the others."""
+    """Have the rest of an island killed whose processes do not all have the same life.
+
+    After a ledger was lost, the fate of the other processes is unknown.
+    """
     for gang in run.fleet.gangs:
         numbers = {each: run.newest.get(each) for each in gang if run.fleet.is_tracked(each)}
         missing = next((each for each in gang if each not in numbers), None)
@@ -40,13 +44,16 @@ def mend(run: RunState) -> None:
 
 
 def start_later(run: RunState, replica: Replica) -> None:
-    """Begin the next life of a replica once there may be room for it."""
+    """Begin the next life of a replica after the longest back-off, when there may be room for it."""
     run.due[replica] = run.after(seconds(BACKOFF_SECONDS[-1]))
 
 
 def noted(run: RunState, members: tuple[Member, ...]) -> None:
-    """The numbers are theirs: the lives may be, where there is a machine for them. No replica is moved before this,
-    because the next daemon looks for the life of the newest number where the journal says."""
+    """The numbers are recorded: their lives may run, where there is a machine for them.
+
+    No replica is moved before this, because the next daemon looks for the life of the newest number on the machine that
+    the journal names.
+    """
     for member in members:
         replica, is_next = member.replica, member.replica in run.noting
         run.noting.discard(replica)
@@ -57,7 +64,7 @@ def noted(run: RunState, members: tuple[Member, ...]) -> None:
 
 
 def not_noted(run: RunState, members: tuple[Member, ...], error: str) -> None:
-    """The disk takes no number now; it may later."""
+    """The disk did not record these numbers; retry later."""
     for member in members:
         run.noting.discard(member.replica)
         if not run.fleet.is_tracked(member.replica):

@@ -1,14 +1,14 @@
-"""The core of a home: takes what happens to a run, lets its parts decide, and says all that follows, in order.
+"""The core of a home: takes the events of a run, lets its parts decide, and returns all commands in order.
 
-Theory of operation. A life is numbered, noted, tracked on its machine, seen there by a report, heard, and gone. Its end
-is followed by the next life, after a back-off (`restarts`), on the machine where its replica was placed or, once that
-is lost or taken away, on one that offers its role. A learner belongs to the islands of its machine, and waits for it.
-A member that is silent or stuck is condemned: its station kills it, and its end is then followed like any other.
+Theory of operation. A life is numbered, recorded, tracked on its machine, seen there by a report, heard, and gone. Its
+end is followed by the next life, after a back-off (`restarts`), on the machine where its replica was placed or, once
+that is lost or taken away, on one that offers its role. A learner belongs to the islands of its machine, and waits for
+it. A member that is silent or stuck is condemned: its station kills it, and its end is then followed like any other.
 
-What was confirmed to anybody is in the journal before it is done: that the run is to stop, how it ended, where replicas
-were moved to, who was retired. A daemon that takes over reads it (`takeover`).
+A confirmed decision is in the journal before it takes effect: the request to stop, the outcome, moves of replicas,
+retirements. A daemon that takes over reads it (`takeover`).
 
-What becomes of processes is for the stations of the machines (`station`), of which home has one like any other.
+The stations of the machines (`station`) manage the processes; home has one like any other machine.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ STATE: Final = Kind(("supervision", "membership", "ids"), given=(MembershipOptio
 
 
 class Home:
-    """The core of one run. `patience` is how long a silent host is waited for, at most."""
+    """The core of one run. `patience` is the longest wait for a silent host."""
 
     def __init__(self, cast: Cast, places: Places, *, patience: Duration = PATIENCE) -> None:
         fleet = Fleet(cast, places)
@@ -71,10 +71,10 @@ class Home:
         self._early: list[HomeEvent] = []
 
     def handle(self, event: HomeEvent, now: Instant) -> list[HomeCommand]:
-        """What `event` at `now` leads to, in order."""
+        """Commands that follow from `event` at time `now`, in order of execution."""
         run = self._run
         if not self._has_begun and not isinstance(event, HomeBegan | NotBegun):
-            # It knows of no life yet, and would have all of them killed. Stations say everything again.
+            # It knows of no life yet, and would have all of them killed. Stations repeat their reports.
             if not isinstance(event, ReportCame | HomeBeat):
                 self._early.append(event)
             return []
@@ -84,7 +84,7 @@ class Home:
         self._take(event)
         watch.form(run)
         endings.finish_if_alone(run)
-        if run.has_changed:  # Before anything else, so that what is done is known to the next daemon.
+        if run.has_changed:  # Before anything else, so that the next daemon knows every decision carried out.
             run.commands.insert(0, NoteJournal(takeover.noted(run)))
             run.has_changed = False
         if run.has_news:
@@ -124,11 +124,11 @@ class Home:
                 assert_never(event)
 
     def saved(self) -> bytes:
-        """All that it has come to know and decide."""
+        """The whole state of the core."""
         return STATE.frozen(self)
 
     def restore(self, state: bytes) -> None:
-        """Go on, new as it is, from the state of another of the same cast and places; ValueError for other bytes."""
+        """Load a state, saved with the same cast and places, into this new core; ValueError for other bytes."""
         STATE.thaw(self, state)
 
     # -- what is asked of it -------------------------------------------------------------------------------------------
@@ -155,17 +155,17 @@ class Home:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every process has ended, or is waited for no more."""
+        """Whether every process has ended, or is no longer awaited."""
         return self._run.is_finished
 
     @property
     def term(self) -> int:
-        """In which term of the run this is its home."""
+        """The term of the run in which this is its home."""
         return self._run.stamp.term
 
     @property
     def fleet(self) -> Fleet:
-        """Where the replicas are."""
+        """The machines, and the places of the replicas."""
         return self._run.fleet
 
     @property
@@ -179,8 +179,7 @@ class Home:
         return self._run.used
 
     def state(self, replica: Replica) -> str:
-        """'starting', 'alive', 'slow', 'suspect', 'stopped', 'unheard', 'cut off', 'stuck' or 'gone', or how it was
-        retired."""
+        """The membership state of a replica, or 'starting', 'cut off', 'stuck', 'gone', or how it was retired."""
         known = self.fleet.retired.get(replica) or self._run.roll.state(replica)
         life = self.lives.get(replica)
         if known in ("alive", "slow") and life is not None and self._run.reach.is_cut_off(life.member):
@@ -193,26 +192,26 @@ class Home:
         return "stuck" if isinstance(why.verdict, Stall) else "gone"
 
     def reason(self, replica: Replica) -> incidents.Incident | None:
-        """The incident that explains its state, if one does."""
+        """The incident that explains a replica's state, if one does."""
         return self._run.reasons.get(replica)
 
     def incarnation(self, replica: Replica) -> int:
-        """The number of its newest life; 0 if it has had none."""
+        """The number of a replica's newest life; 0 if it has had none."""
         return self._run.newest.get(replica, 0)
 
     # -- machines ------------------------------------------------------------------------------------------------------
 
     def _hear(self, name: str, report: Report) -> None:
-        """Take what a station says."""
+        """Handle the report of a station."""
         run = self._run
         machine = run.fleet.machines.get(name)
-        if machine is None:  # It took part, and what was noted of that is lost; or it takes part no more.
+        if machine is None:  # It takes part, and the record of that is lost; or it no longer takes part.
             machine = run.fleet.machines[name] = Machine(name, is_away=not run.is_unsure)
             run.has_news = True
         if machine.is_away:
             return
         machine.heard()
-        if report.obeyed.term == run.stamp.term and report.obeyed > run.stamp:  # What an earlier daemon noted was lost.
+        if report.obeyed.term == run.stamp.term and report.obeyed > run.stamp:  # An earlier daemon's journal was lost.
             run.stamp = Stamp(run.stamp.term, report.obeyed.epoch + 1)
             run.has_changed = run.has_news = True
         if run.is_unsure:
@@ -225,7 +224,7 @@ class Home:
                 deaths.bury(run, machine, gone)
 
     def _join(self, name: str, islands: int) -> None:
-        """Let a machine take part, with learners in the next slots that are free."""
+        """Admit a machine, with learners in the next free slots."""
         run = self._run
         if run.is_stopping or run.is_ending:
             return
@@ -236,7 +235,7 @@ class Home:
         births.start(run, slots)
 
     def _take_away(self, name: str, how: Taken) -> None:
-        """Let a machine take part no more: its hosts end, and its learners' slots with them."""
+        """Remove a machine: its hosts end, and its learners' slots with them."""
         run = self._run
         machine = run.fleet.machines.get(name)
         if machine is None or machine.is_away:
@@ -248,19 +247,19 @@ class Home:
         deaths.lose(run, machine, incidents.MachineTaken(name, how))
         births.start(run, [replica for replica in run.fleet.replicas if run.fleet.name(replica) == name])
         if not run.fleet.has_learners and not run.is_ending:
-            endings.stop(run)  # With none left to train, the model is what was merged last.
+            endings.stop(run)  # With no learner left, the model is the last merged one.
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Judge machines that are not heard of and hosts that do not speak, and say everything again."""
+        """Judge silent machines and hosts, and send complete orders again."""
         for machine in self._run.fleet.beat():
             deaths.lose(self._run, machine, incidents.MachineLost(machine.name, machine.silent_beats * watch.BEAT))
         watch.beat(self._run)
         self._run.has_news = True
 
     def _fire(self) -> None:
-        """Do what is due."""
+        """Carry out everything that is due."""
         run, self._timer_at = self._run, None
         if run.adopt_until is not None and run.now >= run.adopt_until:
             takeover.adopted_all(run)
@@ -275,7 +274,7 @@ class Home:
                 deaths.lose(run, run.fleet.machines[name], incidents.MachineLost(name, 0))
 
     def _arm(self) -> None:
-        """See to it that the timer fires when the next thing is due."""
+        """Make the timer fire when the next thing is due."""
         run = self._run
         times = [run.adopt_until, run.roll.timer_at, run.exit_at, run.abandon_at, *run.due.values()]
         at = min((time for time in times if time is not None), default=None)
@@ -288,7 +287,7 @@ class Home:
     def _roster(self) -> tuple[Row, ...]:
         rows = []
         for member in self._run.roll.members():
-            if gang_number(member.replica):  # Nobody but its leader talks with it.
+            if gang_number(member.replica):  # A follower has connections with its leader only.
                 continue
             life = self.lives.get(member.replica)
             endpoints = () if life is None else life.seen.said.endpoints
@@ -296,7 +295,7 @@ class Home:
         return tuple(rows)
 
     def _order(self) -> None:
-        """Say everything to every machine. Where nobody knows yet which lives there are, nothing is said."""
+        """Send complete orders to every machine; none while the lives of the run are unknown."""
         run, fleet = self._run, self.fleet
         run.has_news = False
         if run.is_unsure:
@@ -311,7 +310,7 @@ class Home:
     # -- invariants ----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise InvariantError unless every replica has one life at most, of the newest number, where it is to be."""
+        """Raise InvariantError unless every replica has at most one life, of its newest number, on its machine."""
         self.fleet.check()
         for machine in self.fleet.machines.values():
             for member in machine.members():
@@ -329,7 +328,7 @@ class Home:
         self._run.roll.check()
 
     def _check_gangs(self) -> None:
-        """Raise InvariantError unless the lives of an island's processes are one life, or are being ended."""
+        """Raise InvariantError unless the lives of an island's processes are one life, or are condemned."""
         fleet = self.fleet
         for gang in fleet.gangs:
             there = [each for each in gang if fleet.is_tracked(each)]

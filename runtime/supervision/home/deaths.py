@@ -1,7 +1,7 @@
 """What follows the end of a life: the next one, at once or after a back-off, a replica given up, or a run that failed.
 
-A life ends because its station says so, because its machine is lost or taken away, or because another one has a higher
-number. Whose fault it was decides how soon the next one begins.
+A life ends because its station reports so, because its machine is lost or taken away, or because another one has a
+higher number. The cause decides how soon the next one begins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isthmus.runtime.supervision.messages import Gone, Seen
 
 
 def bury(run: RunState, machine: Machine, gone: Gone) -> None:
-    """A life is over; the next one takes its place, unless the run is ending."""
+    """Record the end of a life; the next one takes its place, unless the run is ending."""
     member, replica = gone.member, gone.member.replica
     machine.forget(member)
     life = run.lives.pop(replica, None)
@@ -44,13 +44,15 @@ def bury(run: RunState, machine: Machine, gone: Gone) -> None:
 
 
 def _fallen(run: RunState, member: Member, fallen: Fallen) -> Fallen | None:
-    """What ended the life of an island of which a process has ended; None as long as others are there, which end,
-    too. Of a replica that is alone its own end."""
+    """The first end among the processes of an island, once all have ended; else None, and the others are condemned.
+
+    For a replica that is alone, its own end.
+    """
     gang = run.fleet.together(member.replica)
     if len(gang) == 1:
         return fallen
     lead = run.lives.get(gang[0])
-    if lead is not None:  # What a follower serves, its leader says.
+    if lead is not None:  # A follower serves from when its leader does.
         fallen = Fallen(fallen.ended, lead.served_at)
     fallen = run.fallen.setdefault(gang[0], fallen)
     others = [each for each in gang if run.fleet.is_tracked(each)]
@@ -60,7 +62,7 @@ def _fallen(run: RunState, member: Member, fallen: Fallen) -> Fallen | None:
 
 
 def lose(run: RunState, machine: Machine, end: incidents.End) -> None:
-    """Count every life on a machine as ended, whatever becomes of it there."""
+    """Count every life on a machine as ended, even if it still runs there."""
     for member in machine.members():
         life = run.lives.get(member.replica)
         seen = life.seen if life is not None and life.member == member else Seen(member, 0)
@@ -68,12 +70,12 @@ def lose(run: RunState, machine: Machine, end: incidents.End) -> None:
 
 
 def _has_learner(run: RunState) -> bool:
-    """Whether a learner is there that can give the last answers, so that a restart would only delay the end."""
+    """Whether a learner can still give the last answers, so that a restart would only delay the end."""
     return any(life.seen.said.phase in watch.SERVING for life in run.learners)
 
 
 def _follow(run: RunState, former: Member, fallen: Fallen) -> None:
-    """Begin the next life of a replica in time, unless lives of it end again and again."""
+    """Schedule the next life of a replica, unless its lives end again and again."""
     replica, ended, served_at = former.replica, fallen.ended, fallen.served_at
     if replica in run.fleet.retired:
         return
@@ -81,12 +83,12 @@ def _follow(run: RunState, former: Member, fallen: Fallen) -> None:
     if is_unreached:
         run.reach.ended(replica)
     if is_unreached or isinstance(ended.end, incidents.MachineLost | incidents.MachineTaken):
-        births.start(run, [replica])  # It is not the program that is at fault.
+        births.start(run, [replica])  # The program is not at fault.
         return
     if isinstance(ended.end, incidents.NotStarted):  # Nor here: there may be room later.
         births.start_later(run, replica)
         return
-    if isinstance(ended.verdict, incidents.Misbehaved):  # However long it took, it came to nothing.
+    if isinstance(ended.verdict, incidents.Misbehaved):  # It counts as a failure, however long it served.
         served_at = None
     delay = run.restarts.delay(replica, served_at, run.now)
     if delay is None:
@@ -98,7 +100,7 @@ def _follow(run: RunState, former: Member, fallen: Fallen) -> None:
 
 
 def _give_up(run: RunState, former: Member, ended: incidents.Ended) -> None:
-    """Try no further life of a replica: the others go on, where they can."""
+    """Give a replica no further life: the others go on, if the run can do without it."""
     replica, lives = former.replica, run.restarts.failures(former.replica)
     if not run.fleet.is_spare(replica):
         endings.end_run(run, "failed", incidents.Hopeless(str(replica), lives, ended))

@@ -1,7 +1,7 @@
-"""How a run ends: hosts are told to, after EXIT they are killed, and after ABANDON more, no machine is waited for.
+"""How a run ends: hosts are told to exit, after EXIT they are killed, and after ABANDON more, no machine is awaited.
 
-A run that is asked to stop comes to its end by itself. One whose outcome is *settled* is over, whatever happens to this
-daemon; it is finished when no life is left.
+A run that was asked to stop comes to its end by itself. One whose outcome is *settled* is over, even if this daemon
+dies; it is finished when no life is left.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from isthmus.runtime.supervision.home.state import RunState
 from isthmus.runtime.supervision.incidents import Failure
 
 EXIT: Final = seconds(10)
-"""How long hosts may take to end when they are told to; then they are killed."""
+"""How long hosts may take to exit on request; then they are killed."""
 ABANDON: Final = seconds(5)
-"""How long other machines may take to tell that their hosts are gone, once all are to be killed."""
+"""How long other machines may take to report the end of their hosts, once all are to be killed."""
 
 
 def stop(run: RunState) -> None:
@@ -27,7 +27,7 @@ def stop(run: RunState) -> None:
 
 
 def settle(run: RunState, outcome: Outcome, failure: Failure | None) -> None:
-    """The run is over, in this way, whatever happens to this daemon; hosts may end by themselves."""
+    """Fix the outcome of the run for good; hosts may exit by themselves."""
     if not run.is_ending:
         run.is_ending = True
         run.due.clear()
@@ -39,13 +39,13 @@ def settle(run: RunState, outcome: Outcome, failure: Failure | None) -> None:
 
 
 def end_run(run: RunState, outcome: Outcome, failure: Failure | None) -> None:
-    """The run is over, and every process is killed."""
+    """Fix the outcome of the run, and kill every process."""
     settle(run, outcome, failure)
     kill_all(run)
 
 
 def kill_all(run: RunState) -> None:
-    """Have every process killed; while nobody knows which lives there are, when that is known."""
+    """Have every process killed; where the lives of the run are unknown, once they are known."""
     run.exit_at = run.adopt_until if run.is_unsure else None
     if run.is_unsure:
         return
@@ -57,7 +57,7 @@ def kill_all(run: RunState) -> None:
 
 
 def finish_if_alone(run: RunState) -> None:
-    """Be finished once the outcome is settled and no life is left."""
+    """Finish the run once the outcome is settled and no life is left."""
     is_alone = run.fleet.is_idle and not run.noting and not run.is_unsure
     if run.is_ending and is_alone and not run.is_finished:
         run.is_finished = True

@@ -1,4 +1,4 @@
-"""Events into the core of a run's home and commands out of it, and what it has to know of the run when it begins."""
+"""Events into the core of a run's home and commands out of it, and the facts of the run that it starts from."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from isthmus.runtime.supervision.messages import Form, Orders, Report, Row, Stam
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives
 
 DAEMON: Final = Member(Replica("daemon", 0), 1)
-"""Of whom an incident is that is about no host."""
+"""The member of incidents that concern no host."""
 Outcome: TypeAlias = Literal["running", "done", "stopped", "failed"]
 Taken: TypeAlias = Literal["left", "expelled"]
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run is: on machine `home`, in that `term`, with these replicas elsewhere (`machines`); `offers` gives,
-    for each other machine, the roles that may be moved there, `home_offers` those that may be moved home. `former` was
-    the home in the term before, and is lost; '' in the first."""
+    """The machines of a run: `home`, in `term`, and those of replicas elsewhere (`machines`).
+
+    `offers` gives, for each other machine, the roles that may be moved there, `home_offers` those that may be moved
+    home. `former` was the home in the term before, and is lost; '' in the first term.
+    """
 
     home: str
     machines: dict[Replica, str] = {}
@@ -34,10 +36,13 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cast(msgspec.Struct, frozen=True, kw_only=True):
-    """Who takes part in a run: the replicas of each role at its start; the most (`slots_max`) and the `least` that
-    there may be, where those are others: a run that has fewer of a role cannot go on. `processes` are those of the
-    island of each learner, by slot; of a slot beyond the end, one. `elastic` are, by
-    slot, the numbers of them that may train without the others; none where they live and end together."""
+    """The replicas of a run: `roles` counts those of each role at its start.
+
+    `slots_max` and `least` are the largest and the smallest count of a role, where they differ from that: with fewer
+    replicas of a role the run cannot go on. `processes` counts those of each learner's island, by slot; one for a slot
+    beyond the end. `elastic` lists, by slot, how many of them may train without the others; empty where they live and
+    end together.
+    """
 
     roles: dict[str, int]
     slots_max: dict[str, int] = {}
@@ -47,10 +52,12 @@ class Cast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the next daemon has to know, whatever a former one has confirmed: (replica, machine) of all that are not
-    where they were placed, machines `away`, (replica, how) of those `retired`, and what ended lives had `used`, by
-    'ROLE.cpu_seconds' and 'ROLE.bytes_sent'; numbers of lives are above `number_least`; orders were given in
-    `epoch` of `term`; `forms` are the newest of elastic islands."""
+    """The state that outlives a daemon: decisions that were confirmed.
+
+    (replica, machine) of all that are not where they were placed, machines `away`, (replica, how) of those `retired`,
+    and what ended lives had `used`, by 'ROLE.cpu_seconds' and 'ROLE.bytes_sent'; numbers of lives are above
+    `number_least`; orders were given in `epoch` of `term`; `forms` are the newest of elastic islands.
+    """
 
     is_stopping: bool = False
     outcome: Outcome = "running"
@@ -69,8 +76,10 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HomeBegan(Record, frozen=True):
-    """A daemon begins, or takes over: the newest life of each replica whose number was noted, and the journal.
-    `is_lost`: there was a ledger, and it cannot be read."""
+    """A daemon starts, or takes over: the newest recorded life of each replica, and the journal.
+
+    `is_lost`: there was a ledger, and it cannot be read.
+    """
 
     newest: tuple[Member, ...] = ()
     journal: Journal | None = None
@@ -78,41 +87,41 @@ class HomeBegan(Record, frozen=True):
 
 
 class ReportCame(Record, frozen=True):
-    """The station on a machine says what is there."""
+    """The station of a machine reported its state."""
 
     machine: str
     report: Report
 
 
 class HomeBeat(Record, frozen=True):
-    """Half a second has passed, in which this daemon ran."""
+    """Half a second has passed in which this daemon ran."""
 
 
 class StopAsked(Record, frozen=True):
-    """Somebody asks for the end of the run: it is to merge what it has."""
+    """A stop of the run was requested: it merges what it has and ends."""
 
 
 class EndAsked(Record, frozen=True):
-    """The run is to end at once: it has failed."""
+    """The run has to end at once: it has failed."""
 
     failure: Failure
 
 
 class NotBegun(Record, frozen=True):
-    """The home cannot begin: what the daemon before it has left cannot be read, or this one cannot serve."""
+    """The home cannot start: the former daemon's files cannot be read, or this one cannot serve."""
 
     failure: Failure
 
 
 class MachineJoined(Record, frozen=True):
-    """A machine offers so many islands."""
+    """A machine joined with `islands` islands."""
 
     machine: str
     islands: int
 
 
 class MachineTakenAway(Record, frozen=True):
-    """A machine takes part no more."""
+    """A machine no longer takes part."""
 
     machine: str
     how: Taken
@@ -126,7 +135,7 @@ class TurnedAway(Record, frozen=True):
 
 
 class HomeTimerFired(Record, frozen=True):
-    """The timer came due. A superfluous one does no harm."""
+    """The timer fired. A superfluous one does no harm."""
 
 
 HomeEvent: TypeAlias = (
@@ -149,14 +158,13 @@ HomeEvent: TypeAlias = (
 
 
 class NoteJournal(Record, frozen=True):
-    """Write the journal into the ledger, in place of the one before, now or as soon as it can be."""
+    """Replace the journal in the ledger, now or as soon as possible."""
 
     journal: Journal
 
 
 class SendOrders(Record, frozen=True):
-    """Tell each of these machines which lives it is to have, and all of them the rest, as in Orders; machines that are
-    `over` are needed no more."""
+    """Send each machine its wanted lives, and all the rest, as in Orders; machines that are `over` are not needed."""
 
     wanted: dict[str, tuple[Wanted, ...]]
     roster: tuple[Row, ...] | None
@@ -169,27 +177,27 @@ class SendOrders(Record, frozen=True):
     forms: tuple[Form, ...] = ()
 
     def by_machine(self) -> Iterator[tuple[str, Orders]]:
-        """What each machine is told."""
+        """The orders of each machine."""
         rest = self.roster, self.machines, self.is_stopping, self.is_ending
         for machine, wanted in self.wanted.items():
             yield machine, Orders(wanted, *rest, machine in self.over, self.stamp, self.home, self.forms)
 
 
 class WriteIncident(Record, frozen=True):
-    """Write down what happened to a host."""
+    """Record an incident of a host."""
 
     member: Member
     incident: Incident
 
 
 class SetHomeTimer(Record, frozen=True):
-    """Send HomeTimerFired at `at`, instead of when it was to be sent before."""
+    """Send HomeTimerFired at `at`, instead of at the time set before."""
 
     at: Instant
 
 
 class FinishRun(Record, frozen=True):
-    """Every process has ended, or is waited for no more: the outcome is settled."""
+    """Every process has ended, or is no longer awaited: the outcome is final."""
 
 
 HomeCommand: TypeAlias = NoteLives | NoteFound | NoteJournal | SendOrders | WriteIncident | SetHomeTimer | FinishRun

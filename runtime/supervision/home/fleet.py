@@ -1,8 +1,8 @@
-"""Where the replicas of a run are: its machines, those that come and go, and who was retired.
+"""The machines of a run, the place of each replica, and the replicas that were retired.
 
-It decides on which machine the next life of a replica is begun: where the replica was placed, and, once that machine is
-lost or was taken away, for a role that others offer on the one of those that has least. A learner belongs to the
-islands of its machine, and waits for it. Who is to have a next life, and when, is for the core.
+It decides on which machine the next life of a replica begins: where the replica was placed or, once that machine is
+lost or was taken away, on the machine with the fewest replicas among those that offer its role. A learner belongs to
+the islands of its machine, and waits for it. The core decides which replica has a next life, and when.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from isthmus.runtime.supervision.messages import Wanted
 
 
 class Fleet:
-    """The machines of one run, and its `replicas`; `retired` says how each of those went that are to have no next
-    life."""
+    """The machines of one run, and its `replicas`; `retired` maps replicas that have no next life to the reason."""
 
     def __init__(self, cast: Cast, places: Places) -> None:
         self.home, self.term, self.former = places.home, places.term, places.former
@@ -38,7 +37,7 @@ class Fleet:
         self._where = dict(places.machines)
         for name in [places.home, *places.offers, *places.machines.values()]:
             self.machines.setdefault(name, Machine(name))
-        if places.former:  # It is lost, until it is heard.
+        if places.former:  # The former home is lost, until it is heard.
             lost = self.machines.setdefault(places.former, Machine(places.former))
             lost.silent_beats, lost.is_lost = LOST_BEATS, True
 
@@ -49,11 +48,11 @@ class Fleet:
         return self._where.get(replica, self.home)
 
     def of(self, replica: Replica) -> Machine:
-        """The same."""
+        """The same, as a Machine."""
         return self.machines[self.name(replica)]
 
     def gang(self, replica: Replica) -> list[Replica]:
-        """The processes that live and end with one: those of its island, the leader first; itself, if it is alone."""
+        """The processes of a replica's island, the leader first; itself, if it is alone."""
         first = leader(replica)
         count = self._processes.get(first.slot, 1) if first.role == LEARNER else 1
         return [first, *(follower(first, number) for number in range(1, count))]
@@ -66,26 +65,26 @@ class Fleet:
 
     @property
     def elastic(self) -> dict[Replica, tuple[int, ...]]:
-        """The islands that go on without some of their processes, by their leaders: how many may train together."""
+        """Elastic islands, by their leaders: the numbers of processes that may train together."""
         return {Replica(LEARNER, slot): sizes for slot, sizes in self._elastic.items()}
 
     def together(self, replica: Replica) -> list[Replica]:
-        """Those that begin and end with one: its gang, unless that is elastic."""
+        """The replicas that begin and end with one: its gang, unless that is elastic."""
         is_elastic = leader(replica).role == LEARNER and replica.slot in self._elastic
         return [replica] if is_elastic else self.gang(replica)
 
     def lead(self, replica: Replica) -> Replica:
-        """The one whose lives are counted for it: its leader, where it lives and ends with that."""
+        """The replica that counts lives for this one: its leader, where both live and end together."""
         return self.together(replica)[0]
 
     @property
     def others(self) -> list[str]:
-        """The other machines that take part."""
+        """The machines that take part, apart from home."""
         return [name for name, machine in self.machines.items() if name != self.home and not machine.is_away]
 
     @property
     def away(self) -> tuple[str, ...]:
-        """The machines that take part no more."""
+        """The machines that no longer take part."""
         return tuple(name for name, machine in self.machines.items() if machine.is_away)
 
     @property
@@ -97,21 +96,21 @@ class Fleet:
         return any(replica in machine.tracked for machine in self.machines.values())
 
     def is_retired(self, replica: Replica) -> bool:
-        """Whether it is to have no next life; an island goes as one."""
+        """Whether a replica has no next life; an island is retired as a whole."""
         return leader(replica) in self.retired or replica in self.retired
 
     def is_expected(self, replica: Replica) -> bool:
         return not self.is_retired(replica) and not self.of(replica).is_away
 
     def is_spare(self, replica: Replica) -> bool:
-        """Whether the run can go on without a replica; an elastic island, without one that follows in it."""
+        """Whether the run can go on without a replica; a follower of an elastic island is always spare."""
         if gang_number(replica):
             return True
         left = [each for each in self.replicas if each.role == replica.role and each not in self.retired]
         return len(left) - 1 >= self._least.get(replica.role, 1)
 
     def needed(self) -> list[Replica]:
-        """Those that the run cannot go on without, on machines that are heard; learners apart, who wait for theirs."""
+        """The required replicas on machines that are heard, except learners, which wait for their machines."""
         return [
             replica
             for replica in self.replicas
@@ -123,7 +122,7 @@ class Fleet:
 
     @property
     def has_learners(self) -> bool:
-        """Whether any learner is not retired, or none is needed."""
+        """Whether some learner is not retired, or the run has none at all."""
         learners = [each for each in self.replicas if each.role == LEARNER]
         return not learners or any(each not in self.retired for each in learners)
 
@@ -136,22 +135,22 @@ class Fleet:
         return [each for each in self.replicas if leader(each).role == LEARNER and self.name(each) == name]
 
     def wanted(self) -> dict[str, tuple[Wanted, ...]]:
-        """What each machine is to have."""
+        """The lives that each machine should have."""
         return {name: machine.wanted() for name, machine in self.machines.items()}
 
     # -- what changes --------------------------------------------------------------------------------------------------
 
     def know(self, replicas: Iterable[Replica]) -> None:
-        """Learn of replicas of which a daemon before this one has known."""
+        """Add replicas that a former daemon knew."""
         self.replicas += sorted({*self._where, *replicas} - set(self.replicas))
 
     def place(self, replica: Replica, name: str) -> None:
-        """A replica is on this machine."""
+        """Put a replica on a machine."""
         self.machines.setdefault(name, Machine(name))
         self._where[replica] = name
 
     def join(self, name: str, islands: int) -> list[Replica]:
-        """Have a machine take part, which may have been here before, with learners in the next free slots."""
+        """Admit a machine, new or back again, with learners in the next free slots; returns these."""
         first = 1 + max((replica.slot for replica in self.replicas if replica.role == LEARNER), default=-1)
         last = min(first + islands, self.slots_max.get(LEARNER, 0))
         slots = [Replica(LEARNER, slot) for slot in range(first, last)]
@@ -164,13 +163,13 @@ class Fleet:
         return slots
 
     def take_away(self, name: str, how: Taken) -> None:
-        """Have a machine take part no more; its learners' slots go with it."""
+        """Remove a machine; its learners are retired."""
         self.machines[name].is_away = True
         for replica in self.learners_on(name):
             self.retired.setdefault(self.lead(replica), how)
 
     def relocate(self, replica: Replica) -> bool:
-        """Move a replica whose machine is lost or taken away to one that offers its role; whether it has a place."""
+        """Move a replica from a lost or removed machine to one that offers its role; returns whether it has a place."""
         where = self.of(replica)
         if where.is_reached:
             return True
@@ -186,7 +185,7 @@ class Fleet:
         return bool(able) or not where.is_away
 
     def beat(self) -> list[Machine]:
-        """Note that time has passed; the machines that are lost from now on."""
+        """Count a beat; returns the machines that are lost from now on."""
         return [
             machine
             for machine in self.machines.values()
@@ -198,7 +197,7 @@ class Fleet:
     def recall(
         self, places: Iterable[tuple[str, str]], away: Iterable[str], retired: Iterable[tuple[str, str]]
     ) -> None:
-        """Take in what a daemon before this one has noted."""
+        """Load what a former daemon recorded."""
         for text, name in places:
             replica = Replica.parse(text)
             if name != self.former or leader(replica).role == LEARNER:  # The rest of it is this home's now.
@@ -212,7 +211,7 @@ class Fleet:
         return tuple((str(replica), name) for replica, name in sorted(self._where.items()))
 
     def check(self) -> None:
-        """Raise InvariantError unless every replica has one life at most, and only where machines take part."""
+        """Raise InvariantError unless every replica has at most one life, and only on machines that take part."""
         found: dict[Replica, str] = {}
         for name, machine in self.machines.items():
             demand(machine.condemned <= set(machine.tracked), f"{name}: condemned, and not tracked")
@@ -224,6 +223,6 @@ class Fleet:
 
 
 def demand(holds: bool, broken: str) -> None:
-    """Raise InvariantError unless something holds."""
+    """Raise InvariantError with `broken` unless `holds`."""
     if not holds:
         raise InvariantError(f"supervision: {broken}")

@@ -1,7 +1,7 @@
-"""Who of a run's hosts is alive, slow, suspect, stuck or gone: the membership core, and what explains each state.
+"""Liveness of a run's hosts: the membership core, and the cause of each state.
 
-It decides which silence is excused (`excuse` says what excuses it now), and who is condemned. What that means for a
-life is for the core of the home.
+It decides which silence is excused (`excuse` returns the present cause), and which members are condemned. The core of
+the home decides what that means for a life.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS
 
 PATIENCE: Final = seconds(20)
-"""Whatever was learned, a silent host is replaced after this."""
+"""A silent host is replaced after this, whatever was learned."""
 DEVIATION_MIN: Final = seconds(1)
 """A host with regular heartbeats is suspect after 3.3 s of silence, and replaced after 7.3 s: on a machine with six
-times as many busy processes as cores a healthy one was silent for 1.9 s, and a body that keeps the interpreter to
-itself for some seconds is to cost nobody a life."""
+times as many busy processes as cores a healthy one was silent for 1.9 s, and a body that holds the interpreter for some
+seconds must not cost a life."""
 HURRY: Final = seconds(5)
-"""Once a run comes to its end, no learner is waited for longer than this while it is silent."""
+"""Once a run comes to its end, no silent learner is awaited for longer than this."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """What came of something: incidents to write down, members to kill and why, and whether others are live now."""
+    """Results of an event: incidents to record, members to kill and why, and whether the live members changed."""
 
     written: list[tuple[Member, incidents.Incident]] = field(default_factory=list)
     condemned: list[tuple[Member, incidents.Verdict | None]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Findings:
 
 
 class Roll:
-    """The roll of one run. `timer_at` is when `fire` is to be called next."""
+    """The membership of one run. `timer_at` is when `fire` has to be called next."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Roll:
         excuse: Callable[[Member], Excuse | None],
         described: Callable[[Member], tuple[int, str]],
     ) -> None:
-        """`described` gives the pid of a member, and its machine ('' where that is home)."""
+        """`described` returns the pid of a member, and its machine ('' where that is home)."""
         self.timer_at: Instant | None = None
         self._excuse, self._described = excuse, described
         self._core = MembershipCore(
@@ -82,18 +82,18 @@ class Roll:
         return self._core.state(replica)
 
     def members(self) -> list[Member]:
-        """All who have not been removed, suspects among them, sorted."""
+        """All members that have not been removed, suspects among them, sorted."""
         return [member for member, _, _ in self._core.roster()]
 
     def has(self, member: Member) -> bool:
         return member in self.members()
 
     def has_ended(self, member: Member) -> bool:
-        """Whether this life is over for good, whoever still tells of it."""
+        """Whether this life is over for good, even if a report still lists it."""
         return self._core.has_ended(member)
 
     def is_heard(self, member: Member) -> bool:
-        """Whether this life is a member that speaks."""
+        """Whether this life is a member whose heartbeats arrive."""
         return self.has(member) and self._core.state(member.replica) not in SILENT
 
     def take(self, event: MembershipEvent, now: Instant, found: Findings | None = None) -> Findings:
@@ -125,17 +125,20 @@ class Roll:
         return found
 
     def fire(self, now: Instant) -> Findings:
-        """Judge all silences at the time of the timer."""
+        """Judge all silences when the timer fires."""
         found = Findings()
-        # The same instant for both: nobody may become late between the question and the judgement.
+        # The same instant for both: no member may become late between the question and the judgement.
         for member in self._core.late(now):
             self._ask(member, "alive", now, found)
         self.timer_at = None
         return self.take(MembershipTimerFired(), now, found)
 
     def review(self, now: Instant, *, is_hurried: bool) -> Findings:
-        """See whether what excused a silence still does. `is_hurried`: the run comes to its end, and no learner, for
-        which its last rounds would wait, is waited for long."""
+        """Check whether the excuse of each silence still holds.
+
+        `is_hurried`: the run comes to its end, and no silent learner is awaited for long, because the last rounds would
+        wait for it.
+        """
         found = Findings()
         silent = [(member, state) for member, _, state in self._core.roster() if state in SILENT]
         self._hurried = {
@@ -151,11 +154,11 @@ class Roll:
         return found
 
     def check(self) -> None:
-        """Raise InvariantError unless the membership core is sound."""
+        """Raise InvariantError unless the invariants of the membership core hold."""
         self._core.check()
 
     def _ask(self, member: Member, state: str, now: Instant, found: Findings) -> None:
-        """See what excuses the silence of a member that is in `state`."""
+        """Start or end the excuse for the silence of a member that is in `state`."""
         excuse = self._excuse(member)
         if excuse is not None:
             self.take(SilenceExcused(member, excuse), now, found)

@@ -1,9 +1,9 @@
-"""One machine of a run, as the home knows it: the lives that are tracked there, and when it was heard of.
+"""One machine of a run, as the home knows it: the lives that are tracked there, and its beats of silence.
 
 It decides nothing about lives. A life is *tracked* from when it is wanted until its end is known; one that is to be
-killed is tracked, and *condemned*. A machine that says nothing for LOST_BEATS beats is *lost*: its lives count as
-ended, whatever they do there, and if it comes back they are not wanted any more. Beats are those of the home's own
-daemon, so that one which was stopped itself blames nobody.
+killed is tracked, and *condemned*. A machine that is silent for LOST_BEATS beats is *lost*: its lives count as ended,
+even if they still run there, and are no longer wanted if it comes back. Beats are those of the home's own daemon, so
+that a suspended daemon blames no machine for its own pause.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from isthmus.runtime.supervision.messages import Wanted
 LOST_BEATS: Final = 40
 """Twenty seconds. Until then its silence excuses that of its hosts."""
 SILENT_BEATS: Final = 2
-"""So many beats without a word, and it is silent."""
+"""Beats without a report after which a machine is silent."""
 
 
 @dataclass(slots=True)
 class Machine:
-    """Lives by replica: those `tracked`, of those the `condemned`, and the `fresh` ones, which have their numbers from
-    this daemon. `is_away`: it takes part no more."""
+    """Lives by replica: those `tracked`, of those the `condemned`, and the `fresh` ones, numbered by this daemon.
+
+    `is_away`: the machine no longer takes part.
+    """
 
     name: str
     tracked: dict[Replica, int] = field(default_factory=dict)
@@ -35,7 +37,7 @@ class Machine:
 
     @property
     def is_silent(self) -> bool:
-        """Whether so many beats have gone by without a word that its silence explains that of its hosts."""
+        """Whether the machine has been silent for long enough to excuse the silence of its hosts."""
         return self.silent_beats >= SILENT_BEATS
 
     @property
@@ -48,23 +50,23 @@ class Machine:
         return self.tracked.get(member.replica) == member.incarnation
 
     def track(self, member: Member, *, is_new: bool = False) -> None:
-        """Want a life from now on."""
+        """Track a life as wanted from now on."""
         self.tracked[member.replica] = member.incarnation
         if is_new:
             self.fresh.add(member.replica)
 
     def forget(self, member: Member) -> None:
-        """The end of a life is known."""
+        """Stop tracking a life, whose end is known."""
         del self.tracked[member.replica]
         self.condemned.discard(member.replica)
         self.fresh.discard(member.replica)
 
     def members(self) -> list[Member]:
-        """All that are tracked, sorted."""
+        """All tracked members, sorted."""
         return [Member(replica, incarnation) for replica, incarnation in sorted(self.tracked.items())]
 
     def wanted(self) -> tuple[Wanted, ...]:
-        """What it is told to have."""
+        """The lives that its orders list."""
         return tuple(
             Wanted(member, member.replica in self.condemned, member.replica in self.fresh) for member in self.members()
         )
@@ -73,7 +75,7 @@ class Machine:
         self.silent_beats, self.is_lost = 0, False
 
     def beat(self) -> bool:
-        """Note that time has passed; whether it is lost from now on."""
+        """Count a beat; returns whether the machine is lost from now on."""
         self.silent_beats += 1
         if self.silent_beats == LOST_BEATS:
             self.is_lost = True

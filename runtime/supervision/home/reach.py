@@ -1,16 +1,15 @@
-"""Which hosts no other host hears, though they go on speaking to their daemon.
+"""Hosts that are cut off: no other host hears them, though their heartbeats reach their daemon.
 
-Heartbeats pass between daemons, items between hosts, on ports of their own: a network may let only the ones through.
-This core decides which member is *cut off*, when that is told, and when it is condemned for it. Who is silent for its
-daemon, is for `roll`.
+Heartbeats pass between daemons, items between hosts, on ports of their own: a network may block one and not the other.
+This core decides which member is *cut off*, when that is reported, and when it is condemned for it. `liveness` judges
+members that are silent towards their daemon.
 
-Theory of operation. A heartbeat says how many other hosts a host is to talk with, and to how many of these it has no
-data connection; a connection on which nothing is heard is given up by both ends within five seconds. A member that has
-none at all is cut off, as long as most of those that have somebody to talk with are not: where half of them are, the
-network between them is at fault, and no host. It is waited for as long as a lost machine is, because its work is lost
-with its life; while the run comes to its end, rounds wait for it, and a learner is waited for as briefly as a silent
-one. Its next life is on the same machine, and is given twice the time, and so on. Beats are those of the home, so that
-one that was stopped condemns nobody.
+Theory of operation. A heartbeat contains the number of a host's peers, and to how many of these it has no data
+connection; both ends give up a silent connection within five seconds. A member that has none at all is cut off, as long
+as most of the members with peers are not: where half of them are, the network between them is at fault, and no host. It
+is awaited for as long as a lost machine, because its work is lost with its life; while the run comes to its end, rounds
+wait for it, and a learner is awaited as briefly as a silent one. Its next life is on the same machine, and gets twice
+the time, and so on. Beats are those of the home, so that a suspended home condemns no member.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from isthmus.runtime.supervision.home.liveness import Findings
 from isthmus.runtime.supervision.messages import Said
 
 TOLD_BEATS: Final = 10
-"""Five seconds, beside the five in which its connections are given up: on busy cores a host that has just begun needs
-some for its first ones."""
+"""Five seconds, beside the five in which its connections are given up: on busy cores a new host needs some for its
+first ones."""
 CUT_OFF_BEATS: Final = 40
 """Twenty seconds, as for a lost machine."""
 HURRY_BEATS: Final = 10
@@ -39,19 +38,21 @@ BEAT: Final = seconds(0.5)
 
 
 class Reach:
-    """Of one run."""
+    """The reach of the hosts of one run."""
 
     def __init__(self) -> None:
         self._beats: dict[Member, int] = {}
         self._condemned: Counter[Replica] = Counter()
 
     def is_cut_off(self, member: Member) -> bool:
-        """Whether it was told that this member is cut off."""
+        """Whether this member was reported as cut off."""
         return self._beats.get(member, 0) >= TOLD_BEATS
 
     def beat(self, said: Mapping[Member, Said], *, is_hurried: bool) -> Findings:
-        """Note that time has passed. `said` is what the members have said last that are heard, `is_hurried`: the run
-        comes to its end."""
+        """Count a beat.
+
+        `said` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
+        """
         found = Findings()
         cut_off = [member for member, each in said.items() if each.peers and each.unreached >= each.peers]
         is_of_network = 2 * len(cut_off) >= sum(bool(each.peers) for each in said.values())
@@ -70,9 +71,9 @@ class Reach:
         return found
 
     def ended(self, replica: Replica) -> None:
-        """A life of a replica has ended for being cut off: the next one is given twice the time."""
+        """A life of a replica ended because it was cut off: its next one gets twice the time."""
         self._condemned[replica] += 1
 
     def _times(self, member: Member) -> int:
-        """How many times its patience was doubled."""
+        """How often its patience was doubled."""
         return min(self._condemned[member.replica], DOUBLINGS_MAX)

@@ -1,8 +1,7 @@
-"""When the next life of a replica begins: at once the first time, later where lives of it end again and again.
+"""When the next life of a replica begins: at once the first time, after a back-off where its lives end again and again.
 
-A life that served for HEALTHY wipes out the failures before it. After FAILURES_MAX lives in a row that came to nothing,
-the program is at fault, and there is no point in another. Where every learner ends by the same error, that is known
-sooner (`Repeats`).
+A life that served for HEALTHY resets the count of failures. After FAILURES_MAX failed lives in a row, the program is at
+fault, and another life is pointless. Where every learner ends by the same error, that is known sooner (`Repeats`).
 """
 
 from __future__ import annotations
@@ -15,25 +14,27 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.incidents import Raised
 
 BACKOFF_SECONDS: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Before the n-th start in a row that did not come to anything; the first restart is at once."""
+"""Delay after the n-th failed life in a row; the first restart is at once."""
 FAILURES_MAX: Final = 5
 HEALTHY: Final = seconds(10)
 REPEATS_MIN: Final = 2
-"""Lives in a row of one learner that ended by the same error, for it to be the program's: the first may have been an
-accident that met all at once, a disk that was full, say."""
+"""Lives in a row of one learner that ended by the same error, for the error to be the program's: the first may have
+been an accident that hit all at once, such as a full disk."""
 LONG: Final = seconds(600)
-"""After so long a service an error is the first of its row: its like before it was another event."""
+"""After this long a service an error starts a new row: an equal one before it was another event."""
 
 
 class Restarts:
-    """Counts, for each replica, the lives in a row that came to nothing."""
+    """Counts the failed lives in a row of each replica."""
 
     def __init__(self) -> None:
         self._failures: dict[Replica, int] = {}
 
     def delay(self, replica: Replica, served_at: Instant | None, now: Instant) -> Duration | None:
-        """How long to wait before the life after one which has ended, and which began to serve at `served_at`, if it
-        did; None if there is no point in another."""
+        """The delay before the next life of a replica; None if it should have none.
+
+        The life that has just ended began to serve at `served_at`, if it did.
+        """
         is_healthy = served_at is not None and now - served_at >= HEALTHY
         failures = self._failures[replica] = 1 if is_healthy else self._failures.get(replica, 0) + 1
         if failures > FAILURES_MAX:
@@ -41,7 +42,7 @@ class Restarts:
         return seconds(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS)) - 1])
 
     def failures(self, replica: Replica) -> int:
-        """Lives in a row of a replica that came to nothing."""
+        """Failed lives in a row of a replica."""
         return self._failures.get(replica, 0)
 
 
@@ -53,13 +54,13 @@ class Repeated(NamedTuple):
 
 
 class Repeats:
-    """Tells the program's own errors, which every learner meets again, from those of one learner alone."""
+    """Separates the program's own errors, which every learner meets again, from those of one learner alone."""
 
     def __init__(self) -> None:
         self._rows: dict[Replica, Repeated] = {}
 
     def ended(self, replica: Replica, error: Raised | None, served_at: Instant | None, now: Instant) -> None:
-        """A life of a learner has ended, by this error or by none."""
+        """A life of a learner ended, by this error or by none."""
         before = self._rows.pop(replica, None)
         if error is None:
             return
@@ -68,7 +69,7 @@ class Repeats:
         self._rows[replica] = Repeated(error, lives + 1)
 
     def common(self, learners: Iterable[Replica]) -> Repeated | None:
-        """The error by which the last life of each of these ended, if it is one, and was met again."""
+        """The error by which the last life of each of these learners ended, if it is the same and was repeated."""
         rows = [self._rows.get(learner) for learner in learners]
         known = [row for row in rows if row is not None]
         if not known or len(known) < len(rows) or any(row.error.mistake != known[0].error.mistake for row in known):

@@ -1,14 +1,14 @@
-"""Whether the replicas that a run cannot do without serve it, and for how long they do not.
+"""Whether the replicas that a run requires serve it, and for how long they have not.
 
 Lives that end in a row are counted elsewhere (`restarts`), and so is one that is cut off (`reach`): each is followed by
-another. But a machine may have no room for the next process, its disk may take no number, or its interface may have
-lost its address for good, while its daemon goes on speaking. Then lives follow each other, or none comes, without an
-end. This core counts how long such a replica has not served at all, and decides when the run has to be told so.
+another. But a machine may have no room for the next process, its disk may accept no number, or its interface may have
+lost its address for good, while its daemon still sends reports. Then lives follow each other, or none comes, without an
+end. This core counts how long such a replica has not served at all, and decides when the run fails for it.
 
-Served is who is heard by its daemon and has a data connection with some host. A recorder has to have one with each
-other replica that the run cannot do without, and with a learner, where any of them is heard: without these it never
-hears of the end. Learners are waited for as long as their machines are, and so is whoever is on a machine that is not
-heard. Beats are those of the home, so that one that was stopped blames nobody.
+A replica serves if its daemon hears it and it has a data connection with some host. A recorder must have one with each
+other required replica, and with a learner, where any of them is heard: without these it never learns of the end.
+Learners are awaited for as long as their machines are, and so are replicas on a machine that is not heard. Beats are
+those of the home, so that a suspended home blames no replica.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from isthmus.runtime.supervision.messages import Said
 UNSERVED_BEATS: Final = 1200
 """Ten minutes, as for a silence that is excused: learners train meanwhile, and keep what they have."""
 LAST_BEATS: Final = 120
-"""A minute, once the run comes to its end: nobody trains any more, and a new life takes some ten seconds."""
+"""A minute, once the run comes to its end: no learner trains any more, and a new life takes some ten seconds."""
 BEAT: Final = seconds(0.5)
 
 
@@ -36,15 +36,17 @@ class Unserved(NamedTuple):
 
 
 class Service:
-    """Of one run."""
+    """The required service of one run."""
 
     def __init__(self) -> None:
         self._beats: dict[Replica, int] = {}
         self._last_beats: dict[Replica, int] = {}
 
     def beat(self, needed: Collection[Replica], said: Mapping[Member, Said], *, is_hurried: bool) -> Unserved | None:
-        """Note that time has passed; which of those `needed` has not served for too long. `said` is what the members
-        have said last that are heard, `is_hurried`: the run comes to its end."""
+        """Count a beat; returns a `needed` replica that has not served for too long, or None.
+
+        `said` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
+        """
         heard = {member.replica: each for member, each in said.items()}
         idle = [replica for replica in needed if not _serves(replica, heard, needed)]
         self._beats = {replica: self._beats.get(replica, 0) + 1 for replica in idle}

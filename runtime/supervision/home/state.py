@@ -1,4 +1,4 @@
-"""What a home knows of its run, and what it is about to say; the parts of the core decide, this only remembers."""
+"""The state of a home, and the commands that it is about to return; the parts of the core decide, this only stores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from isthmus.runtime.supervision.messages import Form, Seen, Stamp
 
 @dataclass(slots=True)
 class Life:
-    """A tracked life that a station has seen, on `machine`; that it `is_starved` is written down once."""
+    """A tracked life that a station has seen, on `machine`; `is_starved`: that incident is written once."""
 
     member: Member
     machine: str
@@ -30,13 +30,12 @@ class Life:
     is_starved: bool = False
     verdict: incidents.Verdict | None = None
     refusals: dict[tuple[Replica, str], int] = field(default_factory=dict)
-    """Of its items, by who refused them and the edge."""
+    """Counts of its refused items, by refusing replica and edge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fallen:
-    """What ended the life of an island of several processes: how the first of these ended, and since when the leader
-    had served."""
+    """The end of an island of several processes: how the first of these ended, and since when the leader had served."""
 
     ended: incidents.Ended
     served_at: Instant | None
@@ -44,13 +43,15 @@ class Fallen:
 
 @dataclass(slots=True)
 class RunState:
-    """Of one run. Numbers of lives: the `newest` of each replica, those that are `noting` now, and the `floor` above
-    which they are taken. `is_unsure`: the ledger was lost, and nobody knows yet which lives there are; `is_taking`: or
-    it is that of another home, which was lost. A daemon that
-    took over waits until `adopt_until` for the replicas that it is `adopting`. `due` is when the next life of a replica
-    begins. `fallen`: the islands, by their leaders, whose last processes are about to end. `islands` are the elastic
-    ones. `has_given_way`: another machine is the home, and this one knows. `has_news`: machines are to be told,
-    `has_changed`: the journal is to be written."""
+    """The state of one run.
+
+    Numbers of lives: the `newest` of each replica, those being recorded (`noting`), and the `floor` above which they
+    are taken. `is_unsure`: the ledger was lost, and the running lives are not known yet; `is_taking`: the ledger was
+    that of another home, which was lost. A daemon that took over waits until `adopt_until` for the replicas that it is
+    `adopting`. `due` is when the next life of a replica begins. `fallen`: the islands, by their leaders, whose last
+    processes are about to end. `islands` are the elastic ones. `has_given_way`: another machine is the home, and this
+    one knows. `has_news`: orders must be sent; `has_changed`: the journal must be written.
+    """
 
     fleet: Fleet
     roll: Roll
@@ -86,19 +87,19 @@ class RunState:
     has_changed: bool = False
 
     def write(self, member: Member, incident: incidents.Incident) -> None:
-        """Have an incident written down; it explains the state of its host from now on."""
+        """Record an incident; it explains the state of its host from now on."""
         self.reasons[member.replica] = incident
         self.commands.append(WriteIncident(member, incident))
 
     def after(self, duration: Duration) -> Instant:
-        """The instant so much later than now."""
+        """The instant `duration` from now."""
         return Instant(self.now + duration)
 
     def __post_init__(self) -> None:
         self.recall_forms(())
 
     def recall_forms(self, forms: tuple[Form, ...]) -> None:
-        """Go on with the elastic islands as a daemon before this one had them."""
+        """Restore the elastic islands of a former daemon."""
         known = {form.leader: form for form in forms}
         elastic = self.fleet.elastic.items()
         self.islands = [ElasticIsland(self.fleet.gang(each), sizes, known.get(each)) for each, sizes in elastic]
@@ -115,6 +116,6 @@ class RunState:
 
     @property
     def is_coming_to_its_end(self) -> bool:
-        """Whether the last rounds are on: a single learner that says so may be wrong."""
+        """Whether the last rounds are on: a stop was requested, or most learners or another host are `final`."""
         final = [life.member.replica.role for life in self.lives.values() if life.seen.said.phase == "final"]
         return self.is_stopping or len(set(final) - {LEARNER}) > 0 or 2 * final.count(LEARNER) > len(self.learners)

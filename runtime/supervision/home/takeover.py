@@ -1,13 +1,13 @@
-"""How a daemon begins: with what one before it has noted, with the lives that stations tell of, or with nothing.
+"""How a daemon starts: from the records of a former one, from the lives that stations report, or from nothing.
 
-A daemon that takes over tracks the newest life of each replica as if nothing had happened, and learns from the stations
-which of them are there; of these none is begun, for nobody knows whether and where it was. It tells no roster until all
-have spoken that may be there (ADOPT), for whoever is missing in a roster is gone. Where the ledger was lost, stations
-and hosts say which lives there were, and numbers go on far beyond them.
+A daemon that takes over tracks the newest life of each replica, and learns from the stations which of them are running;
+it begins none of these, because whether and where each was begun is unknown. It sends no roster until all hosts that
+may be running have been heard (ADOPT), because a host that is missing in a roster counts as gone. Where the ledger was
+lost, stations and hosts report the lives that there were, and numbers continue far beyond them.
 
-Another machine that becomes the home of a run begins the next term in the same way: what it has of the ledger may be
-old, so it is believed for the rest only. Each term has numbers of its own, so that a former home which lives on unseen
-never gives one that this home gives. A home that is told of a later term gives way: the run is not its any more.
+Another machine that becomes the home of a run begins the next term in the same way: its copy of the ledger may be old,
+so it is trusted for everything but lives. Each term has numbers of its own, so that a former home which lives on unseen
+never gives a number that this home gives. A home that learns of a later term gives way: the run is no longer its own.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from isthmus.runtime.supervision.messages import Gone, Report, Stamp
 from isthmus.runtime.supervision.station_events import NoteFound, NoteLives
 
 ADOPT: Final = seconds(11)
-"""How long a new daemon waits for hosts that may be there to find it, which they do within a few seconds; a second more
-than a station whose ledger was lost."""
+"""How long a new daemon waits for running hosts to find it, which they do within a few seconds; a second more than a
+station whose ledger was lost."""
 NUMBERS_SKIPPED: Final = 1000
-"""Beyond the highest number that anybody knows, after a ledger was lost: a replica whose lives end again and again is
+"""Numbers skipped above the highest known one, after a ledger was lost: a replica whose lives end again and again is
 given up long before."""
 NUMBERS_OF_TERM: Final = 100_000
-"""As many numbers has each term: a hundred lost ledgers."""
+"""Numbers of each term: enough for a hundred lost ledgers."""
 
 
 def begin(run: RunState, event: HomeBegan) -> None:
-    """Take over what a daemon before this one has left, and start the rest."""
+    """Take over the records of a former daemon, and start the rest."""
     fleet = run.fleet
     run.newest = {member.replica: member.incarnation for member in event.newest}
     if event.journal is not None:
@@ -61,7 +61,7 @@ def begin(run: RunState, event: HomeBegan) -> None:
 
 
 def recall(run: RunState, journal: Journal) -> None:
-    """Take in what a daemon before this one has noted."""
+    """Load the journal of a former daemon."""
     run.is_stopping, run.outcome, run.failure = journal.is_stopping, journal.outcome, journal.failure
     run.has_given_way = isinstance(journal.failure, incidents.Moved)
     run.used.update(journal.used)
@@ -73,17 +73,17 @@ def recall(run: RunState, journal: Journal) -> None:
 
 
 def give_way(run: RunState, by: str, term: int) -> None:
-    """Another machine is the home of the run: it goes on there, and every host of this home ends."""
+    """Another machine is the home of the run: the run goes on there, and every host of this home ends."""
     if by == run.fleet.home or term < run.stamp.term or run.has_given_way:
         return
-    run.has_given_way = True  # Once: to all that is said after that, every machine answers in the same way.
+    run.has_given_way = True  # Once: every machine answers all later orders in the same way.
     found = by, term, run.stamp.term
     run.write(DAEMON, incidents.Superseded(*found))
     endings.end_run(run, "failed", incidents.Moved(*found))
 
 
 def noted(run: RunState) -> Journal:
-    """What the next daemon has to know."""
+    """The journal for the next daemon."""
     fleet = run.fleet
     return Journal(
         is_stopping=run.is_stopping,
@@ -101,8 +101,10 @@ def noted(run: RunState) -> Journal:
 
 
 def learn(run: RunState, machine: Machine, report: Report) -> None:
-    """Believe what a station says of lives, where nobody else knows any more which there are. A report that comes late,
-    or again, does not bring a life back."""
+    """Accept the lives that a station reports, while the home's own records are lost.
+
+    A late or repeated report does not bring a life back.
+    """
     for known in (*report.newest, *(seen.member for seen in report.lives)):
         replica = known.replica
         if known.incarnation > run.newest.get(replica, 0):
@@ -122,8 +124,10 @@ def learn(run: RunState, machine: Machine, report: Report) -> None:
 
 
 def adopted_all(run: RunState) -> None:
-    """Hosts that have not spoken by now are waited for no longer than any other, and are members until they are
-    found to be gone: a roster that lacks them would say so to all others, for good."""
+    """End the wait for hosts to be adopted: those not heard become members until they are found to be gone.
+
+    A roster without them would declare them gone to all others, for good.
+    """
     adopting = sorted(run.adopting)
     run.adopting.clear()
     for replica in adopting:

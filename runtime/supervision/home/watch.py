@@ -1,7 +1,8 @@
-"""What is heard of the lives of a run: who is there, who speaks, whose items are refused, and who is condemned.
+"""Reports about the lives of a run: which are seen, which are heard, whose items are refused, and which are condemned.
 
-A life is *seen* by a report of its station, and *heard* once it speaks, when it is let in. One that is silent, stuck or
-cut off, whose items others refuse, or that never speaks, is condemned: its station kills it.
+A life is *seen* by a report of its station, and *heard* with its first heartbeat, when it is admitted. One that is
+silent, stuck or cut off, whose items others refuse, or that never sends a heartbeat, is condemned: its station kills
+it.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from isthmus.runtime.supervision.home.state import Life, RunState
 from isthmus.runtime.supervision.messages import Formed, Seen
 
 SERVING: Final[frozenset[Phase]] = frozenset({"stepping", "serving", "final"})
-"""The phases of a host that does what it is there for."""
+"""The phases of a host that does its work."""
 BEAT: Final = seconds(0.5)
 HELLO_BEATS: Final = 120
-"""A minute for a process to say hello, which is two seconds of imports where nobody is in the way."""
+"""A minute for the first heartbeat of a process, which takes two seconds of imports on an idle machine."""
 REFUSALS_MAX: Final = 3
-"""Items of one life that another host refuses on one edge: after so many the life is at fault, and not a bit."""
+"""Items of one life that another host refuses on one edge: after so many the life is at fault, and not a flipped bit.
+"""
 
 
 def see(run: RunState, machine: Machine, seen: Seen) -> None:
-    """A life is there."""
+    """Handle a reported life."""
     member, replica = seen.member, seen.member.replica
     life = run.lives.get(replica)
-    machine.fresh.discard(replica)  # It was begun: a station that knows nothing of it is not to begin it again.
+    machine.fresh.discard(replica)  # It was begun: a station that does not know it must not begin it again.
     if life is None or life.member != member:
         life = run.lives[replica] = Life(member, machine.name, Seen(member, seen.pid))
         if replica in run.adopting or run.roll.has(member):
@@ -63,7 +65,7 @@ def see(run: RunState, machine: Machine, seen: Seen) -> None:
 
 
 def beat(run: RunState) -> None:
-    """Judge hosts that do not speak, or that no other host hears."""
+    """Judge hosts that send no heartbeats, or that no other host hears."""
     for life in list(run.lives.values()):
         is_heard = not run.fleet.machines[life.machine].is_silent or life.machine == run.fleet.home
         if not life.seen.beats and not life.seen.is_stopped and is_heard:
@@ -82,7 +84,7 @@ def beat(run: RunState) -> None:
 
 
 def form(run: RunState) -> None:
-    """See which processes of elastic islands are to train together from now on."""
+    """Update which processes of elastic islands train together."""
     if run.is_unsure or run.is_ending or run.adopting:
         return
     for island in run.islands:
@@ -122,12 +124,12 @@ def _form(run: RunState, island: ElasticIsland) -> None:
 
 
 def find(run: RunState, found: Findings) -> None:
-    """Do what the roll has found."""
+    """Carry out the findings of the roll."""
     run.has_news |= found.has_changed
     for member, incident in found.written:
         run.write(member, incident)
     for member, verdict in found.condemned:
-        if not run.is_ending:  # One that ends with the run is silent while it writes what it has.
+        if not run.is_ending:  # A host that ends with the run is silent while it writes its files.
             condemn(run, member, verdict)
 
 
@@ -144,7 +146,7 @@ def condemn(run: RunState, member: Member, verdict: incidents.Verdict | None) ->
 
 
 def excuse(run: RunState, member: Member) -> Excuse | None:
-    """What excuses the silence of a member; when the run comes to its end, nothing does."""
+    """The excuse for a member's silence; none when the run comes to its end."""
     life, machine = run.lives.get(member.replica), run.fleet.of(member.replica)
     if run.is_coming_to_its_end:
         return None
@@ -154,13 +156,13 @@ def excuse(run: RunState, member: Member) -> Excuse | None:
 
 
 def described(run: RunState, member: Member) -> tuple[int, str]:
-    """The process of a member, 0 where none was seen, and its machine, '' at home."""
+    """The pid of a member, 0 if none was seen, and its machine, '' at home."""
     life, name = run.lives.get(member.replica), run.fleet.name(member.replica)
     return 0 if life is None else life.seen.pid, "" if name == run.fleet.home else name
 
 
 def _hear(run: RunState, seen: Seen) -> None:
-    """A host spoke: the first time it is let in, and all are told."""
+    """Handle a new heartbeat: the first one admits the host, which all others learn."""
     member, said = seen.member, seen.said
     run.adopting.discard(member.replica)
     if run.roll.has(member):
@@ -172,7 +174,7 @@ def _hear(run: RunState, seen: Seen) -> None:
 
 
 def _judge(run: RunState, by: Member, refusal: Refusal) -> None:
-    """A host has refused items of another one: that one is named, and, where it goes on, condemned."""
+    """Handle items that a host has refused: their sender is named, and, if it persists, condemned."""
     accused, place = refusal.member, (by.replica, refusal.edge)
     life = run.lives.get(accused.replica)
     if run.is_ending or life is None or life.member != accused:
@@ -185,5 +187,5 @@ def _judge(run: RunState, by: Member, refusal: Refusal) -> None:
     told = incidents.Misbehaved(str(by.replica), refusal.edge, *what, refusal.count)
     if not known:
         run.write(accused, incidents.ItemRefused(told))
-    if refusal.count >= (1 if refusal.is_vote else REFUSALS_MAX):  # Who waits for a vote is not to wait for good.
+    if refusal.count >= (1 if refusal.is_vote else REFUSALS_MAX):  # A refused vote would keep its round waiting.
         condemn(run, accused, told)
