@@ -1,1 +1,1 @@
-"""The channel over sockets. Decides whom to dial, and when a peer is lost."""
+"""The channel over sockets. Decides which peers to dial, and when one is lost."""

@@ -1,14 +1,14 @@
 """The channel over a wire: hosts in different processes and buildings.
 
-Decides when to speak: what a turn of the loop has for a peer goes in one message at its end, and a long transfer sends
-one chunk a turn, so that peers take turns. The parts of it decide the rest: `connections` whom to dial and when a peer
-is lost, `session` what a connection may carry, `lanes` what waits and in which order, `delivery` when the receiver gets
-what has come, `relaying` what is passed on, `frames` and `messages` how it all looks in bytes.
+Decides when to send: everything that a turn of the loop has for a peer goes in one message at its end, and a long
+transfer sends one chunk a turn, so that peers take turns. Its parts decide the rest: `connections` which peers to dial
+and when one is lost, `session` what a connection may carry, `transfers` what waits and in which order, `delivery` when
+the receiver gets what has come, `relaying` what is passed on, `batches` and `messages` the form in bytes.
 
 Theory of operation. A host may bind (a control and a data ROUTER), may dial (a control and a data DEALER for each
-peer), or both; who accepts no connection from outside only dials. Who makes its sockets, ZeroMQ or a simulated world,
-it does not know. Everything happens in turns of their loop. The channel only ever says that a peer is up or lost; that
-a member has gone for good is decided by others, who then call `forget`.
+peer), or both; a host that accepts no connection from outside only dials. The channel does not know the maker of its
+sockets, ZeroMQ or a simulated world. Everything happens in turns of their loop. The channel only reports that a peer is
+up or lost; its owner decides that a member has gone for good, and then calls `forget`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from isthmus.runtime.wire.sockets import Sockets
 
 
 class WireChannel:
-    """One host's end of all its connections. Everything is called, and calls back, in turns of the loop of `sockets`.
+    """One host's end of all its connections. All calls and callbacks are in turns of the loop of `sockets`.
 
     `on_peer_up(member)`: items can be sent. `on_peer_lost(member, reason)`: a connection ended, or none could be made
-    (said once for each reason); the channel tries again until `forget`. `on_snapshot(member, number)`: an item whose
-    sender had a higher snapshot number than `snapshot` comes next. `watch` is told of transfers once they are
-    acknowledged, those of small items up to a heartbeat after they have ended.
+    (called once for each reason); the channel tries again until `forget`. `on_snapshot(member, number)`: an item whose
+    sender had a higher snapshot number than `snapshot` comes next. `watch` is called for each transfer once it is
+    acknowledged, up to a heartbeat after the end of a small one.
 
-    `holds_strangers`: what a peer sends that has dialled before anybody spoke of it waits for `expect`. A core drops
-    what comes from nobody that it knows, and a host may hear of a peer later than from it.
+    `holds_strangers`: items of a peer that has dialled before it was named wait for `expect`. A core drops items of
+    unknown members, and a host may learn of a peer later than hear from it.
 
-    With keys every socket is encrypted, off loopback there is no other way. Who dials us has to be admitted, and
-    speaks only for members that live on its machine, as `machine_of(member)` says (None: not known, or not yet).
+    With keys every socket is encrypted; off loopback keys are required. A peer that dials us must be admitted, and may
+    act only for members on its machine, by `machine_of(member)` (None: unknown, or not known yet).
     """
 
     def __init__(
@@ -89,8 +89,7 @@ class WireChannel:
         self._delivery.open(receiver)
 
     def send(self, target: Member, parcel: Parcel, *, replaces: bool) -> None:
-        """Hand over an item; `replaces` on Latest edges. It waits for a known peer that is not up, or not yet; for an
-        unknown one it is dropped.
+        """Send an item; `replaces` on Latest edges. Waits for a known peer that is not up; dropped for an unknown one.
 
         LocalProtocolError for one whose fields are too large, and where far too many wait.
         """
@@ -122,12 +121,12 @@ class WireChannel:
             self._connections.close()
 
     def statistics(self) -> dict[str, int]:
-        """Items and bytes sent and received, items superseded and dropped, as every channel counts them; beside them
-        `relayed` messages, `stale` ones of older connections, `unheard` ones from refused addresses, and, as
-        `refused_REASON`, everything that a peer sent and that was not accepted.
+        """Items and bytes sent and received, items superseded and dropped, as every channel counts them.
 
-        Of a peer that has left, what it had not acknowledged counts as dropped: a few small items may have arrived
-        within its last heartbeat."""
+        Beside them `relayed` messages, `stale` ones of older connections, `unheard` ones from refused addresses, and,
+        as `refused_REASON`, everything from peers that was not accepted. Items that a peer had not acknowledged when it
+        left count as dropped: a few small ones may have arrived within its last heartbeat.
+        """
         names = ("items_sent", "items_received", "bytes_sent", "bytes_received", "superseded", "dropped")
         counts = dict.fromkeys(names, 0) | self._counts
         for peer in self._connections.peers.values():
@@ -140,26 +139,29 @@ class WireChannel:
     def bind(self, endpoint: str) -> Endpoints:
         """Listen at `tcp://ADDRESS:PORT` and the port after it, at any two that are free where PORT is 0.
 
-        Returns where that is in fact. Raises ConfigError where that is not possible.
+        Returns the actual endpoints. Raises ConfigError where that is not possible.
         """
         return self._connections.bind(endpoint)
 
     def expect(self, peer: Member) -> None:
-        """Know a peer that will dial us: what is sent to it waits. One that has dialled is known without this; what it
-        has sent, if it was held, is delivered a turn later, when the caller has told who it is."""
+        """Name a peer that will dial us: items for it wait.
+
+        A peer that has dialled is known without this; its held items are delivered a turn later, so that the caller can
+        announce it first.
+        """
         self._connections.expect(peer)
         self._clock.call_soon(self._delivery.admit)
 
     def connect(self, peer: Member, endpoints: Endpoints) -> None:
-        """Dial a peer, and dial it again whenever it is lost. ConfigError for endpoints that are none."""
+        """Dial a peer, and dial it again whenever it is lost. ConfigError for invalid endpoints."""
         self._connections.expect(peer, endpoints)
 
     def relay(self, peer: Member, through: Member) -> None:
-        """Talk to a peer through another one, which both have dialled; both of them call this."""
+        """Reach a peer through another one, which both have dialled; both of them call this."""
         self._connections.expect(peer, through)
 
     def forget(self, peer: Member) -> None:
-        """A member has gone for good: nothing goes to it, nor is heard from it or its earlier incarnations."""
+        """A member has gone for good: drop everything to it, and everything from it and its earlier incarnations."""
         self._connections.forget(peer)
 
     def standing(self) -> Standing:
@@ -172,20 +174,20 @@ class WireChannel:
         return [(peer.member, each.parcel.size_bytes, each.begun) for peer, each in oldest if peer.is_up]
 
     def accepted(self, peer: Member) -> int | None:
-        """The number of the newest connection that a peer has made; 0 if it has made none, None if it is not known."""
+        """The number of the newest connection that a peer has made; 0 if it has made none, None if it is unknown."""
         known = self._connections.peers.get(peer)
         return None if known is None else known.accepted
 
     # -- for the parts -------------------------------------------------------------------------------------------------
 
     def wake(self, peer: Peer) -> None:
-        """Let a peer hear, at the end of this turn of the loop, what there is to say."""
+        """Send what is pending for a peer at the end of this turn of the loop."""
         session = peer.session
         if session is not None and session.has_more():
             self._rouse(peer)
 
     def act_on(self, peer: Peer, session: Session, events: list[Event]) -> None:
-        """What follows from what was heard."""
+        """Handle the events of a session."""
         for event in events:
             if peer.session is not session:
                 return
@@ -208,19 +210,19 @@ class WireChannel:
         self._on_peer_lost(member, reason)
 
     def _rouse(self, peer: Peer) -> None:
-        """There is something to say to a peer, at the end of this turn."""
+        """Schedule a peer for the end of this turn."""
         if not self._awake:
             self._clock.call_soon(self._turn)
         self._awake[peer.member] = peer
 
     def _turn(self) -> None:
-        """Let everybody hear what there is to say."""
+        """Send what is pending for all scheduled peers."""
         awake, self._awake = self._awake, {}
         for peer in awake.values():
             self._speak(peer)
 
     def _speak(self, peer: Peer) -> None:
-        """All that there is to say, and one data message."""
+        """Send a peer all pending control messages, and one data message."""
         session, link = peer.session, peer.link
         if session is None or link is None:
             return

@@ -1,13 +1,14 @@
 """Connections with the peers of one host: made, kept, given up, and made again.
 
-Decides whom to dial and when, who is welcome, which session a message belongs to, and when a silent peer is lost. Does
-not decide what is sent, nor what follows from what was heard; that a member has gone for good is decided by others.
+Decides which peers to dial and when, which to accept, which session a message belongs to, and when a silent peer is
+lost. Does not decide what is sent, nor what follows from received messages; the owner decides that a member has gone
+for good.
 
-Theory of operation. A peer has a *route*: where it listens, the peer that relays, or none, if it dials us. There is at
-most one session with a peer. One that dials us is known from then on, if it was not before. When a session ends, the
-side that dialled begins another after a pause that doubles until one succeeds. Of two members that dial each other, the
-connection of the lower one stays; of two that are relayed, the lower one dials. A member that has gone is refused for
-ever, as are its earlier incarnations. Every heartbeat says where we are, and ends the sessions of peers that were
+Theory of operation. A peer has a *route*: its endpoints, the peer that relays, or none, if it dials us. There is at
+most one session with a peer. A peer that dials us is known from then on, if it was not before. When a session ends, the
+side that dialled begins another after a back-off that doubles until one succeeds. Of two members that dial each other,
+the connection of the lower one stays; of two that are relayed, the lower one dials. A member that has gone is refused
+for ever, as are its earlier incarnations. Every heartbeat sends a STATE, and ends the sessions of peers that were
 silent for too long.
 """
 
@@ -37,20 +38,20 @@ Receive: TypeAlias = Callable[[Sequence[Bytes]], list[Event]]
 
 
 class Owner(Protocol):
-    """What connections need of their channel."""
+    """The callbacks of connections to their channel."""
 
     def act_on(self, peer: Peer, session: Session, events: list[Event]) -> None:
-        """These were heard."""
+        """Events of a session."""
 
     def wake(self, peer: Peer) -> None:
-        """There may be something to say."""
+        """A peer may have pending messages."""
 
     def lost(self, member: Member, reason: str) -> None:
         """A connection ended, or could not be made."""
 
 
 class Connections:
-    """Of one host. `counts` gets the reasons of refusals."""
+    """The connections of one host. `counts` gets the reasons of refusals."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class Connections:
     # -- peers ---------------------------------------------------------------------------------------------------------
 
     def expect(self, member: Member, route: Route = None) -> None:
-        """Know a member from now on, and reach it in this way. ConfigError for endpoints that are none.
+        """Know a member from now on, and its route. ConfigError for invalid endpoints.
 
         LocalProtocolError for this host itself, for one that has gone, and for one too many.
         """
@@ -104,11 +105,11 @@ class Connections:
             self._dial(peer)
 
     def _has_gone(self, member: Member) -> bool:
-        """Whether a member was forgotten, or a later incarnation of it."""
+        """Whether this member, or a later incarnation of it, was forgotten."""
         return member.incarnation <= self._gone.get(member.replica, 0)
 
     def forget(self, member: Member) -> None:
-        """A member has gone for good, as have its earlier incarnations."""
+        """A member has gone for good, and so have its earlier incarnations."""
         self._gone[member.replica] = max(self._gone.get(member.replica, 0), member.incarnation)
         peer = self.peers.get(member)
         if peer is not None:
@@ -137,7 +138,7 @@ class Connections:
     # -- to dial -------------------------------------------------------------------------------------------------------
 
     def dial_through(self, through: Peer) -> None:
-        """Dial those that a peer relays; it is up."""
+        """Dial the peers that a peer relays; it is up."""
         for peer in [peer for peer in self.peers.values() if peer.route == through.member]:
             self._dial(peer)
 
@@ -147,7 +148,7 @@ class Connections:
         return RelayedLink(through.session, self.own.member, peer.member, partial(self._owner.wake, through))
 
     def _dial(self, peer: Peer) -> None:
-        """Begin a connection, unless there is one, the other side begins, or there is no way at present."""
+        """Begin a connection, unless there is one, the other side begins, or there is no route at present."""
         self._cancel_retry(peer)
         if peer.session is not None:
             return
@@ -186,7 +187,7 @@ class Connections:
         return self._reception.bind(endpoint)
 
     def accept(self, link: AcceptedLink, connection: int, hello: Hello) -> Ears:
-        """Welcome a peer that has dialled one of our bound sockets, or raise RefusalError."""
+        """Accept a peer that has dialled one of our bound sockets, or raise RefusalError."""
         peer = self.peers.get(hello.source)
         if self._has_gone(hello.source):
             raise RefusalError("stranger", f"{hello.source} has left; only a later incarnation may come")
@@ -195,7 +196,7 @@ class Connections:
         return self.welcome(peer or Peer(hello.source), link, connection, hello)
 
     def welcome(self, peer: Peer, link: Link, connection: int, hello: Hello) -> Ears:
-        """Begin the session that a peer asks for, or raise RefusalError."""
+        """Begin the session that a peer requests, or raise RefusalError."""
         if connection <= peer.accepted:
             raise RefusalError("connection", f"connection {connection} of {peer.member} comes after {peer.accepted}")
         if isinstance(peer.route, Endpoints) and peer.session is not None and self.own.member < peer.member:
@@ -211,7 +212,7 @@ class Connections:
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     def hear(self, peer: Peer, session: Session, receive: Receive, frames: Sequence[Bytes]) -> None:
-        """A message came for a session, whose `receive` understands it: act on what it means, or end the session."""
+        """Handle a message with `receive`, the decoder of its session: act on its events, or end the session."""
         if peer.session is not session:
             self._counts["stale"] += 1
             return
@@ -225,14 +226,14 @@ class Connections:
             self._owner.wake(peer)
 
     def refuse(self, peer: Peer, refusal: RefusalError) -> None:
-        """End a session because of what the peer has sent, and tell it why."""
+        """End a session because of an illegal message, and send the peer the reason."""
         self._counts[f"refused_{refusal.reason}"] += 1
         if peer.session is not None and peer.link is not None:
             peer.link.send_control(peer.session.refusal(refusal.reason, str(refusal)))
         self.end(peer, f"refused ({refusal})")
 
     def end(self, peer: Peer, reason: str) -> None:
-        """A connection is no more, if there was one; the side that dialled begins another one, later."""
+        """End the session of a peer, if there is one; the side that dialled begins another one later."""
         if peer.session is None:
             return
         was_up = peer.is_up
@@ -277,9 +278,9 @@ class Connections:
         return self._clock.call_at(self._beat_at, self._beat)
 
     def _beat(self) -> None:
-        """Say to every peer that we are here, and give up those that have been silent for too long.
+        """Send every peer a heartbeat, and give up those that have been silent for too long.
 
-        A beat that is late judges nobody: this process was stopped, and what its peers said meanwhile is still unread.
+        A late beat judges no peer: this process was suspended, and messages of its peers are still unread.
         """
         now = self._clock.now()
         is_late = now - self._beat_at > self._limits.heartbeat
@@ -292,26 +293,26 @@ class Connections:
                 self.refuse(peer, RefusalError("expelled", f"the machine of {peer.member} is not admitted any more"))
                 continue
             message = session.next_control(now, is_beat=True)
-            # One that says that it lives, and gets no further with its handshake, has lost a part of it.
+            # A peer that sends heartbeats without completing its handshake has lost a part of it.
             since = peer.heard_at if peer.is_up else peer.began_at
             silent_max = self._limits.silence_max if peer.is_up else self._limits.handshake_max
             if message is not None and not link.send_control(message):
                 self.end(peer, "disconnected")
             elif now - since > silent_max and not is_late:
                 told = f"{'silent' if peer.is_up else 'no connection'} for {silent_max / 1e9:g} s"
-                # One that was only stopped reads this first, and dials at once.
+                # A peer that was only suspended reads this first, and dials at once.
                 link.send_control(session.refusal("silence", told))
                 self.end(peer, told)
 
     def _is_expelled(self, link: Link) -> bool:
-        """Whether a machine that has dialled us is admitted no longer; what it says is not heard in any case."""
+        """Whether the machine that dialled is no longer admitted; its messages are dropped in any case."""
         machine = link.machine if isinstance(link, AcceptedLink) else None
         keys = self._sockets.keys
         return machine is not None and keys is not None and not keys.admits(machine)
 
 
 class Ears:
-    """Listens to one peer for one session."""
+    """Handlers for the messages of one peer in one session."""
 
     def __init__(self, connections: Connections, peer: Peer, session: Session) -> None:
         self._connections, self._peer, self._session = connections, peer, session

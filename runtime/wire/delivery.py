@@ -1,7 +1,7 @@
-"""Gives what has arrived to the receiver, in order, while the receiver takes anything.
+"""Delivers arrived items to the receiver, in order, while the receiver takes any.
 
-Decides when an item is delivered, and with that when its bytes leave the sender's account. What the receiver does not
-take is held here, within the windows that were granted.
+Decides when an item is delivered, and with that when its bytes leave the sender's account. Items that the receiver does
+not take are held here, within the windows that were granted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from isthmus.runtime.wire.peers import Held, Peer
 
 
 class Delivery:
-    """`counts` gets what was received. `taken(peer)` is called when what was held has been given,
-    `saw(member, number)` before an item whose sender had that snapshot number, where it is not 0."""
+    """Delivers the items of all peers; `counts` gets what was received.
+
+    `taken(peer)` is called when held items have been delivered, `saw(member, number)` before an item whose sender had
+    that snapshot number, where it is not 0.
+    """
 
     def __init__(
         self,
@@ -44,22 +47,22 @@ class Delivery:
         self.resume()
 
     def close(self) -> None:
-        """Deliver nothing any more."""
+        """Stop delivering."""
         self._receiver = None
         self._is_closed = True
 
     def pause(self) -> None:
-        """Hold what comes."""
+        """Hold items that arrive."""
         self._is_paused = True
 
     def resume(self) -> None:
-        """Deliver what was held, and what comes."""
+        """Deliver held items, and those that arrive."""
         self._is_paused = False
         if not self._is_busy:
             self._deliver()
 
     def admit(self) -> None:
-        """A peer is expected now that may have sent something before."""
+        """Deliver held items of a peer that is expected from now on."""
         if not self._is_busy and not self._is_closed:
             self._deliver()
 
@@ -71,7 +74,7 @@ class Delivery:
             self._credit.append((member, edge, count))
 
     def hold(self, peer: Peer, held: Held) -> None:
-        """A message has just come; deliver it, or let it wait. Whoever calls this lets the peer hear of it."""
+        """Deliver or hold a message that has just arrived. The caller wakes the peer."""
         peer.held.append(held)
         if not self._is_busy and self._is_welcome(peer):
             self._is_busy = True
@@ -81,7 +84,7 @@ class Delivery:
                 self._is_busy = False
 
     def _deliver(self) -> None:
-        """Give the receiver what it takes of all peers."""
+        """Deliver the held items of all peers, as far as the receiver takes them."""
         self._is_busy = True
         try:
             for peer in [peer for peer in self._peers.values() if peer.held and self._is_welcome(peer)]:
@@ -94,7 +97,7 @@ class Delivery:
         return peer.is_expected or not self._holds_strangers
 
     def _give(self, peer: Peer, now: Instant) -> None:
-        """Give the receiver what it takes of a peer. It may pause, resume, close, or forget a peer meanwhile."""
+        """Deliver the held items of a peer. The receiver may pause, resume, close, or forget a peer meanwhile."""
         held = peer.held
         while held and self._receiver is not None and not self._is_paused:
             message = held[0]

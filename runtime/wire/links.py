@@ -1,6 +1,6 @@
-"""Ways to a peer: sockets of our own, an address on sockets that we have bound, or through another peer.
+"""Links to a peer: sockets of our own, an address on sockets that we have bound, or through another peer.
 
-Decides nothing; a channel speaks to a link and does not know which kind it is.
+Decides nothing; a channel uses a link without knowing its kind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from isthmus.runtime.wire.sockets import Socket
 
 
 class Link(Protocol):
-    """Where the messages of one session go; False says that the way is no more."""
+    """Where the messages of one session go; False means that the link is broken."""
 
     def send_control(self, message: bytes) -> bool:
         """Send a control message."""
@@ -24,7 +24,7 @@ class Link(Protocol):
         """Send a data message."""
 
     def close(self) -> None:
-        """Give the way up."""
+        """Give up the link."""
 
 
 class DialledLink:
@@ -46,8 +46,10 @@ class DialledLink:
 
 
 class AcceptedLink:
-    """Two addresses on the bound sockets: `control`, and `data` once the peer has attached it. `on_close` is called
-    once. Both are of `machine`, where there are keys."""
+    """Two addresses on the bound sockets: `control`, and `data` once the peer has attached it.
+
+    `on_close` is called once. Both are of `machine`, where there are keys.
+    """
 
     def __init__(
         self,
@@ -70,12 +72,12 @@ class AcceptedLink:
         return self._sockets[1].send([self.data, *frames])
 
     def close(self) -> None:
-        """Listen to these addresses no more."""
+        """Stop accepting messages from these addresses."""
         self._on_close(self)
 
 
 class RelayedLink:
-    """A way through the session with another peer; `wake` lets that one speak."""
+    """A link through the session with another peer; `wake` sends that session's pending messages."""
 
     def __init__(self, through: Session, own: Member, peer: Member, wake: Callable[[], None]) -> None:
         self._through, self._own, self._peer, self._wake = through, own, peer, wake

@@ -1,15 +1,15 @@
-"""The sockets that a host has bound, and who speaks on them.
+"""The sockets that a host has bound, and the peers that connect to them.
 
 Decides which session a message belongs to, by the address that ZeroMQ gave its connection, and drops what belongs to
-none. Does not decide who is welcome; with keys, who may connect at all is decided by `zap`, and here only that a member
-speaks with the key of the machine that it lives on.
+none. The `Listener` decides which peers to accept; with keys, `zap` decides which machines may connect at all, and here
+only that a member uses the key of the machine that it lives on.
 
 Theory of operation. ZeroMQ gives each connection to a ROUTER an address that no other one has. A peer may choose a free
 one; with keys an address therefore counts together with its machine. An address is unknown, known, or refused. The
 first message of an unknown one must be a HELLO on the control socket, or an ATTACH with the token of a HELLO on the
-data socket (either may come first). Anything else, and whatever a session does not accept, makes it refused: it is told
-why, once, and its messages are dropped by their address. The tables are bounded; a refused address that was forgotten
-is unknown again, and costs one more look.
+data socket (either may come first). Anything else, and anything that a session does not accept, makes it refused: it
+gets the reason, once, and its messages are dropped by their address. The tables are bounded; a refused address that was
+forgotten is unknown again, and costs one more check.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from isthmus.runtime.wire.sockets import Sockets
 REFUSED_MAX: Final = 4096
 """Addresses that are remembered as refused."""
 EARLY_MAX: Final = 64
-"""Data connections whose control connection has not spoken yet: they differ by less than a round trip."""
+"""Data connections whose control connection has not sent its HELLO yet: they differ by less than a round trip."""
 
 
 class Listener(Protocol):
-    """Who is told of messages from known addresses."""
+    """Accepts peers whose first message is valid."""
 
     def accept(self, link: AcceptedLink, connection: int, hello: Hello) -> Ears:
-        """Welcome a peer, or raise RefusalError."""
+        """Accept a peer, or raise RefusalError."""
 
 
 class Ears(Protocol):
-    """What listens to one peer."""
+    """Handlers for the messages of one peer."""
 
     def hear_control(self, frames: list[Bytes]) -> None:
-        """A message on the control socket."""
+        """Handle a message on the control socket."""
 
     def hear_data(self, frames: list[Bytes]) -> None:
-        """A message on the data socket."""
+        """Handle a message on the data socket."""
 
 
 Known: TypeAlias = tuple[AcceptedLink, Ears]
@@ -58,7 +58,7 @@ MachineOf: TypeAlias = Callable[[Member], str | None]
 
 
 class Reception:
-    """A bound pair of sockets. `counts` gets the reasons of refusals. `machine_of(member)`: where it lives."""
+    """A bound pair of sockets. `counts` gets the reasons of refusals. `machine_of(member)` is the member's machine."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Reception:
     def _hear(
         self, known: Known, machine: str | None, hear: Callable[[list[Bytes]], None], frames: list[Bytes]
     ) -> None:
-        """A message from a known address. ZeroMQ lets a peer choose a free address: the key says who it is."""
+        """Handle a message from a known address. A peer may choose its ZeroMQ address; its key proves the machine."""
         if known[0].machine == machine:
             hear(frames)
         else:
@@ -182,11 +182,11 @@ class Reception:
                 self._refuse(oldest, RefusalError("crowd", "too many data connections wait for a HELLO"))
 
     def _is_early(self, address: bytes) -> bool:
-        """Whether a data connection waits for its HELLO, or for nothing more: its other half may have ended first."""
+        """Whether a data connection waits for its HELLO, or in vain: its control connection may have ended first."""
         return any(address == early for early, _, _ in self._early.values())
 
     def _forget(self, link: AcceptedLink) -> None:
-        """The session of a link is over."""
+        """Forget the addresses of a link whose session is over."""
         token = self._tokens.pop(link, None)
         if token is None:
             return

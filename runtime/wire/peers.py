@@ -1,4 +1,4 @@
-"""What a channel knows of one peer: what waits for it and came from it, the present connection, and how to get another.
+"""A channel's state of one peer: items for it and from it, the present connection, and the route to the next one.
 
 Decides how long to wait before the next attempt; everything else is the channel's business.
 """
@@ -22,7 +22,7 @@ from isthmus.runtime.wire.links import Link
 Watch: TypeAlias = Callable[[int, Member, Member, int, Instant, Instant], None]
 """Called with (edge, source, target, size in bytes, begun, arrived) for every transfer."""
 Route: TypeAlias = Endpoints | Member | None
-"""How to reach a peer: where it listens, the peer that relays, or None for one that dials us."""
+"""How to reach a peer: its endpoints, the peer that relays, or None for one that dials us."""
 
 PEERS_MAX: Final = 1024
 
@@ -30,11 +30,11 @@ PEERS_MAX: Final = 1024
 class Limits(NamedTuple):
     """Bounds and times of a channel.
 
-    - `window_bytes`: taken from one peer beyond what it was told; eight chunks, 50 ms of 5 Gbit/s. `relay_window_bytes`
-      the same for a relayed peer: two chunks, so that one goes while the other one is passed on.
+    - `window_bytes`: accepted from one peer beyond what was reported as taken; eight chunks, 50 ms of 5 Gbit/s.
+      `relay_window_bytes` the same for a relayed peer: two chunks, so that one goes while the other one is passed on.
     - `peers_max`: members at once; each may dial two sockets, and libzmq keeps a table of all.
-    - `heartbeat`: the rhythm at which daemons are told, too. `silence_max`: twenty of them; by then a member that is
-      gone was forgotten, so this only ends connections that died without a word.
+    - `heartbeat`: the interval at which hosts report to daemons, too. `silence_max`: twenty of them; by then a member
+      that is gone was forgotten, so this only ends connections that broke silently.
     - `handshake_max`: what TCP may need to establish a slow connection twice.
     - `retry_min`, `retry_max`: a restarted process is back within a second or so; a refused attempt costs both sides
       about 0.1 ms.
@@ -51,7 +51,7 @@ class Limits(NamedTuple):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Parcels of one message that wait for the receiver, and what it costs to take them all."""
+    """Parcels of one message that wait for the receiver, and the credit that all of them cost."""
 
     session: Session
     parcels: deque[tuple[int, Parcel]]
@@ -82,12 +82,12 @@ class Peer:
         self.cancel_retry: Callable[[], None] | None = None
 
     def intake(self, limits: Limits) -> Intake:
-        """The account for a new connection: what earlier ones brought and nobody has taken counts in it."""
+        """The account for a new connection: items of earlier ones that have not been taken count in it."""
         size_bytes = limits.relay_window_bytes if isinstance(self.route, Member) else limits.window_bytes
         return Intake(size_bytes, sum(held.cost for held in self.held))
 
     def delay(self, limits: Limits) -> Duration:
-        """How long to wait before the next attempt; doubles until one succeeds."""
+        """The back-off before the next attempt; doubles until one succeeds."""
         delay = min(limits.retry_min << min(self.attempts, 20), limits.retry_max)
         self.attempts += 1
         return Duration(delay)

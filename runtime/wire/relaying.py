@@ -1,13 +1,13 @@
 """Messages between two members that cannot reach each other, through a third that both have dialled.
 
-Decides what is passed on and to whom. It never looks into what it passes on: the two have a session of their own, with
-its own sequence, credit and digests, whose messages travel inside those of the sessions with the third.
+Decides what is passed on and to which peer. It never inspects what it passes on: the two have a session of their own,
+with its own sequence, credit and digests, whose messages travel inside those of the sessions with the third.
 
 Theory of operation. A message names source and target. Where neither is this host, it is passed on if it comes from its
 source and the target is up and near (itself not relayed); else its source is told that the target is unreachable, gives
-the connection up and tries again. What waits to be passed on is bounded, so a source that sends more than its target
-granted loses that connection, and nobody else does. Of the two ends, the lower member begins. Data overtakes control:
-the first data message of a connection, which attaches it, waits for the HELLO where it came first.
+the connection up and tries again. The backlog is bounded, so a source that sends more than its target granted loses
+that connection, and no other peer does. Of the two ends, the lower member begins. Data overtakes control: the first
+data message of a connection, which attaches it, waits for the HELLO where it came first.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from isthmus.runtime.wire.peers import Peer
 
 
 class Relaying:
-    """What one host does about relayed messages, as source, target or between; `wake(peer)` lets a peer be told."""
+    """Handles relayed messages on one host, as source, target or relay; `wake(peer)` sends a peer what is pending."""
 
     def __init__(self, connections: Connections, wake: Callable[[Peer], None], counts: Counter[str]) -> None:
         self._connections, self._wake, self._counts = connections, wake, counts
         self._own = connections.own
 
     def heard(self, peer: Peer, event: RelayHeard | FramesHeard | UnreachableHeard) -> None:
-        """A relayed message came from `peer`."""
+        """Handle a relayed message from `peer`."""
         if isinstance(event, UnreachableHeard):
             self._hear_unreachable(peer, event)
         elif event.target == self._own.member:
@@ -58,7 +58,7 @@ class Relaying:
         self._tell_unreachable(peer, event.source, event.target)
 
     def _arrive(self, through: Peer, event: RelayHeard | FramesHeard) -> None:
-        """A message for this host."""
+        """Handle a message for this host."""
         peer = self._connections.peers.get(event.source)
         if peer is None or peer.route != through.member:
             self._tell_unreachable(through, event.source, event.target)
@@ -66,7 +66,7 @@ class Relaying:
         frames = [memoryview(event.inner)] if isinstance(event, RelayHeard) else event.frames
         connection = messages.connection_of(frames[0])
         session = peer.session
-        # Of the two the lower one dials: what comes to it of another connection is of one that it has given up.
+        # The lower of the two dials: a message of another connection that it gets is of one that it has given up.
         is_new = connection > peer.accepted and peer.member < self._own.member
         if session is not None and connection == session.connection:
             receive = session.receive_control if isinstance(event, RelayHeard) else session.receive_data
@@ -81,7 +81,7 @@ class Relaying:
                 self._tell_unreachable(through, event.source, event.target)
 
     def _greet(self, through: Peer, peer: Peer, connection: int, frame: Bytes) -> None:
-        """The first message of a new connection."""
+        """Handle the first message of a new connection."""
         assert through.session is not None
         try:
             connection, hello = read_hello(frame, self._own)
@@ -92,7 +92,7 @@ class Relaying:
             if early is not None and early[0] == connection and peer.session is not None:
                 self._connections.hear(peer, peer.session, peer.session.receive_data, early[1])
         except RefusalError as refusal:
-            # Where a relay lost the HELLO, whatever follows it comes first.
+            # Where a relay lost the HELLO, the message after it comes first.
             self._counts["stale" if refusal.reason == "state" else f"refused_{refusal.reason}"] += 1
             told = messages.seal(connection, messages.pack_refusal(refusal.reason, str(refusal)))
             through.session.relay(messages.RELAY, self._own.member, peer.member, told)

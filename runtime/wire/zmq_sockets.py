@@ -2,17 +2,18 @@
 
 Decides socket options and how a socket is read; knows nothing of what its messages mean.
 
-Theory of operation. A ZeroMQ socket has one file descriptor, readable when libzmq wants to be asked. The loop watches
-it; we then take messages until libzmq says that there are none, and ask again after every send, because sending takes
-the descriptor's signal away, too. A turn takes a bounded number of messages and bytes and leaves the rest to the next
-one, so that no peer keeps the loop.
+Theory of operation. A ZeroMQ socket has one file descriptor, readable when libzmq has news. The loop watches it; we
+then take messages until libzmq has none left, and check again after every send, because sending clears the descriptor's
+signal, too. A turn takes a bounded number of messages and bytes and leaves the rest to the next one, so that no peer
+monopolizes the loop.
 
-We reconnect, not libzmq: a dialled socket has one connection in its life. When it ends, libzmq says that nothing can be
-sent any more, and the socket is replaced. A bound socket outlives its peers; sending to one that has gone fails. The
+We reconnect, not libzmq: a dialled socket has one connection in its life. When it ends, libzmq reports that nothing can
+be sent any more, and the socket is replaced. A bound socket outlives its peers; sending to one that has gone fails. The
 high-water marks lie above what credit allows. Reaching one means that our counting is wrong.
 
-With keys every socket is CURVE. A bound one asks of each message whose key its connection has shown, and drops those of
-a key that is not, or no longer, admitted, before anybody looks at them; a dialled one talks to one key only.
+With keys every socket is CURVE. A bound one looks up, for each message, the key that its connection has proved, and
+drops those of a key that is not, or no longer, admitted, before anything reads them; a dialled one accepts one key
+only.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ MARKS: Final[dict[Purpose, int]] = {
     "data": 2 * (WINDOW_BYTES_MAX // CHARGE_MIN + 64),
     "control": 2 * (AHEAD_MAX + 256),
 }
-"""High-water marks, in messages: twice what credit allows, because libzmq learns only every half mark what was read. Of
-control, what may be ahead, and a minute of heartbeats; a silent peer is lost before."""
+"""High-water marks, in messages: twice what credit allows, because libzmq learns only every half mark what was read.
+For control, what may be ahead, and a minute of heartbeats; a silent peer is lost before."""
 COPY_BYTES_MAX: Final = 128 << 10
 """Smaller frames are copied when sent. Measured: a copy of 128 KiB takes 3 us, handing memory over and back 4.5 us."""
 TURN_MESSAGES_MAX: Final = 128
 TURN_BYTES_MAX: Final = CHUNK_BYTES
 """What is read in one turn of the loop: at 4 GB/s and 5 us a message, about a millisecond."""
 TURN_FRAMES_KEPT: Final = FRAMES_MAX + 4
-"""Further frames of a message are dropped as they come; whoever sees so many refuses the message."""
+"""Further frames of a message are dropped as they come; the session refuses a message with so many."""
 SOCKETS_MAX: Final = 16
-"""Of a context, beside four for each peer: two to dial with, and a monitor for each."""
+"""Sockets of a context, beside four for each peer: two to dial with, and a monitor for each."""
 UNHEARD_MS_MAX: Final = 5_000
 """TCP gives a connection up when what was sent is not acknowledged for so long, and probes one that is silent."""
 
@@ -66,12 +67,14 @@ SNDMORE_NOBLOCK: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 """As plain integers: an operation on pyzmq's enumerations costs more than asking libzmq."""
 
 _send: Final = zmq.backend.Socket.send
-"""Without the layer of Python above it, which is for kinds of sockets that we do not have."""
+"""Without pyzmq's Python layer, which serves kinds of sockets that we do not use."""
 
 
 class ZmqSocket:
-    """A socket that calls `hear` with the frames of each message, and `gone` when its only connection has ended, with
-    the reason. `counts` gets the failed handshakes of a bound one, and messages of keys that were expelled."""
+    """A socket that calls `hear` with the frames of each message, and `gone` with the reason when its connection ends.
+
+    `counts` gets the failed handshakes of a bound one, and messages of keys that were expelled.
+    """
 
     def __init__(
         self,
@@ -108,9 +111,9 @@ class ZmqSocket:
         self._listen(self._socket, self._read)
 
     def bind(self, endpoint: str) -> str:
-        """Listen; the endpoint with its actual port. Raises OSError.
+        """Listen; returns the endpoint with its actual port. Raises OSError.
 
-        With keys, ZAP is asked about each connection, under the name `domain`.
+        With keys, ZAP authenticates each connection, under the name `domain`.
         """
         if self._keys is not None:
             handshakes.secure_server(self._socket, self._keys, self._domain)
@@ -125,9 +128,9 @@ class ZmqSocket:
         return actual.rstrip(b"\0").decode()
 
     def connect(self, endpoint: str, server_key: str) -> None:
-        """Dial, with keys the machine that has `server_key` only; `gone` is called when that fails, too.
+        """Dial, with keys only the machine that has `server_key`; `gone` is called when that fails, too.
 
-        Raises OSError for an endpoint that is none.
+        Raises OSError for an invalid endpoint.
         """
         handshakes.secure_client(self._socket, self._keys, server_key)
         events = int(zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED)
@@ -137,12 +140,12 @@ class ZmqSocket:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             raise OSError(str(error)) from error
-        # libzmq signals only what comes after it was asked for the first time.
+        # libzmq signals only what comes after its events were read for the first time.
         self._schedule()
         self._watch()
 
     def send(self, frames: Sequence[Any]) -> bool:
-        """Hand a message to libzmq; False if there is nobody to send it to. LocalProtocolError at the mark."""
+        """Hand a message to libzmq; False if it has no peer. LocalProtocolError at the high-water mark."""
         if self._is_closed:
             return False
         *others, last = frames
@@ -157,7 +160,7 @@ class ZmqSocket:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._look()  # A send that fails may have taken another peer's signal away, too.
+            self._look()  # A failed send may have cleared another peer's signal, too.
             return False
         self._look()
         return True
@@ -174,7 +177,7 @@ class ZmqSocket:
             self._socket.close(linger=0)
 
     def _read(self) -> None:
-        """Take what has come, up to the bounds of a turn; asked when there probably is something."""
+        """Take messages, up to the bounds of a turn; called when there probably are some."""
         self._is_scheduled = False
         messages = size_bytes = 0
         is_over = self._is_closed
@@ -195,7 +198,7 @@ class ZmqSocket:
                 self._look()
 
     def _judge(self, keys: Keyring, address: bytes, frames: list[Bytes], user_id: str | None) -> None:
-        """Let a message be heard, unless its key is not admitted any more."""
+        """Pass a message on, unless its key is no longer admitted."""
         machine = keys.name_of(user_id)
         if machine is None:
             self._count("expelled")
@@ -221,12 +224,12 @@ class ZmqSocket:
         return address, frames, user_id
 
     def _look(self) -> None:
-        """Read in the next turn what libzmq has, unless that is agreed already."""
+        """Schedule a read for the next turn if libzmq has a message, unless one is scheduled already."""
         if not self._is_closed and not self._is_scheduled and self._has_message():
             self._schedule()
 
     def _has_message(self) -> bool:
-        """Ask what libzmq has to say: there is a message, or, where there is none, that the connection has ended."""
+        """Query libzmq: whether there is a message; where there is none, whether the connection has ended."""
         state = self._events()
         if state & POLLIN:
             return True
@@ -239,7 +242,7 @@ class ZmqSocket:
         self._loop.call_soon(self._read)
 
     def _watch(self) -> None:
-        """The monitor was asked to speak only when there is no connection, or no longer."""
+        """The monitor reports only failed and ended connections: end on any report."""
         assert self._monitor is not None
         state = self._monitor.getsockopt(EVENTS)
         assert isinstance(state, int)
@@ -247,14 +250,14 @@ class ZmqSocket:
             self._end()
 
     def _end(self) -> None:
-        """The connection is no more: say so once, from the loop."""
+        """The connection has ended: report it once, from the loop."""
         gone, self._gone = self._gone, None
         self._deafen()
         if gone is not None and not self._is_closed:
             self._loop.call_soon(gone, self._reason())
 
     def _reason(self) -> str:
-        """Why a dialled connection ended, as far as the monitor tells."""
+        """Why a dialled connection ended, as far as the monitor reports."""
         reason = None
         monitor = self._monitor
         while monitor is not None and reason is None and int(monitor.get(EVENTS)) & POLLIN:
@@ -275,8 +278,10 @@ class ZmqSocket:
 
 
 class ZmqSockets:
-    """The sockets of one host, on one libzmq context, which has one thread; with `keys` all are encrypted. With
-    `proxy`, the ADDRESS:PORT of a SOCKS5 proxy, they dial through it."""
+    """The sockets of one host, on one libzmq context, which has one thread; with `keys` all are encrypted.
+
+    With `proxy`, the ADDRESS:PORT of a SOCKS5 proxy, they dial through it.
+    """
 
     def __init__(self, loop: Loop, keys: Keyring | None = None, proxy: str = "") -> None:
         self.keys, self._proxy = keys, proxy
@@ -299,11 +304,11 @@ class ZmqSockets:
         return ZmqSocket(loop, context, zmq.ROUTER, mark, hear, keys=self.keys, counts=counts, domain=purpose)
 
     def token(self) -> bytes:
-        """Random bytes that nobody can guess."""
+        """Unguessable random bytes."""
         return secrets.token_bytes(TOKEN_BYTES)
 
     def close(self) -> None:
-        """Let go of the context, and of every socket that is left."""
+        """Destroy the context, and every socket that is left."""
         if self._zap is not None:
             self._zap.close()
         self._context.destroy(linger=0)
