@@ -1,1 +1,1 @@
-"""Decides what an item may be, how it looks as frames, and what is accepted of the frames that come."""
+"""Decides what an item may be, its encoding as frames, and which incoming frames are accepted."""

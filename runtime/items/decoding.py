@@ -1,15 +1,15 @@
-"""The way in: items made of specs and pieces.
+"""Decoding: items made of specs and pieces.
 
-Decides what is accepted of a spec, and whose memory an array that has come lies in.
+Decides which specs are accepted, and in whose memory a received array lies.
 
 Theory of operation. An array of at most one chunk lies in one frame, and its receiver reads it there without a copy; a
-larger one is copied together while its pieces come, each while it is still in cache. The arrays of a large item are
-copied, too: its frames would keep more memory from libzmq than malloc leaves mapped, and each item would come in on
+larger one is assembled by copying while its pieces come, each while it is still in cache. The arrays of a large item
+are copied, too: its frames would keep more memory from libzmq than malloc leaves mapped, and each item would arrive on
 pages that the kernel must clear first.
 
-What comes in is hostile until shown otherwise. The C code that reads a spec takes memory for what is there, not for
-what is announced: a list of a million that does not follow costs nothing. Depth, leaves, key types, dtypes and shapes
-are checked next, sizes before memory is taken for them. There is no pickle, and no code is named. Every fault is a
+All input counts as hostile until checked. The C code that reads a spec allocates for what is there, not for what is
+announced: a list of a million that does not follow costs nothing. Depth, leaves, key types, dtypes and shapes are
+checked next, sizes before memory is allocated for them. There is no pickle, and no code is named. Every fault is a
 `RefusalError` with a named reason.
 """
 
@@ -46,7 +46,7 @@ from isthmus.runtime.items.recycled_memory import empty
 from isthmus.runtime.items.refusal import RefusalError
 
 VIEWED_BYTES_MAX: Final = 8 << 20
-"""Of a larger item no frame is kept. Measured: receiving 16 to 64 MiB in frames that are kept takes 0.5-0.6 CPU seconds
+"""No frame of a larger item is kept. Measured: receiving 16 to 64 MiB in frames that are kept takes 0.5-0.6 CPU seconds
 a GB (now and then 0.3), copying them 0.35, whatever the size; up to 8 MiB keeping them takes 0.26."""
 LENT_BYTES_MIN: Final = 1 << 20
 """Smaller frames are kept in any case; their memory is not given back to the kernel."""
@@ -73,10 +73,10 @@ _MARK: Final = _Mark()
 
 
 def reader(form: type[Read]) -> Callable[[Bytes], Read]:
-    """What reads one msgpack value as `form` declares it, with marks and large leaves as they came.
+    """A decoder of one msgpack value of the declared type `form`, with tuple marks and large leaves unresolved.
 
-    It raises RefusalError: 'encoding' for what is not msgpack as agreed, 'message' for what is not declared so. Lists
-    and dicts of what is declared as `Any` are checked by `Assembly`, or by whoever knows what has to be there.
+    It raises RefusalError: 'encoding' for what is not msgpack as agreed, 'message' for what does not match the
+    declaration. `Assembly`, or the caller, checks lists and dicts that are declared as `Any`.
     """
     read = msgspec.msgpack.Decoder(form, ext_hook=_extension).decode
 
@@ -92,7 +92,7 @@ def reader(form: type[Read]) -> Callable[[Bytes], Read]:
 
 
 def _extension(kind: int, lent: memoryview) -> Any:
-    data = bytes(lent)  # Of a frame that need not be kept.
+    data = bytes(lent)  # A copy, so that the frame need not be kept.
     if kind == TUPLE and not data:
         return _MARK
     if kind not in (INLINE, LARGE) or len(data) < _HEAD_BYTES:
@@ -121,7 +121,7 @@ def _extension(kind: int, lent: memoryview) -> Any:
 
 
 def _leaf(flat: Bytes, dtype: np.dtype[Any], form: int, shape: tuple[int, ...]) -> Any:
-    """A leaf over bytes that are there; read-only, and aligned (small frames may begin anywhere)."""
+    """A leaf over existing bytes; read-only, and aligned (small frames may begin anywhere)."""
     if form == BLOB:
         return flat.tobytes()
     array = np.frombuffer(flat, dtype) if flat.nbytes else np.empty(shape, dtype)
@@ -134,8 +134,11 @@ def _leaf(flat: Bytes, dtype: np.dtype[Any], form: int, shape: tuple[int, ...]) 
 
 
 class Assembly:
-    """An item whose frames are still coming: `wanted` is the size of the next one, 0 once all are there and `item` is
-    complete; `size_bytes` of all of them. RefusalError for a tree that is not well formed."""
+    """An item whose frames are still arriving.
+
+    `wanted` is the size of the next frame, 0 once all are there and `item` is complete; `size_bytes` is that of all
+    frames. RefusalError for a tree that is not well formed.
+    """
 
     __slots__ = ("_buffer", "_filled", "_holders", "_is_marked", "_next", "item", "size_bytes", "wanted")
 
@@ -151,7 +154,7 @@ class Assembly:
             self._await(odd)
 
     def _await(self, odd: list[Odd]) -> None:
-        """Find the places of what comes in frames, and the lists that are tuples."""
+        """Find the places of leaves that arrive in frames, and the lists that are tuples."""
         self._holders: list[tuple[Any, Any, _Large]] = []
         self._is_marked = False
         for container, key, leaf in odd:
@@ -169,7 +172,7 @@ class Assembly:
         self._go_on()
 
     def add(self, frame: Bytes, digest: int) -> None:
-        """The next frame. RefusalError, with nothing changed, if it is not the one that is wanted."""
+        """Add the next frame. RefusalError, with nothing changed, if it is not the one that is wanted."""
         size = len(frame)
         if size != self.wanted:
             raise RefusalError("size", f"a frame of {size} bytes, {self.wanted} are due")
@@ -194,7 +197,7 @@ class Assembly:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Want the next frame, if one is missing."""
+        """Set `wanted` to the next frame, or complete the item."""
         if self._next < len(self._holders):
             self.wanted = min(CHUNK_BYTES, self._holders[self._next][2].size_bytes - self._filled)
         else:
@@ -211,7 +214,7 @@ def _memory(size_bytes: int) -> NDArray[np.uint8]:
 
 
 def _with_tuples(node: Any) -> Any:
-    """The tree with marked lists as the tuples that they were."""
+    """The tree with marked lists turned back into tuples."""
     if type(node) is dict:
         return {key: _with_tuples(value) for key, value in node.items()}
     if type(node) is list:

@@ -1,6 +1,6 @@
-"""The way out: items made into specs and pieces, once, where they are emitted.
+"""Encoding: items made into specs and pieces, once, where they are emitted.
 
-Decides what gets a frame of its own, what no wire can carry, and the digest by which an item is known. Nothing large is
+Decides what gets a frame of its own, what cannot be sent, and the digest that identifies an item. Nothing large is
 copied: the pieces are views. What has been encoded is frozen.
 
 Every item that leaves its host is walked here, beside an inner step and on cold caches, where the first call of any
@@ -48,15 +48,17 @@ from isthmus.runtime.items.refusal import RefusalError
 
 INLINE_BYTES_TOTAL: Final = 32 << 10
 SPEC_BYTES_SMALL: Final = 48 << 10
-"""A spec up to this holds no text that is too long, nor bytes that should have had a frame."""
+"""A spec of at most this size contains no text that is too long, nor bytes that need a frame of their own."""
 
 _CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
 _TUPLE_MARK: Final = Ext(TUPLE, b"")
 
 
 class Encoded(msgspec.Struct, frozen=True):
-    """An item as `spec` and `pieces`, of `sizes` bytes, each with its xxh3-64 in `digests`; `digest` is that of the
-    item: of its spec and of what its pieces hold. What the pieces refer to must not be written any more.
+    """An item as `spec` and `pieces`, of `sizes` bytes, each with its xxh3-64 in `digests`.
+
+    `digest` is that of the item: of its spec and of the digests of its pieces. The memory of the pieces must not be
+    written any more.
     """
 
     spec: bytes
@@ -67,14 +69,14 @@ class Encoded(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """What the item takes on its way, nearly."""
+        """Size of the item on the wire, nearly."""
         return len(self.spec) + sum(self.sizes)
 
 
 def encode(item: Any) -> Encoded:
-    """Freeze an item and encode it. Arrays are taken as they are, not copied; JAX arrays by `np.asarray`.
+    """Freeze an item and encode it. Arrays are used as they are, not copied; JAX arrays through `np.asarray`.
 
-    LocalProtocolError for one that no wire can carry.
+    LocalProtocolError for one that cannot be sent.
     """
     kind = type(item)
     odd: list[Odd] = []
@@ -115,7 +117,7 @@ class _Blob:
 
 
 class _Walk:
-    """One walk over a tree: what it met that gets frames of its own, and how many bytes of others there may be."""
+    """One walk over a tree: the leaves that get frames of their own, and the remaining budget of inline bytes."""
 
     __slots__ = ("_inline_left", "large")
 
@@ -127,7 +129,7 @@ class _Walk:
         return msgspec.msgpack.Encoder(enc_hook=self._leaf).encode(tree)
 
     def _leaf(self, leaf: Any) -> Ext:
-        """What msgpack does not know itself."""
+        """The extension for a leaf that msgpack does not know."""
         kind = type(leaf)
         if kind is np.ndarray:
             leaf.setflags(write=False)
@@ -137,7 +139,7 @@ class _Walk:
         return self._array(np.asarray(leaf), SCALAR if isinstance(leaf, np.generic) else ARRAY)
 
     def _array(self, array: NDArray[Any], form: int) -> Ext:
-        """What stands in the spec for an array: all of it, or its shape."""
+        """The spec's entry for an array: all of it, or its shape."""
         code = _CODES.get(array.dtype)
         axes = array.ndim
         if code is None or axes > AXES_MAX:
@@ -152,7 +154,7 @@ class _Walk:
 
 
 def _native(node: Any) -> Any:
-    """The tree in dicts and lists; TypeError for what is no tree, and no array. A list that was a tuple is marked."""
+    """The tree in dicts and lists; TypeError for what is neither tree nor array. A list that was a tuple is marked."""
     kind = type(node)
     if kind in PLAIN:
         return node
@@ -168,10 +170,10 @@ def _native(node: Any) -> Any:
 
 
 def _bytes_of(array: NDArray[Any]) -> Bytes:
-    """The bytes of an array; a copy where they do not lie in one piece."""
+    """The bytes of an array; a copy where they are not contiguous."""
     try:
         return array.data.cast("B")
-    except (TypeError, ValueError, BufferError):  # They do not, or buffers do not know this dtype.
+    except (TypeError, ValueError, BufferError):  # Not contiguous, or a dtype that buffers do not know.
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
@@ -180,7 +182,7 @@ def _unsendable(expected: str, found: str, do: str) -> LocalProtocolError:
 
 
 def _survey(item: Any, odd: list[Odd]) -> None:
-    """LocalProtocolError for a tree too deep, too large or ill keyed; `odd` gets what is not as msgpack has it."""
+    """LocalProtocolError for a tree too deep, too large or with odd keys; `odd` gets the leaves that msgpack lacks."""
     try:
         survey(item, 1, LEAVES_MAX, odd)
     except RefusalError as beyond:

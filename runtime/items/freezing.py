@@ -1,6 +1,6 @@
-"""Items: pytrees of dicts, lists, tuples, scalars and arrays, and what the runtime may know of them.
+"""Items: pytrees of dicts, lists, tuples, scalars and arrays, and the fields of them that the runtime may read.
 
-Bodies give NumPy arrays to everything that leaves their host; how it leaves is in `encoding`.
+Bodies emit NumPy arrays where items leave their host; `encoding` encodes them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def freeze(item: Any, depth: int = 0) -> None:
 def fields(item: Any, names: Iterable[str]) -> dict[str, Any]:
     """The fields `names` of an item that is a dict and has them, tuples as lists; {} for any other item.
 
-    LocalProtocolError for a value that would not come back from tape or wire as it was.
+    LocalProtocolError for a value that tape or wire would not restore.
     """
     if type(item) is not dict and not isinstance(item, Mapping):
         return {}
@@ -65,7 +65,7 @@ def fields(item: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _listed(value: Any) -> Any:
-    """A value as it comes back from tape and wire; TypeError if there is none."""
+    """A value as tape and wire restore it; TypeError if they cannot."""
     if type(value) is int and -(1 << 63) <= value < 1 << 63:
         return value
     if isinstance(value, list | tuple):

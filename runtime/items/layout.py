@@ -1,7 +1,7 @@
 """Items as frames: a msgpack *spec* with the small things in it, and raw frames for the large arrays.
 
-Decides how an item looks on a wire, and how large it may be. The way out is in `encoding`, the way in in `assembly`.
-Does not decide when frames are sent, in what order, or under what credit.
+Decides the form of an item on a wire, and how large it may be. `encoding` encodes, `decoding` decodes. Does not decide
+when frames are sent, in what order, or under what credit.
 
 Theory of operation. The spec is the item's tree in msgpack, with three extensions: a small array whole, the shape and
 dtype of a large one, and a mark that makes a list a tuple. Each large array follows as pieces of `CHUNK_BYTES` (the
@@ -21,16 +21,16 @@ from isthmus.runtime.items.freezing import DEPTH_MAX
 from isthmus.runtime.items.refusal import RefusalError
 
 Bytes: TypeAlias = memoryview
-"""A frame, or what is to be one: one flat run of bytes that somebody else keeps."""
+"""A frame, sent or received: one contiguous run of bytes, whose memory has another owner."""
 
 CHUNK_BYTES: Final = 4 << 20
 """The largest raw frame. Above 32 MiB libzmq takes fresh pages for each frame and is 3 times slower; below 1 MiB the
 cost per frame shows."""
 SPEC_BYTES_MAX: Final = 1 << 20
-"""Of an item without its large arrays: LEAVES_MAX numbers and their places fit."""
+"""Size of an item without its large arrays: LEAVES_MAX numbers and their places fit."""
 LEAVES_MAX: Final = 1 << 16
 LARGE_MAX: Final = 1 << 12
-"""Arrays of one item that travel in frames of their own: more than the tensors of any model that is sent whole."""
+"""Arrays of one item with frames of their own: more than the tensors of any model that is sent whole."""
 ITEM_BYTES_MAX: Final = 4 << 30
 TEXT_BYTES_MAX: Final = 1 << 16
 INLINE_BYTES_MAX: Final = 16 << 10
@@ -45,32 +45,33 @@ _EXTENDED: Final = (
     *(ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.int4, ml_dtypes.uint4),
 )
 DTYPES: Final = (*map(np.dtype, _NAMES), *map(np.dtype, _EXTENDED))
-"""What arrays may hold; the place in this table is the code on the wire, so it only ever grows at the end."""
+"""The dtypes of arrays; the index in this table is the code on the wire, so it only ever grows at the end."""
 
 INLINE, LARGE, TUPLE = 1, 2, 3
 """The extensions."""
 ARRAY, SCALAR, BLOB = 0, 1, 2
 """The forms of what an extension holds."""
 SHAPE: Final = struct.Struct("<BBB5x")
-"""Code of the dtype, form, number of axes; padded so that what follows lies on 8 bytes."""
+"""Code of the dtype, form, number of axes; padded so that the data after it is aligned to 8 bytes."""
 
 PLAIN: Final[frozenset[type]] = frozenset(
     {type(None), bool, int, float, str, bytes, np.ndarray, *(dtype.type for dtype in DTYPES)}
 )
-"""Types of leaves that have nothing in them that would have to be looked at."""
+"""Types of leaves that need no further inspection."""
 CONTAINERS: Final = (dict, list, tuple, Mapping)
 _KEYS: Final[frozenset[type]] = frozenset({str, int})
 
 Odd: TypeAlias = tuple[Any, Any, Any]
-"""(container, key, value) of something in a tree that is neither a plain leaf, nor a list, nor a dict."""
+"""(container, key, value) of a value in a tree that is neither a plain leaf, nor a list, nor a dict."""
 
 
 def survey(node: Any, depth: int, left: int, odd: list[Odd]) -> int:
-    """How many more leaves may follow a container that lies so deep; RefusalError for one too deep, too large or ill
-    keyed. `odd` gets what is neither a plain leaf nor a list or dict, in the order of the tree.
+    """The number of leaves left after a container at `depth`; RefusalError for one too deep, too large or with odd
+    keys.
 
-    Items have few and short lists beside their arrays: looking at each leaf here costs less than asking C code about
-    each list, and lists of plain leaves cost no call.
+    `odd` gets what is neither a plain leaf nor a list or dict, in the order of the tree. Items have few and short lists
+    beside their arrays: checking each leaf here costs less than calling C code for each list, and lists of plain leaves
+    cost no call.
     """
     left -= len(node)
     if left < 0 or depth > DEPTH_MAX:

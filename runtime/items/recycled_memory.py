@@ -1,12 +1,12 @@
-"""Memory for arrays that are put together from several frames: lent, and lent again once nobody holds it.
+"""Memory for arrays that are assembled from several frames: lent, and reused once nothing refers to it.
 
-Decides where that memory comes from. Does not decide how long an item lives: a block comes back when the last view of
-it has gone, never before, and nobody gives one back by hand.
+Decides where that memory comes from. Does not decide how long an item lives: a block comes back when its last view is
+collected, never before, and never by an explicit call.
 
-Theory of operation. The pages of new memory are cleared by the kernel when they are first touched; here that makes a
-copy of 64 MiB 2 to 4 times slower with large pages, and 15 times slower without. So an array stands on a *lease*, an
-object that is no array: NumPy cuts a chain of views short at the first such object, and every view therefore keeps it.
-When the lease is collected, in whatever thread, its block goes to a shelf of a few, where the next array finds it.
+Theory of operation. The kernel clears the pages of new memory when they are first touched; here that makes a copy of 64
+MiB 2 to 4 times slower with large pages, and 15 times slower without. So an array stands on a *lease*, an object that
+is no array: NumPy cuts a chain of views short at the first such object, and every view therefore keeps it alive. When
+the lease is collected, in whatever thread, its block goes to a shelf of a few, where the next array finds it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 ALIGNMENT_BYTES: Final = 64
 """The width of a cache line and of the widest vector; JAX takes such arrays without a copy."""
 SHELF_BYTES_MAX: Final = 512 << 20
-"""What may lie unused: eight learners' fragments of 64 MiB, which a merge lets go of together."""
+"""The most that may lie unused: eight learners' fragments of 64 MiB, which a merge releases together."""
 WASTE_MAX: Final = 4
 """A block is lent for an array that leaves at most a fourth of it unused."""
 

@@ -1,4 +1,4 @@
-"""Why something that a peer sent is not accepted: one list of reasons, which statistics and documents use."""
+"""Reasons for refusing input from a peer: one list, which statistics and documents use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REASONS: Final = {
 
 
 class RefusalError(RemoteProtocolError):
-    """Something that a peer sent is not accepted; `reason` is a key of REASONS."""
+    """Input from a peer is not accepted; `reason` is a key of REASONS."""
 
     def __init__(self, reason: str, story: str) -> None:
         super().__init__(f"{reason}: {story}")

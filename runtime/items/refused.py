@@ -1,7 +1,7 @@
-"""The record of items that a host has refused, in the name of their sender.
+"""The record of items that a host has refused, by their sender.
 
-It decides nothing. It travels with what a host says of itself (`supervision.messages`), and is written down with the
-incident that it leads to.
+It decides nothing. It travels in a host's heartbeat (`supervision.messages`), and is stored with the incident that it
+leads to.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from isthmus.runtime.ids import Member
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """`count` items of `member` on one edge were not what the body at the end of `edge` declares: the first of them at
-    `field` ('' for the whole item), where one was `expected` and another `found`. `is_vote`: rounds
-    wait for them."""
+    """`count` items of `member` violated the schema that the body at the end of `edge` declares.
+
+    The first was wrong at `field` ('' for the whole item): `expected` and `found` describe the difference. `is_vote`:
+    rounds wait for such items.
+    """
 
     member: Member
     edge: str

@@ -1,8 +1,8 @@
 """What an item on an edge must be: schemas, which bodies declare as plain data, and the check of an item against one.
 
-Decides whether an item may reach the body that it is meant for, and says what is wrong with one that may not. Does not
-decide what becomes of the item or its sender (`host`, the home's `watch`). A body declares `schemas`, a dict of its
-input ports, or a static method that makes it from the arguments of the node. A schema is a *rule*:
+Decides whether an item may reach its body, and describes the fault of one that may not. `host` and the home's `watch`
+decide what becomes of the item and its sender. A body declares `schemas`, a dict of its input ports, or a static method
+that makes it from the arguments of the node. A schema is a *rule*:
 
     "any"                       anything
     "integer"                   an integer of 64 bits; ("integer", least) or ("integer", least, most): in this range
@@ -19,10 +19,10 @@ input ports, or a static method that makes it from the arguments of the node. A 
     ("product", field, n)       n times the item's `field`; of a tuple, the number of the sender's slot, or the last;
                                 ("product", field, n, start): so much more than the item's `start`
     ("firings", rule)           an integer that follows the rule, and is at most the count of firings of the node that
-                                emits it: checked where it is emitted, because nobody else knows that count
+                                emits it: checked where it is emitted, because only that host knows the count
     {"name": rule}              a dict that has these fields at least; "name?": the field may be absent
 
-Fields that `of` and `product` name come before them. A check ends at the first fault. It looks at no value of an array,
+Fields that `of` and `product` name come before them. A check ends at the first fault. It reads no value of an array,
 because the loop of the host waits for it.
 """
 
@@ -39,11 +39,11 @@ Rule: TypeAlias = Any
 
 INTEGER_MOST: Final = (1 << 63) - 1
 FOUND_LENGTH_MAX: Final = 60
-"""Characters that are shown of what was found."""
+"""The most characters of a found value in a message."""
 
 
 class Mismatch(NamedTuple):
-    """What is wrong with an item: at which field ('totals[2][0]', '' for the whole item), and what is there."""
+    """The fault of an item: its field ('totals[2][0]', '' for the whole item), and the value found there."""
 
     field: str
     expected: str
@@ -51,7 +51,7 @@ class Mismatch(NamedTuple):
 
 
 Check: TypeAlias = Callable[[Any, Mapping[str, Any], Member], Mismatch | None]
-"""(value, the item that it is a field of, its sender) -> what is wrong with it."""
+"""(value, the item that it is a field of, its sender) -> its fault, or None."""
 
 
 def schemas_of(body: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Mapping[str, Rule]:
@@ -62,7 +62,7 @@ def schemas_of(body: Any, arguments: Sequence[Any], keywords: Mapping[str, Any])
 
 
 def compiled(rule: Rule) -> Check:
-    """The check of a rule; ValueError if it is none."""
+    """The check of a rule; ValueError for an invalid rule."""
     if isinstance(rule, Mapping):
         return _fields({name: compiled(each) for name, each in rule.items()})
     name, *details = (rule,) if isinstance(rule, str) else rule
@@ -80,7 +80,7 @@ def attested(rule: Rule) -> tuple[str, ...]:
 
 
 def _found(value: Any) -> str:
-    """What was found, in short: an array by its type and sizes, anything else as it is written."""
+    """A found value, in short: an array by its type and sizes, anything else by its `repr`."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is not None and shape is not None:
         return f"array of {dtype}, sizes {list(shape)}"
@@ -93,7 +93,7 @@ def _wrong(expected: str, value: Any) -> Mismatch:
 
 
 def _within(mismatch: Mismatch, place: str) -> Mismatch:
-    """The same fault, as a part of something larger."""
+    """The same fault, with `place` before its field."""
     inner = mismatch.field
     joined = place + inner if not inner or inner.startswith("[") else f"{place}.{inner}"
     return mismatch._replace(field=joined)
@@ -202,7 +202,7 @@ def _array(dtype: str, sizes: Sequence[Any]) -> Check:
 
 
 def _size(size: Any, item: Mapping[str, Any]) -> int | None:
-    """The size of an axis; of one that depends on a field, -1, which none has, where the field is out of range."""
+    """The size of an axis; one that depends on a field is -1, which never fits, where the field is out of range."""
     if not isinstance(size, tuple):
         return size  # type: ignore[no-any-return]
     _, name, sizes = size

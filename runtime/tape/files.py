@@ -1,9 +1,10 @@
 """The files of a tape: one for each segment, the oldest deleted, so that all tapes of one host keep within a bound.
 
-A file is FOLDER/NAME.NUMBER.tape. Numbers count up over all tapes of a *family* (the lives of one host, the
-homes or the stations of one machine), which has the bound together. What a disk does not take waits in
-memory, within a bound (`Growing`). What finds no room there is lost; nothing can be replayed behind it, so nothing more
-is written until the disk takes what waits, and then a segment begins, which says so. No disk ever stops the writer.
+A file is FOLDER/NAME.NUMBER.tape. Numbers count up over all tapes of a *family* (the lives of one host, the homes or
+the stations of one machine), which shares the bound. Data that the disk does not accept waits in memory, within a bound
+(`Growing`). Data that finds no room there is lost; nothing can be replayed after the gap, so nothing more is written
+until the disk accepts the waiting data, and then a segment begins that is marked as after a loss. No disk ever stops
+the writer.
 """
 
 from __future__ import annotations
@@ -19,37 +20,37 @@ from isthmus.runtime.tape.writing import Piece
 
 FOLDER: Final = "tape"
 TAPE_BYTES: Final = 64 << 20
-"""For the tapes of one host, where nobody says otherwise: six hours of a learner that makes ten steps a second."""
+"""Default bound for the tapes of one host: six hours of a learner that makes ten steps a second."""
 TAPE_BYTES_MIN: Final = 1 << 20
 SEGMENTS: Final = 8
-"""That many fit into the bound: of a run that has reached it, seven eighths are there."""
+"""Segments within the bound: of a run that has reached it, seven eighths are kept."""
 _NAME: Final = re.compile(r"(.+)\.(\d+)\.tape")
 
 
 def segment_bytes(tape_bytes: int) -> int:
-    """When the segment of a tape is full, for that bound of its family."""
+    """The size of a full segment, for that bound of its family."""
     return tape_bytes // SEGMENTS
 
 
 def named(file: str) -> tuple[str, int] | None:
-    """The name of the tape to which a file belongs, and the number of the file; None if it is none of a tape."""
+    """The name of the tape that a file belongs to, and its number; None if it is not a tape file."""
     found = _NAME.fullmatch(file)
     return None if found is None else (found[1], int(found[2]))
 
 
 class Source(Protocol):
-    """A tape, as it is written to files."""
+    """A tape whose pieces are written to files."""
 
     def take(self) -> list[Piece]:
-        """What was encoded since the last call, in order."""
+        """Pieces encoded since the last call, in order."""
 
     def renew(self) -> None:
-        """Begin a segment with the next record, because some of those that were taken are lost."""
+        """Begin a segment with the next record, because some of the pieces taken were lost."""
 
 
 @final
 class TapeFiles:
-    """Those of the tape `name` of a `family`, in `folder`."""
+    """The files of tape `name` of a `family`, in `folder`."""
 
     def __init__(self, folder: Path, name: str, *, family: str, disk: Disk = DISK, bytes_max: int = TAPE_BYTES) -> None:
         self._folder, self._name, self._family, self._disk = folder, name, family, disk
@@ -57,22 +58,22 @@ class TapeFiles:
         self._file: Growing | None = None
         self._segment = 0
         self._number = max((number for number, _, _ in self._listed()), default=0)
-        self._has_lost = False  # And the disk is not ready for more.
-        self._is_broken = False  # And the segment that says so has not come.
+        self._has_lost = False  # Data was lost, and the disk does not accept more yet.
+        self._is_broken = False  # Data was lost, and the segment after the loss has not come.
 
     @classmethod
     def of_host(cls, run: Path, member: Member, *, disk: Disk = DISK, bytes_max: int = TAPE_BYTES) -> TapeFiles:
-        """Those of a life of a host, in the folder of its run."""
+        """The tape files of a life of a host, in the folder of its run."""
         family = f"{member.replica.role}-{member.replica.slot}-"
         return cls(run / FOLDER, f"{family}{member.incarnation}", family=family, disk=disk, bytes_max=bytes_max)
 
     @classmethod
     def of_daemon(cls, run: Path, core: str, pid: int, *, disk: Disk = DISK, bytes_max: int = TAPE_BYTES) -> TapeFiles:
-        """Those of a core of a daemon."""
+        """The tape files of a core of a daemon."""
         return cls(run / FOLDER, f"{core}-{pid}", family=f"{core}-", disk=disk, bytes_max=bytes_max)
 
     def write(self, tape: Source) -> None:
-        """Hand on what was appended to a tape since the last call."""
+        """Write what was appended to a tape since the last call."""
         pieces = tape.take()
         if self._has_lost:
             if self._file is None or self._file.flush():
@@ -88,12 +89,12 @@ class TapeFiles:
                 return
 
     def close(self) -> None:
-        """Try once more, and close."""
+        """Flush once more, and close."""
         if self._file is not None:
             self._file.close()
 
     def _is_taken(self, piece: Piece) -> bool:
-        """Add a piece to the file of its segment; whether there was room for it to be written, or to wait."""
+        """Add a piece to the file of its segment; returns whether it was written or had room to wait."""
         if piece.segment != self._segment:
             if self._file is not None:
                 if not self._file.flush():
@@ -116,7 +117,7 @@ class TapeFiles:
                 return
             try:
                 self._disk.remove(self._folder / name)
-            except OSError:  # It is tried again with the next segment.
+            except OSError:  # The next segment tries again.
                 return
             size -= each
 

@@ -1,9 +1,9 @@
-"""Frames: pieces of bytes behind each other, of which a reader knows whether it has them whole.
+"""Frames: consecutive runs of bytes; a reader can tell whether each is complete.
 
 A frame is the length of its body (4 bytes, big-endian, 1 to BODY_SIZE_MAX), the CRC-32 of length and body (4 bytes,
-big-endian), and the body. The length is part of the checksum, and is never 0, so that a run of zeros, as a power
-failure may leave behind what was written last, is no frame. A checksum finds damage; it proves nothing against somebody
-who means harm, so bodies are decoded as strictly as any bytes of others.
+big-endian), and the body. The length is part of the checksum, and is never 0, so that a run of zeros, which a power
+failure may leave in place of the last writes, is no frame. A checksum finds damage; it is no protection against
+forgery, so bodies are decoded as strictly as any foreign bytes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ BODY_SIZE_MAX: Final = 1 << 24
 
 
 class Frames(NamedTuple):
-    """What was found: the bodies of the frames, where each ends, and what follows the last of them: `rest` is empty, or
-    says why it is no frame; `is_unfinished` if that is what the end of a process or of the power leaves."""
+    """The frames found: their bodies, where each ends, and the bytes after the last of them.
+
+    `rest` is empty, or states why those are no frame; `is_unfinished` if a process end or power failure leaves such
+    bytes.
+    """
 
     bodies: list[bytes]
     ends: list[int]
@@ -32,7 +35,7 @@ class Frames(NamedTuple):
 
 
 def framed(body: bytes) -> bytes:
-    """A frame."""
+    """The frame of `body`."""
     head = len(body).to_bytes(4, "big")
     return b"".join((head, crc32(body, crc32(head)).to_bytes(4, "big"), body))
 

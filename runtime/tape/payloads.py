@@ -1,12 +1,12 @@
-"""Payloads that are kept, so that what followed from them can be computed again: a file for each firing of some nodes.
+"""Payloads that are kept, so that their consequences can be recomputed: a file for each firing of some nodes.
 
-Kept are the firings of nodes whose body names output ports as `determined`: what it emits there follows from what it is
-given, and from its firings before. A file has what the firing was given, but for what such a node of the same host has
-made itself, with the decision that closed its round; and of each item on those ports the digest, and the item where it
-leaves the host. Reading trusts nothing: every part has its digest, and items are read as from a stranger.
+Kept are the firings of nodes whose body names output ports as `determined`: an item there is a function of the inputs
+and of earlier firings. A file has the inputs of the firing, except those that such a node of the same host has made
+itself, with the decision that closed its round; and of each item on those ports the digest, and the item where it
+leaves the host. Reading trusts nothing: every part has its digest, and items are decoded like those of an unknown peer.
 
-A file is FOLDER/NODE.FIRING.item: a frame (`frames`) with a head, and behind it the items as they are encoded. It is
-written in the node's own thread. What a disk does not take is missing, counted in `lost`, and so is all behind it.
+A file is FOLDER/NODE.FIRING.item: a frame (`frames`) with a head, and after it the encoded items. It is written in the
+node's own thread. A file that the disk does not accept is missing, counted in `lost`, and so are all after it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ VERSION: Final = 1
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One item of a firing: its port; whose it is, and its mailbox key, where the port has several; its digest; the
-    sizes and digests of its parts, none where only its digest is kept, or where a port that has several was given
-    none."""
+    """One item of a firing: its port, producer, mailbox key, digest, and the sizes and digests of its parts.
+
+    Producer and key only where the port has several items. No parts where only the digest is kept, or for the empty
+    dict of such a port.
+    """
 
     port: str
     source: Replica | None
@@ -44,7 +46,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a file begins with."""
+    """The head of a file."""
 
     mark: str
     version: int
@@ -56,8 +58,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Firing(NamedTuple):
-    """What was kept of one: its inputs by port, as the body is given them, and (port, digest, item or None) of what it
-    made."""
+    """A stored firing: its inputs by port, as its body gets them, and (port, digest, item or None) of what it made."""
 
     inputs: dict[str, Any]
     made: list[tuple[str, int, Any]]
@@ -72,13 +73,13 @@ class Made(NamedTuple):
 
 
 def folder_of(run: Path, member: Member) -> Path:
-    """Where the payloads of a life of a host are."""
+    """The folder of the payloads of a life of a host."""
     return run / FOLDER / f"{member.replica.role}-{member.replica.slot}-{member.incarnation}"
 
 
 @final
 class Keeper:
-    """Keeps those of one life of a host in `folder`."""
+    """Stores the firings of one life of a host in `folder`."""
 
     def __init__(self, folder: Path, disk: Disk = DISK) -> None:
         self.lost = 0
@@ -94,8 +95,11 @@ class Keeper:
         several: Collection[str],
         made_here: Collection[str],
     ) -> None:
-        """Keep a firing. On the ports `several` it was given a dict (replica, key) -> item, on others one item.
-        `made_here` are the ports whose items are not kept, because they can be made again."""
+        """Store a firing.
+
+        On the ports `several` its input is a dict (replica, key) -> item, on others one item. Items on the ports
+        `made_here` are not stored, because they can be recomputed.
+        """
         if self.lost:
             self.lost += 1
             return
@@ -135,7 +139,7 @@ class Keeper:
 
 
 def read(data: bytes, node: str, firing: int) -> Firing:
-    """What a file has, which is of that firing. ValueError where it is not whole, damaged, foreign, or of another."""
+    """The stored firing in a file. ValueError where it is incomplete, damaged, foreign, or of another firing."""
     found = frames(data)
     if not found.bodies:
         raise ValueError(f"it is not whole: {found.rest or 'it is empty'}")
@@ -164,7 +168,7 @@ def read(data: bytes, node: str, firing: int) -> Firing:
 
 
 def _item(port: str, source: Replica | None, key: int | str | None, encoded: Encoded, parts: list[Any] | None) -> Item:
-    """What the head says of an item, whose bytes are added to `parts`, if they are kept."""
+    """The head's entry of an item, whose bytes are added to `parts`, if they are stored."""
     if parts is None:
         return Item(port, source, key, encoded.digest, [], [])
     parts += [encoded.spec, *encoded.pieces]
@@ -173,7 +177,7 @@ def _item(port: str, source: Replica | None, key: int | str | None, encoded: Enc
 
 
 def _decoded(data: bytes, at: int, told: Item) -> tuple[Any, int]:
-    """An item whose bytes begin at `at`, and where they end."""
+    """The item that begins at byte `at`, and where it ends."""
     if at + sum(told.sizes) > len(data) or len(told.sizes) != len(told.digests) or min(told.sizes, default=0) < 0:
         raise ValueError(f"it is not whole: an item on {told.port!r} of {sum(told.sizes)} bytes at byte {at}")
     view = memoryview(data)

@@ -1,7 +1,7 @@
-"""Reads tapes: which segments there are, what is missing between them, and where what can be read ends.
+"""Reads tapes: the segments that exist, the records missing between them, and where the readable part ends.
 
-Bytes may come from anywhere: what is no tape, and what is one of another version, is told apart from one that is
-damaged, or was never finished. Does not say what follows from that, and knows no core.
+Bytes may come from anywhere: files that are no tape, or one of another version, are distinguished from damaged and from
+unfinished ones. The caller decides what follows from that; this module knows no core.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ class ForeignTapeError(ValueError):
 
 @dataclass(slots=True)
 class Segment:
-    """One: what it begins with, and its records, of the type that was asked for."""
+    """One segment: its opening, and its records, of the type that was asked for."""
 
     opening: Opening
     records: list[Any]
 
     @property
     def end(self) -> int:
-        """How many records the tape has up to its end."""
+        """The number of records of the tape up to the end of this segment."""
         return self.opening.before + len(self.records)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The segments of a tape that are there. `rest` says what follows the last whole record and is none, empty where
-    nothing does; `is_unfinished` where that is what the end of a process or of the power leaves behind."""
+    """The segments found on a tape. `rest` describes the bytes after the last whole record, empty where there are none.
+
+    `is_unfinished`: the end of a process or a power failure leaves such bytes.
+    """
 
     segments: Sequence[Segment]
     rest: str = ""
@@ -48,17 +50,17 @@ class Reading:
 
     @property
     def records(self) -> list[Any]:
-        """Those of all segments, whatever is missing between them."""
+        """The records of all segments, regardless of gaps."""
         return [record for segment in self.segments for record in segment.records]
 
     @property
     def begins(self) -> int:
-        """How many records were on the tape before the first that is there."""
+        """The number of records before the first one found."""
         return self.segments[0].opening.before if self.segments else 0
 
     @property
     def missing(self) -> int:
-        """How many records are not there, of those before the last that is."""
+        """The number of records missing before the last one found."""
         count, at = 0, 0
         for segment in self.segments:
             count += max(0, segment.opening.before - at) if segment.opening.before else 0
@@ -67,8 +69,10 @@ class Reading:
 
 
 def read(data: bytes, kind: type[Any]) -> Reading:
-    """The tape in some bytes, with records of a type. ForeignTapeError for what is no tape of this version, ValueError
-    for frames that hold no such record."""
+    """The tape in some bytes, with records of type `kind`.
+
+    ForeignTapeError for what is no tape of this version, ValueError for frames that hold no such record.
+    """
     found = frames(data)
     if not found.bodies and data and not found.is_unfinished:
         raise ForeignTapeError(f"it begins with {data[:16].hex(' ')}, which no tape does")
@@ -100,8 +104,11 @@ def _opening(body: bytes) -> Opening:
 
 
 def joined(readings: Iterable[Reading]) -> Reading:
-    """The tape whose segments are in several files, in their order. ValueError where one of them but the last is not
-    whole, and the next does not say that records were lost there, or where one is missing in the middle."""
+    """The tape whose segments are in several files, given in their order.
+
+    ValueError where one but the last is incomplete and the next is not marked as after a loss, or where one is missing
+    between.
+    """
     segments: list[Segment] = []
     last = Reading(())
     for reading in readings:

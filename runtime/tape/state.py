@@ -1,15 +1,15 @@
 """The whole state of a core as bytes, and back: what a segment of a tape begins with.
 
-A core is objects that refer to each other, made by a constructor from what the core is given (a plan, options), and
-changed by events. `frozen` walks them, field by field as their classes have them, so that no list of fields can be
-incomplete; what an object is referred to by twice stays one object. `thaw` makes a core that was made from the same
-things be what the frozen one was. What never changes after the constructor is not part of it: callables, and objects of
-the classes that `Kind.given` names; where these are needed in objects that the constructor did not make,
-`Kind.numbered` gives them by name.
+A core is objects that refer to each other, made by a constructor from its inputs (a plan, options), and changed by
+events. `frozen` walks them, field by field as their classes declare, so that no list of fields can be incomplete; an
+object with two references stays one object. `thaw` gives that state to a core that was constructed from the same
+inputs. Things that never change after the constructor are not part of it: callables, and objects of the classes that
+`Kind.given` names; where these are needed in objects that the constructor did not make, `Kind.numbered` gives them by
+number.
 
 The bytes depend on nothing but the state: dicts and lists in their order, sets sorted, no address and no hash. They are
 MessagePack of plain values, in which only classes of the modules of `Kind.rooms` are named: none is imported by name,
-no constructor runs, and whatever else they say is a ValueError.
+no constructor runs, and anything else in them is a ValueError.
 """
 
 from __future__ import annotations
@@ -32,21 +32,25 @@ _PREFIX: Final = "isthmus.runtime."
 
 @dataclass(frozen=True)
 class Kind:
-    """What the state of a kind of core is made of: objects of classes of the modules in `rooms` (packages below
-    isthmus.runtime, and what is in them), records of any room, as events bring them, and the objects that its
-    constructor is given."""
+    """The contents of the state of a kind of core.
+
+    Objects of classes of the modules in `rooms` (packages below isthmus.runtime, with their contents), records of any
+    room, as events bring them, and the objects that its constructor gets (`given`).
+    """
 
     rooms: tuple[str, ...]
     given: tuple[type, ...] = ()
     numbered: Callable[[Any], Mapping[int, Any]] = field(default=lambda core: {})
 
     def frozen(self, core: Any) -> bytes:
-        """The state of a core. InvariantError for a state that has something in it of a class from elsewhere."""
+        """The state of a core. InvariantError for a state that contains an object of any other class."""
         return _Freezing(self, self.numbered(core)).run(core)
 
     def thaw(self, core: Any, data: bytes) -> None:
-        """Make a core, new from its constructor, be what it was whose state `data` is. ValueError where these bytes
-        are no state of such a core; it is of no use then."""
+        """Load the state `data` into a newly constructed core.
+
+        ValueError where these bytes are no state of such a core; the core is unusable then.
+        """
         try:
             _Thawing(self, self.numbered(core)).run(core, data)
         except ValueError:
@@ -62,7 +66,7 @@ class _Freezing:
         self._kind = kind
         self._numbers = {id(each): number for number, each in numbered.items()}
         self._met: dict[int, int] = {}
-        self._kept: list[Any] = []  # An object that lives has its id alone.
+        self._kept: list[Any] = []  # An id is unique only among objects that are alive.
         self._classes: dict[type, int] = {}
 
     def run(self, core: Any) -> bytes:
@@ -118,8 +122,11 @@ class _Freezing:
 
 
 class _Thawing:
-    """One walk from bytes into a core. Where the core has an object of the same class in the same place, that one is
-    changed; so what the constructor made of callables and of what it was given is as it was."""
+    """One walk from bytes into a core.
+
+    Where the core has an object of the same class in the same place, that object is changed; so what the constructor
+    made of callables and of its inputs stays as it was.
+    """
 
     def __init__(self, kind: Kind, numbered: Mapping[int, Any]) -> None:
         self._kind, self._numbered = kind, numbered
@@ -140,7 +147,7 @@ class _Thawing:
             raise ValueError(f"it is not that of a {type(core).__name__}")
 
     def _value(self, plain: Any, there: Any) -> Any:
-        """What `plain` stands for, in the place where the core has `there`."""
+        """The value of `plain`, for the place where the core has `there`."""
         if type(plain) is not list:
             return plain
         tag, rest = plain[0], plain[1:]
@@ -201,11 +208,11 @@ class _Thawing:
         return found
 
     def _is_free(self, there: Any, kind: type) -> bool:
-        """Whether what the core has in a place can become what belongs there: it is of its class, and nothing else."""
+        """Whether the object in a place can be reused: it has the right class, and is not used elsewhere."""
         return type(there) is kind and id(there) not in self._taken
 
     def _meet(self, found: Any) -> Any:
-        """Number an object, as whoever froze it has."""
+        """Number an object, in the same order as the freezing walk."""
         self._met.append(found)
         self._taken.add(id(found))
         return found
@@ -225,13 +232,13 @@ def _may_be(kind: type, rooms: tuple[str, ...]) -> bool:
 
 @cache
 def _is_value(kind: Any) -> bool:
-    """Whether its objects cannot change, so that it makes no difference how many of them there are."""
+    """Whether objects of a class are immutable, so that copies of them are equivalent."""
     return issubclass(kind, tuple) or (issubclass(kind, msgspec.Struct) and kind.__struct_config__.frozen)
 
 
 @cache
 def _fields(kind: Any) -> tuple[str, ...]:
-    """The fields that every object of a class has a place for; those in its `__dict__` come beside them."""
+    """The declared fields of every object of a class; those in its `__dict__` come in addition."""
     if issubclass(kind, tuple):
         return tuple(kind._fields)
     if issubclass(kind, msgspec.Struct):
@@ -252,7 +259,7 @@ def _name(kind: type) -> str:
 
 @cache
 def _known(rooms: tuple[str, ...], modules_count: int) -> dict[str, type]:
-    """The classes that a state may have, by name; of modules that are there, `modules_count` of them."""
+    """The classes that a state may have, by name, of loaded modules, `modules_count` of them."""
     found = {}
     for name, module in list(sys.modules.items()):
         if name.startswith(_PREFIX) and module is not None:

@@ -1,7 +1,7 @@
-"""The tape of one core while it is written: records of what happened and what the core said, in segments.
+"""The tape of one core while it is written: records of its events and commands, in segments.
 
 A segment begins with the core's state, and holds the records that follow it. When one is `segment_bytes` long, or when
-something before it was lost (`renew`), the next begins. Decides nothing about files: `take` hands over what was encoded
+something before it was lost (`renew`), the next begins. Decides nothing about files: `take` returns what was encoded
 since the last call, also in another thread than that which appends.
 """
 
@@ -19,12 +19,14 @@ from isthmus.runtime.tape.frames import HEAD_SIZE, framed
 MARK: Final = "isthmus tape"
 VERSION: Final = 1
 SEGMENT_BYTES: Final = 1 << 20
-"""Where nobody says otherwise: some thousands of records, which take a tenth of a second to replay."""
+"""The default: some thousands of records, which take a tenth of a second to replay."""
 
 
 class Opening(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """What a segment begins with: its number, from 1, how many records were on the tape before it, whether some of them
-    were lost, and the state of the core."""
+    """The beginning of a segment: its number, from 1, the count of records `before` it, and the state of the core.
+
+    `is_after_loss`: some of those records were lost.
+    """
 
     mark: str
     version: int
@@ -43,7 +45,7 @@ class Piece(NamedTuple):
 
 
 class Tape:
-    """Collects records. `begin` comes first."""
+    """Collects records. Call `begin` first."""
 
     def __init__(self, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._encode = msgspec.msgpack.Encoder().encode
@@ -54,14 +56,14 @@ class Tape:
         self._has_lost = False
 
     def begin(self, state: Callable[[], bytes]) -> None:
-        """Open the first segment. `state` gives that of the core whose tape it is, always after what was appended."""
+        """Open the first segment. `state` returns the present state of the core whose tape it is."""
         self._state = state
         self._open(is_after_loss=False)
 
     def append(self, at: Instant, event: Any, commands: Sequence[Any]) -> None:
         """Add one record."""
         self._count += 1
-        if self._has_lost:  # This record would follow nothing, too: the state has it.
+        if self._has_lost:  # This record would follow a gap; the state of the new segment includes it.
             self._has_lost = False
             self._open(is_after_loss=True)
             return
@@ -72,11 +74,11 @@ class Tape:
             self._open(is_after_loss=False)
 
     def renew(self) -> None:
-        """Begin a segment with the next record, because some of those that were taken are lost; from any thread."""
+        """Begin a segment with the next record, because some of the pieces taken were lost; from any thread."""
         self._has_lost = True
 
     def take(self) -> list[Piece]:
-        """What was encoded since the last call, in order."""
+        """Pieces encoded since the last call, in order."""
         pieces: list[Piece] = []
         parts: list[bytes] = []
         is_after_loss = False
@@ -101,5 +103,5 @@ class Tape:
 
 
 def joined(pieces: Sequence[Piece]) -> bytes:
-    """Pieces behind each other, as their files would be."""
+    """Pieces concatenated, as their files would be."""
     return b"".join(piece.data for piece in pieces)
