@@ -1,4 +1,4 @@
-"""A command's end of control messages: one question, one answer, or a reason that a person understands."""
+"""A command's end of control messages: one question, one answer, or an error that a person understands."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from isthmus.runtime.security import handshakes
 from isthmus.runtime.security.keys import Keyring, check_server
 
 CUTS_MAX: Final = 5
-"""Attempts of a command whose handshake was cut without a reason, as libzmq does for a wrong key, and sometimes for no
-keys at all; a tenth of a second each."""
+"""Attempts of a command whose handshake was cut without a reason, as libzmq does for a wrong key, and sometimes for a
+missing one; a tenth of a second each."""
 
 
 def ask(
@@ -35,7 +35,7 @@ def ask(
 ) -> Message | None:
     """Send one message from a command, and wait for one answer; None if none comes in time.
 
-    ConfigError if what answers is no daemon, or one of another version, and where keys are missing or others.
+    ConfigError if the answer is not from a daemon, or from one of another version, and where keys are missing or wrong.
     """
     doing = f"Talking to the daemon at {endpoint}"
     check_server(endpoint, keys, server_key, doing)
@@ -48,7 +48,7 @@ def ask(
             monitor = handshakes.watched(socket, context, handshakes.FAILURES)
             try:
                 socket.connect(endpoint)
-                # A handshake may have failed already, so that there is no way to send; the monitor says why.
+                # A handshake may have failed already, so that sending is impossible; the monitor reports the reason.
                 with suppress(zmq.Again):
                     socket.send(encode(message), zmq.NOBLOCK)
                 data = _first(socket, monitor, seconds_max, doing, keys)
@@ -73,9 +73,9 @@ def ask(
 def _first(
     socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], seconds_max: float, doing: str, keys: Keyring | None
 ) -> bytes | None:
-    """The first message that comes in time, None if none does; ConfigError if keys are in the way.
+    """The first message that comes in time, None if none does; ConfigError if keys prevent it.
 
-    One attempt that was only cut proves nothing: the daemon may have ended, and another come.
+    A single cut attempt proves nothing: the daemon may have ended, and another started.
     """
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
@@ -95,7 +95,7 @@ def _first(
 
 
 def _in_the_way(reason: str, keys: Keyring | None) -> tuple[str, str, str]:
-    """What a command expected of keys, what it found, and what to do."""
+    """(expected, found, what to do) of an error about keys."""
     if keys is None:
         do = "Name a key of yours that it admits: [keys] secret in the cluster file, and its own as public_key."
         return "a daemon without keys", "one that has keys", do

@@ -1,4 +1,4 @@
-"""A host's end of control messages: it dials the daemon, and dials again where it is told to."""
+"""A host's end of control messages: it dials the daemon, and another one on request."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from isthmus.runtime.security.keys import Keyring, check_server
 from isthmus.runtime.system.shared_loop import Handle, Loop
 
 RETRY_SECONDS: Final = 1.0
-"""Between two attempts of one who is not admitted yet; each costs who listens half a millisecond."""
+"""Delay between two attempts of a client that is not admitted yet; each costs the server half a millisecond."""
 
 
 class ControlClient:
-    """A host's end: a DEALER that dials the daemon, and dials again where it is told to.
+    """A host's end: a DEALER that dials the daemon, and another one on request.
 
-    With `keys` it talks only to the machine that has `server_key`; `on_refused(reason)` is told why an attempt
-    failed, of `handshakes.WORDS`, each time. It goes on trying.
+    With `keys` it accepts only the machine that has `server_key`; `on_refused(reason)` is called with the reason of
+    each failed attempt, one of `handshakes.WORDS`. It goes on trying.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ControlClient:
         server_key: str = "",
         on_refused: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """Dial; ConfigError if the endpoint leaves the machine and there are no keys, or not that of who listens."""
+        """Dial; ConfigError if the endpoint is on another machine, and there are no keys or no `server_key`."""
         self._loop = loop
         self._handle, self._on_refused = handle, on_refused
         self._keys, self._server_key = keys, server_key
@@ -48,7 +48,7 @@ class ControlClient:
         self.dial(endpoint)
 
     def dial(self, endpoint: str) -> None:
-        """Leave the daemon that was dialled, if any, and dial this one."""
+        """Disconnect from the present daemon, if any, and dial this one."""
         check_server(endpoint, self._keys, self._server_key, f"Dialling the daemon at {endpoint}")
         self._hang_up()
         self.endpoint = endpoint
@@ -65,20 +65,20 @@ class ControlClient:
         self._loop.call_soon(self._drain)
 
     def send(self, message: Message) -> None:
-        """Hand a message over; one that the daemon does not take is dropped, for the next heartbeat says it again."""
+        """Send a message; one that the daemon does not accept is dropped, because the next heartbeat repeats it."""
         if self._socket is None:
             return
         with suppress(zmq.Again):
             self._socket.send(encode(message), zmq.NOBLOCK)
-        self._loop.call_soon(self._drain)  # A send takes the descriptor's signal away, whether it fails or not.
+        self._loop.call_soon(self._drain)  # A send clears the descriptor's signal, whether it fails or not.
 
     def close(self) -> None:
-        """Hang up for good; what was handed over is still sent, for half a second."""
+        """Disconnect for good; pending messages are still sent, for half a second."""
         self._hang_up()
         self._context.term()
 
     def _failed(self, reason: str) -> None:
-        """Dial again in a while: libzmq itself gives up where it was told that it is not admitted."""
+        """Dial again after a delay: libzmq itself gives up where it is not admitted."""
         if self._retry is None:
             self._retry = self._loop.call_later(RETRY_SECONDS, lambda: self.dial(self.endpoint))
         self._on_refused(reason)

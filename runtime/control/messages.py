@@ -1,11 +1,11 @@
 """Control messages between daemons, their hosts and commands: small msgpack maps over ZeroMQ.
 
-Decides what such a message may be; what it asks for is the daemon's or the host's business. Each message is one frame,
-a map with a text `type`. It carries no payloads: a message larger than MESSAGE_BYTES_MAX, or one that is no such map,
-is dropped and counted.
+Decides the form of such a message; its meaning is the daemon's or the host's business. Each message is one frame, a map
+with a text `type`. It carries no payloads: a message larger than MESSAGE_BYTES_MAX, or one that is no such map, is
+dropped and counted.
 
-Every message names the version of isthmus that it comes from. Nobody acts on one of another version: a daemon counts it
-and answers what it is itself, a host drops it, a command tells its user.
+Every message names its sender's version of isthmus. One of another version has no effect: a daemon counts it and
+answers with its own version, a host drops it, a command reports it to its user.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MESSAGE_BYTES_MAX: Final = 4 << 20
 """A status with the accounts of 64 learners and 64 fragments takes a quarter of this."""
 PROTOCOL: Final = 1
 DETACH: Final = b"detach"
-"""What a command writes into the pipe that it holds to a daemon, before it goes away and the run goes on."""
+"""Written by a command into its pipe to a daemon, before it exits and the run goes on."""
 
 Message = dict[str, Any]
 _LIMITS: Final = {"max_str_len": 1 << 20, "max_bin_len": 0, "max_array_len": 1 << 16, "max_map_len": 1 << 14}
@@ -28,7 +28,7 @@ _LIMITS: Final = {"max_str_len": 1 << 20, "max_bin_len": 0, "max_array_len": 1 <
 
 @cache
 def _mark() -> Message:
-    """What every message says of where it comes from."""
+    """The sender's protocol and version, in every message."""
     return {"protocol": PROTOCOL, "version": metadata.version("isthmus")}
 
 
@@ -49,12 +49,12 @@ def version_of(message: Message | None = None) -> str:
 
 
 def without_mark(message: Message) -> Message:
-    """What a message says beyond its type and its sender's version."""
+    """The fields of a message except its type and its sender's version."""
     return {name: value for name, value in message.items() if name not in ("type", *_mark())}
 
 
 def decode(data: bytes) -> Message:
-    """The message in a frame; ValueError if it is none."""
+    """The message in a frame; ValueError if it is not one."""
     if len(data) > MESSAGE_BYTES_MAX:
         raise ValueError(f"a control message of {len(data)} bytes, {MESSAGE_BYTES_MAX} are allowed")
     try:

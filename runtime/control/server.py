@@ -1,7 +1,7 @@
-"""The daemon's end of control messages. Everybody dials the daemon, which binds.
+"""The daemon's end of control messages. The daemon binds; all others dial it.
 
-Without keys it stays on loopback; with keys nobody gets in who is not admitted, and each message has a `caller`, the
-machine whose key it is.
+Without keys it stays on loopback; with keys only admitted machines get in, and each message has a `caller`, the machine
+whose key it is.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from isthmus.runtime.system.shared_loop import Loop
 class ControlServer:
     """The daemon's end: a ROUTER. `handle(peer, message)` is called on the loop; `send` answers at any time.
 
-    `on_stranger` is told of each message of another version. With `keys` only machines that they admit are heard, and
-    `caller` is the one whose message is being handled: for whom it may speak is for `handle` to judge. `on_unknown(key,
-    address)` is told of keys that are not admitted.
+    `on_stranger` is called with each message of another version. With `keys` only messages of admitted machines are
+    handled, and `caller` is the one whose message is being handled: `handle` decides what it may do. `on_unknown(key,
+    address)` is called with keys that are not admitted.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ControlServer:
         keys: Keyring | None = None,
         on_unknown: Callable[[str, str], None] = lambda key, address: None,
     ) -> None:
-        """Bind; zmq.ZMQError if the endpoint is taken, ConfigError if it leaves the machine and there are no keys."""
+        """Bind; zmq.ZMQError if the endpoint is taken, ConfigError if it is off loopback and there are no keys."""
         check_open(endpoint, keys, f"Listening at {endpoint}")
         self._loop = loop
         self._handle = handle
@@ -66,12 +66,12 @@ class ControlServer:
         loop.call_soon(self._drain)
 
     def send(self, peer: bytes, message: Message) -> None:
-        """Hand a message over; one to a peer that is gone, or does not read, is dropped."""
+        """Send a message; one to a peer that is gone, or does not read, is dropped."""
         try:
             self._socket.send_multipart([peer, encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError:
             self.refused["not sent"] += 1
-        # A send may swallow the edge that announces what can be read.
+        # A send may clear the edge-triggered signal that messages can be read.
         self._loop.call_soon(self._drain)
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class ControlServer:
         return not self._socket.closed and bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
 
     def _hear(self, peer: bytes, frames: list[zmq.Frame]) -> None:
-        """Handle a message, or count why not."""
+        """Handle a message, or count the reason for refusing it."""
         caller = None if self._keys is None else self._keys.name_of(handshakes.user_id(frames[0]))
         if self._keys is not None and caller is None:
             self.refused["expelled"] += 1

@@ -1,4 +1,4 @@
-"""The daemon of a run, on its home machine: performs what the core of the home says, and tells it what happens.
+"""The daemon of a run, on its home machine: performs the commands of the home's core, and feeds it events.
 
 It decides nothing: the core of the home does. The processes of this machine are with its site, those of other machines
 behind links. It never computes, and holds nothing that training needs: when it dies, the hosts go on, find the daemon
@@ -71,10 +71,13 @@ TRAINING = "training"
 
 
 class Daemon:
-    """The run named `run`, in `folder`. `cast` says who takes part, `places` where; `send` takes a message to another
-    machine, or loses it; `keys` tells whose public keys are admitted; `turn_away` tells a machine that takes itself for
-    the home that this one is. `on_over` is called once, when every process has ended; `patience` is how long a silent
-    host is waited for; its tapes, and those of its station, have `tape_bytes` at most."""
+    """The daemon of the run named `run`, in `folder`.
+
+    `cast` are the run's replicas, `places` their machines; `send` sends a message to another machine, and may lose it;
+    `keys` returns the admitted public keys; `turn_away` tells a machine that claims to be the home that this one is.
+    `on_over` is called once, when every process has ended; `patience` is the longest wait for a silent host; its tapes,
+    and those of its station, have at most `tape_bytes`.
+    """
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class Daemon:
     # -- from outside --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Say where this daemon is, adopt the hosts that live, start the others; or end them, if the run is over."""
+        """Publish this daemon's endpoint, adopt live hosts and start the others; or end them, if the run is over."""
         journal, training = self._ledger.noted(JOURNAL), self._ledger.noted(TRAINING)
         if training is not None:
             self.status_last = decode(training)["training"]
@@ -145,35 +148,37 @@ class Daemon:
         self._driver.feed(StopAsked())
 
     def end(self, reason: str) -> None:
-        """Kill every host, and be over: the run has failed, for this reason."""
+        """Kill every host, and fail the run for this reason."""
         asked = Ordered(reason)
         self._driver.feed(EndAsked(asked) if self._has_begun else NotBegun(asked))
 
     def hear(self, machine: str, message: Message) -> None:
-        """Take what the outpost on another machine says; KeyError, TypeError or ValueError for what none says. What it
-        shows of hosts that are not there, or without bound, is not shown."""
+        """Handle a message of an outpost; KeyError, TypeError or ValueError for one that no outpost sends.
+
+        Status of hosts that are not on that machine, or that is too large, is dropped.
+        """
         report, shown = read_report(message)
         fleet = self.home.fleet
         shown = {member: each for member, each in shown.items() if fleet.name(member.replica) == machine}
         self._hear(machine, report, {member: bounded(each) for member, each in shown.items()})
 
     def join(self, machine: str, islands: int) -> list[Replica]:
-        """Let a machine take part, with learners in the next slots that are free; those that there was room for."""
+        """Admit a machine, with learners in the next free slots; returns those that found room."""
         before = set(self.home.fleet.learners_on(machine))
         self._driver.feed(MachineJoined(machine, islands))
         return [replica for replica in self.home.fleet.learners_on(machine) if replica not in before]
 
     def take_away(self, machine: str, how: Taken) -> None:
-        """Let a machine take part no more: its hosts end, and its learners' slots with them."""
+        """Remove a machine: its hosts end, and its learners' slots with them."""
         self._driver.feed(MachineTakenAway(machine, how))
 
     def dismiss(self) -> None:
-        """The other machines are needed no more."""
+        """Release the other machines."""
         for machine in self.home.fleet.machines:
             self._send(machine, over(self.name, self.home.term))
 
     def call(self, home: str, term: int) -> None:
-        """Another machine says that it is the home of the run."""
+        """Another machine claims to be the home of the run."""
         if not self._is_closed:
             self._site.call(home, term)
 
@@ -189,12 +194,12 @@ class Daemon:
 
     @property
     def lost(self) -> Replica | None:
-        """The replica that could not be had back, if that is why the run failed."""
+        """The replica that could not be replaced, if that is why the run failed."""
         failure = self.home.failure
         return Replica.parse(failure.host) if isinstance(failure, Hopeless | Homeless | Unserved) else None
 
     def status(self) -> dict[str, Any]:
-        """What `isthmus status` shows."""
+        """The status that `isthmus status` shows."""
         hosts = [self._host(replica) for replica in self.home.fleet.replicas]
         refused = self._site.gate.refused + self._site.station.refused
         error = None if self.home.failure is None else msgspec.to_builtins(self.home.failure)
@@ -203,7 +208,7 @@ class Daemon:
                 "refused": dict(refused)}  # fmt: skip
 
     def close(self) -> None:
-        """Let go of everything; the hosts, if any are left, go on."""
+        """Release everything; the hosts, if any are left, go on."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -245,7 +250,7 @@ class Daemon:
             self._driver.feed(HomeTimerFired())
 
     def _turned_away(self, command: TurnAway) -> None:
-        """The station here follows one home of two: this one, or another."""
+        """The station here follows one of two homes: this one, or another."""
         if command.home == self.name:
             self._driver.feed(TurnedAway(command.by, command.term))
         else:
@@ -315,7 +320,7 @@ class Daemon:
         known: dict[str, Any] = {"pid": None, "phase": "gone"}
         if life is not None:
             shown = self._shown.get(life.member, {"published": {}, "figures": {}})
-            # What a recorder publishes is the run's and not its own.
+            # A recorder publishes the status of the run, not its own.
             published = shown["published"] if replica.role != "recorder" else {}
             known = {"pid": life.seen.pid, "phase": life.seen.said.phase, **shown["figures"], "published": published}
         return {

@@ -1,7 +1,7 @@
-"""Where the hosts of a run speak to the daemon of their own machine: on loopback, each for the life that it is.
+"""Loopback endpoint through which the hosts of a run connect to their machine's daemon.
 
-It decides nothing: what a host says is read into an event, and what it is told goes to the peer that spoke for its life
-last. A host of another run, whose daemon had this port before, is left alone.
+It decides nothing: heartbeats become events, and replies go to the peer that last sent one for the life in question.
+Messages from hosts of another run, whose daemon had this port before, are counted and ignored.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, Missing, O
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
 
 REFUSED_MAX: Final = 256
-"""Different faults of messages that are told apart."""
+"""Distinct faults of messages that are counted separately."""
 HOST_MESSAGES: Final = frozenset({"hello", "heartbeat", "over", "failed"})
 
 Handler = Callable[[bytes, Message], None]
 Shown = Mapping[str, Any]
-"""What a host shows of itself for people: {published, figures}."""
+"""A host's status for people: {published, figures}."""
 
 
 class Gate:
-    """The gate of one run on one machine. `commands` are messages that no host sends; `spoke(event, shown)` is called
-    with what hosts say."""
+    """The endpoint of one run on one machine.
+
+    `commands` handle messages that no host sends; `spoke(event, shown)` is called with each heartbeat.
+    """
 
     def __init__(
         self,
@@ -51,12 +53,12 @@ class Gate:
 
     @property
     def endpoint(self) -> str:
-        """Where hosts find it."""
+        """The endpoint that hosts dial."""
         return self._server.endpoint
 
     @property
     def refused(self) -> Counter[str]:
-        """What was sent here that nobody could act on."""
+        """Counts of messages that could not be handled, by reason."""
         return self._server.refused
 
     def send(self, peer: bytes, message: Message) -> None:
@@ -64,7 +66,7 @@ class Gate:
         self._server.send(peer, message)
 
     def tell(self, told: TellHosts, keys: Mapping[str, str]) -> None:
-        """Tell hosts what all are to know; `keys` are the public keys of the machines that take part."""
+        """Send hosts the roster and the run's flags; `keys` are the public keys of the machines that take part."""
         messages: list[Message] = [{"type": "beat"}]
         if told.roster is not None:
             forms, rows = msgspec.to_builtins(told.forms), [list(row) for row in told.roster]
@@ -79,13 +81,13 @@ class Gate:
                     self._server.send(self._peers[member], message)
 
     def dismiss(self, member: Member) -> None:
-        """Tell a host to end whose life is not the present one of its replica."""
+        """Order a host to end whose life is not the present one of its replica."""
         peer = self._peers.pop(member, None)
         if peer is not None:
             self._server.send(peer, {"type": "exit", "reason": "another incarnation has taken this place"})
 
     def forget(self, member: Member) -> None:
-        """A life is over."""
+        """Forget the peer of a life that is over."""
         self._peers.pop(member, None)
 
     def close(self) -> None:
@@ -109,7 +111,7 @@ class Gate:
 
 
 def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
-    """What a host of `run` says; KeyError, TypeError or ValueError for what no host of ours says."""
+    """The heartbeat of a host of `run`; KeyError, TypeError or ValueError for a message that no host of ours sends."""
     if message["run"] != run:
         raise ValueError("a host of another run")
     member = Member(Replica.parse(message["replica"]), int(message["incarnation"]))

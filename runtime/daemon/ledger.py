@@ -1,12 +1,12 @@
-"""A daemon's memory on disk: the numbers that a home gave, which life was begun here as which process, and notes.
+"""A daemon's records on disk: the numbers that a home gave, the lives begun here with their processes, and notes.
 
-A number is noted before anything is done with it, in a transaction that outlives a power failure: as long as the disk
-does not take it, there is no number. Everything else is written as soon as the disk takes it. A process is known by its
-pid and the time of its start, as the kernel tells it, so that a pid that was given to somebody else is not mistaken.
+A number is recorded before it is used, in a transaction that survives a power failure: until the disk accepts it, the
+number does not exist. Everything else is written as soon as the disk accepts it. A process is identified by its pid and
+its start time, as the kernel reports it, so that a reused pid is not mistaken for it.
 
-A ledger that is missing where there was one, or that cannot be read, is *lost*: the file is put aside, and the caller
-is told, because numbers must not be counted from the beginning again. The new one notes that it is lost, for its home
-and for its station, until each has made up for it. After a reboot no process is there that was.
+A ledger that is missing where there was one, or that cannot be read, is *lost*: the file is renamed, and the caller is
+told, because numbers must not start from the beginning again. The new one records the loss, for its home and for its
+station, until each has made up for it. After a reboot none of the recorded processes exists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOST_OF: Final[dict[Whose, str]] = {"home": "lost home", "station": "lost stati
 _BOOT: Final = "boot"
 _LOST: Final = "".join(f"insert into notes values ('{name}', x''); " for name in _LOST_OF.values())
 LOST: Final = "daemon.sqlite.lost"
-"""Where a file goes that cannot be read."""
+"""The name that an unreadable ledger is renamed to."""
 _SCHEMA: Final = """
 create table if not exists notes (name text primary key, value blob not null);
 create table if not exists numbers (
@@ -40,7 +40,7 @@ create table if not exists lives (
 
 
 class LedgerError(OSError):
-    """The ledger could not be written, so that nothing was noted; it may be tried again."""
+    """The ledger could not be written, so nothing was recorded; it may be tried again."""
 
 
 class Row(NamedTuple):
@@ -52,36 +52,37 @@ class Row(NamedTuple):
 
 
 class Ledger:
-    """Of one run on one machine, in its `folder`."""
+    """The ledger of one run on one machine, in its `folder`."""
 
     def __init__(self, folder: Path, *, was_there: bool = False) -> None:
-        """Open or make the file, which `was_there` if a daemon has been here before; sqlite3.Error or OSError if that
-        cannot be."""
+        """Open or create the file; `was_there`: a daemon was here before. sqlite3.Error or OSError on failure."""
         self._path = folder / FILE
         self._owed: dict[tuple[str, str], tuple[str, tuple[Any, ...]]] = {}
         try:
             self._database = self._opened(was_there)
         except sqlite3.OperationalError:
             raise
-        except sqlite3.DatabaseError:  # It is torn, or no database.
+        except sqlite3.DatabaseError:  # The file is torn, or not a database.
             for suffix in ("", "-wal", "-shm"):
                 with suppress(FileNotFoundError):
                     (folder / f"{FILE}{suffix}").replace(folder / f"{LOST}{suffix}")
             self._database = self._opened(was_there=True)
         self._identity = identity(self._path)
         self._has_rebooted = self.noted(_BOOT) not in (None, boot_id())
-        if self._has_rebooted:  # Whatever has such a pid now is somebody else, for every daemon after this one, too.
+        if self._has_rebooted:  # These pids now belong to other processes, for every later daemon, too.
             self._owe(("lives", ""), "update lives set pid = null, started = null", ())
         self.note(_BOOT, boot_id())
 
     def restore(self) -> bool:
-        """Write the file anew, with all that is in it, if somebody has taken it away under this daemon; whether that
-        was so. What the disk does not take now is tried again at the next call."""
+        """Rewrite the file, with all its contents, if it was deleted under this daemon; returns whether it was.
+
+        If the disk does not accept it, the next call tries again.
+        """
         if identity(self._path) == self._identity:
             return False
         kept = sqlite3.connect(":memory:", isolation_level=None)
         try:
-            self._database.backup(kept)  # The file has no name any more, and is there as long as it is open.
+            self._database.backup(kept)  # The file has no name any more, and exists as long as it is open.
             for suffix in ("", "-wal", "-shm"):
                 self._path.with_name(f"{FILE}{suffix}").unlink(missing_ok=True)
             database = self._opened(was_there=False)
@@ -95,8 +96,7 @@ class Ledger:
         return True
 
     def is_lost(self, whose: Whose) -> bool:
-        """Whether there was a ledger before this one which cannot be read, and the home or the station on this machine
-        has not made up for it."""
+        """Whether an earlier ledger was lost, and the home or the station here has not made up for it."""
         return self.noted(_LOST_OF[whose]) is not None
 
     def found(self, whose: Whose) -> None:
@@ -104,11 +104,11 @@ class Ledger:
         self._owe(("note", key), "delete from notes where name = ?", (key,))
 
     def _opened(self, was_there: bool) -> sqlite3.Connection:
-        """The database; one that is made where there was one before is lost from its first transaction on."""
+        """The open database; one created where there was one before is lost from its first transaction on."""
         database = sqlite3.connect(self._path, isolation_level=None)
         try:
             database.execute("pragma journal_mode = wal")
-            # With `normal` the newest transactions are lost with the power, and their numbers would be given again.
+            # With `normal` a power failure loses the newest transactions, and their numbers would be given again.
             database.execute("pragma synchronous = full")
             has_tables = database.execute("select 1 from sqlite_master where name = 'notes'").fetchone() is not None
             lost = "" if has_tables or not was_there else _LOST
@@ -123,7 +123,7 @@ class Ledger:
     # -- numbers of a home ---------------------------------------------------------------------------------------------
 
     def give(self, members: Iterable[Member]) -> None:
-        """Note the numbers of lives that are to be; LedgerError if the disk does not take them."""
+        """Record the numbers of future lives; LedgerError if the disk does not accept them."""
         self._write_all(
             "insert into numbers values (?, ?, ?) on conflict (role, slot) "
             "do update set incarnation = max(incarnation, excluded.incarnation)",
@@ -138,11 +138,11 @@ class Ledger:
     # -- lives on this machine -----------------------------------------------------------------------------------------
 
     def begin(self, members: Iterable[Member]) -> None:
-        """Note lives that are about to begin here; LedgerError if the disk does not take them."""
+        """Record lives that are about to begin here; LedgerError if the disk does not accept them."""
         self._write_all("insert or ignore into lives (role, slot, incarnation) values (?, ?, ?)", members)
 
     def started(self, member: Member, pid: int) -> None:
-        """Note the process of a life."""
+        """Record the process of a life."""
         replica = member.replica
         self._owe(
             ("life", str(member)),
@@ -152,7 +152,7 @@ class Ledger:
         )
 
     def newest(self) -> list[Row]:
-        """The newest life of every replica of which one was begun here, and whether its process is there."""
+        """The newest life of every replica of which one was begun here, and whether its process exists."""
         rows = self._database.execute(
             "select role, slot, max(incarnation), pid, started from lives group by role, slot order by role, slot"
         ).fetchall()
@@ -165,9 +165,12 @@ class Ledger:
         return not self._has_rebooted and started is not None and started_at(pid) == started
 
     def move(self, former: Path | None) -> None:
-        """Have this ledger, of a run that had its home elsewhere, be that of a home here: lives on that machine are
-        none of this one's, which has those that the ledger in the folder `former` has, and what of them was lost. What
-        there is may be old, so it is lost for the home. LedgerError if the disk does not take that."""
+        """Turn this ledger, of a run that had its home elsewhere, into that of a home here.
+
+        The lives in it were on that machine; they are replaced by those of this machine, from the ledger in the folder
+        `former`, with its record of a loss. The rest may be old, so it counts as lost for the home. LedgerError if the
+        disk does not accept that.
+        """
         try:
             if former is not None:
                 self._database.execute("attach database ? as former", (str(former / FILE),))
@@ -186,16 +189,16 @@ class Ledger:
     # -- notes ---------------------------------------------------------------------------------------------------------
 
     def note(self, name: str, value: bytes) -> None:
-        """Keep something for the next daemon, in place of what was kept under this name."""
+        """Keep a value for the next daemon, in place of an earlier one under this name."""
         self._owe(("note", name), "insert or replace into notes (name, value) values (?, ?)", (name, value))
 
     def noted(self, name: str) -> bytes | None:
-        """What was kept under a name."""
+        """The value under a name; None if there is none."""
         row = self._database.execute("select value from notes where name = ?", (name,)).fetchone()
         return None if row is None else bytes(row[0])
 
     def settle(self) -> bool:
-        """Write what the disk did not take; whether nothing is left."""
+        """Write what the disk did not accept; returns whether nothing is left."""
         try:
             for key, (statement, values) in list(self._owed.items()):
                 self._database.execute(statement, values)
@@ -209,12 +212,12 @@ class Ledger:
         self._database.close()
 
     def _owe(self, key: tuple[str, str], statement: str, values: tuple[Any, ...]) -> None:
-        """Write something now, or as soon as it can be, in place of what was owed under the same key."""
+        """Execute a statement now, or as soon as possible, in place of one pending under the same key."""
         self._owed[key] = statement, values
         self.settle()
 
     def _write_all(self, statement: str, members: Iterable[Member]) -> None:
-        """Write something of each member, in one transaction."""
+        """Execute a statement for each member, in one transaction."""
         named = list(members)
         rows = [(member.replica.role, member.replica.slot, member.incarnation) for member in named]
         try:
@@ -234,7 +237,7 @@ class Ledger:
 
 
 def living(folder: Path) -> list[int]:
-    """The pids of all lives in the ledger of a folder whose process is there; none where it cannot be read."""
+    """The pids of all lives in the ledger of a folder whose process exists; none where it cannot be read."""
     try:
         with closing(sqlite3.connect(f"file:{folder / FILE}?mode=ro", uri=True)) as database:
             rows = database.execute("select pid, started from lives where pid is not null").fetchall()
@@ -247,7 +250,7 @@ def living(folder: Path) -> list[int]:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Which file or folder has a name now; None if none has."""
+    """Device and inode of the file or folder at a path; None if there is none."""
     try:
         found = path.stat()
     except OSError:

@@ -1,6 +1,7 @@
-"""The host processes of a run on this machine: started, watched, seen to end, and killed.
+"""The host processes of a run on this machine: started, watched and killed.
 
-It decides nothing. It knows processes by their pidfds, so it sees at once when one ends, and never signals a stranger.
+It decides nothing. It watches processes by their pidfds, so it sees at once when one ends, and never signals a process
+with a reused pid.
 """
 
 from __future__ import annotations
@@ -25,16 +26,15 @@ class Launch(Protocol):
         """Prepares launches of `wanted`; returns the order that loses least time."""
 
     def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
-        """Start a host, which finds its daemon at `endpoint`, and call `started` with its pid, now or later; OSError
-        if there is no room for it."""
+        """Start a host with its daemon at `endpoint`; call `started` with its pid, now or later. May raise OSError."""
 
     def close(self) -> None:
-        """No more hosts are asked for. Those that were started go on."""
+        """No more hosts will be started. Those that were started go on."""
 
 
 REAP_SECONDS: Final = 0.25
 REAPED_MAX: Final = 40
-"""Ten seconds: what a host had begun is killed by the kernel when the host is gone, and ends at once."""
+"""Ten seconds: the kernel kills a host's own children when the host is gone, and they end at once."""
 
 
 @dataclass(slots=True)
@@ -46,15 +46,18 @@ class _Watched:
 
 
 class LocalProcesses:
-    """Processes of this machine, by the life that each is. `ended(member, exited, cpu_seconds)` is called once for
-    each; the seconds are None where it was not a child of this process."""
+    """Processes of this machine, by the life that each is.
+
+    `ended(member, exited, cpu_seconds)` is called once for each; the seconds are None where it was not a child of this
+    process.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[Member, Exited, float | None], None]) -> None:
         self._loop, self._ended = loop, ended
         self._watched: dict[Member, _Watched] = {}
 
     def watch(self, member: Member, pid: int) -> None:
-        """See when a process ends; one that is there no more has ended."""
+        """Watch a process for its end; one that no longer exists has ended."""
         try:
             watch = os.pidfd_open(pid)
         except OSError:
@@ -64,18 +67,18 @@ class LocalProcesses:
         self._loop.add_reader(watch, self._end, member)
 
     def kill(self, member: Member) -> None:
-        """Kill a process, which ends it soon; nothing where it is not watched."""
+        """Kill a process, which then ends soon; does nothing where it is not watched."""
         known = self._watched.get(member)
         if known is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(known.watch, signal.SIGKILL)
 
     def stopped(self) -> tuple[Member, ...]:
-        """Those that are stopped, by a signal or a debugger."""
+        """Members whose process is stopped, by a signal or a debugger."""
         return tuple(member for member, known in self._watched.items() if is_stopped(known.pid))
 
     def close(self) -> None:
-        """Let go of everything; the processes go on."""
+        """Release everything; the processes go on."""
         for known in self._watched.values():
             self._loop.remove_reader(known.watch)
             os.close(known.watch)
@@ -87,10 +90,10 @@ class LocalProcesses:
         os.close(known.watch)
         try:
             pid, status, used = os.wait4(known.pid, os.WNOHANG)
-        except ChildProcessError:  # A daemon before this one was its parent.
+        except ChildProcessError:  # A former daemon was its parent.
             pid = 0
         self._reap_group(known.pid)
-        if not pid:  # Or somebody traces it, and is told first.
+        if not pid:  # Not our child, or traced: the tracer learns its status first.
             self._ended(member, Exited(), None)
             return
         code = os.waitstatus_to_exitcode(status)
@@ -98,7 +101,7 @@ class LocalProcesses:
         self._ended(member, exited, used.ru_utime + used.ru_stime)
 
     def _reap_group(self, group: int, times: int = REAPED_MAX) -> None:
-        """Reap what a process had begun in its group, which is a child of this one by now, or will be soon."""
+        """Reap a process's children in its group, which are children of this one by now, or will be soon."""
         with suppress(ChildProcessError):
             while os.waitpid(-group, os.WNOHANG)[0]:
                 pass

@@ -1,7 +1,7 @@
 """The outpost of a run on a machine that is not its home: its station there, on a link to the home.
 
-It decides nothing. Its hosts speak to it on loopback, as they would to the daemon of their home, so they need not know
-that the run is elsewhere.
+It decides nothing. Its hosts connect to it on loopback, as they would to the daemon of their home, so they need not
+know that the run is elsewhere.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from isthmus.runtime.tape.files import TAPE_BYTES
 
 
 class Outpost:
-    """The part of run `run` that is on this machine, in `folder`. `send` takes a message to the home that it follows,
-    or loses it; `home` is that at first, in `term`, and `follow` and `turn_away` are told what becomes of homes.
-    Without a word from home it ends its hosts after `lonely_seconds`; `on_over` is called once, when every process has
-    ended for good."""
+    """The part of run `run` on this machine, in `folder`.
+
+    `send` sends a message to the home that it follows, and may lose it; `home` is that at first, in `term`, and
+    `follow` and `turn_away` perform the commands about homes. Without orders it ends its hosts after `lonely_seconds`;
+    `on_over` is called once, when every process has ended for good.
+    """
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class Outpost:
         on_over: Callable[[], None],
         tape_bytes: int = TAPE_BYTES,
     ) -> None:
-        """Bind; zmq.ZMQError, OSError or sqlite3.Error if that cannot be."""
+        """Bind; zmq.ZMQError, OSError or sqlite3.Error if that fails."""
         self.folder, self.run = folder, run
         self._loop, self._is_closed = loop, False
         self._site = Site(
@@ -65,28 +67,27 @@ class Outpost:
         )
 
     def start(self) -> None:
-        """Say where this outpost is, and adopt the hosts that live here."""
+        """Publish this outpost's endpoint, and adopt the hosts that live here."""
         self._site.start()
         self._beat()
 
     def call(self, home: str, term: int) -> None:
-        """A machine says that it is the home of the run."""
+        """A machine claims to be the home of the run."""
         self._site.call(home, term)
 
     def order(self, home: str, message: Mapping[str, Any]) -> None:
-        """Do what a machine orders that says it is the home; KeyError, TypeError or ValueError for what no home of ours
-        says."""
+        """Handle orders of a machine that claims to be the home; KeyError, TypeError or ValueError for invalid ones."""
         orders, keys = read_orders(message)
         if orders.home != home:
             raise ValueError(f"orders of {orders.home[:100]!r}, given by {home!r}")
         self._site.order(orders, keys)
 
     def end(self) -> None:
-        """End every host, and be over."""
+        """End every host, then be over."""
         self._site.leave()
 
     def close(self) -> None:
-        """Let go of everything; the hosts, if any are left, go on."""
+        """Release everything; the hosts, if any are left, go on."""
         self._is_closed = True
         self._site.close()
 

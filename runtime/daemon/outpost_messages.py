@@ -13,7 +13,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.messages import Orders, Report, Stamp, orders_of, report_of
 
 SHOWN_BYTES_MAX: Final = 64 << 10
-"""Of one host: four times what a learner has of 64 fragments, and a sixty-fourth of a message."""
+"""Size of one host's status: four times that of a learner with 64 fragments, and a sixty-fourth of a message."""
 REPORT: Final = "report"
 ORDERS: Final = "orders"
 
@@ -24,18 +24,18 @@ def of_orders(orders: Orders, keys: Mapping[str, str]) -> Message:
 
 
 def read_orders(message: Mapping[str, Any]) -> tuple[Orders, dict[str, str]]:
-    """What such a message says; KeyError, TypeError or ValueError for what no home of ours says."""
+    """The contents of such a message; KeyError, TypeError or ValueError for one that no home of ours sends."""
     return orders_of(message["orders"]), {str(name): str(key) for name, key in dict(message["keys"]).items()}
 
 
 def of_report(report: Report, shown: Mapping[Member, Shown]) -> Message:
-    """A message with a report, and what hosts show for people."""
+    """A message with a report, and the hosts' status for people."""
     rows = [[str(member.replica), member.incarnation, dict(each)] for member, each in shown.items()]
     return {"type": REPORT, "report": msgspec.to_builtins(report), "shown": rows}
 
 
 def read_report(message: Mapping[str, Any]) -> tuple[Report, dict[Member, Shown]]:
-    """What such a message says; KeyError, TypeError or ValueError for what no outpost of ours says."""
+    """The contents of such a message; KeyError, TypeError or ValueError for one that no outpost of ours sends."""
     shown: dict[Member, Shown] = {
         Member(Replica.parse(str(name)), int(incarnation)): {
             "published": dict(each["published"]),
@@ -47,11 +47,11 @@ def read_report(message: Mapping[str, Any]) -> tuple[Report, dict[Member, Shown]
 
 
 def bounded(shown: Shown) -> Shown:
-    """What a host of another machine shows, or nothing where that is so much that it would crowd a status."""
+    """The status of a host of another machine, or an empty one where it is too large."""
     size = len(encode({"type": "shown", **shown}))
     return shown if size <= SHOWN_BYTES_MAX else {"published": {}, "figures": {}}
 
 
 def over(home: str, term: int) -> Message:
-    """Orders of a home, in that term, that needs a machine no more."""
+    """Orders of a home, in that term, that release a machine."""
     return of_orders(Orders(is_over=True, stamp=Stamp(term), home=home), {})

@@ -1,8 +1,7 @@
-"""Taking back that a run is over, for one that is to go on all the same, here or with another machine as its home: its
-next daemon takes over as after a death.
+"""Reopens a run that is over, to continue it here or with another machine as its home.
 
-Lives and their numbers stay, so that no number is given twice. Who was given up is tried again; who is to have no more
-lives is retired.
+Its next daemon takes over as after a death. Lives and their numbers stay, so that no number is given twice. Replicas
+that were given up are tried again; those that get no more lives are retired.
 """
 
 from __future__ import annotations
@@ -21,28 +20,33 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home.events import Journal
 
 LEFT_OUT: Final = "left out"
-"""How a replica was retired that the run goes on without."""
+"""The reason recorded for a retired replica that the run goes on without."""
 
 
 def reopen(folder: Path, is_left_out: Callable[[Replica], bool]) -> None:
-    """Note in the ledger of a run that it goes on, without some replicas. Nobody else may have it. OSError or
-    sqlite3.Error where that cannot be noted."""
+    """Record in the ledger of a run that it goes on, without some replicas.
+
+    No other process may have the ledger open. OSError or sqlite3.Error where that cannot be recorded.
+    """
     with closing(Ledger(folder, was_there=True)) as ledger:
         retired = tuple((str(each.replica), LEFT_OUT) for each in ledger.numbers() if is_left_out(each.replica))
         _go_on(ledger, folder, is_stopping=False, retired=retired)
 
 
 def move(folder: Path, former: Path | None) -> None:
-    """Make the ledger of a run, a copy perhaps, that of a home on this machine, whose hosts of that run the ledger in
-    the folder `former` has, if there are any. Nobody else may have it. One that was to stop still is, as its hosts were
-    told. OSError or sqlite3.Error where that cannot be noted."""
+    """Turn the ledger of a run, perhaps a copy, into that of a home on this machine.
+
+    The ledger in the folder `former` has this machine's hosts of the run, if there are any. No other process may have
+    the ledger open. A run that was to stop still is, because its hosts have been told. OSError or sqlite3.Error where
+    that cannot be recorded.
+    """
     with closing(Ledger(folder, was_there=True)) as ledger:
         ledger.move(former)
         _go_on(ledger, folder)
 
 
 def journal_of(folder: Path) -> Journal | None:
-    """What the last daemon of a run has noted; None where nothing is there, or it cannot be read."""
+    """The journal of the last daemon of a run; None where there is none, or it cannot be read."""
     try:
         with closing(sqlite3.connect(f"file:{folder / FILE}?mode=ro", uri=True)) as database:
             row = database.execute("select value from notes where name = ?", (JOURNAL,)).fetchone()

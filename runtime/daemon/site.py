@@ -1,6 +1,6 @@
-"""The part of a run on this machine: performs what the core of its station says, and tells it what happens.
+"""The part of a run on this machine: performs the commands of its station's core, and feeds it events.
 
-It decides nothing. A home has one beside its own core, an outpost has one alone. What hosts show for people goes
+It decides nothing. A home has one beside its own core, an outpost has one alone. The hosts' status for people goes
 along beside reports, by life, and no core sees it.
 """
 
@@ -54,14 +54,17 @@ from isthmus.runtime.system.processes import started_at
 from isthmus.runtime.tape.files import TAPE_BYTES, TapeFiles, segment_bytes
 
 HERE: Final = "daemon.json"
-"""Where hosts find the daemon of their machine."""
+"""The file in which hosts find the endpoint of their machine's daemon."""
 
 
 class Site:
-    """The hosts of run `run` on this machine, in `folder`. `report` is given what the station says, with what hosts
-    show; `on_over` is called once, when every process has ended for good; `commands` are messages that no host sends.
-    `ledger` may be shared with a home in the same daemon. The run's home is the machine `home`, in that `term`; without
-    a word from it hosts end after `lonely_beats`. `follow` and `turn_away` are told what that means of homes."""
+    """The hosts of run `run` on this machine, in `folder`.
+
+    `report` is called with each report of the station, and the hosts' status; `on_over` is called once, when every
+    process has ended for good; `commands` handle messages that no host sends. `ledger` may be shared with a home in the
+    same daemon. The run's home is the machine `home`, in that `term`; without orders from it hosts end after
+    `lonely_beats`. `follow` and `turn_away` perform the commands about homes.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class Site:
         commands: Mapping[str, Handler] | None = None,
         tape_bytes: int = TAPE_BYTES,
     ) -> None:
-        """Bind; zmq.ZMQError, OSError or sqlite3.Error if that cannot be."""
+        """Bind; zmq.ZMQError, OSError or sqlite3.Error if that fails."""
         self.folder, self.shown = folder, dict[Member, Shown]()
         self.ledger = Ledger(folder, was_there=(folder / HERE).exists())
         self.station = Station(is_at_home=is_at_home, lonely_beats=lonely_beats)
@@ -99,23 +102,23 @@ class Site:
         self.gate = Gate(loop, listen, run, self._spoke, commands or {})
 
     def start(self) -> None:
-        """Say where this daemon is, and adopt the hosts that live here."""
+        """Publish this daemon's endpoint, and adopt the hosts that live here."""
         here = {"endpoint": self.gate.endpoint, "pid": os.getpid(), "started": started_at(os.getpid())}
         write_json(self.folder / HERE, {**here, "name": self._name})
         known = tuple(Remembered(*row) for row in self.ledger.newest())
         self._driver.feed(StationBegan(known, self.ledger.is_lost("station"), self._home, self._term))
 
     def call(self, home: str, term: int) -> None:
-        """A machine says that it is the home of the run."""
+        """A machine claims to be the home of the run."""
         self._driver.feed(HomeCalled(home, term))
 
     def order(self, orders: Orders, keys: Mapping[str, str]) -> None:
-        """Do what the home says."""
+        """Handle orders of a home."""
         self.keys = keys
         self._driver.feed(OrdersCame(orders))
 
     def beat(self) -> bool:
-        """Note that time has passed, to be called every BEAT_SECONDS; whether the ledger had been taken away."""
+        """Count a beat, every BEAT_SECONDS; returns whether the ledger had been deleted."""
         was_removed = self.ledger.restore()
         self.ledger.settle()
         self._driver.feed(StationBeat(self._processes.stopped()))
@@ -123,11 +126,11 @@ class Site:
         return was_removed
 
     def leave(self) -> None:
-        """Take part no more: end every host."""
+        """Leave the run: end every host."""
         self._driver.feed(StationLeft())
 
     def close(self) -> None:
-        """Let go of everything; the hosts, if any are left, go on."""
+        """Release everything; the hosts, if any are left, go on."""
         self._is_closed = True
         self._launch.close()
         self._processes.close()

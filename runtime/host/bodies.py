@@ -1,7 +1,7 @@
-"""The bodies of one host: opened and fired in their nodes' threads; what they emit is frozen and encoded here.
+"""The bodies of one host: opened and fired in their nodes' threads; their outputs are frozen and encoded here.
 
-Knows nothing of the core: a firing begins with its inputs and ends with its emissions. What a firing emits before its
-end is handed to `emitted` at once.
+Knows nothing of the core: a firing begins with its inputs and ends with its emissions. Items that a firing emits before
+its end are passed to `emitted` at once.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from isthmus.runtime.tape.payloads import Keeper, Made
 
 
 class Emission(msgspec.Struct, frozen=True):
-    """An item that a body emitted on output port number `port`, with what cores may see of it; its digest and size are
-    taken where it leaves the host."""
+    """An item that a body emitted on output port number `port`, with the fields that cores may see.
+
+    Its digest and size are computed where it leaves the host.
+    """
 
     port: int
     payload: Payload
@@ -41,7 +43,7 @@ class Emission(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """What a firing hands back."""
+    """The result of a firing."""
 
     begun: Instant
     ended: Instant
@@ -51,7 +53,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Accusation(NamedTuple):
-    """What the body of a node says is wrong with what came to one of its ports from a [slot, incarnation]."""
+    """A fault that the body of a node found in an item on one of its ports, from a (slot, incarnation)."""
 
     node: int
     port: str
@@ -60,8 +62,10 @@ class Accusation(NamedTuple):
 
 
 class _Exit(NamedTuple):
-    """An output port by its number: whether what is emitted there leaves the host, what cores may see of it, and which
-    of its fields the count of firings bears out."""
+    """An output port by its number: whether its items leave the host, and the fields of them that cores may see.
+
+    The `attested` fields must not exceed the count of firings.
+    """
 
     port: int
     crosses: bool
@@ -76,11 +80,11 @@ def _exit(plan: Plan, port: int, output: OutputPlan) -> _Exit:
 
 
 class Bodies:
-    """Those of the host that runs `plan` for `member`, by number of their node.
+    """The bodies of the host that runs `plan` for `member`, by number of their node.
 
-    `published` is what each has said of itself, `accusations` what they have refused since the host took those away;
-    `stop_requested` is set by the host, for bodies to see. A `keeper` keeps payloads of firings that can be computed
-    again.
+    `published` is the status that each has published, `accusations` the faults that they have reported since the host
+    last took them; the host sets `stop_requested`, for bodies to see. A `keeper` stores payloads of firings that can be
+    recomputed.
     """
 
     def __init__(
@@ -120,7 +124,7 @@ class Bodies:
         return self._bodies[node]
 
     def open(self, node: NodePlan) -> bool:
-        """Make the body of a node; whether it begins idle."""
+        """Open the body of a node; returns whether it begins idle."""
         body = node.body
         if isinstance(body, type):
             arguments = [self._resolved(value) for value in node.arguments]
@@ -150,7 +154,7 @@ class Bodies:
         return bool(getattr(body, "is_idle", False))
 
     def fire(self, node: NodePlan, inputs: dict[str, Any]) -> Ended:
-        """Call the body of a node; `inputs` is emptied, so that nobody holds what the body has let go of."""
+        """Call the body of a node; `inputs` is emptied, so that nothing else keeps items that the body has released."""
         body = self._bodies[node.index]
         begun = self._clock.now()
         self._firings[node.index] += 1
@@ -166,9 +170,9 @@ class Bodies:
         return Ended(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
 
     def close(self) -> None:
-        """Let bodies that have a `close` release what they hold.
+        """Close bodies that have a `close`, so that they release their resources.
 
-        Raises ExceptionGroup, after all have been called, of what they raise.
+        Raises ExceptionGroup, after all have been called, of the exceptions that they raise.
         """
         errors: list[Exception] = []
         for body in self._bodies.values():
@@ -189,7 +193,7 @@ class Bodies:
         self.accusations.append(Accusation(node, port, sender, Mismatch(*mismatch)))
 
     def _go_on(self, node: NodePlan, body: Callable[..., Any], firing: Generator[Any, None, Any]) -> Any:
-        """Emit what a firing yields; the result is what it returns."""
+        """Emit the items that a firing yields; returns its return value."""
         while True:
             try:
                 result = next(firing)
@@ -199,7 +203,7 @@ class Bodies:
                 self._emitted(node, emissions)
 
     def _emissions(self, node: NodePlan, body: Callable[..., Any], result: Any) -> list[Emission]:
-        """What a body returned or yielded, by number of output port; only here are items frozen, and encoded."""
+        """Items of a body's result or yield, by number of output port; the only place that freezes and encodes them."""
         emissions: list[Emission] = []
         exits = self._exits[node.index]
         for name, item in pairs(body, result):
@@ -220,7 +224,7 @@ class Bodies:
         return emissions
 
     def _keep(self, node: NodePlan, given: Mapping[str, Any], emissions: list[Emission]) -> None:
-        """Keep what a firing was given and has made, as far as it can be made again."""
+        """Store the inputs and outputs of a firing, as far as they cannot be recomputed."""
         assert self._keeper is not None
         ports = determined.ports(node.body)
         made = [
@@ -238,7 +242,7 @@ class Bodies:
         )
 
     def _attest(self, node: NodePlan, port: str, field: str, item: Any) -> None:
-        """Raise LocalProtocolError for an item that says more than one a firing of its node."""
+        """Raise LocalProtocolError for an item whose `field` exceeds the count of its node's firings."""
         told, most = item.get(field) if isinstance(item, Mapping) else None, self._firings[node.index]
         if type(told) is int and told > most:
             raise LocalProtocolError(

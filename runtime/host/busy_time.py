@@ -1,7 +1,7 @@
-"""What the nodes of one host are at: which firings are under way, and for how long anything was.
+"""The firings of one host: those under way, and how long any was.
 
-It measures only. Whoever is in no firing waits, for items, for credit or for nothing in particular; a node that is
-declared `may_block` may wait for somebody inside of a firing, so its firings do not count.
+It measures only. A node that is not in a firing waits, for items, for credit or for nothing in particular; a node that
+is declared `may_block` may wait for another host inside a firing, so its firings do not count.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from isthmus.runtime.clock import Duration, Instant
 
 
 class Firings(NamedTuple):
-    """`busy`: for how long so far any firing was under way; `oldest`: for how long the oldest one is, of `node`; 0 and
-    '' without any."""
+    """`busy`: the time in which any firing was under way so far; `oldest`: the age of the oldest one now, of `node`.
+
+    0 and '' without any.
+    """
 
     busy: Duration
     oldest: Duration
@@ -21,7 +23,7 @@ class Firings(NamedTuple):
 
 
 class Busy:
-    """Of one host. Threads may tell it of firings, under a lock of theirs; anybody may ask."""
+    """The busy time of one host. Threads report firings under a lock of theirs; any thread may query."""
 
     def __init__(self) -> None:
         self._begun: dict[str, Instant] = {}
@@ -35,12 +37,12 @@ class Busy:
         self._begun[node] = now
 
     def ended(self, node: str, now: Instant) -> None:
-        """The firing of a node is over."""
+        """The firing of a node has ended."""
         if self._begun.pop(node, None) is not None and not self._begun:
             self._before += now - self._since
 
     def firings(self, now: Instant) -> Firings:
-        """What is under way now."""
+        """The firings under way at `now`."""
         under_way = sorted((begun, node) for node, begun in list(self._begun.items()))
         if not under_way:
             return Firings(Duration(self._before), Duration(0), "")

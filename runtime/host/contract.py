@@ -2,11 +2,11 @@
 
 A body is a function, or an instance that is called with its inputs by name. It returns None (nothing is emitted); a
 function otherwise returns the item for port `result`, an instance a dict port -> item, or a list of (port, item) pairs
-where one port emits several items. A call that is a generator yields such lists: what it yields leaves at once, while
-the firing goes on, and what it returns leaves at its end.
+where one port emits several items. A call that is a generator yields such lists: yielded items leave at once, while the
+firing goes on, and returned ones at its end.
 
 A class may have `prepare()`, called before `open`, perhaps in another process, from which the hosts are then forked:
-for what all hosts would do alike (imports, tracing), without a thread, a device, or an effect on the object itself.
+for work that all hosts would repeat (imports, tracing), without a thread, a device, or an effect on the object itself.
 
 After each call the host reads two attributes, where the body has them: `is_idle` (call it again when something new is
 sampled, with None for its required inputs) and `is_finished` (never again).
@@ -28,15 +28,17 @@ from isthmus.runtime.ids import Member
 from isthmus.runtime.system.disk import Disk
 
 STORY_SIZE_MAX: Final = 1 << 16
-"""Characters of a body's error; one that is longer shows an array, and would not fit on the tape."""
+"""Characters of a body's error; a longer one contains an array, and would not fit on the tape."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What a host has moved so far: `waited` is the time that a node was kept from firing by a missing item or credit,
-    in waits longer than 1 ms, by node name, `spent` the time that its firings took, in which it `emitted` so many
-    items; bytes are those of items that cross between hosts. `goodput` is what the links to others carry, by (role,
-    slot), as far as it was learned."""
+    """Transfers and waits of a host so far; bytes are those of items that cross between hosts.
+
+    `waited` is the time that a missing item or credit kept a node from firing, in waits longer than 1 ms, by node name,
+    `spent` the time of its firings, `emitted` the number of items that they emitted. `goodput` is the learned goodput
+    of the links to others, by (role, slot).
+    """
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -48,10 +50,13 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Island:
-    """The devices that a host may use: `kinds` are the names that they may have, none for any; `devices` is how many
-    there are, None for all that its process sees, and `begin` the number of the first among those; `refusal` says why
-    it cannot have them, where that is so; `gang` are the processes that make it up together, None where one does, and
-    `devices` then those of each; `elastic` the same of one that goes on without some of them."""
+    """The devices that a host may use.
+
+    `kinds` are the names that they may have, none for any; `devices` is their number, None for all that its process
+    sees, and `begin` the index of the first among those; `refusal` is the reason if it cannot have them; `gang` are the
+    processes of an island of several, None where one process has it, and `devices` then those of each; `elastic` the
+    same of one that goes on without some of them.
+    """
 
     kinds: tuple[str, ...] = ()
     devices: int | None = None
@@ -63,15 +68,15 @@ class Island:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a body that has an `open(context)` method is told when its host opens it, in its own thread.
+    """The argument of a body's `open(context)`, which its host calls in the body's own thread.
 
-    `connected` names the ports that have an edge; `now` may be called at any time; `members` says who is live, of any
-    role, as far as this host knows; `stop_requested` whether somebody asked the run to stop; `publish` gives the host a
-    small dict to show in its status; `refuse` says that what came to a port, from a (slot, incarnation), is wrong in
-    a way that only the body can tell (at which field, what was expected, what was found), as if it were not what the
-    port declares; `disk` is the machine's, for whoever keeps files; `island` is None for a host that
-    may use every device of its process; `folder` is the run's on this machine, where a host may leave files for its
-    next life, None where nothing that it leaves would be found.
+    `connected` names the ports that have an edge; `now` may be called at any time; `members` returns the live members
+    of every role, as far as this host knows; `stop_requested` whether a stop of the run was requested; `publish` sets a
+    small dict that the host shows in its status; `refuse` reports an item on a port, from a (slot, incarnation), that
+    is wrong in a way that only the body can detect (field, expected, found): it is treated as a violation of the port's
+    schema; `disk` is the machine's, for bodies that write files; `island` is None for a host that may use every device
+    of its process; `folder` is the run's on this machine, where a host may leave files for its next life, None where
+    its next life would not find them.
     """
 
     member: Member
@@ -97,9 +102,9 @@ class Body(Protocol):
 
 
 class Executor(Protocol):
-    """Runs the firings of one host: never two of one node at a time, which the scheduler sees to.
+    """Runs the firings of one host; the scheduler never submits two of one node at a time.
 
-    `has_threads`: work is done, and `done` is called, in other threads than the host's loop.
+    `has_threads`: work runs, and `done` is called, in other threads than the host's loop.
     """
 
     @property
@@ -108,23 +113,23 @@ class Executor(Protocol):
 
     @property
     def turn(self) -> AbstractContextManager[None]:
-        """What whoever calls the host from one of those threads has to have meanwhile, not twice."""
+        """The lock that a thread must hold while it calls the host; it must not be entered twice."""
 
     def hear(self) -> None:
-        """Let come now what has come to this host; in a turn."""
+        """Process the input that has arrived for this host; call it in a turn."""
 
     def listen(self, is_listening: bool) -> None:
-        """Whether what comes to this host is let in as it comes, or only by `hear`; in a turn."""
+        """Process input as it arrives, or only by `hear`; call it in a turn."""
 
     def submit(self, node: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` for a node; call `done(result, error)` afterwards, in the thread that did it."""
+        """Run `work` for a node, then call `done(result, error)` in the same thread."""
 
     def close(self) -> None:
-        """Take no more work. Work that has begun ends by itself; its `done` is not called."""
+        """Accept no more work. Work that has begun ends by itself; its `done` is not called."""
 
 
 def pairs(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
-    """(port, item) pairs of what a body returned or yielded; LocalProtocolError if it is nothing that a body may."""
+    """(port, item) pairs of a body's result or yield; LocalProtocolError for a result of another form."""
     if result is None:
         return ()
     if not hasattr(type(body), "outputs"):
@@ -144,7 +149,7 @@ def pairs(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
 
 
 def story(error: BaseException | None) -> str:
-    """What went wrong in a body: the error, and where; of a long one, both ends."""
+    """The full text of a body's error, with its traceback; of a long one, both ends."""
     told = "".join(traceback.format_exception(error)).strip() if error is not None else "unknown"
     told = told.encode(errors="backslashreplace").decode()
     half = STORY_SIZE_MAX // 2

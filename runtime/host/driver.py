@@ -1,13 +1,13 @@
 """The host: the only driver. It feeds events to the core and performs the commands, nothing else.
 
-Clock, channel and executor are given; the same host runs in a test under the virtual clock and in a process of its own.
-Payloads stay here, behind handles (`payloads`): the core says what each handle is used for.
-Every event goes to the core in a turn of the loop, and onto the tape with what the core decided.
+Clock, channel and executor are arguments; the same host runs in a test under the virtual clock and in a process of its
+own. Payloads stay here, behind handles (`payloads`): the core decides the use of each handle. Every event goes to the
+core in a turn of the loop, and onto the tape with the core's commands.
 
-Whoever ends a firing tells the core: the node's own thread, where the executor has threads, which has a turn for it. So
-the next firing of a learner begins, what it has made leaves, and what has come is taken, without a detour through the
-loop, on caches that are warm. What follows outside of the core (the channel, timers, callbacks) is an *errand*, run in
-order at the end of the event. While nobody could use what comes, nothing is let in (`attention`).
+The thread that ends a firing feeds its event to the core: the node's own thread, where the executor has threads, which
+takes a turn for it. So the next firing of a learner begins, its outputs leave, and arrived items are taken, without a
+detour through the loop, on warm caches. Actions outside of the core (the channel, timers, callbacks) are *errands*, run
+in order at the end of the event. While no node could use new items, none are let in (`listening`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from isthmus.runtime.tape.writing import Tape
 WAIT_MIN: Final = milliseconds(1)
 """Shorter waits are hops of the loop, not stalls."""
 REFUSED_MAX: Final = 256
-"""Different faults of peers that are told apart; a peer that is broken can make up any number."""
+"""Distinct faults of peers that are counted separately; a broken peer can produce any number."""
 
 
 class Host:
@@ -152,7 +152,7 @@ class Host:
     # -- from outside --------------------------------------------------------------------------------------------------
 
     def start(self, roster: Iterable[Member]) -> None:
-        """Open every body, and tell the core who is live (this member must be among them)."""
+        """Open every body, and report the live members to the core (this member must be among them)."""
         for member in roster:
             self.handle(ReplicaJoined(member))
         self._channel.open(self)
@@ -160,8 +160,10 @@ class Host:
             self._executor.submit(node.index, partial(self.bodies.open, node), partial(self._opened, node.index))
 
     def handle(self, event: Event, at: Instant | None = None) -> None:
-        """Feed one event to the core, as of `at` or now, and perform what it says; only in a turn, as all that is said
-        to a host."""
+        """Feed one event to the core, as of `at` or now, and perform its commands.
+
+        Only in a turn, like every call of a host.
+        """
         for command in self._decide(event, self._clock.now() if at is None else at):
             self._perform[type(command)](command)
         while self._errands:
@@ -169,31 +171,31 @@ class Host:
 
     @property
     def is_open(self) -> bool:
-        """Whether every body is there."""
+        """Whether every body is open."""
         return len(self.bodies) == len(self.plan.nodes)
 
     @property
     def published(self) -> dict[str, dict[str, Any]]:
-        """What each body has said of itself, by the name of its node."""
+        """The status that each body has published, by the name of its node."""
         return self.bodies.published
 
     @property
     def stop_requested(self) -> bool:
-        """Whether somebody asked the run to stop."""
+        """Whether a stop of the run was requested."""
         return self.bodies.stop_requested
 
     @property
     def payloads_count(self) -> int:
-        """How many items this host holds."""
+        """The number of items that this host holds."""
         return len(self._payloads)
 
     def request_stop(self) -> None:
-        """Let the bodies know that somebody asked the run to stop."""
+        """Tell the bodies that a stop of the run was requested."""
         self.bodies.stop_requested = True
         self.handle(StopRequested())
 
     def close(self) -> None:
-        """Stop at once: no firing begins, nothing is sent or taken any more."""
+        """Stop at once: no firing begins, nothing is sent or received any more."""
         self._is_closed = True
         self._executor.close()
         self._channel.close()
@@ -202,7 +204,7 @@ class Host:
         self._timers.clear()
 
     def item_arrived(self, source: Member, parcel: Parcel) -> None:
-        """An item came over the channel; one that is not what the body at its end declares goes no further."""
+        """An item arrived over the channel; one that violates the schema of its body goes no further."""
         mismatch = self.mismatch(source, parcel)
         if mismatch is not None:
             self._refuse(source, parcel.edge, mismatch)
@@ -214,16 +216,16 @@ class Host:
         self.handle(ItemArrived(parcel.edge, source, handle, parcel.fields, parcel.digest))
 
     def mismatch(self, source: Member, parcel: Parcel) -> Mismatch | None:
-        """What is wrong with an item that came from `source`."""
+        """The fault of an item that came from `source`, or None."""
         check = self._checks.get(parcel.edge)
         return None if check is None else check(parcel.item, {}, source)
 
     def credit_granted(self, target: Member, edge: int, count: int) -> None:
-        """Credit came over the channel."""
+        """Credit arrived over the channel."""
         self.handle(CreditGranted(edge, target, count))
 
     def _refuse(self, source: Member, index: int, mismatch: Mismatch) -> None:
-        """Count an item that is refused, in the name of its sender."""
+        """Count a refused item, by its sender."""
         edge = self.plan.edges[index]
         known = self.refusals.get((source, index))
         if known is not None:
@@ -234,7 +236,7 @@ class Host:
             self.refusals[source, index] = Refusal(source, edge.name, *mismatch, is_vote=is_vote)
 
     def _hear_accusations(self) -> None:
-        """Refuse what bodies have found to be wrong."""
+        """Refuse the items that bodies have reported as wrong."""
         while self.bodies.accusations:
             accused = self.bodies.accusations.popleft()
             for index, edge in self.plan.edges.items():
@@ -246,7 +248,7 @@ class Host:
     # -- the core ------------------------------------------------------------------------------------------------------
 
     def _decide(self, event: Event, now: Instant) -> Sequence[Command]:
-        """Let the core take an event; what it says, which goes onto the tape."""
+        """Feed an event to the core; returns its commands, which go onto the tape."""
         if self._is_closed:
             self._forget(event)
             return ()
@@ -274,7 +276,7 @@ class Host:
             self.handle(NodeOpened(node, is_idle) if opened else self._body_failed(self._nodes[node], error))
 
     def _body_failed(self, node: NodePlan, error: BaseException | None) -> BodyFailed:
-        """What the core is told of an exception, whose record is kept here."""
+        """The event of a body's exception, whose record is kept here."""
         self.raised = self.raised or raised(node.name, error)
         return BodyFailed(node.index, story(error))
 
@@ -306,10 +308,10 @@ class Host:
         return inputs
 
     def _emitted_meanwhile(self, node: NodePlan, emissions: list[Emission]) -> None:
-        """A firing has emitted something before its end."""
+        """A firing emitted items before its end."""
         if self._executor.has_threads:
             self._emitted(node, emissions)
-        else:  # This firing has not begun yet for the core, which is in the middle of an event.
+        else:  # The event that starts this firing is still being carried out.
             self._clock.post(partial(self._emitted, node, emissions))
 
     def _emitted(self, node: NodePlan, emissions: list[Emission]) -> None:
@@ -335,7 +337,7 @@ class Host:
             self._executor.listen(self._attention.is_needed)
 
     def _ending(self, node: NodePlan, ended: Ended | None, error: BaseException | None, now: Instant) -> Event:
-        """What the core is told of the end of a firing."""
+        """The event of the end of a firing."""
         if ended is None or error is not None:
             return self._body_failed(node, error)
         traffic, took = self.traffic, ended.ended - ended.begun
@@ -350,7 +352,7 @@ class Host:
         return FiringEnded(node.index, outputs, ended.is_idle, ended.is_finished)
 
     def _forget(self, event: Event) -> None:
-        """Let go of the payloads of an event that the core did not take."""
+        """Release the payloads of an event that the core did not accept."""
         if isinstance(event, ItemArrived):
             self._payloads.forget(event.handle)
         elif isinstance(event, ItemsEmitted | FiringEnded):

@@ -1,12 +1,12 @@
-"""Whether anybody on this host could use what comes now, or only at the end of a firing.
+"""Whether a node of this host could use new items now, or only at the end of a firing.
 
-Decides when a host need not listen. Does not know who brings what comes, nor what it is.
+Decides when a host need not listen. Knows neither the sources nor the kinds of its input.
 
-Theory of operation. A node that *hears* takes items of other hosts. Where all those of a host are free-running, they
-wait for nobody, so their firings follow each other; whatever comes during a firing lies until its end in any case. So
-while each of them is in a firing, it is enough to look at the end, in the thread that is there. A firing that follows
-longer ones, or none, is expected to be long: then the host listens, because credit, links and long transfers need an
-answer meanwhile. One that is unexpectedly long is seen by whoever watches the time.
+Theory of operation. A node that *hears* takes items of other hosts. Where all such nodes of a host are free-running,
+they wait for no other host, so their firings follow each other; items that arrive during a firing wait until its end in
+any case. So while each of them is in a firing, it is enough to check at the end, in the thread that is there. A firing
+that follows longer ones, or none, is expected to be long: then the host listens, because credit, links and long
+transfers need an answer meanwhile. One that is unexpectedly long is noticed at the next heartbeat of the owner.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.graph.plans import NodePlan, Plan
 
 BRIEF_MAX: Final = milliseconds(50)
-"""An answer of the channel may be so much later: a window of 32 MiB a peer, taken once in so long, is 5 Gbit/s."""
+"""The longest delay of a channel's answers: a window of 32 MiB a peer, taken once in this time, is 5 Gbit/s."""
 
 
 class Attention:
-    """That of the host of one plan."""
+    """The attention of the host of one plan."""
 
     def __init__(self, plan: Plan) -> None:
         hearing = [node for node in plan.nodes if _hears(plan, node)]
@@ -39,7 +39,7 @@ class Attention:
             self.is_needed = self._firing != self._hearing
 
     def ended(self, node: int, took: Duration) -> None:
-        """A firing of a node is over."""
+        """A firing of a node has ended."""
         if node in self._hearing:
             self._firing.discard(node)
             self.is_needed = True

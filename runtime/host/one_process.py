@@ -1,8 +1,8 @@
 """A whole run in this process, in real time: one event loop, every host on it, a thread for each node's body.
 
-The loop has a thread of its own, so that the thread that called may show progress and take signals. A run is over when
-every node named `ends_with` has finished, or when a body failed: failures are not survived here, because
-all hosts share one process.
+The loop has a thread of its own, so that the calling thread may show progress and handle signals. A run is over when
+every node named `ends_with` has finished, or when a body failed: failures are not survived here, because all hosts
+share one process.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from isthmus.runtime.tape.payloads import Keeper, folder_of
 from isthmus.runtime.tape.writing import Tape
 
 FLUSH_SECONDS: Final = 0.5
-"""How often tapes are handed on; a crash of the whole process loses at most this much of them."""
+"""Interval at which tapes are written; a crash of the whole process loses at most this much of them."""
 _ALL_DEVICES: Final[Mapping[Replica, Island]] = MappingProxyType({})
 
 
 class LocalRun:
     """A run: `start`, then `wait` until it is over, then `close`. `counts` gives the number of replicas of each role.
 
-    `islands` are the devices of this process that a replica may use, all of them where it is not among these.
-    Tapes are kept in `folder`, those of each host in at most `tape_bytes`, and payloads, where it `keeps_payloads`;
-    nowhere where there is none.
+    `islands` are the devices of this process that a replica may use, all of them where it has no entry. Tapes are
+    written to `folder`, those of each host in at most `tape_bytes`, and payloads, where it `keeps_payloads`; without
+    `folder` neither is.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class LocalRun:
             self._flusher.start()
 
     def wait(self, seconds_max: float) -> bool:
-        """Wait until the run is over, at most `seconds_max`; whether it is. RunError is for the caller to raise."""
+        """Wait until the run is over, at most `seconds_max`; returns whether it is. The caller raises RunError."""
         return self._over.wait(seconds_max)
 
     def request_stop(self) -> None:
@@ -119,7 +119,7 @@ class LocalRun:
             self.clock.post(host.request_stop)
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """What bodies have published, by replica and node."""
+        """The published status of bodies, by replica and node."""
         return {
             f"{replica}/{node}": dict(values)
             for replica, host in self.hosts.items()
@@ -127,7 +127,7 @@ class LocalRun:
         }
 
     def close(self, seconds_max: float = 10.0) -> bool:
-        """End at once, and let bodies release what they hold; whether every thread ended in time."""
+        """End at once, and close the bodies; returns whether every thread ended in time."""
         self._is_closing.set()
         stopped = threading.Event()
 

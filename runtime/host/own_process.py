@@ -1,9 +1,9 @@
-"""One host in a process of its own: the loop, the channel, the link to its daemon, and what it writes.
+"""One host in a process of its own: the loop, the channel, the link to its daemon, and the files that it writes.
 
-The main thread is the loop; bodies have threads of their own. The daemon says who is live and where; this host dials
-those that it is to dial, expects those that dial it, and feeds who joined and who left to its core. It reports four
-times a second. Without a word from a daemon it looks for the one that has taken over, and ends after a minute without
-any; a daemon that is silent but lives (it was stopped, say) is no reason to end.
+The main thread is the loop; bodies have threads of their own. The daemon sends rosters of live members and their
+endpoints; this host dials some of its peers, expects others to dial it, and feeds joins and leaves to its core. It
+reports four times a second. Without a message from a daemon it looks for the one that has taken over, and ends after a
+minute without any; a daemon that is silent but alive (suspended, for example) is no reason to end.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from isthmus.runtime.tape.writing import Tape
 
 FLUSH_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 3.0
-"""How long bodies may take to come to the end of a firing when the host ends."""
+"""How long bodies may take to end a firing when the host ends."""
 
 OpenChannel = Callable[[Clock, Any, Callable[[int, Member, Member, int, Instant, Instant], None]], DiallingChannel]
 """(clock, loop, watch) -> the channel of this host."""
 
 
 class ElasticIsland(Protocol):
-    """What a host says of its island, where that goes on without some of its processes."""
+    """A host's view of its island, where that goes on without some of its processes."""
 
     @property
     def said(self) -> Formed: ...
@@ -67,12 +67,14 @@ class ElasticIsland(Protocol):
 
 
 class HostProcess:
-    """Runs one plan as one member of the run named `run`, until the daemon says that it is over. `listens` is the
-    address where others may dial it, None if nobody does; `machines` and `keys` are kept up to date by what the
-    daemon says: where each member is, and whose keys are admitted. `island` are the devices that this host may use;
-    the tapes of all lives of its replica have at most `tape_bytes`; where it `keeps_payloads`, those of firings
-    that can be computed again are kept. `endpoints` are what it says of where it is, if nobody dials it;
-    `on_roster` is called with every roster, `elastic` asked what is to be said of an elastic island."""
+    """Runs one plan as one member of the run named `run`, until the daemon orders it to exit.
+
+    `listens` is the address at which others dial it, None if none do; rosters keep `machines` (the machine of each
+    member) and `keys` (the admitted ones) up to date. `island` are the devices that this host may use; the tapes of all
+    lives of its replica have at most `tape_bytes`; where it `keeps_payloads`, those of firings that can be recomputed
+    are stored. `endpoints` are what it reports if no host dials it; `on_roster` is called with every roster, `elastic`
+    is queried for the state of an elastic island.
+    """
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class HostProcess:
         self._daemon = ControlClient(self._loop, daemon, self._hear)
 
     def run(self) -> int:
-        """Serve; the exit status, 0 if the daemon ended this host, 1 if it failed."""
+        """Serve; returns the exit status, 0 if the daemon ended this host, 1 if it failed."""
         if self._listens is not None:
             self._endpoints = list(self._channel.bind(f"tcp://{self._listens}:0")[:2])
         self._loop.call_soon(self._begin)
@@ -162,7 +164,7 @@ class HostProcess:
                 self._loop.stop()
 
     def _take_roster(self, rows: list[list[Any]], keys: Mapping[str, str], forms: list[Any]) -> None:
-        """Let everybody in who is new, and everybody go who is gone. `keys` gives the public keys of machines."""
+        """Apply a roster: meet new members, forget those that are gone. `keys` gives the public keys of machines."""
         self._machines.update((Replica.parse(name), machine) for name, _, _, machine in rows)
         if self._keys is not None:
             self._keys.replace({key: machine for machine, key in keys.items()})
@@ -211,24 +213,24 @@ class HostProcess:
         )
 
     def _phase(self, published: Mapping[str, Mapping[str, Any]]) -> str:
-        """What this host says it is doing; one whose island comes together again is not stuck in a step."""
+        """The phase that this host reports; one whose island is forming again is not stuck in a step."""
         found = phase(self._member.replica, published, is_open=self._host.is_open)
         return "recovering" if found == "stepping" and self._elastic is not None and self._elastic.is_forming else found
 
     def _beat(self) -> None:
-        self._loop.hear()  # While nobody listens, a firing may be longer than those before it were.
+        self._loop.hear()  # While the loop does not listen, a firing may last longer than those before it.
         self._host.links.look(self._channel.under_way, self._clock.now())
         silence = self._silence.beat(time.monotonic())
         if is_searching(silence) and is_orphan(silence, has_daemon=self._find_daemon()):
             self._error = f"no daemon for {ORPHAN_SECONDS:.0f} s"
             self._loop.stop()
             return
-        # Said again and again: the daemon that heard it first may be dead, and a run that is over has to end.
+        # Repeated: the daemon that received it first may be dead, and a run that is over has to end.
         self._say("over" if self._is_over else "heartbeat")
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
 
     def _find_daemon(self) -> bool:
-        """Go to the daemon that the run folder names; whether its process lives."""
+        """Switch to the daemon that the run folder names; returns whether its process is alive."""
         try:
             told = json.loads((self._folder / "daemon.json").read_text())
             endpoint, is_living = str(told["endpoint"]), started_at(told["pid"]) == int(told["started"])
@@ -255,7 +257,7 @@ class HostProcess:
     def _broken(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
         story = "".join(traceback.format_exception(error)) if error is not None else str(context.get("message"))
-        with self._loop.turn:  # A loop tells of an exception after the callback's own turn.
+        with self._loop.turn:  # A loop reports an exception after the callback's own turn.
             self._failed(self._host, "", story)
 
     def _watch(
@@ -268,12 +270,12 @@ class HostProcess:
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        """Hand the tape on; appending half a second of it takes some tens of microseconds."""
+        """Write the tape; appending half a second of it takes some tens of microseconds."""
         self._tape_files.write(self._tape)
         self._loop.call_later(FLUSH_SECONDS, self._flush)
 
     def _close(self) -> None:
-        """End the bodies, and leave the spans where whoever draws the timeline finds them."""
+        """Close the bodies, and write the spans to the run folder, for the timeline."""
         with self._loop.turn:
             self._host.close()
         if self._executor.join(CLOSE_SECONDS):
@@ -281,7 +283,7 @@ class HostProcess:
         self._flush()
         name = f"{self._member.replica.role}-{self._member.replica.slot}-{self._member.incarnation}.json"
         spans = msgspec.json.encode(list(self._trace.spans))
-        with suppress(OSError):  # The timeline lacks this host then; the run is as good without it.
+        with suppress(OSError):  # The timeline then lacks this host; the run does not depend on it.
             write_bytes(self._folder / "spans" / name, spans)
         self._tape_files.close()
         self._daemon.close()

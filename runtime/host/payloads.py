@@ -1,6 +1,6 @@
-"""The payloads of one host, behind handles: how often each is still to be used, and gone after its last use.
+"""The payloads of one host, behind handles, with the number of uses left; each is released after its last use.
 
-Decides nothing: the core says what each handle is used for. Handles below 0 are the plan's initial items, which last.
+Decides nothing: the core decides the use of each handle. Handles below 0 are the plan's initial items, which stay.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from isthmus.runtime.scheduler.core import CONSTANTS_PER_EDGE
 
 
 class Payload(msgspec.Struct):
-    """An item with its digest and its size in bytes (both 0 if none was taken), and what it is encoded as if it is to
-    leave this host; to be used `uses` times more."""
+    """An item with its digest and its size in bytes (both 0 if not computed), with `uses` uses left.
+
+    `encoded` is its encoding, if it is to leave this host.
+    """
 
     item: Any
     digest: int = 0
@@ -27,7 +29,7 @@ class Payload(msgspec.Struct):
 
 
 class Payloads:
-    """Those of the host that runs `plan`; only in its turn."""
+    """The payloads of the host that runs `plan`; call only in its turn."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -38,18 +40,18 @@ class Payloads:
         return len(self._items)
 
     def keep(self, payload: Payload) -> Handle:
-        """Hold a payload for one use, or for as many as `share` says; its handle."""
+        """Hold a payload for one use, unless `share` sets another number; returns its handle."""
         self._last += 1
         handle = Handle(self._last)
         self._items[handle] = payload
         return handle
 
     def share(self, handle: Handle, uses: int) -> None:
-        """A payload is to be used so often."""
+        """Set the number of uses of a payload."""
         self._items[handle].uses = uses
 
     def look(self, handle: Handle) -> Payload:
-        """A payload that is held, without using it."""
+        """A held payload, without using it."""
         return self._items[handle]
 
     def take(self, handle: Handle) -> Payload:
@@ -64,5 +66,5 @@ class Payloads:
         return payload
 
     def forget(self, handle: Handle) -> None:
-        """Let go of a payload that the core did not take."""
+        """Release a payload that the core did not accept."""
         self._items.pop(handle, None)

@@ -1,7 +1,7 @@
-"""Where an exception comes from: as a record, which travels in place of a traceback, and the line that is to blame.
+"""The origin of an exception: as a record, which travels in place of a traceback, and the line to blame.
 
 The traceback of an error in a body is mostly ours and that of libraries. The last line of it that is neither is where
-its author has to look; where there is none, the last line of all. The whole story goes to the host's log.
+the body's author has to look; if there is none, the last line of all. The whole text goes to the host's log.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Final
 from isthmus.runtime.supervision.incidents import Raised
 
 LENGTH_MAX: Final = 500
-"""Characters of a message: one that is longer shows an array."""
+"""Characters of a message: a longer one contains an array."""
 _HERE: Final = Path(__file__).parent.parent
 LIBRARIES: Final = (
     *(f"{_HERE / package}{os.sep}" for package in ("ops", "programs", "runtime")),
     *(f"{prefix}{os.sep}" for prefix in {sys.prefix: None, sys.base_prefix: None}),
     "<frozen ",
 )
-"""Where the files are that are not the user's: a place there helps nobody."""
+"""Prefixes of files that are not the user's: a line in them does not help the user."""
 
 
 def line_of(error: BaseException) -> tuple[str, int]:
-    """The file and line to look at; '' and 0 of an exception that was never raised."""
+    """The file and line to look at; '' and 0 for an exception that was never raised."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 0
     frames = traceback.extract_tb(error.__traceback__)
@@ -38,7 +38,7 @@ def line_of(error: BaseException) -> tuple[str, int]:
 
 
 def raised(node: str, error: BaseException | None) -> Raised:
-    """What was raised in a node."""
+    """The record of an exception in a node."""
     if error is None:
         return Raised(node, "", "unknown", "", 0)
     file, line = line_of(error)
@@ -46,10 +46,10 @@ def raised(node: str, error: BaseException | None) -> Raised:
 
 
 def untold(node: str, story: str) -> Raised:
-    """What is known of a failure that no exception of a body is behind: the last line of its story."""
+    """The record of a failure without an exception of a body: the last line of its story."""
     return Raised(node, "", _text((story.strip().splitlines() or ["unknown"])[-1]), "", 0)
 
 
 def _text(text: str) -> str:
-    """In one line that can be encoded."""
+    """The text as one line that can be encoded."""
     return " ".join(text.split()).encode(errors="backslashreplace").decode()[:LENGTH_MAX]

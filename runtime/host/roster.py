@@ -1,12 +1,12 @@
-"""Whom a host knows: who is live and how each of them is met, as the rosters say that its daemon sends.
+"""The peers of a host: connects to the live members in the rosters that its daemon sends.
 
-Decides whom to dial, to wait for, to reach through another, and to forget, and tells the core who joined and who left.
-Does not decide who is live, nor how a roster gets here.
+Decides which peers to dial, to wait for, to reach through another, and to forget, and reports joins and leaves to the
+core. Does not decide which members are live, nor how a roster gets here.
 
-A roster says everything each time. Who is missing in it is gone; who is in it with another incarnation has been
-replaced. Nobody who has gone comes back: a daemon whose disk failed may name lives that ended before it began, until it
-finds that they have. Members to whom and from whom no edge leads are left aside, and whoever cannot be met yet is met
-with a later roster. When the one that relays has a new life, those behind it are reached through that.
+A roster is complete each time. A member that is missing in it is gone; one with another incarnation has been replaced.
+A member that is gone never comes back: a daemon whose disk failed may name lives that ended before it began, until it
+finds that they have. Members without an edge to or from this host are ignored, and a member that cannot be met yet is
+met with a later roster. When the relay has a new life, the members behind it are reached through that.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from isthmus.runtime.roles import LEARNER, leader
 from isthmus.runtime.scheduler.events import Event, ReplicaJoined, ReplicaLeft
 
 RELAY: Final = "recorder"
-"""The role through which hosts talk that both only dial."""
+"""The role that relays between hosts that both only dial."""
 
 Meeting: TypeAlias = Literal["dial", "wait", "relay"]
-"""How a peer is met: it is dialled, it dials, or both dial a third."""
+"""How a peer is met: this host dials it, it dials this host, or both dial a third."""
 Row: TypeAlias = Sequence[Any]
-"""Of a roster: [replica, incarnation, endpoints, machine]."""
+"""A row of a roster: [replica, incarnation, endpoints, machine]."""
 
 
 class Meetings:
-    """Those of one host, which runs `plan` as `member`. `live` holds whom it has met, itself among them."""
+    """The peers of one host, which runs `plan` as `member`. `live` holds the members that it has met, and itself."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class Meetings:
         self._roles |= {edge.source_role for edge in crossing if edge.target_role == mine}
         self._relay: Member | None = None
         self._gone: dict[Replica, int] = {}
-        """The latest life of each that has gone."""
+        """The latest life of each replica whose member has gone."""
 
     def take(self, rows: Sequence[Row], keys: Mapping[str, str]) -> None:
-        """Let everybody in who is new, and everybody go who is gone. `keys` gives the public keys of machines.
+        """Meet the new members of a roster, and forget those that are gone. `keys` gives the public keys of machines.
 
-        A daemon whose ledger was lost may name a life before one that was met: who was replaced is not met again.
+        A daemon whose ledger was lost may name a life before one that was met: a replaced member is not met again.
         """
         named = [(Member(Replica.parse(row[0]), row[1]), *row[2:]) for row in rows]
         present = {row[0].replica: row for row in named if not self._is_former(row[0])}
@@ -86,7 +86,7 @@ class Meetings:
         return is_replaced or member.incarnation <= self._gone.get(member.replica, 0)
 
     def _meet(self, member: Member, endpoints: Endpoints | None, relay: Member | None) -> bool:
-        """Go to where a peer is met; False if that cannot be yet."""
+        """Dial or expect a peer, or reach it through the relay; False if that is not possible yet."""
         meeting = self._meets(member.replica)
         if meeting == "wait":
             self._channel.expect(member)
@@ -100,8 +100,11 @@ class Meetings:
 
 
 def meets(mine: Replica, other: Replica) -> Meeting:
-    """How two hosts meet: learners dial all others and are never dialled, so that they may sit behind NAT, and reach
-    each other through a relay; of two others the one that comes first by name dials."""
+    """How host `mine` meets host `other`.
+
+    Learners dial all others and are never dialled, so that they may be behind NAT, and reach each other through a
+    relay; of two others the one that comes first by name dials.
+    """
     if mine.role == other.role == "learner":
         return "relay"
     if "learner" in (mine.role, other.role):
@@ -110,7 +113,7 @@ def meets(mine: Replica, other: Replica) -> Meeting:
 
 
 def phase(replica: Replica, published: Mapping[str, Mapping[str, Any]], *, is_open: bool) -> str:
-    """The phase of a host that shows `published`: of a learner, that of its inner-step."""
+    """The phase of a host with this published status: for a learner, that of its inner-step."""
     if not is_open:
         return "compiling" if leader(replica).role == LEARNER else "starting"
     for each in published.values():
@@ -120,5 +123,5 @@ def phase(replica: Replica, published: Mapping[str, Mapping[str, Any]], *, is_op
 
 
 def steps(published: Mapping[str, Mapping[str, Any]]) -> int:
-    """The steps of this life that the node has come to which shows the phase."""
+    """The steps of this life, from the node that publishes the phase."""
     return next((int(each["step"]) for each in list(published.values()) if "phase" in each and "step" in each), 0)

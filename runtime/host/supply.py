@@ -1,10 +1,10 @@
-"""Whether a node waits for what a node beside it makes from nothing: data that are too slow for the step.
+"""Whether a node waits for a source on its own host: data that are too slow for the step.
 
-Of a host, from what it measures anyway. A *source* is a node that needs no connected input, its *consumer* one that it
-feeds by a Queue within the host. The source is the bottleneck where it is in a firing nearly all of the time, so that
-it never waits for room, and the consumer waits most of the time. Both are asked: a source may be busy beside a consumer
-that is as busy, and a consumer may wait for somebody else. Decided over windows of time, of which the first begins when
-the consumer has waited once: before it is ready, it is idle.
+Judged from figures that the host measures anyway. A *source* is a node that needs no connected input, its *consumer*
+one that it feeds by a Queue within the host. The source is the bottleneck where it is in a firing nearly all of the
+time, so that it never waits for room, and the consumer waits most of the time. Both conditions matter: a source may be
+busy beside a consumer that is as busy, and a consumer may wait for another node. Decided over windows of time; the
+first begins when the consumer has waited once: before it is ready, it is idle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from isthmus.runtime.supervision.incidents import Starved
 
 WINDOW: Final = seconds(5)
 ITEMS_MIN: Final = 8
-"""From a source in a window, which lasts until there were so many: what is slow and rare is told later."""
+"""Items of a source in a window, which lasts until there are so many: a slow and rare source is reported later."""
 BUSY_MIN: Final = 0.8
 """The share of the time that the source is in a firing."""
 WAITING_MIN: Final = 0.5
@@ -26,7 +26,7 @@ WAITING_MIN: Final = 0.5
 
 
 class _Count(NamedTuple):
-    """What has been counted at an instant."""
+    """Counts at an instant."""
 
     at: Instant
     emitted: int
@@ -51,7 +51,7 @@ class Supply:
         self._found: dict[str, Starved] = {}
 
     def look(self, traffic: Traffic, now: Instant) -> Starved | None:
-        """Who is starved, by the last window of each that is over; None if nobody is."""
+        """The starved consumer, by the last complete window of each source; None if there is none."""
         for source, consumer in self._pairs:
             waited = traffic.waited.get(consumer, Duration(0))
             count = _Count(now, traffic.emitted.get(source, 0), traffic.spent.get(source, Duration(0)), waited)

@@ -1,9 +1,9 @@
 """Threads on the real clock: how hosts run in real time.
 
 One event loop thread (uvloop where there is one) runs every host of the process and never computes; each node's body
-has a thread of its own, started with its first work, which has a turn of the loop when a firing ends. A body may leave
-work to an accelerator and return: its thread is then free for the next firing while the device computes. Nothing here
-is deterministic, and nothing claims to be.
+has a thread of its own, started with its first work, which takes a turn of the loop when a firing ends. A body may
+leave work to an accelerator and return: its thread is then free for the next firing while the device computes. Nothing
+here is deterministic.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LoopClock:
         self._loop.call_soon(callback)
 
     def post(self, callback: Callable[[], None]) -> None:
-        """Like `call_soon`, from any thread; nothing happens once the loop is closed."""
+        """Like `call_soon`, from any thread; does nothing once the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
@@ -56,8 +56,11 @@ class LoopClock:
 
 
 class _Call:
-    """A call at an instant. Loops round to their own ticks (uvloop to milliseconds) and may be early: then it is armed
-    again, because a timer that comes before its time is one that a core sets again, and again."""
+    """A call at an instant.
+
+    Loops round to their own ticks (uvloop to milliseconds) and may be early: then it is armed again, because a core
+    would set a timer that fires early again, and again.
+    """
 
     __slots__ = ("_at", "_callback", "_clock", "_handle", "_loop")
 
@@ -66,7 +69,7 @@ class _Call:
         self._handle: Handle | None = None
 
     def arm(self) -> None:
-        """Come back when it is due, in whole milliseconds."""
+        """Schedule the call for its instant, in whole milliseconds."""
         delay_ms = math.ceil((self._at - self._clock.now()) / 1e6)
         if delay_ms > 0:
             self._handle = self._loop.call_later(delay_ms / 1e3, self._due)
@@ -87,8 +90,8 @@ class _Call:
 class ThreadExecutor:
     """A thread per node. Threads are daemonic: a body that never returns cannot keep the process alive.
 
-    `done` is called in the node's thread, without the turn, which is for the callee to take. What it raises is raised
-    again on the loop. `turn`, `hear` and `listen` are those of the loop.
+    `done` is called in the node's thread, without the turn, which the callee takes. An exception of it is raised again
+    on the loop. `turn`, `hear` and `listen` are those of the loop.
     """
 
     has_threads: Final = True
@@ -102,7 +105,7 @@ class ThreadExecutor:
         self._is_closed = False
 
     def submit(self, node: int, work: Callable[[], Any], done: Done) -> None:
-        """Run `work` and then `done` in the node's thread; nothing once the executor is closed."""
+        """Run `work` and then `done` in the node's thread; does nothing once the executor is closed."""
         if self._is_closed:
             return
         works = self._works.get(node)
@@ -114,13 +117,13 @@ class ThreadExecutor:
         works.put((work, done))
 
     def close(self) -> None:
-        """Let every thread end after what it is doing."""
+        """End every thread after its present work."""
         self._is_closed = True
         for works in self._works.values():
             works.put(None)
 
     def join(self, seconds_max: float) -> bool:
-        """Wait for the threads to end, at most `seconds_max` in all; whether they did."""
+        """Wait for the threads to end, at most `seconds_max` in all; returns whether they did."""
         until = time.monotonic() + seconds_max
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -138,7 +141,7 @@ class ThreadExecutor:
                 if not self._is_closed:
                     done(result, error)
             except Exception as caught:
-                with suppress(RuntimeError):  # The loop is closed: nobody is left to hear of it.
+                with suppress(RuntimeError):  # The loop is closed: there is nowhere to report it.
                     self._loop.call_soon_threadsafe(_raise, caught)
             del entry, work, done, result, error
 

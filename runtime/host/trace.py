@@ -1,6 +1,6 @@
-"""What happened when, for people: every firing and every transfer of a process, in memory and bounded.
+"""A timeline for people: every firing and every transfer of a process, in memory and bounded.
 
-`as_perfetto` gives the Trace Event Format that Perfetto and chrome://tracing open: a process per host, a thread per
+`as_perfetto` makes the Trace Event Format that Perfetto and chrome://tracing open: a process per host, a thread per
 node, and the transfers as slices of a thread per edge of the sending host.
 """
 

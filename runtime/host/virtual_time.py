@@ -1,7 +1,7 @@
 """Inline on the virtual clock: how hosts run deterministically, in one thread, as fast as they can.
 
 A body is called at the instant at which its firing begins, and its outputs appear after the node's modelled duration:
-configuration and seeded jitter, never measured. Simultaneous calls happen in the order in which they were asked for.
+configuration and seeded jitter, never measured. Simultaneous calls happen in the order in which they were scheduled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Durations = Callable[[int], Duration]
 
 
 class _Call:
-    """A call that is to be made, unless it was cancelled."""
+    """A scheduled call, unless it was cancelled."""
 
     __slots__ = ("callback",)
 
@@ -51,7 +51,7 @@ class VirtualClock:
         return call.cancel
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call `callback` at this instant, after what is due already."""
+        """Call `callback` at this instant, after the calls that are due already."""
         self.call_at(self._now, callback)
 
     def post(self, callback: Callable[[], None]) -> None:
@@ -100,13 +100,13 @@ class InlineExecutor:
         return _TURN
 
     def hear(self) -> None:
-        """What comes is let in as it comes."""
+        """Does nothing: input is processed as it arrives."""
 
     def listen(self, is_listening: bool) -> None:
-        """What comes is let in as it comes."""
+        """Does nothing: input is processed as it arrives."""
 
     def submit(self, node: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` at this instant; call `done` after the node's duration. Nothing once the executor is closed."""
+        """Run `work` now; call `done` after the node's duration. Does nothing once the executor is closed."""
         if self._is_closed:
             return
         result, error = None, None
@@ -122,7 +122,7 @@ class InlineExecutor:
         self._clock.call_at(Instant(self._clock.now() + self._duration(node)), finish)
 
     def close(self) -> None:
-        """Take no more work, and call nobody back."""
+        """Accept no more work, and make no more callbacks."""
         self._is_closed = True
 
 

@@ -1,1 +1,1 @@
-"""Decides whose key it is, and who may connect."""
+"""Decides which machine a key belongs to, and which machines may connect."""

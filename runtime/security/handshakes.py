@@ -1,11 +1,11 @@
-"""Keys on sockets, and handshakes that come to nothing.
+"""Keys on sockets, and failed handshakes.
 
-Decides how a socket is given its keys, what a failed handshake is called, and how it is heard of. Who is admitted is
-decided elsewhere (`zap`).
+Decides how a socket gets its keys, and how failed handshakes are named and reported. `zap` decides which keys are
+admitted.
 
-Theory of operation. libzmq tells of handshakes on a monitor, a pair of sockets inside the process. Its thread waits
-where the pair is full, so there is no high-water mark on it: a loop that is stopped for some seconds collects a small
-event for each connection that was tried meanwhile, no more.
+Theory of operation. libzmq reports handshakes on a monitor, a pair of sockets inside the process. Its thread blocks
+where the pair is full, so there is no high-water mark on it: a loop that is suspended for some seconds collects a small
+event for each connection attempt meanwhile, no more.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ WORDS: Final = {
     MISTAKEN: "another public key of the machine that listens was expected",
     CUT: "the connection ended before keys were shown",
 }
-"""Why a handshake failed, as whoever dialled is told."""
+"""Why a handshake failed, in words for the side that dialled."""
 TURN_EVENTS_MAX: Final = 256
 _EVENT: Final = struct.Struct("=HI")
 _monitors: Final = itertools.count()
 
 
 def secure_server(socket: zmq.Socket[bytes], keys: Keyring | None, domain: str) -> None:
-    """Let a socket that will bind ask for keys. Without a ZAP handler in its context nobody gets in."""
+    """Make a socket that will bind require keys. Without a ZAP handler in its context no connection is accepted."""
     if keys is not None:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.pair.secret.encode())
@@ -49,7 +49,7 @@ def secure_server(socket: zmq.Socket[bytes], keys: Keyring | None, domain: str) 
 
 
 def secure_client(socket: zmq.Socket[bytes], keys: Keyring | None, server_key: str) -> None:
-    """Let a socket that will dial show its key, to the one machine that holds the other one."""
+    """Make a socket that will dial show its key, to the one machine that holds the other one."""
     if keys is not None:
         socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.pair.public.encode())
@@ -57,7 +57,7 @@ def secure_client(socket: zmq.Socket[bytes], keys: Keyring | None, server_key: s
 
 
 def user_id(frame: Any) -> str | None:
-    """The public key of whoever sent a frame (received with copy=False); None where there is none."""
+    """The public key of a frame's sender (received with copy=False); None where there is none."""
     try:
         told = frame.get("User-Id")
     except zmq.ZMQError:
@@ -66,7 +66,7 @@ def user_id(frame: Any) -> str | None:
 
 
 def watched(socket: zmq.Socket[bytes], context: zmq.Context[Any], events: int) -> zmq.Socket[bytes]:
-    """A monitor of a socket, which collects without bound."""
+    """A monitor of a socket, without a high-water mark."""
     address = f"inproc://monitor-{next(_monitors)}"
     socket.monitor(address, events)
     monitor: zmq.Socket[bytes] = context.socket(zmq.PAIR)
@@ -77,7 +77,7 @@ def watched(socket: zmq.Socket[bytes], context: zmq.Context[Any], events: int) -
 
 
 def failure(frames: list[bytes]) -> str | None:
-    """Why a handshake failed, of WORDS; None if a monitor's message says something else."""
+    """Why a handshake failed, a key of WORDS; None if a monitor's message is about something else."""
     event, value = _EVENT.unpack(frames[0][: _EVENT.size])
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         return UNADMITTED
@@ -88,7 +88,7 @@ def failure(frames: list[bytes]) -> str | None:
 
 @final
 class Handshakes:
-    """Hears of the failed handshakes of one socket, from its monitor on the loop: calls `failed(reason)` for each."""
+    """Reports the failed handshakes of one socket, from its monitor on the loop: calls `failed(reason)` for each."""
 
     def __init__(
         self,
@@ -101,11 +101,11 @@ class Handshakes:
         self._monitor = watched(socket, context, FAILURES)
         self._file = self._monitor.fileno()
         loop.add_reader(self._file, self._drain)
-        # libzmq signals only what comes after it was asked for the first time.
+        # libzmq signals only what comes after its events were read for the first time.
         loop.call_soon(self._drain)
 
     def close(self) -> None:
-        """Hear no more; before the socket is closed."""
+        """Stop reporting; before the socket is closed."""
         self._loop.remove_reader(self._file)
         self._socket.disable_monitor()
         self._monitor.close()

@@ -1,20 +1,21 @@
 """Keys: a machine's own pair, and the keys of those that it admits.
 
-Decides what a key looks like, as text and in a file, whose key it is, what it is good for, and that nothing leaves a
-machine without one. Does not open sockets: `zap` admits connections by a keyring, `secured` gives sockets their keys.
+Decides the form of a key, as text and in a file, which machine it belongs to, what it permits, and that no traffic
+leaves a machine without one. Does not open sockets: `zap` admits connections by a keyring, `handshakes` gives sockets
+their keys.
 
 Theory of operation. A machine has one pair for CURVE, which its daemon and its hosts use. NAME.pub is one line, the
-public key in Z85 (40 characters). NAME.key is one line, the word `secret` and the secret key, so that nobody takes one
-file for the other; the public key follows from it. Public keys are drawn until one has only characters that a shell
-leaves alone, and begins with a letter or digit: they can be pasted into a command without quotes. About one in a
+public key in Z85 (40 characters). NAME.key is one line, the word `secret` and the secret key, so that one file cannot
+be mistaken for the other; the public key follows from it. Public keys are drawn until one has only characters that a
+shell leaves alone, and begins with a letter or digit: they can be pasted into a command without quotes. About one in a
 thousand is like that, so a secret key has some 10 bits less than its 256.
 
-The *user id* of a connection is its public key; the keyring says whose key that is at this moment. So a machine that is
-expelled is not heard from the next message on, also when its name is admitted again with another key.
+The *user id* of a connection is its public key; the keyring maps it to a machine at the moment of each message. So
+messages of an expelled machine are dropped from the next one on, also when its name is admitted again with another key.
 
-A machine that is admitted offers islands. An *operator* is one that may also say which runs there are; a machine with a
-name is its own operator. A file from which keys, or who has them, are read is refused where another user could have
-written it (`check_owned`): whoever can write it could make himself an operator.
+A machine that is admitted offers islands. An *operator* is one that may also control runs; a machine with a name
+is its own operator. A file from which keys, or their owners, are read is refused where another user could have written
+it (`check_owned`): any user who can write it could become an operator.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ class KeyPair:
                 return cls(public, secret)
 
     def write(self, folder: Path, name: str) -> tuple[Path, Path]:
-        """Write NAME.key, which only its owner can read, and NAME.pub; their paths.
+        """Write NAME.key, which only its owner can read, and NAME.pub; returns their paths.
 
-        ConfigError if one of them is there already, or cannot be written. Nothing is overwritten.
+        ConfigError if one of them exists already, or cannot be written. Nothing is overwritten.
         """
         paths = folder / f"{name}.key", folder / f"{name}.pub"
         doing = f"Making a key for {name!r}"
@@ -84,19 +85,19 @@ class KeyPair:
 
 
 def is_key(text: str) -> bool:
-    """Whether `text` is a key: 40 characters of Z85 that stand for 32 bytes."""
+    """Whether `text` is a key: 40 characters of Z85 that encode 32 bytes."""
     if len(text) != KEY_CHARACTERS or not _ALPHABET.issuperset(text):
         return False
     try:
         z85.decode(text)
     except struct.error:
-        # Five characters can say more than 32 bits hold.
+        # Five characters can encode more than 32 bits.
         return False
     return True
 
 
 def read_pair(path: Path) -> KeyPair:
-    """The pair whose secret key is in a file; ConfigError if it holds none, or if others may read it."""
+    """The pair whose secret key is in a file; ConfigError if it has none, or if others may read it."""
     doing, expected = f"Reading the secret key {path}", "a secret key that only its owner can read"
     line, mode = _line(path, doing, "Name the NAME.key that `isthmus keygen NAME` made.")
     if is_key(line):
@@ -112,7 +113,7 @@ def read_pair(path: Path) -> KeyPair:
 
 
 def read_public(text: str, folder: Path, doing: str) -> str:
-    """The public key that `text` is, or that is in the file it names, relative to `folder`; ConfigError if none is."""
+    """The public key that `text` is, or that is in the file it names, relative to `folder`; ConfigError if neither."""
     if is_key(text):
         return text
     path = folder / os.path.expanduser(text)
@@ -127,8 +128,7 @@ def read_public(text: str, folder: Path, doing: str) -> str:
 
 
 def check_owned(found: os.stat_result, path: Path, doing: str) -> None:
-    """ConfigError if a file could have been written by another user of this machine: it is another's, who is not root,
-    or its mode lets others write."""
+    """ConfigError if another user of this machine, except root, owns the file or may write it."""
     expected = "a file that only you can write"
     if found.st_uid not in (os.geteuid(), 0):
         do = f"Look at what it says, and make it yours: `chown {os.geteuid()} {path}`."
@@ -152,16 +152,16 @@ def _line(path: Path, doing: str, do: str) -> tuple[str, int]:
 
 
 def _shown(line: str) -> str:
-    """What a file holds instead of a key, without showing what may be a secret."""
+    """Describes what a file contains instead of a key, without showing what may be a secret."""
     return f"{len(line)} characters that are none" if line else "nothing"
 
 
 @final
 class Keyring:
-    """The pair of a machine, whose keys it admits, public key -> name, and which of these keys are operators'. It
-    changes while sockets live by it.
+    """The pair of a machine, and the keys that it admits, public key -> name; some of these are operators'.
 
-    A machine with a `name` admits itself, always, as an operator: its hosts talk to each other with its own key.
+    It may change while sockets use it. A machine with a `name` always admits itself, as an operator: its hosts
+    authenticate to each other with its own key.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Keyring:
 
     @property
     def admitted(self) -> Mapping[str, str]:
-        """Public key -> name, of everybody who is admitted."""
+        """Public key -> name, of all admitted machines."""
         return dict(self._admitted)
 
     @property
@@ -185,7 +185,7 @@ class Keyring:
         return frozenset(self._admitted[key] for key in self._operators)
 
     def name_of(self, key: object) -> str | None:
-        """Whose key that is; None if it is nobody's who is admitted."""
+        """The name of the admitted machine with this key; None if there is none."""
         return self._admitted.get(key) if isinstance(key, str) else None
 
     def key_of(self, name: str) -> str:
@@ -197,18 +197,18 @@ class Keyring:
         return name in self._names
 
     def replace(self, admitted: Mapping[str, str], operators: Iterable[str] = ()) -> None:
-        """Admit these, of which some keys are `operators`, and nobody else."""
+        """Admit exactly these machines; some of their keys are `operators`."""
         self._admitted = {**admitted, **self._own}
         self._names = frozenset(self._admitted.values())
         self._operators = frozenset(operators) & frozenset(admitted) | frozenset(self._own)
 
     def admit(self, name: str, key: str) -> None:
-        """Admit one more. ConfigError if the key is somebody else's, or the name has another key."""
+        """Admit one more. ConfigError if the key belongs to another machine, or the name has another key."""
         check(self._admitted, name, key, f"Admitting {name!r}")
         self.replace({**self._admitted, key: name}, self._operators)
 
     def expel(self, name: str) -> bool:
-        """Admit a machine no longer, from now on; False if it was not admitted. It never expels itself."""
+        """Stop admitting a machine, from now on; False if it was not admitted. A machine never expels itself."""
         before = len(self._admitted)
         self.replace({key: each for key, each in self._admitted.items() if each != name}, self._operators)
         return len(self._admitted) < before
@@ -217,7 +217,7 @@ class Keyring:
 def check(admitted: Mapping[str, str], name: str, key: str, doing: str) -> None:
     """ConfigError if a machine cannot be admitted beside those that are: two names for a key, two keys for a name.
 
-    A key whose name is itself has none yet, and may get one.
+    A key that is its own name has no name yet, and may get one.
     """
     owner = admitted.get(key, name)
     if owner not in (name, key):
@@ -241,14 +241,14 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def check_open(endpoint: str, keys: Keyring | None, doing: str) -> None:
-    """ConfigError if an endpoint leaves this machine, and there are no keys to do that with."""
+    """ConfigError if an endpoint is off loopback, and there are no keys."""
     if keys is None and not is_loopback(endpoint):
         expected = "keys: what leaves a machine is encrypted, and everybody says who they are"
         raise ConfigError(doing, expected, f"{endpoint} without keys", DO_KEYS)
 
 
 def check_server(endpoint: str, keys: Keyring | None, server_key: str, doing: str) -> None:
-    """The same for dialling, where the public key of who listens has to be known, too."""
+    """The same for dialling, where the server's public key must be known, too."""
     check_open(endpoint, keys, doing)
     if keys is not None and not is_key(server_key):
         do = "Write `public_key` into the cluster file, or give --server-key: it is in the NAME.pub of that machine."

@@ -1,11 +1,11 @@
-"""Who may connect: the handler that libzmq asks about every CURVE handshake (ZAP, ZeroMQ's RFC 27).
+"""Admission: the handler that libzmq calls for every CURVE handshake (ZAP, ZeroMQ's RFC 27).
 
-Decides by a keyring, at that moment; gives the connection its *user id*, the public key it has proved to hold. What a
-connection says later is judged by that id, message by message, because admission can end while it lives.
+Decides by a keyring, at that moment; gives the connection its *user id*, the public key that it has proved to hold.
+Later messages of a connection are judged by that id, one by one, because admission can end while it lives.
 
-Theory of operation. A context asks one handler, at an address that RFC 27 fixes; it is a REP socket drained by the
-event loop. Where there is no handler, or it does not answer, nobody gets in: sockets are told to insist on a domain.
-The last strangers are kept by key, so that people can be told who asked, and how to let them in; `handshakes` counts.
+Theory of operation. A context calls one handler, at an address that RFC 27 fixes; it is a REP socket drained by the
+event loop. Where there is no handler, or it does not answer, no connection is accepted: sockets insist on a domain. The
+last unknown keys are kept, so that people can see which machine asked, and how to admit it; `handshakes` counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from isthmus.runtime.system.shared_loop import Loop
 
 ADDRESS: Final = "inproc://zeromq.zap.01"
 STRANGERS_MAX: Final = 64
-"""Keys of strangers that are remembered."""
+"""Unknown keys that are remembered."""
 TELL_SECONDS: Final = 1.0
 TURN_REQUESTS_MAX: Final = 32
 """Handshakes judged in one turn of the loop, 50 us each; the rest wait for the next one."""
@@ -32,8 +32,11 @@ _KEY_BYTES: Final = 32
 
 @final
 class Zap:
-    """The handler of one context. `on_stranger(key, address)` is told of keys that are not admitted: of each once as
-    long as it is remembered, and of one a second at most."""
+    """The handler of one context.
+
+    `on_stranger(key, address)` is called for keys that are not admitted: once for each as long as it is remembered, and
+    at most once a second.
+    """
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class Zap:
     ) -> None:
         self._loop, self._keys, self._on_stranger = loop, keys, on_stranger
         self.strangers: OrderedDict[str, bool] = OrderedDict()
-        """The last keys that were not admitted; whether anybody was told."""
+        """The last keys that were not admitted; whether `on_stranger` was called."""
         self._told_at = loop.time() - TELL_SECONDS
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -53,7 +56,7 @@ class Zap:
         loop.add_reader(self._file, self._drain)
 
     def close(self) -> None:
-        """Judge nobody any more; before the context ends."""
+        """Stop answering; before the context ends."""
         self._loop.remove_reader(self._file)
         self._socket.close()
 

@@ -1,1 +1,1 @@
-"""What a machine gives: a loop shared with threads, a disk, files that appear whole or grow."""
+"""Resources of a machine: a loop shared with threads, a disk, files that appear whole or grow."""

@@ -1,9 +1,9 @@
 """A file that only grows, by whole pieces, on a disk that may be full or broken for a while.
 
-What the disk does not take waits in memory, within a bound; what finds no room there is lost, and counted. So no disk
-ever stops whoever writes. A piece of which only a part could be written is continued where it ended; only the end of
-the process in between tears it. Where pieces end in a mark, whoever opens such a file sets the mark first, so that a
-torn piece never spoils those after it.
+Pieces that the disk does not accept wait in memory, within a bound; those that find no room there are lost, and
+counted. So no disk ever stops the writer. A piece of which only a part could be written is continued where it ended;
+only the end of the process in between tears it. Where pieces end in a mark, opening such a file writes the mark first,
+so that a torn piece never spoils those after it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final, final
 from isthmus.runtime.system.disk import DISK, Disk, File
 
 WAITING_BYTES_MAX: Final = 1 << 20
-"""What may wait for a disk, for each file: some thousands of lines, or some seconds of a tape."""
+"""Bytes that may wait for a disk, for each file: some thousands of lines, or some seconds of a tape."""
 
 
 @final
 class Growing:
     """The file at `path`. Its pieces end in `mark`; beyond `bytes_max` it is renamed once, to NAME.1, and begun anew.
 
-    `written` and `lost` count pieces, `torn` those that a process before this one has left unfinished (at most one);
-    `error` is why the disk does not take what waits, None where it does; `lost_to` why the last piece was lost.
+    `written` and `lost` count pieces, `torn` those that an earlier process has left unfinished (at most one); `error`
+    is why the disk does not accept the waiting pieces, None where it does; `lost_to` why the last piece was lost.
     """
 
     def __init__(self, path: Path, disk: Disk = DISK, *, mark: bytes = b"", bytes_max: int | None = None) -> None:
@@ -44,7 +44,7 @@ class Growing:
         return len(self._pieces)
 
     def append(self, piece: bytes) -> None:
-        """Add a piece, now or once the disk takes it; one that finds no room to wait is lost."""
+        """Add a piece, now or once the disk accepts it; one that finds no room to wait is lost."""
         if self._pieces and self._waiting_bytes + len(piece) > WAITING_BYTES_MAX and not self.flush():
             self.lost += 1
             self.lost_to = self.error
@@ -54,7 +54,7 @@ class Growing:
         self.flush()
 
     def flush(self) -> bool:
-        """Try to write what waits; whether nothing waits any more."""
+        """Try to write the waiting pieces; returns whether none are left."""
         try:
             if self._file is None:
                 self._file = self._open()
@@ -69,7 +69,7 @@ class Growing:
         return True
 
     def close(self) -> None:
-        """Try once more, and close the file; what waits still is lost."""
+        """Flush once more, and close the file; pieces that still wait are lost."""
         if not self.flush():
             self.lost += len(self._pieces)
             self.lost_to = self.error
@@ -103,7 +103,7 @@ class Growing:
             self.written += 1
 
     def _rotate(self, file: File) -> None:
-        """Go on in a new file; in this one, as long as the disk does not let it be renamed."""
+        """Continue in a new file; in this one, as long as the disk refuses to rename it."""
         self._disk.rename(self._path, self._path.with_name(self._path.name + ".1"))
         file.close()
         self._file = None

@@ -1,7 +1,7 @@
-"""What a host asks of the disk of its machine, to write files and read them, and how the kernel carries them out.
+"""The disk interface of a host, to write files and read them, and its implementation by the kernel.
 
-Decides nothing: what may be relied upon after a failure is built on top of it, in `store`. A host is handed its disk as
-it is handed its clock, so that a simulation can hand it one that fills up, fails, or loses power.
+Decides nothing: guarantees after a failure are built on top of it, in `files` and `append_only`. A host gets its disk
+as an argument, like its clock, so that a simulation can pass one that fills up, fails, or loses power.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ class File(Protocol):
         """Bytes in it now."""
 
     def last(self) -> bytes:
-        """The last byte; none of an empty file."""
+        """The last byte; empty for an empty file."""
 
     def write(self, data: bytes) -> int:
-        """Add bytes; how many there was room for. OSError if not one was added."""
+        """Append bytes; returns how many there was room for. OSError if none."""
 
     def sync(self) -> None:
-        """Return when all that was written would outlive a power failure; OSError if that cannot be said."""
+        """Return when all that was written would survive a power failure; OSError if that is not certain."""
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
 
 
 class Disk(Protocol):
-    """The disk of one machine; OSError for what it refuses to do."""
+    """The disk of one machine; OSError for every operation that fails."""
 
     def append(self, path: Path) -> File:
-        """Open a file to add to its end; it is made if it is missing, and so is its folder."""
+        """Open a file for appending; it is created if it is missing, and so is its folder."""
 
     def create(self, path: Path) -> File:
-        """Open a new file, or an old one that is emptied; its folder is made if it is missing."""
+        """Open a new file, or an existing one that is emptied; its folder is created if it is missing."""
 
     def rename(self, path: Path, target: Path) -> None:
-        """Give a file another name in the same folder, all at once, in place of whatever had it."""
+        """Rename a file within its folder, atomically, in place of an existing one."""
 
     def remove(self, path: Path) -> None:
-        """Take a file away, if it is there."""
+        """Delete a file, if it exists."""
 
     def read(self, path: Path) -> bytes:
-        """All that is in a file."""
+        """The contents of a file."""
 
     def sizes(self, path: Path) -> dict[str, int]:
-        """The names and bytes of the files in a folder, sorted; none where there is no folder."""
+        """The names and bytes of the files in a folder, sorted; empty where there is no folder."""
 
     def sync_folder(self, path: Path) -> None:
-        """Return when the names in a folder would outlive a power failure."""
+        """Return when the names in a folder would survive a power failure."""
 
 
 @final
@@ -77,7 +77,7 @@ class KernelFile:
         return os.write(self._descriptor, data)
 
     def sync(self) -> None:
-        """Return when the disk says that it has all of it."""
+        """Return when the disk reports that it has all of it."""
         os.fsync(self._descriptor)
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class KernelDisk:
         found = {}
         with suppress(FileNotFoundError), os.scandir(path) as entries:
             for entry in entries:
-                with suppress(FileNotFoundError):  # Somebody else has just taken it away.
+                with suppress(FileNotFoundError):  # Another process has just deleted it.
                     if entry.is_file(follow_symlinks=False):
                         found[entry.name] = entry.stat(follow_symlinks=False).st_size
         return dict(sorted(found.items()))
@@ -122,7 +122,7 @@ class KernelDisk:
             os.close(descriptor)
 
     def _make_folder(self, path: Path) -> None:
-        """Make a folder and those around it, so that they stay."""
+        """Create a folder and its parents durably."""
         if not path.is_dir():
             self._make_folder(path.parent)
             path.mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
 """Files: lines that are appended, tensors and JSON that appear whole or not at all.
 
-Lines may be late or lost where a disk is full or broken (`growing`), and never raise for it. What is written whole is
-on the disk to stay, name and all, when the call returns; if it cannot be, the call raises OSError, and the file is as
-it was.
+Lines may be late or lost where a disk is full or broken (`append_only`), and never raise for it. A file that is written
+whole is durable, name and all, when the call returns; if that fails, the call raises OSError, and the file is as it
+was.
 
 Everything here may block, and is called from threads that may.
 """
@@ -30,8 +30,10 @@ LINES_BYTES_MAX: Final = 256 << 20
 
 @final
 class Lines:
-    """A JSON-lines file that can be read while it grows: every append is one whole line, now or once the disk takes it.
-    A line that a life before this one has left unfinished stays as it is, and the next one begins behind it."""
+    """A JSON-lines file that can be read while it grows: appends are whole lines, now or once the disk accepts them.
+
+    A line that an earlier life has left unfinished stays as it is, and the next one begins after it.
+    """
 
     def __init__(self, path: Path, disk: Disk = DISK) -> None:
         self._growing = Growing(path, disk, mark=b"\n", bytes_max=LINES_BYTES_MAX)
@@ -41,25 +43,28 @@ class Lines:
         self._growing.append(json.dumps(line, allow_nan=False).encode() + b"\n")
 
     def flush(self) -> bool:
-        """Try to write what waits; whether nothing waits any more."""
+        """Try to write the waiting lines; returns whether none are left."""
         return self._growing.flush()
 
     def counts(self) -> dict[str, Any]:
-        """What became of the lines since this was opened, for a status: how many were `written`, are `waiting` or
-        `lost`, how many `torn` ones were found, and the `error` that lines wait for or were lost to, or None."""
+        """Counts of the lines since this was opened, for a status.
+
+        Those `written`, `waiting` and `lost`, the `torn` ones that were found, and the `error` that lines wait for or
+        were lost to, or None.
+        """
         told = self._growing
         names = ("written", "waiting", "lost", "torn")
         return {**{name: getattr(told, name) for name in names}, "error": told.error or told.lost_to}
 
     def close(self) -> None:
-        """Close the file; what the disk does not take now is lost."""
+        """Close the file; lines that the disk does not accept now are lost."""
         self._growing.close()
 
 
 def write_bytes(path: Path, data: bytes, disk: Disk = DISK) -> None:
-    """Write a file so that it is there whole, or as it was before, whatever happens meanwhile; OSError if it cannot be.
+    """Write a file so that it is whole, or as it was before, whatever happens meanwhile; OSError if that fails.
 
-    When this returns it is there to stay, whatever happens later.
+    When this returns the file is durable.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -78,7 +83,7 @@ def write_bytes(path: Path, data: bytes, disk: Disk = DISK) -> None:
 
 
 def insist(write: Callable[[], None], seconds_max: float, *, pause: float = 1.0) -> None:
-    """Write something that must not be missing: again and again, for so many seconds; then the OSError is raised."""
+    """Call `write` until it succeeds, for at most `seconds_max`; then raise its OSError."""
     until = time.monotonic() + seconds_max
     while True:
         try:
@@ -111,7 +116,7 @@ def read_tensors(path: Path) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Add to the end of a file."""
+    """Append to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.write(data)

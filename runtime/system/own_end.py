@@ -1,4 +1,4 @@
-"""How a process ends that this one began, or is: with its parent, and at once."""
+"""How a child process, or this one, ends: with its parent, and at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when the one that began it is gone, even where it is stopped or busy
-    (prctl(2)); what it forks does not inherit that. Where it is known to be `parent`, and gone by now, end at once."""
+    """Have the kernel kill this process when its parent is gone, even while it is stopped or busy (prctl(2)).
+
+    Processes that it forks do not inherit that. If its parent should be `parent`, and is gone by now, end at once.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
@@ -24,8 +26,8 @@ def die_with_parent(parent: int | None = None) -> None:
 def end_after(work: Callable[[], int]) -> NoReturn:
     """Do the work, and end this process with the status that it returns, 1 where it raises.
 
-    At once: an interpreter that is taken down while threads of libraries still run may abort, and its host would count
-    as one that was killed. A child that was forked never returns to what its parent was doing.
+    At once: an interpreter that is shut down while threads of libraries still run may abort, and its host would count
+    as killed. A forked child never returns to its parent's code.
     """
     status = 1
     try:

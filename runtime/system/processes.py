@@ -1,4 +1,4 @@
-"""What the kernel tells of a process and of this boot (proc(5)): enough to know a process again by pid and start."""
+"""Facts about a process and this boot, from the kernel (proc(5)): enough to identify a process by pid and start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def boot_id() -> bytes:
-    """Which boot of this machine this is."""
+    """The id of this machine's present boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
 
 
@@ -17,16 +17,16 @@ def started_at(pid: int) -> int | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, by a signal or a debugger, as the kernel tells it (proc(5))."""
+    """Whether a process is stopped, by a signal or a debugger, as the kernel reports it (proc(5))."""
     fields = _stat(pid)
     return bool(fields) and fields[0] in ("T", "t")
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of a process's stat from its state on; none where there is no such process."""
+    """The fields of a process's stat, from its state on; empty where there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return []
-    # The name in parentheses may hold anything, so the fields are counted from its end; the state is the first.
+    # The name in parentheses may contain anything, so the fields are counted from its end; the state is the first.
     return text.rpartition(")")[2].split()

@@ -1,17 +1,16 @@
 """The event loop of a process, shared with the threads of its nodes.
 
-Decides who has the *turn*, in which everything that the loop owns may be touched, and who does what has come. Knows
-neither hosts nor sockets.
+Decides which thread has the *turn*, in which everything that the loop owns may be touched, and which thread handles
+input. Knows neither hosts nor sockets.
 
-Theory of operation. There is one turn at a time: a callback of the loop's own, or what another thread does `with
-turn`. In its turn a thread may do what the loop does, send what it has made and take what has come (`hear`), without
-a detour through the loop, whose thread would begin on cold caches. What is asked for with `call_soon` meanwhile is done
-by the same thread, at the turn's end; what that asks for in its turn, timers and whatever is asked for by `post` are
-left to the loop, so that a turn ends.
+Theory of operation. There is one turn at a time: a callback of the loop's own, or what another thread does `with turn`.
+In its turn a thread may do what the loop does, send its outputs and take its input (`hear`), without a detour through
+the loop, whose thread would begin on cold caches. Calls made with `call_soon` meanwhile are run by the same thread, at
+the turn's end; those that they make in turn, timers and calls from `post` are left to the loop, so that a turn ends.
 
-Files are watched by an epoll of ours, which the loop watches through a second one. So whoever has the turn can ask
-which files are ready, and the loop can be told, from any thread, not to care (`listen`): for a while in which somebody
-else asks soon, and nobody could use what has come before.
+Files are watched by an epoll of ours, which the loop watches through a second one. So the thread that has the turn can
+query which files are ready, and any thread can tell the loop not to watch (`listen`): for a while in which another
+thread queries soon, and nothing could use the input before.
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 READY_MAX: Final = 64
-"""Files that are seen to in one turn; the others are in the next one."""
+"""Files that are handled in one turn; the others are handled in the next one."""
 
 
 class Handle(Protocol):
-    """A call that was asked for."""
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """Do not make it."""
+        """Cancel the call."""
 
 
 class Loop(Protocol):
-    """What sockets, clocks and links use of an event loop: a plain one of asyncio, or a `SharedLoop`."""
+    """The interface of an event loop for sockets, clocks and links: a plain one of asyncio, or a `SharedLoop`."""
 
     def add_reader(self, fd: int, callback: Callable[[], object], /) -> object:
         """Call back whenever a file can be read."""
 
     def remove_reader(self, fd: int, /) -> object:
-        """Watch a file no more."""
+        """Stop watching a file."""
 
     def call_soon(self, callback: Callable[..., object], /, *args: Any) -> Handle:
-        """Call back after what is queued already."""
+        """Call back after the calls that are queued already."""
 
     def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Handle:
-        """Call back in so many seconds."""
+        """Call back in `delay` seconds."""
 
     def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: Any) -> object:
         """Like `call_soon`, from any thread; RuntimeError once the loop is closed."""
@@ -60,14 +59,17 @@ class Loop(Protocol):
 
 
 class SharedLoop:
-    """A `Loop` over one of asyncio's, that threads may take turns with. Without the turn only `turn` may be called, and
-    `call_soon_threadsafe`, `stop`, and what only asks; before `run_forever` everything."""
+    """A `Loop` over one of asyncio's, with which threads may take turns.
+
+    Without the turn only `turn`, `call_soon_threadsafe`, `stop` and queries may be used; before `run_forever`
+    everything.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thread: int | None = None
         self.turn = _Turn(self)
-        """The turn, to be had `with` it; from any thread, not again in a turn."""
+        """The turn, as a context manager; from any thread, but not within a turn."""
         self.at_end: list[_Call] = []
         self._readers: dict[int, Callable[[], object]] = {}
         self._ready, self._gate = select.epoll(), select.epoll()
@@ -76,16 +78,16 @@ class SharedLoop:
         loop.add_reader(self._gate.fileno(), self._in_turn, self.hear)
 
     def run_forever(self) -> None:
-        """Be the loop's thread until `stop`."""
+        """Run the loop in this thread until `stop`."""
         self._thread = threading.get_ident()
         self._loop.run_forever()
 
     def stop(self) -> None:
-        """Let `run_forever` return."""
+        """Make `run_forever` return."""
         self.call_soon_threadsafe(self._loop.stop)
 
     def close(self) -> None:
-        """Let go of everything; the loop must not run, nor any thread have a turn."""
+        """Release everything; the loop must not run, nor any thread have a turn."""
         self._loop.remove_reader(self._gate.fileno())
         self._gate.close()
         self._ready.close()
@@ -117,7 +119,7 @@ class SharedLoop:
         return timer
 
     def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: Any) -> object:
-        """Call back on the loop, asked from any thread; RuntimeError once the loop is closed."""
+        """Call back on the loop; from any thread. RuntimeError once the loop is closed."""
         return self._loop.call_soon_threadsafe(self._in_turn, callback, *args)
 
     def _is_loops(self) -> bool:
@@ -129,7 +131,7 @@ class SharedLoop:
             callback(*args)
 
     def end_turn(self) -> None:
-        """Do what was asked for in this turn, and leave what follows from it to the loop."""
+        """Run the calls made in this turn, and leave the calls that they make to the loop."""
         calls, self.at_end = self.at_end, []
         for call in calls:
             self._attempt(call)
@@ -138,7 +140,7 @@ class SharedLoop:
             self.call_soon_threadsafe(call)
 
     def _attempt(self, callback: Callable[[], object]) -> None:
-        """Call back for somebody else: what that raises is raised on the loop."""
+        """Call back on behalf of another caller: an exception is raised on the loop."""
         try:
             callback()
         except Exception as error:
@@ -147,7 +149,7 @@ class SharedLoop:
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def add_reader(self, fd: int, callback: Callable[[], object], /) -> None:
-        """Call back, in somebody's turn, whenever a file can be read."""
+        """Call back, in some thread's turn, whenever a file can be read."""
         self._readers[fd] = callback
         self._ready.register(fd, select.EPOLLIN)
 
@@ -158,22 +160,24 @@ class SharedLoop:
         return True
 
     def hear(self) -> None:
-        """See to all files that can be read now."""
+        """Handle all files that can be read now."""
         for fd, _ in self._ready.poll(0, READY_MAX):
             reader = self._readers.get(fd)
             if reader is not None:
                 self._attempt(reader)
 
     def listen(self, is_listening: bool) -> None:
-        """Whether the loop sees to files by itself, for everybody on it; whoever has it stop calls `hear` instead, soon
-        and often."""
+        """Whether the loop handles files by itself, for all its users.
+
+        A caller that stops it must call `hear` instead, soon and often.
+        """
         if is_listening != self._is_listening:
             self._is_listening = is_listening
             self._gate.modify(self._ready.fileno(), select.EPOLLIN if is_listening else 0)
 
 
 class _Turn:
-    """The turn as a context, the same object every time."""
+    """The turn as a context manager, the same object every time."""
 
     __slots__ = ("_loop", "lock")
 
@@ -193,7 +197,7 @@ class _Turn:
 
 
 class _Call:
-    """A call that was asked for with `call_soon`."""
+    """A call made with `call_soon`."""
 
     __slots__ = ("_args", "_callback", "handle")
 
@@ -208,13 +212,16 @@ class _Call:
             callback(*self._args)
 
     def cancel(self) -> None:
-        """Do not make it."""
+        """Cancel the call."""
         self._callback = None
 
 
 class _Timer(_Call):
-    """A call that was asked for with `call_later`. Only the loop's thread may touch the loop's own timers: one that
-    another thread has cancelled comes, and does nothing."""
+    """A call made with `call_later`.
+
+    Only the loop's thread may touch the loop's own timers: one that another thread has cancelled still fires, and does
+    nothing.
+    """
 
     __slots__ = ("_loop",)
 
@@ -223,12 +230,12 @@ class _Timer(_Call):
         self._loop = loop
 
     def arm(self, delay: float) -> None:
-        """Come in so many seconds; on the loop."""
+        """Schedule the call in `delay` seconds; on the loop."""
         if self._callback is not None:
             self.handle = self._loop._loop.call_later(delay, self._loop._in_turn, self)
 
     def cancel(self) -> None:
-        """Do not make it."""
+        """Cancel the call."""
         super().cancel()
         if self.handle is not None and self._loop._is_loops():
             self.handle.cancel()
