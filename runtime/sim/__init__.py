@@ -2,7 +2,7 @@
 
 `World` has hosts over an in-process network, without faults: it is the fast one, for programs. `Universe` has hosts on
 machines, over the real wire on simulated sockets, with clocks of their own, the supervision of a real run, and faults
-(`Kill`, `Pause`, `Cut` and others) that are counted when they have really happened. `Checker` is what may object.
+(`Kill`, `Pause`, `Cut` and others) that are counted when they have really happened. A `Checker` checks an invariant.
 """
 
 from isthmus.runtime.sim.checkers import (

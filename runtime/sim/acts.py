@@ -1,7 +1,7 @@
-"""How each kind of fault acts on a universe: on hosts, daemons, the ways between machines, and disks.
+"""How each kind of fault acts on a universe: on hosts, daemons, the network between machines, and disks.
 
-It decides nothing about when; the `injector` does, is told when what lay in wait struck, and has the end of each act
-performed. An act returns whether it happened, or lies in wait.
+The `injector` decides when: it is called back when a lurking fault strikes, and has the end of each act performed. An
+act returns whether it happened, or lurks.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from isthmus.runtime.sim.network.daemon_links import ControlLinks
 from isthmus.runtime.sim.network.sockets import Ether
 
 Way: TypeAlias = tuple[str, str]
-"""From one address to another."""
+"""A network path, from one address to another."""
 CRASH_SECONDS_MAX: Final = 30.0
-"""For so long at most a crash loop lasts: six back-offs take 15.5 s."""
+"""The longest crash loop: six back-offs take 15.5 s."""
 
 
 class Disturbed(Protocol):
-    """What an injector needs of a universe: its parts, some of them by machine, and what may be done to it."""
+    """An injector's view of a universe: its parts, some of them by machine, and its disturbances."""
 
     clock: VirtualClock
     weather: Weather
@@ -44,49 +44,51 @@ class Disturbed(Protocol):
 
     @property
     def phase(self) -> str:
-        """How far the run is: starting, stepping or final."""
+        """The phase of the run: starting, stepping or final."""
 
     def living(self) -> list[Life]:
-        """The hosts that are there."""
+        """The hosts that are alive."""
 
     def life(self, replica: Replica) -> Life | None:
-        """The host of a replica, if one is there."""
+        """The live host of a replica, if there is one."""
 
     def join(self, replica: Replica) -> bool:
-        """A machine with an island joins; whether there is a home that hears it."""
+        """A machine with an island joins; returns whether a home admits it."""
 
     def request_stop(self) -> bool:
-        """Somebody asks for the end; whether a home heard it."""
+        """Request a stop of the run; returns whether a home received it."""
 
     def forget_stop(self, machine: SimulatedMachine) -> None:
-        """What was asked of a daemon may be lost with its ledger."""
+        """A machine's ledger was lost, and perhaps the stop that its daemon confirmed."""
 
     def move_home(self, name: str) -> None:
         """Another machine becomes the home of the run."""
 
     def end(self) -> bool:
-        """Somebody has the run ended at once; whether a home heard it."""
+        """Request the immediate end of the run; returns whether a home received it."""
 
     def kill(self, life: Life) -> None:
-        """End a process at once."""
+        """Kill a process at once."""
 
     def kill_daemon(self, machine: SimulatedMachine) -> None:
-        """End a daemon at once."""
+        """Kill a daemon at once."""
 
     def start_daemon(self, machine: SimulatedMachine) -> None:
-        """Begin another one in its place."""
+        """Start a daemon on a machine."""
 
     def darken(self, machine: SimulatedMachine, *, keeps_power: bool = False) -> None:
-        """All of its processes end, and with the power what no disk of it had synced."""
+        """End all processes of a machine and, unless it `keeps_power`, lose what its disks have not synced."""
 
     def lighten(self, machine: SimulatedMachine) -> None:
-        """The power is back."""
+        """Restore the power of a machine."""
 
 
 class Acts:
-    """Of one universe. `last` is given how long a fault lasts and what ends it, `struck` the number of one that lay in
-    wait. `touched` are the replicas whose hosts a fault was about, `forgeries` what becomes of the items that they
-    send."""
+    """The acts of one universe.
+
+    `last` is called with the duration of a fault and its end, `struck` with the number of a lurking one. `touched` are
+    the replicas whose hosts a fault concerned, `forgeries` the changes to the items that they send.
+    """
 
     def __init__(
         self,
@@ -102,7 +104,7 @@ class Acts:
         self._dead: dict[int, list[SimulatedMachine]] = {}
 
     def begin(self, fault: faults.PromptFault) -> bool:
-        """Let a fault happen that does not lie in wait; whether it does."""
+        """Start a fault that does not lurk; returns whether it happens."""
         if isinstance(fault, faults.HostFault):
             return self._on_host(fault)
         if isinstance(fault, faults.WayFault):
@@ -122,8 +124,10 @@ class Acts:
                 return self._on_daemon(fault)
 
     def lurk(self, fault: faults.LurkingFault) -> int:
-        """Let a fault lie in wait from now on: a disk that will be in trouble, a machine without room for processes,
-        or one that tells late of them. Its number."""
+        """Let a fault lurk from now on; returns its number.
+
+        A disk that will be in trouble, a machine without room for processes, or one that reports them late.
+        """
         number = self._next()
         struck = partial(self._struck, number)
         match fault:
@@ -141,7 +145,7 @@ class Acts:
         return number
 
     def clear(self, fault: faults.LurkingFault, number: int) -> None:
-        """Let a fault lie in wait, or last, no more."""
+        """End a fault that lurks or lasts."""
         if isinstance(fault, faults.DieAll):
             self._die_all(fault, number)
             self._revive(number)
@@ -152,7 +156,7 @@ class Acts:
         return self._number
 
     def _troubles(self, fault: faults.LurkingFault) -> dict[int, Any]:
-        """Where a fault lies in wait."""
+        """The table in which a fault lurks."""
         if isinstance(fault, faults.RefuseStarts):
             return self._universe.machines[fault.machine].start_troubles
         if isinstance(fault, faults.SlowStarts):
@@ -163,13 +167,13 @@ class Acts:
     # -- everything ----------------------------------------------------------------------------------------------------
 
     def _ambush(self, fault: faults.DieAll, number: int) -> None:
-        """The moment has come; whoever is at work on the disk finishes what it does in vain."""
+        """The moment of an ambush: operations on the disk fail until the processes die."""
         self._struck(number)
         self._doomed.add(number)
         self._universe.clock.call_soon(partial(self._die_all, fault, number))
 
     def _die_all(self, fault: faults.DieAll, number: int) -> None:
-        """Nothing is left; once, and not if the fault lies in wait still."""
+        """End all processes, once, and only if the fault has struck."""
         if number not in self._doomed:
             return
         self._doomed.discard(number)
@@ -198,7 +202,7 @@ class Acts:
                 crashes = machine.crashes
                 crashes[life.member.replica] = crashes.get(life.member.replica, 0) + fault.lives
                 self._universe.kill(life)
-                # Until the last of them has ended, which begins after a back-off.
+                # Until the last of these lives has ended, which begins after a back-off.
                 self._last(CRASH_SECONDS_MAX, partial(crashes.pop, life.member.replica, None))
             case faults.Pause() | faults.Hang():
                 if life.clock.is_paused:
@@ -254,7 +258,7 @@ class Acts:
         return True
 
     def _replace(self, machine: SimulatedMachine, daemon: SimulatedDaemon, fault: faults.KillDaemon) -> None:
-        """Another daemon takes the place of one that has died, or dies now."""
+        """Start another daemon in place of one that has died, or is killed now."""
         if machine.daemon is daemon:
             self._universe.kill_daemon(machine)
         if fault.loses_ledger and machine.daemon is None:
@@ -265,7 +269,7 @@ class Acts:
     # -- ways ----------------------------------------------------------------------------------------------------------
 
     def _ways(self, fault: faults.WayFault | faults.Blackout) -> list[tuple[str, str]]:
-        """The ordered pairs of addresses that a fault of a machine is about."""
+        """The network paths, as ordered pairs of addresses, that a fault of a machine concerns."""
         addresses = self._universe.addresses
         here = addresses[fault.machine]
         target = fault.target if isinstance(fault, faults.Cut) else None
@@ -308,7 +312,7 @@ class Acts:
         self._universe.ether.changed()
 
     def _move_home(self, fault: faults.MoveHome) -> bool:
-        """Take the power of the home, and have another machine be it; False where that is this one, or dark."""
+        """Cut the power of the home, and make another machine the home; False where that is the same one, or dark."""
         home = self._universe.home
         if fault.machine == home or self._universe.machines[fault.machine].is_dark:
             return False
@@ -318,7 +322,7 @@ class Acts:
         return True
 
     def _black_out(self, fault: faults.Blackout) -> bool:
-        """Take a machine's power; False where it has no process."""
+        """Cut a machine's power; False where it is dark already."""
         machine, ways = self._universe.machines[fault.machine], self._ways(fault)
         if machine.is_dark:
             return False

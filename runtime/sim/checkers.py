@@ -1,8 +1,8 @@
-"""Who may object to what happens in a universe: one small class for each invariant.
+"""Checkers of a universe: one small class for each invariant.
 
-A checker sees every item that leaves a host or is delivered to one, is asked now and then, and at the end. It raises
-`ViolationError`, and the universe stops there. Those here hold for every program; what holds for one family of programs
-is checked where that family is known.
+A checker sees every item that leaves a host or is delivered to one, and is called periodically and at the end. It
+raises `ViolationError`, and the universe stops there. Those here hold for every program; invariants of one family of
+programs are checked where that family is known.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ PAYLOADS_MAX: Final = 400
 
 
 class ViolationError(Exception):
-    """An invariant did not hold; the story says which, where, and what was found."""
+    """An invariant did not hold; the message states which, where, and what was found."""
 
 
 class Checker:
-    """Objects to nothing. Invariants override what they want to see."""
+    """Checks nothing. Invariants override the callbacks that they need."""
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """A host sends an item."""
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """An item is about to be given to a host."""
+        """A host is about to receive an item."""
 
     def told(self, life: Life, rows: Sequence[Row]) -> None:
-        """A host is about to hear a roster."""
+        """A host is about to receive a roster."""
 
     def connected(self, life: Life, peer: Member) -> None:
         """A connection of a host with a peer is up, or was lost."""
 
     def granted(self, life: Life, source: Member, edge: int, count: int) -> None:
-        """A host took so many items of a Queue edge, and tells who sent them."""
+        """A host took `count` items of a Queue edge, and reports that to their sender."""
 
     def credited(self, life: Life, target: Member, edge: int, count: int) -> None:
-        """A host is about to hear that so many items of a Queue edge were taken."""
+        """A host is about to receive `count` credits for a Queue edge."""
 
     def began(self, universe: Universe, member: Member) -> None:
         """A daemon is about to start the process of a life."""
 
     def happened(self, universe: Universe, happened: Happened) -> None:
-        """A home writes down what became of a host."""
+        """A home records an incident of a host."""
 
     def finished(self, universe: Universe, home: Home) -> None:
-        """A home says that the run is over, and nobody is left."""
+        """A home reports that the run is over, and no process is left."""
 
     def asked(self, universe: Universe) -> None:
-        """Some hundred events have happened."""
+        """Called every few hundred events."""
 
     def ended(self, universe: Universe) -> None:
         """The run is over."""
@@ -71,7 +71,7 @@ class WaitsChecker(Checker):
         self._nodes = nodes
 
     def asked(self, universe: Universe) -> None:
-        """Ask every host how long its nodes were kept waiting."""
+        """Check the waiting times of every host's nodes."""
         for life in universe.living():
             for node in sorted(self._nodes.get(life.member.replica.role, ())):
                 waited = life.host.traffic.waited.get(node, 0)
@@ -79,15 +79,15 @@ class WaitsChecker(Checker):
                     raise ViolationError(f"{life.member}: free-running node {node!r} waited {waited / 1e6:.1f} ms")
 
     def ended(self, universe: Universe) -> None:
-        """Once more."""
+        """Check a last time."""
         self.asked(universe)
 
 
 class BoundsChecker(Checker):
-    """Cores keep their own invariants, and nobody hoards items."""
+    """Cores keep their own invariants, and no host hoards items."""
 
     def asked(self, universe: Universe) -> None:
-        """Check every core; count what waits."""
+        """Check every core; count the items held."""
         for life in universe.living():
             life.host.scheduler.check()
             held = life.host.payloads_count
@@ -97,14 +97,17 @@ class BoundsChecker(Checker):
                 raise ViolationError(f"{life.member} refused what a sound peer sent: {dict(life.host.refused)}")
 
     def ended(self, universe: Universe) -> None:
-        """Once more."""
+        """Check a last time."""
         self.asked(universe)
 
 
 class RosterChecker(Checker):
-    """Nobody knows an earlier life of a replica than it was told of, nor goes back to one, nor takes what it sends, nor
-    what somebody sends whom it does not know: its core would drop that. And nobody is told that a life is back which it
-    was told had gone, but by a daemon whose disk has failed: it may not know."""
+    """A host follows its rosters.
+
+    It never knows an earlier life of a replica than its rosters named, nor goes back to one, nor accepts its items, nor
+    those of a member that it does not know: its core would drop them. And no roster brings back a life that an earlier
+    one left out, unless the disk of its daemon has failed, which may not know.
+    """
 
     def __init__(self) -> None:
         self._newest: dict[tuple[Member, Replica], int] = {}
@@ -113,7 +116,7 @@ class RosterChecker(Checker):
         self._back: list[str] = []
 
     def told(self, life: Life, rows: Sequence[Row]) -> None:
-        """Note who is live; one that is not itself among them is not known yet, and listens to none of it."""
+        """Record the live members; a host that is not in the roster is not known yet, and ignores it."""
         found = [Member(Replica.parse(row[0]), row[1]) for row in rows]
         if life.member in found:
             for member in found:
@@ -126,7 +129,7 @@ class RosterChecker(Checker):
             self._live[life.member] = set(found)
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """Look at who sends."""
+        """Check the sender."""
         newest = self._newest.get((life.member, source.replica), 0)
         if source.incarnation < newest:
             raise ViolationError(f"{life.member} takes an item of {source}, and was told of incarnation {newest}")
@@ -134,7 +137,7 @@ class RosterChecker(Checker):
             raise ViolationError(f"{life.member} is given an item of {source}, whom it does not know")
 
     def asked(self, universe: Universe) -> None:
-        """Compare whom every host knows with whom it was told of."""
+        """Compare the members that every host knows with its rosters."""
         if self._back and not (universe.disks[universe.home].failures or universe.disks[universe.home].refusals):
             raise ViolationError(self._back[0])
         for life in universe.living():
@@ -145,7 +148,7 @@ class RosterChecker(Checker):
                 self._know(life, member)
 
     def ended(self, universe: Universe) -> None:
-        """Once more."""
+        """Check a last time."""
         self.asked(universe)
 
     def _know(self, life: Life, member: Member) -> None:
@@ -154,10 +157,10 @@ class RosterChecker(Checker):
 
 
 class TapeFilesChecker(Checker):
-    """The files of every tape are the tape, whole up to a record, whatever became of processes and power."""
+    """The files of every tape are the tape, whole up to a record, after any kill or power failure."""
 
     def ended(self, universe: Universe) -> None:
-        """Look at those of every life."""
+        """Check the files of every life."""
         for life in universe.lives:
             try:
                 life.tape.check()

@@ -1,7 +1,7 @@
-"""Daemons of a universe: they perform what the cores of supervision say, on simulated processes, ledgers and links.
+"""Daemons of a universe: they perform the commands of the supervision cores, on simulated processes, ledgers and links.
 
-Cores, driver and constants are those of real daemons. A daemon may be stopped, and may die between any two commands;
-the next one of its machine begins with what the ledger has.
+Cores, driver and constants are those of real daemons. A daemon may be suspended, and may die between any two commands;
+its successor on the machine starts from the ledger.
 """
 
 from __future__ import annotations
@@ -70,20 +70,23 @@ from isthmus.runtime.supervision.station_events import (
 from isthmus.runtime.tape.writing import Tape
 
 STATION_SECONDS: Final = 1.0
-"""After its station has ended, a machine is given another one, if its home still asks for it."""
+"""Delay between the end of a station and a new one on its machine, for a home that still gives it orders."""
 JOURNAL: Final = "journal"
 TAKES_OVER_NS: Final = 50_000_000
-"""Until the next daemon of a home has begun, while machines that are linked report already."""
+"""Delay until the next daemon of a home has begun, while linked machines already report."""
 
 
 class DiedError(Exception):
-    """The daemon is dead; nothing more of what it was at is done."""
+    """The daemon is dead, and stops in the middle of its work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all daemons of a universe share. `launch` starts a process; `began` and `wrote` are told of each start and
-    incident, `finished` of the end of the run, `died` of a daemon that has come to the command at which it dies."""
+    """What all daemons of a universe share.
+
+    `launch` starts a process; `began` and `wrote` are called for each start and incident, `finished` at the end of the
+    run, `died` when a daemon comes to the command at which it dies.
+    """
 
     clock: VirtualClock
     links: ControlLinks
@@ -97,7 +100,7 @@ class Shared:
 
 
 class SimulatedDaemon:
-    """The daemon on `machine`. `commands_left`: it dies instead of performing the command after so many."""
+    """The daemon on `machine`. It dies instead of performing a command after the next `commands_left`."""
 
     def __init__(self, shared: Shared, machine: SimulatedMachine, number: int) -> None:
         self.clock = HostClock(shared.clock)
@@ -114,7 +117,7 @@ class SimulatedDaemon:
         self._cancel_timer: Callable[[], None] = lambda: None
         self._ended: set[int] = set()
         self._heard: set[str] = set()
-        """The machines whose reports have come: they follow this home."""
+        """The machines whose reports have arrived: they follow this home."""
         if machine.places is not None:
             self.home = Home(shared.cast, machine.places)
             self.homes = Driver(self.home, self._perform_home, self.clock.now, segment_bytes=SEGMENT_BYTES)
@@ -131,7 +134,7 @@ class SimulatedDaemon:
         return sum((station.refused for station in self._stations), Counter[str]())
 
     def start(self) -> None:
-        """Begin, as a new process does."""
+        """Start, like a new process."""
         known = []
         for member, pid in self._ledger.newest():
             process = None if pid is None else self._machine.processes.get(pid)
@@ -182,7 +185,7 @@ class SimulatedDaemon:
         self.clock.call_at(Instant(self.clock.now() + seconds(BEAT_SECONDS)), self._beat)
 
     def _call(self) -> None:
-        """Say to machines that this is the home, as long as they do not report to it."""
+        """Announce this home to machines that do not report to it yet."""
         if self.home is not None and self.home.term > 1 and not self.home.is_ending:
             event = HomeCalled(self._machine.name, self.home.term)
             for name in self.home.fleet.others:
@@ -190,7 +193,7 @@ class SimulatedDaemon:
                     self._shared.links.send(self._machine.name, name, partial(self._obeyed, name, event))
 
     def _live_on(self) -> None:
-        """Die here, if this is the place."""
+        """Die here, if this is the command."""
         if self.clock.is_dead:
             raise DiedError
         if self.commands_left is not None:
@@ -219,7 +222,7 @@ class SimulatedDaemon:
                     self._soon(self.stations, ProcessEnded(command.member, Exited()))
             case KillProcess():
                 if (process := machine.process(command.member)) is not None:
-                    # The kernel ends it, and says so, soon.
+                    # The kernel ends it and reports that soon, not now.
                     self._shared.clock.call_soon(partial(machine.end, process))
             case TellHosts():
                 for member in command.members:
@@ -240,7 +243,7 @@ class SimulatedDaemon:
                 self.clock.call_at(Instant(self.clock.now() + seconds(STATION_SECONDS)), self._station_anew)
 
     def _station_anew(self) -> None:
-        """Have a part in the run again, as a home has it that finds the machine without one: nothing is left of it."""
+        """Begin a new, empty station, as for a home that finds the machine without one."""
         if not self.clock.is_dead:
             self._machine.book.forget()
             self._station()
@@ -274,12 +277,12 @@ class SimulatedDaemon:
         self._shared.links.send(name, home, arrive)
 
     def hear_report(self, machine: str, report: Report) -> None:
-        """A station elsewhere says what is there."""
+        """Handle the report of a station elsewhere."""
         self._heard.add(machine)
         self.feed_home(ReportCame(machine, report))
 
     def _turn_away(self, command: TurnAway) -> None:
-        """Tell the home here, or the machine that takes itself for it, that another one is."""
+        """Tell the home here, or the machine that claims to be home, that another one is."""
         event = TurnedAway(command.by, command.term)
         if command.home == self._machine.name:
             self.feed_home(event)
@@ -340,5 +343,5 @@ class SimulatedDaemon:
             driver.feed(LivesNoted(members))
 
     def _soon(self, driver: Driver, event: StationEvent) -> None:
-        """Let something happen at this instant, after what is under way."""
+        """Feed an event at this instant, after the present work."""
         self.clock.call_soon(partial(self._feed, driver, event))

@@ -1,10 +1,10 @@
-"""The vocabulary of faults: what may happen to hosts, machines and the ways between them, and when.
+"""The vocabulary of faults: what may happen to hosts, machines and the network between them, and when.
 
-Plain data: the `Injector` makes them happen; `check` says whether they name what there is. A fault happens `at` seconds
-of virtual time, once the learner that it names (any learner, where it names none) has reported inner step `at_step`, or
-once the run is in phase `at_phase` ('stepping' or 'final'); of the last two `later` seconds later. A host is named by
-its replica ('learner/2'), a machine by its name. One that lasts is over after `seconds`, or when the world is healed.
-Two of one kind on one target add up to the longer.
+Plain data: the `Injector` makes them happen; `check` finds names of hosts and machines that do not exist. A fault
+happens `at` seconds of virtual time, once the learner that it names (any learner, where it names none) has reported
+inner step `at_step`, or once the run is in phase `at_phase` ('stepping' or 'final'); the last two with a delay of
+`later` seconds. A host is named by its replica ('learner/2'), a machine by its name. One that lasts is over after
+`seconds`, or when the world is healed. Two of one kind on one target last until the later end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Moment:
             raise ValueError(f"{self!r}: {told}")
 
     def __str__(self) -> str:
-        """As a test would write it: without what is left to itself."""
+        """As a test would write it: without fields at their defaults."""
         shown = []
         for each in sorted(fields(self), key=lambda each: each.kw_only is True):
             value = getattr(self, each.name)
@@ -47,7 +47,7 @@ class _Moment:
 
 @dataclass(frozen=True, slots=True)
 class Kill(_Moment):
-    """The process of a host ends without a word, as by kill -9. Whoever supervises it starts its next life."""
+    """The process of a host ends without warning, as by kill -9. Its supervisor starts its next life."""
 
     kind: ClassVar[str] = "kill"
     host: str
@@ -55,7 +55,7 @@ class Kill(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class Pause(_Moment):
-    """The process of a host stands still, as by SIGSTOP, and goes on later; what it was sent waits for it."""
+    """The process of a host is suspended, as by SIGSTOP, and resumes later; messages wait for it."""
 
     kind: ClassVar[str] = "pause"
     host: str
@@ -64,7 +64,7 @@ class Pause(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class Hang(_Moment):
-    """A host stands still and says nothing, and nobody can see why: a body keeps the interpreter to itself, say."""
+    """A host stands still and sends nothing, for no visible reason: for example, a body holds the interpreter."""
 
     kind: ClassVar[str] = "hang"
     host: str
@@ -73,7 +73,7 @@ class Hang(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class Stick(_Moment):
-    """The next firing of a node takes `seconds` longer, while its host goes on speaking."""
+    """The next firing of a node takes `seconds` longer, while its host still sends heartbeats."""
 
     kind: ClassVar[str] = "stick"
     host: str
@@ -92,8 +92,10 @@ class Crash(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class KillDaemon(_Moment):
-    """The daemon of a machine dies, as by kill -9, instead of performing the command after the next `commands`; its
-    hosts go on. Another takes its place after `seconds`, with its ledger, or, if that is lost, without."""
+    """The daemon of a machine dies, as by kill -9, instead of performing the command after the next `commands`.
+
+    Its hosts go on. Another daemon takes its place after `seconds`, with its ledger, or, if that is lost, without.
+    """
 
     machine: str
     seconds: float = 1.0
@@ -108,7 +110,7 @@ class KillDaemon(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class PauseDaemon(_Moment):
-    """The daemon of a machine stands still, as by SIGSTOP, and goes on later; what it was sent waits for it."""
+    """The daemon of a machine is suspended, as by SIGSTOP, and resumes later; messages wait for it."""
 
     kind: ClassVar[str] = "daemon pause"
     machine: str
@@ -117,7 +119,7 @@ class PauseDaemon(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class LoseReports(_Moment):
-    """Of the messages between the daemon of a machine and others a `share` is lost for good."""
+    """A `share` of the messages between the daemon of a machine and others is lost for good."""
 
     kind: ClassVar[str] = "lost report"
     machine: str
@@ -127,7 +129,7 @@ class LoseReports(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class RepeatReports(_Moment):
-    """Of the messages between the daemon of a machine and others a `share` comes once more, a little later."""
+    """A `share` of the messages between the daemon of a machine and others arrives twice, a little later."""
 
     kind: ClassVar[str] = "repeated report"
     machine: str
@@ -146,8 +148,10 @@ class RefuseStarts(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class SlowStarts(_Moment):
-    """The daemon of a machine hears of processes that it starts `lag` seconds after they are there: a fork server that
-    is busy. It happens once one is started."""
+    """The daemon of a machine learns of processes that it starts `lag` seconds late, as from a busy fork server.
+
+    It happens once one is started.
+    """
 
     kind: ClassVar[str] = "slow start"
     machine: str
@@ -157,7 +161,7 @@ class SlowStarts(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class End(_Moment):
-    """Somebody has the run ended at once, as by a second Ctrl-C."""
+    """An immediate end of the run is requested, as by a second Ctrl-C."""
 
     kind: ClassVar[str] = "end"
 
@@ -174,8 +178,10 @@ class Slow(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class Forge(_Moment):
-    """From now on, in all its lives, what a host sends on a port has another `value` in `field`: none at all ('drop'),
-    this one ('set', with tuples for lists), or so many times its own ('scale')."""
+    """From now on, in all its lives, items that a host sends on a port have another `value` in `field`.
+
+    None at all ('drop'), this one ('set', with tuples for lists), or so many times its own ('scale').
+    """
 
     kind: ClassVar[str] = "forge"
     host: str
@@ -212,8 +218,10 @@ class Cut(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class Mute(_Moment):
-    """Nothing gets between the hosts of a machine and those of others; what daemons say to each other does: a network
-    that lets only their port through."""
+    """Nothing gets between the hosts of a machine and those of others; messages between daemons do.
+
+    As in a network that lets only their port through.
+    """
 
     kind: ClassVar[str] = "mute"
     machine: str
@@ -232,7 +240,7 @@ class Clog(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class Lose(_Moment):
-    """Of the messages from or to a machine a `share` is lost and sent again by TCP, which takes 200 ms each time."""
+    """A `share` of the messages from or to a machine is lost and retransmitted by TCP, which takes 200 ms each time."""
 
     kind: ClassVar[str] = "lose"
     machine: str
@@ -242,7 +250,7 @@ class Lose(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class Reset(_Moment):
-    """Every connection of a machine with others is broken, with all that is under way. They may be made anew."""
+    """Every connection of a machine with others is broken, with everything under way. They may be made anew."""
 
     kind: ClassVar[str] = "reset"
     machine: str
@@ -250,7 +258,7 @@ class Reset(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class Blackout(_Moment):
-    """A machine loses power: its processes are gone, nobody reaches it, and its disk has lost what was not synced."""
+    """A machine loses power: its processes are gone, it is unreachable, and its disk has lost what was not synced."""
 
     kind: ClassVar[str] = "blackout"
     machine: str
@@ -269,7 +277,7 @@ class FillDisk(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class BreakDisk(_Moment):
-    """The disk of a machine refuses a `share` of all that is done to it. It happens once it has refused something."""
+    """The disk of a machine refuses a `share` of all operations. It happens once it has refused one."""
 
     kind: ClassVar[str] = "broken disk"
     machine: str
@@ -279,8 +287,11 @@ class BreakDisk(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class MoveHome(_Moment):
-    """The machine that is the run's home loses power; `after` so many seconds another `machine` becomes the home, with
-    what the disk of the lost one had. That one comes back after `seconds`, and takes itself for the home."""
+    """The machine that is the run's home loses power; `after` so many seconds another `machine` becomes the home.
+
+    The new home has what the disk of the lost one had. The lost one comes back after `seconds`, and still claims to be
+    the home.
+    """
 
     kind: ClassVar[str] = "moved home"
     machine: str
@@ -290,9 +301,11 @@ class MoveHome(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class DieAll(_Moment):
-    """Every process of every machine ends at once, hosts and daemons, by a power failure, or, as it `keeps_power`, by
-    kill -9: at the first `operation` that the disk of a machine is asked to do from then on with a file whose name is
-    like `name`, or, with `then`, at the next such operation after that. `point` is what that moment is called."""
+    """Every process of every machine ends at once, by a power failure or, if it `keeps_power`, by kill -9.
+
+    Hosts and daemons alike. It strikes at the first `operation` on the disk of a machine from then on with a file whose
+    name matches `name`, or, with `then`, at the next such operation after that. `point` names that moment.
+    """
 
     machine: str
     point: str
@@ -304,7 +317,7 @@ class DieAll(_Moment):
 
     @property
     def kind(self) -> str:
-        """Names the moment, too: each is to be tried."""
+        """Includes the moment, because each has to be tried."""
         return f"death of all: {self.point}"
 
 
@@ -320,38 +333,38 @@ class Throttle(_Moment):
 
 @dataclass(frozen=True, slots=True)
 class Stop(_Moment):
-    """Somebody asks for the end of the run, as by Ctrl-C."""
+    """A stop of the run is requested, as by Ctrl-C."""
 
     kind: ClassVar[str] = "stop"
 
 
 @dataclass(frozen=True, slots=True)
 class Join(_Moment):
-    """A host joins that was not there, on a machine of its own: a learner of a new slot."""
+    """A new host joins, on a machine of its own: a learner of a new slot."""
 
     kind: ClassVar[str] = "join"
     host: str
 
 
 WayFault: TypeAlias = Cut | Mute | Clog | Lose | Throttle | Reset
-"""Those of the ways of one machine."""
+"""Faults of the network paths of one machine."""
 TalkFault: TypeAlias = KillDaemon | PauseDaemon | LoseReports | RepeatReports
-"""Those by which a daemon says nothing, too little or too much."""
+"""Faults by which a daemon sends nothing, too little or too much."""
 DaemonFault: TypeAlias = TalkFault | RefuseStarts | SlowStarts
-"""Those of the daemon of one machine."""
+"""Faults of the daemon of one machine."""
 HostFault: TypeAlias = Kill | Pause | Hang | Stick | Crash | Slow | Skew | Forge
-"""Those of one host that is there."""
+"""Faults of one live host."""
 LurkingFault: TypeAlias = FillDisk | BreakDisk | RefuseStarts | SlowStarts | DieAll
-"""They lie in wait until they strike."""
+"""Faults that lurk until they strike."""
 PromptFault: TypeAlias = HostFault | WayFault | TalkFault | Blackout | MoveHome | Join | Stop | End
-"""They happen at once, or not yet."""
+"""Faults that happen at once, or not yet."""
 Fault: TypeAlias = PromptFault | LurkingFault
 
 
 def check(
     faults: Iterable[Fault], roles: Collection[str], replicas: Collection[Replica], machines: Collection[str]
 ) -> None:
-    """ConfigError, with everything that is wrong, if a fault names a host or a machine that there is not."""
+    """ConfigError, with everything that is wrong, if a fault names a host or a machine that does not exist."""
     there, faults = list(map(str, replicas)), list(faults)
     hosts = [*there, *(fault.host for fault in faults if isinstance(fault, Join))]
     found = [

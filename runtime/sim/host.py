@@ -1,7 +1,7 @@
 """One host process in a universe: the real host over the real wire, on a clock, sockets and a machine of its own.
 
-Decides nothing about the run. It says what it is to the daemon of its machine, looks for the next one when that is
-silent, takes the rosters that it is sent, ends when it is told to, and shows its channel's traffic to the checkers.
+Decides nothing about the run. It sends heartbeats to the daemon of its machine, looks for the next one when that is
+silent, applies its rosters, exits on its order, and shows its channel's traffic to the checkers.
 """
 
 from __future__ import annotations
@@ -38,38 +38,40 @@ from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import Limits
 
 EXIT_SECONDS: Final = 0.05
-"""How long a host takes to end that is told to."""
+"""How long a host takes to exit on request."""
 FORMING_NS: Final = 1_000_000_000
-"""What a host says that its island needed to come together again: there are no devices that would."""
+"""The stall that a host reports for a new form of its island: no devices form here."""
 
 
 class Witness(Protocol):
-    """Sees what a host sends, hears and takes; raises where that must not be."""
+    """Callbacks for a host's traffic; they raise on a violation."""
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """A host sends an item."""
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """An item is about to be given to a host."""
+        """A host is about to receive an item."""
 
     def told(self, life: Life, rows: Sequence[Row]) -> None:
-        """A host is about to hear a roster."""
+        """A host is about to receive a roster."""
 
     def connected(self, life: Life, peer: Member) -> None:
         """A connection of a host with a peer is up, or was lost."""
 
     def granted(self, life: Life, source: Member, edge: int, count: int) -> None:
-        """A host took so many items of a Queue edge, and tells who sent them."""
+        """A host took `count` items of a Queue edge, and reports that to their sender."""
 
     def credited(self, life: Life, target: Member, edge: int, count: int) -> None:
-        """A host is about to hear that so many items of a Queue edge were taken."""
+        """A host is about to receive `count` credits for a Queue edge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all hosts of a universe share. `spoke` takes what a host says to the daemon that it has dialled, `found`
-    gives the one that is there now; `left` is told of a host that ends by itself; `forgeries` are
-    those of the items that a life sends."""
+    """What all hosts of a universe share.
+
+    `spoke` sends a heartbeat to the daemon that a host has dialled, `found` returns the present daemon; `left` is
+    called for a host that exits by itself; `forgeries` are the changes to the items that a life sends.
+    """
 
     clock: VirtualClock
     ether: Ether
@@ -91,9 +93,10 @@ class Setting:
 
 
 class Life:
-    """A host that runs as `member` on the machine at `address`, whose disk it has as `mount`; its tape is on the disk
-    `tapes`. `factor` is how much
-    longer its firings take, `stuck` has the seconds by which the next firing of a node is longer."""
+    """A host that runs as `member` on the machine at `address`, with its disk as `mount` and its tape on disk `tapes`.
+
+    `factor` multiplies the time of its firings, `stuck` has the seconds by which the next firing of a node is longer.
+    """
 
     def __init__(
         self,
@@ -161,7 +164,7 @@ class Life:
         )
 
     def start(self, *, listens: bool) -> None:
-        """Begin, as a new process does."""
+        """Start, like a new process."""
         if listens:
             self.endpoints = list(self.channel.bind(f"tcp://{self.address}:0")[:2])
         self.host.start([self.member])
@@ -170,12 +173,12 @@ class Life:
         self.clock.call_at(Instant(self.clock.now() + round(HEARTBEAT_SECONDS * 1e9)), self._beat)
 
     def true_now(self) -> Instant:
-        """The time of the universe, whatever this life's clock shows."""
+        """The time of the universe, regardless of this life's clock."""
         return self._setting.clock.now()
 
     @property
     def phase(self) -> Phase:
-        """What it says of itself."""
+        """The phase that it reports."""
         told = phase(self.member.replica, self.host.published, is_open=self.host.is_open)
         return next(known for known in PHASES if known == told)
 
@@ -186,7 +189,7 @@ class Life:
 
     @property
     def shown(self) -> list[dict[str, Any]]:
-        """What its nodes publish, but for a recorder, which tells of the run."""
+        """The status that its nodes publish; empty for a recorder, which publishes that of the run."""
         return [] if self.member.replica.role == "recorder" else list(self.host.published.values())
 
     @property
@@ -197,13 +200,12 @@ class Life:
     def hear(
         self, daemon: object, rows: Sequence[Row] | None, *, stop: bool, end: bool, forms: Sequence[Form] = ()
     ) -> None:
-        """A daemon says who is live, if it knows, in which forms elastic islands train, whether the run is to stop, and
-        whether this host is to end."""
+        """Handle a daemon's message: roster, if it has one, forms of elastic islands, and whether to stop or exit."""
         if daemon is self.daemon:
             self.clock.run(lambda: self._hear(rows, forms, stop=stop, end=end))
 
     def say(self) -> None:
-        """Say to the daemon what this host is."""
+        """Send a heartbeat to the daemon."""
         firings, published = self.host.busy.firings(self.clock.now()), self.host.published
         standing = self.channel.standing()
         said = Said(
@@ -223,7 +225,7 @@ class Life:
         self._setting.spoke(self, HostSpoke(self.member, self.pid, said, over=self._over))
 
     def kill(self) -> None:
-        """Be gone, at once; its sockets close, as the kernel sees to."""
+        """End the process at once; the kernel closes its sockets."""
         if self.is_dead:
             return
         self.was_killed = True
@@ -234,7 +236,7 @@ class Life:
         self.host.bodies.close()
 
     def forged(self, parcel: Parcel) -> Parcel:
-        """An item as it is sent: another one, where a fault says so."""
+        """The item to send: a changed one, where a fault requires it."""
         item, port = parcel.item, self.edge(parcel).source_port
         for fault in self._setting.forgeries(self):
             if fault.port == port and isinstance(item, dict):
@@ -247,12 +249,12 @@ class Life:
         return Parcel(parcel.edge, parcel.key, item, fields, encoded.digest, encoded.size_bytes, encoded)
 
     def sent(self, target: Member, parcel: Parcel) -> None:
-        """An item goes out."""
+        """Show the checkers an item that is sent."""
         for checker in self.checkers:
             checker.sent(self, target, self.edge(parcel), parcel.item)
 
     def arrived(self, source: Member, parcel: Parcel) -> None:
-        """An item is delivered."""
+        """Show the checkers an item that is delivered."""
         for checker in self.checkers:
             checker.arrived(self, source, self.edge(parcel), parcel.item)
 
@@ -277,11 +279,11 @@ class Life:
             self.clock.call_at(Instant(self.clock.now() + round(EXIT_SECONDS * 1e9)), lambda: self._leave(Exited(0)))
 
     def _leave(self, how: Exited) -> None:
-        """End, as a process does that comes to its end."""
+        """Exit by itself."""
         self.host.close()
         self.host.bodies.close()
         disk = self.mount.disk()
-        self.failures_at_end, self.was_killed = disk.failures, disk.is_cut  # It died while it came to its end.
+        self.failures_at_end, self.was_killed = disk.failures, disk.is_cut  # A cut disk: it died while it exited.
         self.tape.flush()
         self.tape.end()
         self.clock.is_dead = self.mount.is_gone = True
@@ -331,23 +333,23 @@ class _Shown:
         self.close, self.statistics = self._channel.close, self._channel.statistics
 
     def open(self, receiver: Receiver) -> None:
-        """Deliver to `receiver`, by way of this."""
+        """Deliver to `receiver`, through this object."""
         self._receiver = receiver
         self._channel.open(self)
 
     def send(self, target: Member, parcel: Parcel, *, replaces: bool) -> None:
-        """Hand an item over."""
+        """Send an item."""
         self._life.sent(target, parcel)
         self._channel.send(target, self._life.forged(parcel), replaces=replaces)
 
     def grant(self, source: Member, edge: int, count: int) -> None:
-        """Give credit back."""
+        """Return credit."""
         for checker in self._life.checkers:
             checker.granted(self._life, source, edge, count)
         self._channel.grant(source, edge, count)
 
     def credit_granted(self, target: Member, edge: int, count: int) -> None:
-        """Credit came back."""
+        """Credit was returned."""
         assert self._receiver is not None
         for checker in self._life.checkers:
             checker.credited(self._life, target, edge, count)
@@ -361,7 +363,7 @@ class _Shown:
 
 
 def _forged(item: dict[str, Any], fault: Forge) -> dict[str, Any]:
-    """The item that is sent instead of one."""
+    """The changed item."""
     rest = {name: value for name, value in item.items() if name != fault.field}
     if fault.how == "drop":
         return rest

@@ -1,8 +1,8 @@
 """Makes faults happen, and counts those that really did.
 
-Decides when each fault of a list begins and ends. One that cannot happen yet (its host is dead at the moment, say)
-waits until it can; what is still waiting at the end has not happened, and is told. A disk's trouble lies in wait from
-its moment on, and has happened, and begins to last, when it strikes.
+Decides when each fault of a list begins and ends. One that cannot happen yet (its host is dead at the moment, for
+example) waits until it can; one that still waits at the end has not happened, and is reported. A lurking fault, such as
+a disk's trouble, is in place from its moment on; it has happened, and begins to last, when it strikes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from isthmus.runtime.sim.faults import (
 )
 
 LURKING_SECONDS: Final = 1.0
-"""After its first process was refused, a machine is about to have room again."""
+"""How long after the first refused process a machine has room again."""
 
 
 class Injector:
-    """Of one universe. `counts` has how often each kind happened, `phases` the same by (kind, phase of the run);
-    `story` says when and what, `happened` in which phase of the run each fault did; `waiting` are faults that are due
-    and could not happen yet, `calm_since` is when the last one began or ended. How a fault acts is for `acts`."""
+    """Injects the faults of one universe; `acts` has their effects.
+
+    `counts` has how often each kind happened, `phases` the same by (kind, phase of the run); `story` lists when each
+    happened, `happened` each fault with the phase of the run; `waiting` are faults that are due and could not happen
+    yet, `calm_since` is when the last one began or ended.
+    """
 
     def __init__(self, universe: Disturbed, faults: Iterable[Fault]) -> None:
         self.counts: Counter[str] = Counter()
@@ -59,12 +62,12 @@ class Injector:
 
     @property
     def touched(self) -> set[Replica]:
-        """The replicas whose hosts a fault was about."""
+        """The replicas whose hosts a fault concerned."""
         return self._acts.touched
 
     @property
     def forgeries(self) -> dict[Replica, list[Forge]]:
-        """What becomes of the items that hosts send, by replica."""
+        """The changes to the items that hosts send, by replica."""
         return self._acts.forgeries
 
     @property
@@ -78,7 +81,7 @@ class Injector:
         return [str(fault) for fault in (*self._never, *self.waiting, *self._coming, *self._lurking.values())]
 
     def look(self) -> None:
-        """See whether what waits can happen now."""
+        """Start the waiting faults that can happen now."""
         phase = self._universe.phase if any(fault.at_phase is not None for fault in self.waiting) else ""
         for fault in list(self.waiting):
             if fault in self._late or self._is_time(fault, phase):
@@ -86,7 +89,7 @@ class Injector:
                 self._come(fault)
 
     def heal(self) -> None:
-        """End every fault that lasts, and let none begin any more."""
+        """End every fault that lasts, and prevent all others."""
         self._never += [*self.waiting, *self._coming, *self._lurking.values()]
         self.waiting.clear()
         self._coming.clear()
@@ -97,7 +100,7 @@ class Injector:
             self._end(number)
 
     def _come(self, fault: Fault) -> None:
-        """Its moment is here: let a fault happen, now or so much later."""
+        """Start a fault whose moment has come, now or with its delay."""
         if fault.later and fault not in self._late:
             self._late.append(fault)
             self._expect(fault, Instant(self._universe.clock.now() + seconds(fault.later)))
@@ -125,7 +128,7 @@ class Injector:
         return max((life.step for life in lives), default=0) >= fault.at_step
 
     def _begin(self, fault: Fault) -> bool:
-        """Let a fault happen, or lie in wait; whether it does."""
+        """Start a fault, or let it lurk; returns whether it does."""
         if isinstance(fault, RefuseStarts | SlowStarts | FillDisk | BreakDisk | DieAll):
             self._lurking[self._acts.lurk(fault)] = fault
             return True
@@ -143,7 +146,7 @@ class Injector:
         self.story.append((self._universe.clock.now(), str(fault)))
 
     def _struck(self, number: int) -> None:
-        """What lay in wait has refused something: the first time, it has happened."""
+        """A lurking fault struck: the first time, it has happened."""
         fault = self._lurking.pop(number, None)
         if fault is not None:
             self._count(fault, self._universe.phase)
@@ -151,7 +154,7 @@ class Injector:
             self._last(lasts, partial(self._acts.clear, fault, number))
 
     def _last(self, duration: float, end: Callable[[], object]) -> None:
-        """Let a fault be over after so many seconds."""
+        """End a fault after `duration` seconds."""
         self._numbers += 1
         self._ends[self._numbers] = end
         at = Instant(self._universe.clock.now() + seconds(duration))

@@ -1,7 +1,7 @@
-"""The tape of a simulated life: kept whole in memory, to be looked at, and in files, as a real host writes it.
+"""The tape of a simulated life: kept whole in memory, for inspection, and in files, as a real host writes it.
 
-The files are on a disk of the machine that holds nothing else, and loses power with it. Whatever happened, each has to
-be a beginning of its segment, whole up to a record; `check` says so.
+The files are on a disk of the machine that holds nothing else, and loses power with it. After any failure, each file
+must be a beginning of its segment, whole up to a record; `check` tests that.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from isthmus.runtime.tape.writing import Piece, Tape
 
 RUN: Final = Path("/run")
 BYTES_MAX: Final = 1 << 40
-"""No tape of a universe comes near it: all are looked at to their end."""
+"""More than any tape of a universe: all are kept to their end."""
 
 
 @final
 class LifeTape:
-    """That of one life, on `disk`."""
+    """The tape of one life, on `disk`."""
 
     def __init__(self, member: Member, disk: SimulatedDisk) -> None:
         self.tape = Tape(SEGMENT_BYTES)
@@ -35,21 +35,21 @@ class LifeTape:
         self._new: list[Piece] = []
 
     def flush(self) -> None:
-        """Write what is new into the files, as a host does twice a second."""
+        """Write new records to the files, as a host does twice a second."""
         self._files.write(self)
 
     def end(self) -> None:
-        """The process is gone; what it did not write is not written any more."""
+        """The process is gone: unwritten records are lost."""
         self._mount.is_gone = True
 
     def news(self) -> list[Piece]:
-        """What was put on the tape since the last call."""
+        """Pieces of the tape since the last call."""
         self.take()
         news, self._new = self._new, []
         return news
 
     def check(self) -> int:
-        """How many bytes of the tape are in files; InvariantError if these have anything else."""
+        """The number of bytes of the tape in files; InvariantError if these contain anything else."""
         self.take()
         files = sorted(
             (of[1], data)

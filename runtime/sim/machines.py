@@ -1,6 +1,6 @@
-"""A machine of a universe: its processes, its disk, its power, and the daemon that is there at the moment, if one is.
+"""A machine of a universe: its processes, its disk, its power, and its present daemon, if it has one.
 
-It decides nothing. A process is there from when a daemon asks for it, boots for a while, and is then a host.
+It decides nothing. A process exists from when a daemon requests it, boots for a while, and is then a host.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ KILLED: Final = Exited(signal="SIGKILL")
 
 
 class Daemon(Protocol):
-    """A daemon as its machine sees it."""
+    """A machine's view of its daemon."""
 
     name: str
 
     def feed(self, event: StationEvent) -> None:
-        """Let something happen to the station."""
+        """Feed an event to the station."""
 
     def feed_home(self, event: HomeEvent) -> None:
-        """Let something happen to the home, if it has one."""
+        """Feed an event to the home, if it has one."""
 
     def hear_report(self, machine: str, report: Report) -> None:
-        """A station elsewhere says what is there."""
+        """Handle the report of a station elsewhere."""
 
     def saw_end(self, process: Process) -> None:
         """A process of its machine has ended."""
 
     def die(self) -> None:
-        """Be gone, at once; the hosts go on."""
+        """End at once; the hosts go on."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class StartTrouble:
 
 @dataclass(slots=True)
 class StartLag:
-    """Who starts a process hears of it `lag` seconds later; `struck` is called when one is started."""
+    """A daemon learns of a started process `lag` seconds later; `struck` is called when one is started."""
 
     lag: float
     struck: Callable[[], None]
@@ -60,7 +60,7 @@ class StartLag:
 
 @dataclass(slots=True)
 class Process:
-    """A process that is or was there; `life` is None until it has booted."""
+    """A process that exists or has existed; `life` is None until it has booted."""
 
     member: Member
     pid: int
@@ -72,9 +72,12 @@ class Process:
 
 @dataclass(slots=True)
 class SimulatedMachine:
-    """`places` are those of the run whose home it is, or was, as it knows; `follows` is the home that its station has
-    noted, with the term. `crashes` counts, by replica, how many lives still end soon after they began; `start_troubles`
-    are by the number of the fault that made each."""
+    """A machine of a universe.
+
+    `places` are those of the run whose home it is, or was, as far as it knows; `follows` is the home that its station
+    has recorded, with the term. `crashes` counts, by replica, how many more lives end soon after they begin;
+    `start_troubles` are by the number of the fault that made each.
+    """
 
     name: str
     address: str
@@ -93,12 +96,12 @@ class SimulatedMachine:
         return [process.life for process in self.processes.values() if process.life is not None and not process.end]
 
     def process(self, member: Member) -> Process | None:
-        """The process of a life, if it is there."""
+        """The process of a life, if it exists."""
         found = (each for each in self.processes.values() if each.member == member and not each.end)
         return next(found, None)
 
     def end(self, process: Process, how: Exited = KILLED) -> None:
-        """A process is gone, at once; the daemon of its machine sees it, if it is there."""
+        """End a process at once; the daemon of its machine sees it, if there is one."""
         if process.end is not None:
             return
         process.end = how
@@ -109,7 +112,7 @@ class SimulatedMachine:
             self.daemon.saw_end(process)
 
     def refuses_start(self) -> bool:
-        """Whether there is no room for the process that is to be started."""
+        """Whether there is no room for the next process."""
         for trouble in self.start_troubles.values():
             if trouble.count:
                 trouble.count -= 1
@@ -118,12 +121,12 @@ class SimulatedMachine:
         return False
 
     def start_lag(self) -> float:
-        """After how many seconds its daemon hears of a process that is started now."""
+        """The delay in seconds after which its daemon learns of a process that is started now."""
         lags = list(self.start_lags.values())
         for each in lags:
             each.struck()
         return max((each.lag for each in lags), default=0.0)
 
     def stopped(self) -> tuple[Member, ...]:
-        """The lives that are stopped, by a signal."""
+        """The lives whose process is stopped by a signal."""
         return tuple(each.member for each in self.processes.values() if each.is_stopped and not each.end)

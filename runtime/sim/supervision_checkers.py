@@ -1,4 +1,4 @@
-"""What must hold of the supervision of hosts in every universe, whatever became of daemons, ledgers and links."""
+"""Invariants of the supervision of hosts in every universe, under all faults of daemons, ledgers and links."""
 
 from __future__ import annotations
 
@@ -30,27 +30,26 @@ from isthmus.runtime.supervision.incidents import (
 SLOWING: Final = frozenset({"stick", "slow", "pause", "hang"})
 """Kinds of faults that make a firing long."""
 DEAFENING: Final = frozenset({"mute", "cut", "one-way cut", "clog", "lose", "throttle"})
-"""Kinds of faults that keep a host from the others."""
+"""Kinds of faults that separate a host from the others."""
 STARTS_REFUSED_MIN: Final = 6
-"""From so many on, eight seconds apart, a machine has no room for as long as the end of a run is waited for."""
+"""From this many on, eight seconds apart, a machine has no room for as long as the end of a run is awaited."""
 RECORDER: Final = Replica("recorder", 0)
 
 
 class LivesChecker(Checker):
-    """A number is a life once: no process is ever started for a life that another was started for. And all cores are
-    sound."""
+    """Each number is used once: no process is ever started for a life that had one before. And all cores are sound."""
 
     def __init__(self) -> None:
         self._began: set[Member] = set()
 
     def began(self, universe: Universe, member: Member) -> None:
-        """Look for a second start."""
+        """Check for a second start."""
         if member in self._began:
             raise ViolationError(f"{member} is started a second time")
         self._began.add(member)
 
     def asked(self, universe: Universe) -> None:
-        """Check every core of the daemons that are there."""
+        """Check every core of the live daemons."""
         for daemon in universe.daemons:
             if not daemon.clock.is_dead:
                 daemon.station.check()
@@ -58,20 +57,23 @@ class LivesChecker(Checker):
                     daemon.home.check()
 
     def ended(self, universe: Universe) -> None:
-        """Once more."""
+        """Check a last time."""
         self.asked(universe)
 
 
 class VerdictsChecker(Checker):
-    """A host that no fault was about is killed neither for silence nor for being stuck, and is not given up; a daemon
-    tells the end of a life once."""
+    """Verdicts have a cause.
+
+    A host that no fault concerned is killed neither for silence nor for being stuck, and is not given up; a daemon
+    reports the end of a life once.
+    """
 
     def __init__(self) -> None:
         self._told: set[tuple[str, Member]] = set()
 
     def happened(self, universe: Universe, happened: Happened) -> None:
         member, incident = happened.member, happened.incident
-        # At the end of a run nothing excuses a silence, also not a cut link; nor a host that is stopped.
+        # At the end of a run nothing excuses a silence, neither a cut link nor a stopped process.
         is_ending = universe.phase == "final" or universe.injector.counts["stop"]
         match incident:
             case Condemned(verdict=Unreached()):
@@ -101,8 +103,11 @@ class VerdictsChecker(Checker):
 
 
 class EndChecker(Checker):
-    """A run is over once, with nobody left; it is done when its recorder said so, stopped where a stop was asked for,
-    and failed only where somebody had it ended, or a replica it needs was given up."""
+    """A run ends once, with no process left.
+
+    It is done when its recorder reported so, stopped where a stop was requested, and failed only where its end was
+    requested, or a required replica was given up.
+    """
 
     def __init__(self) -> None:
         self._outcome: str | None = None
@@ -118,21 +123,20 @@ class EndChecker(Checker):
             raise ViolationError("the run is over as 'stopped', and no one has asked for it")
         if home.outcome == "done" and universe.last(RECORDER) is None:
             raise ViolationError("the run is over as 'done', and there was no recorder")
-        is_told = isinstance(home.failure, RecorderFailed)  # Whether rightly, a program's own checkers know.
+        is_told = isinstance(home.failure, RecorderFailed)  # A program's own checkers judge whether it is right.
         is_told |= isinstance(home.failure, Unserved) and _is_barred(universe.injector.happened)
         if home.outcome == "failed" and not (counts["end"] or counts["crash loop"] or is_told):
             raise ViolationError(f"the run has failed: {home.failure}")
 
     def ended(self, universe: Universe) -> None:
-        """No process is left."""
+        """Check that no process is left."""
         left = [str(life.member) for life in universe.living()]
         if left:
             raise ViolationError(f"the run is over, and {', '.join(left)} are there")
 
 
 def _is_cut_off(universe: Universe, replica: Replica) -> bool:
-    """Whether the way between a host's machine and the home was cut, in one direction at least, or had no daemon at one
-    end of it."""
+    """Whether the path between a host's machine and the home was cut, at least one way, or lacked a daemon."""
     life = universe.last(replica)
     ends = {life.machine if life else HOME, HOME, universe.home}
     happened = [fault for fault, _ in universe.injector.happened]

@@ -1,8 +1,8 @@
 """A universe: a whole run on several machines, in one thread, in virtual time, with faults, from one seed.
 
-Hosts, cores, wire, bodies and the supervision of hosts are those of a real run. The virtual clock, sockets (`ether`),
-weather, machines with their disks and processes, and the shells of daemons are not; the `injector` disturbs them, and
-checkers object. The same arguments give the same tapes byte for byte, under any hash seed.
+Hosts, cores, wire, bodies and the supervision of hosts are those of a real run. The virtual clock, the sockets and
+weather of `network`, machines with their disks and processes, and the shells of daemons are not; the `injector`
+disturbs them, and checkers check invariants. The same arguments give the same tapes byte for byte, under any hash seed.
 """
 
 from __future__ import annotations
@@ -44,39 +44,39 @@ from isthmus.runtime.tape.writing import joined
 from isthmus.runtime.wire.peers import Limits
 
 ASKED_EVERY: Final = 500
-"""Events between two questions to the checkers; checking a core costs as much as some twenty events."""
+"""Events between two calls of the checkers; checking a core costs as much as some twenty events."""
 BUSY_MAX: Final = 100_000
 """Events at one instant; a few dozen are many."""
 HOME: Final = "home"
 MOVABLE: Final = ("syncer", "evaluator")
 """Roles whose next life may be at home, where their machine is lost."""
 CRASH_SECONDS: Final = 0.3
-"""After it began, a life ends that is one of a crash loop."""
+"""The duration of a life in a crash loop."""
 BOOT_SECONDS: Final = 0.5
-"""From when a process is there until it is a host, on average."""
+"""Mean time from the start of a process until it is a host."""
 REBOOT_SECONDS: Final = 0.5
-"""After its power is back, a machine has a daemon again."""
+"""Time from the return of its power until a machine has a daemon again."""
 
 
 def machine_of(replica: Replica) -> str:
-    """Where a replica is by default: a learner or syncer on a machine of its own, everything else at home."""
+    """The default machine of a replica: a learner or syncer on one of its own, everything else at home."""
     return f"{replica.role}-{replica.slot}" if leader(replica).role in ("learner", "syncer") else HOME
 
 
 class Observer(Witness, Protocol):
-    """Sees also what becomes of a run, and is asked now and then; raises where that must not be."""
+    """A Witness with callbacks for the events of a run, and periodic ones; they raise on a violation."""
 
     def began(self, universe: Universe, member: Member) -> None:
         """A daemon is about to start the process of a life."""
 
     def happened(self, universe: Universe, happened: Happened) -> None:
-        """A home writes down what became of a host."""
+        """A home records an incident of a host."""
 
     def finished(self, universe: Universe, home: Home) -> None:
-        """A home says that the run is over, and nobody is left."""
+        """A home reports that the run is over, and no process is left."""
 
     def asked(self, universe: Universe) -> None:
-        """Some hundred events have happened."""
+        """Called every few hundred events."""
 
     def ended(self, universe: Universe) -> None:
         """The run is over."""
@@ -85,12 +85,11 @@ class Observer(Witness, Protocol):
 class Universe:
     """Hosts of one run on machines of their own. `addresses` and `disks` are those of the machines, by name.
 
-    `duration(replica, node)` is what a firing takes before `jitter` (a share); `place(replica)` the machine of each;
-    processes boot for half to three halves of `boot_seconds`;
-    `least` with how many replicas of a role the run can go on, `processes` those of the island of each learner,
-    `elastic` how many of them may train without the others. `error`
-    is what a body raised, `outcome` how the run ended, once its last process has; `incidents` what became of hosts;
-    `is_stopped` whether somebody who asked for the end was told that it comes.
+    `duration(replica, node)` is the time of a firing before `jitter` (a share); `place(replica)` the machine of each;
+    processes boot for half to three halves of `boot_seconds`; `least` is the smallest number of replicas of a role with
+    which the run can go on, `processes` those of the island of each learner, `elastic` how many of them may train
+    without the others. `error` is what a body raised, `outcome` how the run ended, once its last process has;
+    `incidents` those of all hosts; `is_stopped`: a requested stop was confirmed.
     """
 
     def __init__(
@@ -192,12 +191,12 @@ class Universe:
     # -- what there is -------------------------------------------------------------------------------------------------
 
     def life(self, replica: Replica) -> Life | None:
-        """The present life of a replica, if its process is there."""
+        """The present life of a replica, if its process exists."""
         found = [life for life in self.living() if life.member.replica == replica]
         return max(found, key=lambda life: life.member.incarnation, default=None)
 
     def last(self, replica: Replica) -> Life | None:
-        """The last life of a replica that there was: a former home that comes back begins others."""
+        """The last life of a replica: a former home that comes back begins others."""
         found = [life for life in self.lives if life.member.replica == replica]
         return max(found, key=lambda life: life.member.incarnation, default=None)
 
@@ -217,7 +216,7 @@ class Universe:
 
     @property
     def phase(self) -> str:
-        """Of the run: 'starting' until somebody steps, 'final' once somebody says that it comes to the end."""
+        """The phase of the run: 'starting' until a host steps, 'final' once a host reports that phase or a stop."""
         lives = self.living()
         phases = [life.phase for life in lives]
         if "final" in phases or any(shown.get("is_stopping") for life in lives for shown in life.shown):
@@ -226,13 +225,13 @@ class Universe:
 
     @property
     def calm_ns(self) -> int:
-        """How long it is ago that a fault began or ended; 0 while one lasts."""
+        """The time since a fault began or ended; 0 while one lasts."""
         return self.clock.now() - self.injector.calm_since if self.injector.is_calm else 0
 
     # -- what is done to it --------------------------------------------------------------------------------------------
 
     def join(self, replica: Replica) -> bool:
-        """Let a machine join that has one island; False where there is no daemon to let it in."""
+        """Let a machine with one island join; False where there is no daemon to admit it."""
         daemon = self.machines[self.home].daemon
         if daemon is None:
             return False
@@ -241,17 +240,17 @@ class Universe:
         return True
 
     def request_stop(self) -> bool:
-        """Ask for the end of the run; False where there is no daemon to ask."""
+        """Request a stop of the run; False where there is no daemon to receive it."""
         daemon = self.machines[self.home].daemon
         if isinstance(daemon, SimulatedDaemon) and daemon.home is not None:
             daemon.feed_home(StopAsked())
-            # One that is stopped, or dies before it has noted it, has confirmed nothing.
+            # A daemon that is suspended, or dies before it has recorded the stop, has confirmed nothing.
             journal = self.machines[self.home].book.notes.get(JOURNAL)
             self.is_stopped |= journal is not None and journal.is_stopping and not daemon.home.is_ending
         return daemon is not None
 
     def forget_stop(self, machine: SimulatedMachine) -> None:
-        """With its ledger a home forgets what it has confirmed."""
+        """A home that loses its ledger forgets what it has confirmed."""
         self.is_stopped &= machine.name != self.home
 
     def move_home(self, name: str) -> None:
@@ -273,7 +272,7 @@ class Universe:
         self.start_daemon(machine)
 
     def end(self) -> bool:
-        """Have the run ended; False where there is no daemon to ask."""
+        """Request the end of the run; False where there is no daemon to receive it."""
         daemon = self.machines[self.home].daemon
         if daemon is not None:
             daemon.feed_home(EndAsked(Ordered("ended by a fault")))
@@ -289,14 +288,14 @@ class Universe:
             machine.daemon = None
 
     def start_daemon(self, machine: SimulatedMachine) -> None:
-        """A machine has a daemon from now on, if it has power and none."""
+        """Start a daemon on a machine that has power and no daemon."""
         if machine.daemon is None and not machine.is_dark:
             machine.daemon = daemon = SimulatedDaemon(self._shared, machine, len(self.daemons) + 1)
             self.daemons.append(daemon)
             daemon.start()
 
     def darken(self, machine: SimulatedMachine, *, keeps_power: bool = False) -> None:
-        """All of its processes end, and with the power what no disk of it had synced."""
+        """End all processes of a machine and, unless it `keeps_power`, lose what its disks have not synced."""
         machine.is_dark = True
         self.kill_daemon(machine)
         for process in list(machine.processes.values()):
@@ -306,7 +305,7 @@ class Universe:
             self.tape_disks[machine.name].lose_power()
 
     def lighten(self, machine: SimulatedMachine) -> None:
-        """It has power again, and a daemon soon."""
+        """Restore the power of a machine; its daemon starts soon."""
         machine.is_dark = False
         at = Instant(self.clock.now() + seconds(REBOOT_SECONDS))
         self.clock.call_at(at, partial(self.start_daemon, machine))
@@ -314,11 +313,10 @@ class Universe:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def run(self, until: Callable[[], bool], *, seconds_max: float) -> None:
-        """Let time pass until `until()` holds, at most up to `seconds_max` virtual seconds from the start; the first
-        time, start every host.
+        """Let time pass until `until()` holds, up to `seconds_max` virtual seconds; first start every host.
 
-        Raises ViolationError if a checker objects, RunError if a body failed, TimeoutError if `until` did not come to
-        hold.
+        The limit counts from the start of the run. Raises ViolationError if a checker finds a violation, RunError if a
+        body failed, TimeoutError if `until` did not come to hold.
         """
         if not self._has_started:
             self._has_started = True
@@ -343,7 +341,7 @@ class Universe:
                 raise RunError(self.error)
 
     def finish(self) -> None:
-        """Ask every checker a last time."""
+        """Call every checker a last time."""
         for checker in self._checkers:
             checker.ended(self)
 
@@ -352,7 +350,7 @@ class Universe:
         self.injector.heal()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Kill all hosts."""
         for life in self.living():
             life.kill()
 
@@ -374,7 +372,7 @@ class Universe:
             checker.began(self, member)
 
     def _wrote(self, machine: SimulatedMachine, member: Member, incident: Incident) -> None:
-        if machine.name != self.home:  # What a former home takes for the run's, nobody reads.
+        if machine.name != self.home:  # Incidents of a former home are ignored.
             return
         happened = Happened(self.clock.now(), member, incident)
         self.incidents.append(happened)
@@ -382,7 +380,7 @@ class Universe:
             checker.happened(self, happened)
 
     def _finished(self, machine: SimulatedMachine, home: Home) -> None:
-        if isinstance(home.failure, Moved):  # It has a part in the run, and no more, from now on.
+        if isinstance(home.failure, Moved):  # From now on it is an outpost of the run.
             machine.follows, machine.places = (home.failure.home, home.failure.term), None
             machine.book.forget()
             self.clock.call_soon(partial(self._restart_daemon, machine))
@@ -396,7 +394,7 @@ class Universe:
         self.start_daemon(machine)
 
     def _launch(self, machine: SimulatedMachine, member: Member) -> Process:
-        """A process is there from now on, and a host once it has booted."""
+        """Start a process; it is a host once it has booted."""
         self._pids += 1
         process = machine.processes[self._pids] = Process(member, self._pids)
         rng = random.Random(f"{self._seed} boot {member}")
@@ -438,7 +436,7 @@ class Universe:
 
 
 def _draw(rng: random.Random) -> bool:
-    """Heads or tails."""
+    """True or False, with equal chances."""
     return rng.random() < 0.5
 
 

@@ -1,7 +1,7 @@
-"""Checkers of what lies between two hosts: what their connections may carry, and what becomes of credit.
+"""Checkers of the wire between two hosts: what their connections may carry, and the conservation of credit.
 
-They keep books of their own about pairs of lives, from what each side hands over and gets. `runtime_checkers` are those
-that hold for every program.
+They keep accounts of their own about pairs of lives, from what each side sends and receives. `runtime_checkers` are
+those that hold for every program.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from isthmus.runtime.sim.supervision_checkers import supervision_checkers
 from isthmus.runtime.sim.universe import Universe
 
 EXPECTED: Final = frozenset({"connection", "stranger", "crossed"})
-"""Reasons for which a sound peer may be refused: an older connection, or one for another life, comes late; two have
-dialled each other. Whatever else a host refuses, a sound one does not send."""
+"""Reasons for which a sound peer may be refused: a message of an older connection, or for another life, arrives late;
+two have dialled each other. No other refusal is the fault of a sound peer."""
 WINDOWS_MAX: Final = 2
-"""On one connection: that of the peer, and those of whom it relays; in a small run two at once are many."""
+"""Windows on one connection: that of the peer, and those of the peers that it relays; in a small run two at once are
+many."""
 CROSSING_NS_MAX: Final = 12_000_000_000
-"""In calm: a connection that died without a word is given up after 5 s, the next one, if a relay lost its first
-message, after 5 s more; then it is made within a second."""
+"""The longest crossing in calm: a connection that died silently is given up after 5 s, the next one, if a relay lost
+its first message, after 5 s more; then it is made within a second."""
 
 
 class WireChecker(Checker):
-    """No host refuses what a sound peer has sent, nor takes an older connection of a peer for a newer one."""
+    """No host refuses a message of a sound peer, nor accepts an older connection of a peer after a newer one."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[Member, Member], int] = {}
 
     def connected(self, life: Life, peer: Member) -> None:
-        """Look at the number of the connection; a host that has forgotten its peer knows none."""
+        """Check the number of the connection; a host that has forgotten its peer knows none."""
         number, key = life.channel.accepted(peer), (life.member, peer)
         newest = self._newest.pop(key, 0)
         if number is not None and number < newest:
@@ -55,21 +56,24 @@ class WireChecker(Checker):
             self._newest[key] = number
 
     def asked(self, universe: Universe) -> None:
-        """Look at what every channel has refused."""
+        """Check the refusals of every channel."""
         for life in universe.living():
             for name, count in sorted(life.channel.statistics().items()):
                 if name.startswith("refused_") and count and name.removeprefix("refused_") not in EXPECTED:
                     raise ViolationError(f"{life.member} refused a message of a sound peer {count} times: {name}")
 
     def ended(self, universe: Universe) -> None:
-        """Once more."""
+        """Check a last time."""
         self.asked(universe)
 
 
 @dataclass(slots=True)
 class _Account:
-    """Of a Queue edge between two lives: items sent and not arrived, and credit granted and not heard of, each with
-    since when; and the credit that the producer has."""
+    """The account of a Queue edge between two lives.
+
+    `items` sent and not arrived, `grants` of credit not received, each with its instant; and the `credit` of the
+    producer.
+    """
 
     capacity: int
     credit: int
@@ -78,15 +82,17 @@ class _Account:
 
 
 class ForgottenChecker(Checker):
-    """A forgotten life is not heard: whom a roster names no more, or in a later life, has no connection with a host any
-    more, and gets none."""
+    """A forgotten life has no connection: a host keeps and accepts none with a life that its roster has dropped.
+
+    That is, one that the roster names no more, or in a later life.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Member, set[Member]] = {}
         self._gone: dict[Member, set[Member]] = {}
 
     def told(self, life: Life, rows: Sequence[Row]) -> None:
-        """Note who is in rosters, and who is in none any more."""
+        """Record the members in rosters, and those that are gone from them."""
         present = {Member(Replica.parse(row[0]), row[1]) for row in rows}
         if life.member not in present:
             return
@@ -95,12 +101,12 @@ class ForgottenChecker(Checker):
         known |= present
 
     def connected(self, life: Life, peer: Member) -> None:
-        """Look with whom a connection was made, or was lost, which makes a host forget."""
+        """Check the peer of a connection that was made, or was lost, which makes a host forget."""
         if peer in self._gone.get(life.member, ()) and life.channel.accepted(peer):
             raise ViolationError(f"{life.member} has a connection with {peer}, which was said to be gone")
 
     def asked(self, universe: Universe) -> None:
-        """Look whom hosts still know."""
+        """Check the peers that hosts still know."""
         for life in universe.living():
             for member in self._gone.get(life.member, ()):
                 if life.channel.accepted(member) is not None:
@@ -108,18 +114,21 @@ class ForgottenChecker(Checker):
 
 
 class WindowChecker(Checker):
-    """Credit never exceeds the window: no more messages are under way between two hosts than the window of the receiver
-    holds, at the least that each of them costs."""
+    """Credit never exceeds the window.
+
+    No more messages are under way between two hosts than fit in the window of the receiver, at the minimum that each of
+    them costs.
+    """
 
     def __init__(self) -> None:
         self._universe: Universe | None = None
 
     def began(self, universe: Universe, member: Member) -> None:
-        """Know the universe."""
+        """Keep a reference to the universe."""
         self._universe = universe
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Count what is under way. Of a few relayed peers each has a window of its own."""
+        """Count the messages under way. A few relayed peers have a window each."""
         universe = self._universe
         assert universe is not None
         most = -(-universe.window_bytes // CHARGE_MIN)
@@ -135,14 +144,17 @@ Pair: TypeAlias = tuple[Member, Member, int]
 
 
 class CreditChecker(Checker):
-    """On a Queue edge nobody sends without credit, nobody hears of more credit than was given, and between two that
-    live and know each other nothing stays on the way: no item, and no credit."""
+    """Credit of Queue edges is conserved.
+
+    No host sends without credit, none receives more credit than was granted, and between two live hosts that know each
+    other nothing is lost on the way: no item, and no credit.
+    """
 
     def __init__(self) -> None:
         self._accounts: dict[Pair, _Account] = {}
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """An item leaves: it costs a credit."""
+        """Count an item that is sent: it costs a credit."""
         if edge.kind == "queue":
             account = self._of((life.member, target, edge.index), edge)
             account.credit -= 1
@@ -158,7 +170,7 @@ class CreditChecker(Checker):
             account.items.popleft()
 
     def granted(self, life: Life, source: Member, edge: int, count: int) -> None:
-        """A consumer has taken items."""
+        """Count items that a consumer has taken."""
         account = self._of((source, life.member, edge), life.plan.edges[edge])
         account.grants.extend([life.true_now()] * count)
         if account.credit + len(account.items) + len(account.grants) > account.capacity:
@@ -175,7 +187,7 @@ class CreditChecker(Checker):
         account.credit += count
 
     def asked(self, universe: Universe) -> None:
-        """In calm, see that nothing is lost on the way."""
+        """In calm, check that nothing is lost on the way."""
         if universe.calm_ns <= CROSSING_NS_MAX:
             return
         lives = {life.member: life for life in universe.living()}
@@ -199,7 +211,7 @@ class CreditChecker(Checker):
 
 
 def runtime_checkers(graph: Graph) -> list[Checker]:
-    """Those that hold for every program, new for each universe."""
+    """The checkers that hold for every program, new for each universe."""
     free = {
         role.name: frozenset(node.name for node in graph.nodes if node.role == role.name and node.free_running)
         for role in graph.roles

@@ -1,7 +1,7 @@
 """A whole run in virtual time: one thread, every host in it, one seed one universe.
 
-Hosts, cores and bodies are those of a real run; only clock, executor and network are modelled. How long a firing takes
-and how long a transfer takes are given by the test, with jitter from the seed.
+Hosts, cores and bodies are those of a real run; only clock, executor and network are modelled. The test gives the
+durations of firings and transfers, with jitter from the seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from isthmus.runtime.tape.payloads import Keeper, folder_of
 from isthmus.runtime.tape.writing import Tape, joined
 
 SEGMENT_BYTES: Final = 1 << 14
-"""Of tapes: so few that most runs have several segments, and so many that their states take no time."""
+"""Size of a tape's segment: small enough that most runs have several, and large enough that saving states takes no
+time."""
 
 DurationOf = Callable[[Replica, str], Duration]
 """(replica, node name) -> how long a firing of that node takes, before jitter."""
@@ -59,7 +60,7 @@ class World:
         trace: Trace | None = None,
         payloads: Path | None = None,
     ) -> None:
-        """`payloads`: the run folder in which they are kept, None where they are not."""
+        """`payloads`: the run folder in which payloads are stored, None where they are not."""
         self.clock = VirtualClock()
         self.trace = trace
         edges = {index: edge.name for plan in plans.values() for index, edge in plan.edges.items()}
@@ -105,7 +106,7 @@ class World:
             host.scheduler.check()
 
     def close(self) -> None:
-        """End every host, and let bodies release what they hold."""
+        """End every host, and close its bodies."""
         for host in self.hosts.values():
             host.close()
         for host in self.hosts.values():

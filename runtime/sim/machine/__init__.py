@@ -1,1 +1,1 @@
-"""What a simulated machine gives its hosts: clocks, disks, and the ledger of its daemon."""
+"""The parts of a simulated machine: clocks and disks of its hosts, and the ledger of its daemon."""

@@ -1,12 +1,12 @@
-"""The disk of one machine, in memory: it knows what would outlive a power failure, and may be full or broken.
+"""The disk of one machine, in memory: it knows what would survive a power failure, and may be full or broken.
 
 Decides, from its seed, what a power failure leaves: of each file all that was synced, and of the rest a beginning that
-ends at any byte, whatever became of other files; of the names of each folder those that were synced, and of the changes
-since then the first few, in their order (a renaming is one change). Folders stay. Troubles refuse operations, and say
-so to whoever made them when they do it for the first time. An ambush waits for one operation on one kind of file, which
-is not carried out, nor is any after it until whoever laid the ambush says so.
+ends at any byte, independent of other files; of the names of each folder those that were synced, and of the changes
+since then the first few, in their order (a renaming is one change). Folders stay. Troubles refuse operations, and
+report the first refusal. An ambush waits for one operation on one kind of file, which fails, as do all after it until
+the ambush is cleared.
 
-A process has a `Mount`. Once the process is gone, what it still does with the mount has no effect.
+A process has a `Mount`. Once the process is gone, its operations on the mount have no effect.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import NamedTuple, final
 
 Change = tuple[tuple[Path, "Content | None"], ...]
-"""Names that change at once, each with what it names from then on."""
+"""Names that change at once, each with its new content."""
 
 
 @dataclass(slots=True)
 class Content:
-    """What a file holds, and how much of that is synced."""
+    """The data of a file, and how much of it is synced."""
 
     data: bytearray = field(default_factory=bytearray)
     synced: int = 0
@@ -34,8 +34,11 @@ class Content:
 
 @dataclass(slots=True)
 class Trouble:
-    """What is wrong with a disk. One that is broken refuses a `share` of all that is done to it; one that is full has
-    `room` for so many bytes more (None: for all). `struck` is called each time it refuses something."""
+    """A fault of a disk.
+
+    One that is broken refuses a `share` of all operations; one that is full has `room` for so many bytes more (None:
+    unlimited). `struck` is called each time it refuses something.
+    """
 
     struck: Callable[[], None]
     share: float = 0.0
@@ -44,8 +47,10 @@ class Trouble:
 
 @dataclass(slots=True)
 class Ambush:
-    """Strikes at the first `operation` on a file whose name is like `name`, or, with `then`, at the next such one after
-    it. `struck` is called once."""
+    """Strikes at the first `operation` on a file whose name matches `name`, or, with `then`, at the next one after it.
+
+    `struck` is called once.
+    """
 
     operation: str
     name: str
@@ -63,7 +68,7 @@ class Ambush:
 
 
 class Writing(NamedTuple):
-    """What a process has written into a file since it opened it."""
+    """The bytes that a process has written to a file since it opened it."""
 
     writer: str
     data: bytearray
@@ -71,10 +76,12 @@ class Writing(NamedTuple):
 
 @final
 class SimulatedDisk:
-    """The files of one machine. `troubles` and `ambushes` are by a number that says which fault made each; one that
-    `is_cut` does nothing, for the instant in which its machine is about to lose its processes; `written` has, by path,
-    what every process has written into it, from when it opened the file; `failures` counts power failures, `refusals`
-    the operations that it did not do."""
+    """The files of one machine.
+
+    `troubles` and `ambushes` are by the number of the fault that made each; a disk that `is_cut` refuses everything,
+    for the instant in which its machine is about to lose its processes; `written` has, by path, what every process has
+    written to it since it opened the file; `failures` counts power failures, `refusals` the refused operations.
+    """
 
     def __init__(self, seed: str) -> None:
         self.troubles: dict[int, Trouble] = {}
@@ -88,12 +95,11 @@ class SimulatedDisk:
         self._changes: dict[Path, list[Change]] = {}
 
     def files(self) -> dict[Path, bytes]:
-        """All that is there now, by path, in order."""
+        """All present files, by path, in order."""
         return {path: bytes(content.data) for path, content in sorted(self._names.items())}
 
     def take_over(self, former: SimulatedDisk) -> None:
-        """Have all files that there are on another disk, too, as a copy that is synced, in place of those of the same
-        names; and what was written into them."""
+        """Copy all files of another disk, synced, over those of the same names, and the record of writes to them."""
         for path, data in former.files().items():
             self._names[path] = self._kept[path] = Content(bytearray(data), len(data))
         for path, written in former.written.items():
@@ -104,14 +110,14 @@ class SimulatedDisk:
         return {path.name: len(each.data) for path, each in sorted(self._names.items()) if path.parent == folder}
 
     def copy_to(self, folder: Path) -> None:
-        """Write what is there now and in `folder` into the real folder of that name."""
+        """Write the files in `folder` to the real folder of that name."""
         for path, data in self.files().items():
             if path.is_relative_to(folder):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
 
     def lose_power(self) -> None:
-        """Keep what was synced, and of the rest what the seed says."""
+        """Keep what was synced, and of the rest what the seed decides."""
         self.failures += 1
         for folder in sorted(self._changes):
             changes = self._changes[folder]
@@ -127,21 +133,21 @@ class SimulatedDisk:
     # -- what a mount does ---------------------------------------------------------------------------------------------
 
     def content(self, path: Path) -> Content | None:
-        """What a name stands for."""
+        """The content of the file with a name; None if there is none."""
         return self._names.get(path)
 
     def change(self, *names: tuple[Path, Content | None]) -> None:
-        """Change names, at once, but not for good."""
+        """Change names, at once, but not durably."""
         self._changes.setdefault(names[0][0].parent, []).append(names)
         self._apply(self._names, names)
 
     def keep_names(self, folder: Path) -> None:
-        """Change for good what has changed in a folder."""
+        """Make the changes of names in a folder durable."""
         for change in self._changes.pop(folder, []):
             self._apply(self._kept, change)
 
     def meet(self, operation: str, path: Path) -> None:
-        """OSError for an operation that walks into an ambush, and for what comes after it."""
+        """OSError for an operation that springs an ambush, and for all after it."""
         sprung = [number for number, each in self.ambushes.items() if each.is_sprung(operation, path)]
         for number in sprung[: not self.is_cut]:
             self.is_cut = True
@@ -150,8 +156,10 @@ class SimulatedDisk:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def ask(self, *, size: int = 0, makes: bool = False) -> int:
-        """How many of `size` bytes there is room for now; OSError for an operation that is refused, as one that `makes`
-        something is on a full disk."""
+        """How many of `size` bytes there is room for; OSError for a refused operation.
+
+        A full disk refuses one that `makes` a file, for example.
+        """
         for trouble in self.troubles.values():
             if trouble.share and self._rng.random() < trouble.share:
                 trouble.struck()
@@ -205,12 +213,12 @@ class SimulatedFile:
         self._content.synced = len(self._content.data)
 
     def close(self) -> None:
-        """Nothing: a file costs nothing."""
+        """Does nothing."""
 
 
 @final
 class Mount:
-    """A disk as one process, the `writer`, sees it, until `is_gone`."""
+    """One process's view of a disk, as `writer`, until `is_gone`."""
 
     def __init__(self, disk: SimulatedDisk, writer: str = "") -> None:
         self.is_gone = False

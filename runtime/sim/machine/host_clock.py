@@ -1,7 +1,7 @@
 """The clock and loop of one host in a universe: it may be wrong, stand still, or never call again.
 
-Wraps the one virtual clock of the universe. What comes due while the host is paused waits, in order, and so does what
-arrives for it: its process does not run. Of a dead host nothing is called any more.
+Wraps the one virtual clock of the universe. Calls and input that come due while the host is paused wait, in order: its
+process does not run. A dead host gets no more calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MILLION: Final = 1_000_000
 
 
 class HostClock:
-    """Shows the time of the universe, plus what it leapt, at a rate of its own: `drift` parts per million too fast."""
+    """Shows the time of the universe, plus its leaps, at a rate of its own: `drift` parts per million too fast."""
 
     def __init__(self, universe: VirtualClock) -> None:
         self.is_paused = self.is_dead = False
@@ -27,12 +27,11 @@ class HostClock:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def now(self) -> Instant:
-        """What this clock shows."""
+        """The time that this clock shows."""
         return Instant(self._shown + (self._universe.now() - self._true) * self._rate // MILLION)
 
     def skew(self, leap: Duration, drift: int) -> None:
-        """Leap forward, and run at another rate from now on; what was to come at an instant still comes when it was to
-        come, as a timer of the kernel does."""
+        """Leap forward, and run at another rate from now on; pending calls keep their instants, like kernel timers."""
         self._shown, self._true = Instant(self.now() + leap), self._universe.now()
         self._rate = MILLION + drift
 
@@ -43,7 +42,7 @@ class HostClock:
         return call.cancel
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call `callback` at this instant, after what is due already."""
+        """Call `callback` at this instant, after the calls that are due already."""
         self.call_at(self.now(), callback)
 
     def post(self, callback: Callable[[], None]) -> None:
@@ -51,7 +50,7 @@ class HostClock:
         self.call_at(self.now(), callback)
 
     def run(self, callback: Callable[[], None]) -> None:
-        """Let something happen in this process: now, when it goes on, or never."""
+        """Run `callback` in this process: now, when it resumes, or never."""
         if self.is_dead:
             return
         if self.is_paused:
@@ -60,19 +59,19 @@ class HostClock:
             callback()
 
     def resume(self) -> None:
-        """Go on: what has waited happens now."""
+        """Resume: waiting calls happen now."""
         self.is_paused = False
         while self._waiting and not self.is_dead:
             self._waiting.popleft()()
 
     def wait_until(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have the universe call when this clock will show `at`, as it runs now."""
+        """Schedule a call of the universe for when this clock will show `at`, at its present rate."""
         ahead = max(0, at - self.now())
         return self._universe.call_at(Instant(self._universe.now() - (-ahead * MILLION // self._rate)), callback)
 
 
 class _Call:
-    """A call that is to be made, unless it was cancelled."""
+    """A scheduled call, unless it was cancelled."""
 
     __slots__ = ("_callback", "_cancel", "_clock", "at")
 
@@ -81,7 +80,7 @@ class _Call:
         self._cancel: Callable[[], None] | None = None
 
     def wait(self) -> None:
-        """Be called when it is time."""
+        """Schedule the call for its instant."""
         self._cancel = self._clock.wait_until(self.at, self._come)
 
     def cancel(self) -> None:

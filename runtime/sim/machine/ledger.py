@@ -1,7 +1,7 @@
-"""The ledger of a simulated daemon: what SQLite promises, on a simulated disk.
+"""The ledger of a simulated daemon: the guarantees of SQLite, on a simulated disk.
 
-A write is there whole and to stay, or refused. Where the ledger is on the disk and whether it can be read is for the
-faults to say; what is in it, for the daemons.
+A write is whole and durable, or refused. The faults decide whether the ledger can be read; the daemons decide its
+contents.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine.disk import Mount
 
 RECORD_BYTES: Final = 64
-"""About what a write takes of a disk that fills up."""
+"""Approximate bytes of a write, on a disk that fills up."""
 
 
 @dataclass(slots=True)
 class Book:
-    """What is on the disk. `was_there`: a daemon has been here; `lost` names those that have not made up for it that
-    what it wrote cannot be read."""
+    """The contents of a ledger on disk.
+
+    `was_there`: a daemon has been here; `lost` names the cores that have not made up yet for an unreadable ledger.
+    """
 
     numbers: dict[Replica, int] = field(default_factory=dict)
     lives: dict[Replica, tuple[int, int | None]] = field(default_factory=dict)
@@ -29,12 +31,12 @@ class Book:
     lost: set[str] = field(default_factory=set)
 
     def forget(self) -> None:
-        """The run has no part here any more: its lives and what was lost of them."""
+        """The run has left this machine: drop its lives, and the record of a loss."""
         self.lives = {}
         self.lost.discard("station")
 
     def take_over(self, former: Book) -> None:
-        """Be the ledger of a home, of which that of the home before is known, as far as it can be believed."""
+        """Become the ledger of a new home, from that of the home before, as far as that can be trusted."""
         self.numbers = dict(former.numbers)
         self.notes = {**self.notes, **former.notes}
         self.lost = {*self.lost, "home"}
@@ -46,7 +48,7 @@ class Book:
 
 
 class SimulatedLedger:
-    """Of one daemon, as long as it lives."""
+    """The ledger of one daemon, while it is alive."""
 
     def __init__(self, book: Book, mount: Mount) -> None:
         book.was_there = True
@@ -54,11 +56,11 @@ class SimulatedLedger:
         self._owed: dict[Any, Any] = {}
 
     def is_lost(self, whose: str) -> bool:
-        """Whether what was written before cannot be read, and the home or the station has not made up for it."""
+        """Whether an earlier ledger was lost, and the home or the station has not made up for it."""
         return whose in self._book.lost
 
     def found(self, whose: str) -> None:
-        """Note that it has, now or later."""
+        """Record that it has, now or later."""
         self._owed["found", whose] = None
         self.settle()
 
@@ -71,35 +73,35 @@ class SimulatedLedger:
         return [(Member(replica, number), pid) for replica, (number, pid) in sorted(self._book.lives.items())]
 
     def noted(self, name: str) -> Any:
-        """What was kept under a name."""
+        """The value under a name."""
         return self._book.notes.get(name)
 
     def give(self, members: Iterable[Member]) -> None:
-        """Note numbers of a home; OSError if the disk does not take them."""
+        """Record numbers of a home; OSError if the disk does not accept them."""
         self._mount.disk().ask(size=RECORD_BYTES)
         for member in members:
             known = self._book.numbers.get(member.replica, 0)
             self._book.numbers[member.replica] = max(member.incarnation, known)
 
     def begin(self, members: Iterable[Member]) -> None:
-        """Note lives that are about to begin here; OSError if the disk does not take them."""
+        """Record lives that are about to begin here; OSError if the disk does not accept them."""
         self._mount.disk().ask(size=RECORD_BYTES)
         for member in members:
             if member.incarnation > self._book.lives.get(member.replica, (0, None))[0]:
                 self._book.lives[member.replica] = member.incarnation, None
 
     def started(self, member: Member, pid: int) -> None:
-        """Note the process of a life, now or later."""
+        """Record the process of a life, now or later."""
         self._owed[member] = pid
         self.settle()
 
     def note(self, name: str, value: Any) -> None:
-        """Keep something for the next daemon, now or later."""
+        """Keep a value for the next daemon, now or later."""
         self._owed[name] = value
         self.settle()
 
     def settle(self) -> None:
-        """Write what the disk did not take."""
+        """Write what the disk did not accept."""
         try:
             for key, value in list(self._owed.items()):
                 self._mount.disk().ask(size=RECORD_BYTES)

@@ -1,1 +1,1 @@
-"""The network of a simulated run: sockets over pipes, what the weather does to them, links between daemons."""
+"""The network of a simulated run: sockets over pipes, the conditions between machines, links between daemons."""

@@ -1,7 +1,7 @@
-"""The weather of a universe: what the ways between machines are like, from the seed and the faults of the moment.
+"""The weather of a universe: conditions of the network paths between machines, from the seed and the present faults.
 
-Decides latencies, bandwidth and which ways are cut. Whoever changes it tells the ether (`Ether.changed`), so that what
-waits may go on. Within one machine the weather is always fine.
+Decides latencies, bandwidth and which paths are cut. A caller that changes it must call `Ether.changed`, so that
+waiting messages may go on. Within one machine the weather is always fine.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from isthmus.runtime.clock import Duration, milliseconds, seconds
 
 LOOPBACK: Final = milliseconds(0.05)
 RESENT: Final = milliseconds(200)
-"""The least time after which Linux sends a lost segment again."""
+"""The shortest time after which Linux retransmits a lost segment."""
 LOSSES_MAX: Final = 5
-"""In a row of one message."""
+"""Losses in a row of one message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Climate:
-    """What the ways are like without faults: one takes `latency` plus up to `jitter` seconds, at `gbits` a second."""
+    """Network conditions without faults: a message takes `latency` plus up to `jitter` seconds, at `gbits` a second."""
 
     latency: float = 0.001
     jitter: float = 0.0005
@@ -30,9 +30,12 @@ class Climate:
 
 
 class Weather:
-    """The state of all ways. `clogs`, `losses`, `paces` (in Gbit/s) are by machine, `cuts` and `mutes` (on which only
-    what daemons say goes through) ordered pairs of machines; each with a number that says which fault made it, so that
-    it ends with the last one."""
+    """The state of all paths between machines.
+
+    `clogs`, `losses`, `paces` (in Gbit/s) are by machine, `cuts` and `mutes` (which let only messages between daemons
+    through) by ordered pair of machines; each with the number of the fault that made it, so that it ends with the last
+    one.
+    """
 
     def __init__(self, climate: Climate, seed: int) -> None:
         self.climate = climate
@@ -73,7 +76,7 @@ class Weather:
         return Duration(round(8 * size_bytes / min([self.climate.gbits, *slow])))
 
     def clear(self) -> None:
-        """No faults any more."""
+        """End all faults."""
         self.clogs.clear()
         self.losses.clear()
         self.paces.clear()
@@ -81,7 +84,7 @@ class Weather:
         self.mutes.clear()
 
     def _rng(self, source: str, target: str) -> random.Random:
-        """Each way draws from a stream of its own, so that one way's messages do not move another's."""
+        """Each path draws from a stream of its own, so that one path's messages do not change another's."""
         rng = self._rngs.get((source, target))
         if rng is None:
             rng = random.Random(zlib.crc32(f"{self._seed} {source} {target}".encode()))

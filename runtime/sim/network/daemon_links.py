@@ -1,7 +1,7 @@
-"""The links between the daemons of a universe: messages come in their order, late, twice or not at all.
+"""The links between the daemons of a universe: messages arrive in order, late, twice or not at all.
 
-It decides nothing but what the weather and the faults say: a message that cannot get through is lost, as on a link that
-is dialled anew; one that is repeated comes once more, later.
+Weather and faults decide: a message that cannot get through is lost, as on a link that is re-dialled; a repeated one
+arrives once more, later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REPEATED_AFTER: Final = seconds(0.3)
 
 
 class ControlLinks:
-    """Of one universe. `losses` and `repeats` are shares of messages, by machine and by the number of a fault."""
+    """The links of one universe. `losses` and `repeats` are shares of messages, by machine and number of a fault."""
 
     def __init__(self, clock: VirtualClock, weather: Weather, addresses: Mapping[str, str], seed: int) -> None:
         self.losses: dict[str, dict[int, float]] = {}

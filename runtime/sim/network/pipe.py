@@ -1,7 +1,7 @@
-"""One direction of a simulated connection: when what is sent arrives.
+"""One direction of a simulated connection: when a message arrives.
 
-Decides that from the weather, which says what the way is like; knows nothing of what is sent. Everything arrives
-complete and in order. While the way is cut it waits, and after UNHEARD the connection is given up.
+Decides that from the weather of the path; knows nothing of the messages. Everything arrives complete and in order.
+While the path is cut messages wait, and after UNHEARD the connection is given up.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from isthmus.runtime.clock import Clock, Duration, Instant, seconds
 from isthmus.runtime.items.layout import Bytes
 
 UNHEARD: Final = seconds(5)
-"""As real sockets have it: TCP gives up what is not acknowledged for so long."""
+"""As on real sockets: TCP gives up when nothing is acknowledged for so long."""
 
 Message = list[Bytes] | None
-"""What a pipe carries: frames, or None for the end of the side that sends."""
+"""A pipe's message: frames, or None for the end of the sending side."""
 
 
 class Weather(Protocol):
-    """What the way from one machine to another is like, now."""
+    """The present conditions of the path from one machine to another."""
 
     def is_mute(self, source: str, target: str) -> bool:
         """Whether nothing arrives."""
 
     def latency(self, source: str, target: str) -> Duration:
-        """How long a message of no bytes takes; asked once for each message."""
+        """The time that an empty message takes; called once for each message."""
 
     def pace(self, source: str, target: str, size_bytes: int) -> Duration:
-        """For how long so many bytes keep the link."""
+        """How long `size_bytes` occupy the link."""
 
 
 class Pipe:
@@ -63,18 +63,18 @@ class Pipe:
             self._wait()
 
     def __len__(self) -> int:
-        """How many messages are under way."""
+        """The number of messages under way."""
         return len(self._waiting)
 
     def changed(self) -> None:
-        """What is stuck goes on, if it can."""
+        """Resume stuck messages, if the path allows it."""
         if self._is_stuck and not self._weather.is_mute(self._source, self._target):
             self._is_stuck = False
             self._stop()
             self._wait()
 
     def close(self) -> None:
-        """Lose what is under way."""
+        """Drop the messages under way."""
         self._waiting.clear()
         self._stop()
 

@@ -1,18 +1,18 @@
-"""Simulated sockets: what lies under the channels of a world, in the place of ZeroMQ over TCP.
+"""Simulated sockets: the transport under the channels of a world, in place of ZeroMQ over TCP.
 
-Decides when what one side sends arrives at the other, and when a connection ends; knows nothing of what is sent. What
-the way from one machine to another is like, `weather` says.
+Decides when a message of one side arrives at the other, and when a connection ends; knows nothing of the messages.
+`conditions` has the weather of the paths between machines.
 
-Theory of operation. A connection has two pipes, one for each direction. What is sent arrives complete and in order,
-after the time that its bytes take at the pace of the link, and the latency of the way; the two sockets of a peer are
-two connections, which overtake each other. While the way is *cut* nothing arrives: it waits, as it waits in the buffers
-of TCP, and arrives when the way is there again, unless that takes UNHEARD; then both ends give the connection up. A
-*reset* ends it at once, with all that is under way. An end that is closed tells the other one, which takes a way, too;
-what it had sent is lost, or still arrives before that where it `lingers`: a kernel goes on sending for a process that
-has ended. So a connection may be heard of after a later one of the same two.
+Theory of operation. A connection has two pipes, one for each direction. Messages arrive complete and in order, after
+the time that their bytes take at the pace of the link, and the latency of the path; the two sockets of a peer are two
+connections, which overtake each other. While the path is *cut* nothing arrives: messages wait, as in the buffers of
+TCP, and arrive when the path is back, unless that takes UNHEARD; then both ends give the connection up. A *reset* ends
+it at once, with everything under way. An end that is closed notifies the other one, which takes time, too; what it had
+sent is lost, or still arrives before that where it `lingers`: a kernel goes on sending for a process that has ended. So
+messages of a connection may arrive after those of a later one of the same two.
 
-What becomes of a connection is told as ZeroMQ tells it: a socket that has dialled calls `gone`, a bound one only
-notices that sending fails. `run` of a host makes its callbacks, now, later, or never: it may be paused, or dead.
+The end of a connection is reported as by ZeroMQ: a socket that has dialled calls `gone`, a bound one only notices that
+sending fails. `run` of a host makes its callbacks, now, later, or never: it may be paused, or dead.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Run = Callable[[Callable[[], None]], None]
 
 
 class Ether:
-    """All sockets of a world. `lingers` is asked at each end that closes: whether what it has sent still arrives."""
+    """All sockets of a world. `lingers` is called for each end that closes: whether messages under way arrive."""
 
     def __init__(self, clock: Clock, weather: Weather, lingers: Callable[[], bool] = lambda: False) -> None:
         self.clock, self.weather, self.lingers = clock, weather, lingers
@@ -44,18 +44,18 @@ class Ether:
         self._numbers = 0
 
     def number(self) -> int:
-        """A number that was not given before."""
+        """A number that was not used before."""
         self._numbers += 1
         return self._numbers
 
     def changed(self) -> None:
-        """The weather is another: what waits may go on."""
+        """The weather has changed: waiting messages may go on."""
         for connection in list(self.connections):
             connection.changed()
 
 
 class Connection:
-    """One connection, from a socket that dials to whatever listens at an endpoint when the handshake arrives there."""
+    """One connection, from a socket that dials to the one that listens when the handshake arrives at its endpoint."""
 
     def __init__(self, ether: Ether, client: EtherSocket, endpoint: str) -> None:
         self._ether, self._endpoint = ether, endpoint
@@ -71,19 +71,19 @@ class Connection:
         self._there.put([])
 
     def send_there(self, frames: list[Bytes]) -> bool:
-        """From the client; False if it knows that the connection is over."""
+        """Send from the client; False if it knows that the connection is over."""
         if self._client is not None:
             self._there.put(frames)
         return self._client is not None
 
     def send_back(self, frames: list[Bytes]) -> bool:
-        """From the server; False if it knows that the connection is over."""
+        """Send from the server; False if it knows that the connection is over."""
         if self._server is not None:
             self._back.put(frames)
         return self._server is not None
 
     def close(self, end: EtherSocket) -> None:
-        """One end wants no more; what is on its way to it is lost, and what it has sent, too, unless it lingers."""
+        """Close one end; messages on their way to it are lost, and those that it has sent, too, unless it lingers."""
         is_client = end is self._client
         out, into = (self._there, self._back) if is_client else (self._back, self._there)
         into.close()
@@ -101,7 +101,7 @@ class Connection:
             out.put(None)
 
     def reset(self, reason: str = "disconnected") -> None:
-        """It is no more, at both ends, with whatever is under way."""
+        """End the connection at both ends, with everything under way."""
         client, server = self._client, self._server
         self._client = self._server = None
         self._over()
@@ -111,11 +111,11 @@ class Connection:
             client.lost(self, reason)
 
     def under_way(self) -> tuple[int, int]:
-        """How many messages are under way, in each direction."""
+        """The numbers of messages under way, in each direction."""
         return len(self._there), len(self._back)
 
     def changed(self) -> None:
-        """The weather is another."""
+        """The weather has changed."""
         self._there.changed()
         self._back.changed()
 
@@ -156,7 +156,7 @@ class EtherSocket:
         self._is_closed = False
 
     def bind(self, endpoint: str) -> str:
-        """Listen; the endpoint with its actual port. OSError if somebody listens there."""
+        """Listen; returns the endpoint with its actual port. OSError if it is in use."""
         address, _, port = endpoint.rpartition(":")
         actual = f"{address}:{int(port) or PORT_FIRST + self._ether.number()}"
         if actual in self._ether.listeners:
@@ -177,7 +177,7 @@ class EtherSocket:
         return self._dialled is not None and self._dialled.send_there(list(map(_as_bytes, frames)))
 
     def close(self) -> None:
-        """Drop everything, at once; the other ends hear of it."""
+        """Close at once, and drop everything; the other ends are notified."""
         self._is_closed = True
         if self._endpoint:
             del self._ether.listeners[self._endpoint]
@@ -189,7 +189,7 @@ class EtherSocket:
             connection.close(self)
 
     def accepted(self, connection: Connection) -> None:
-        """Somebody has dialled this bound socket."""
+        """A connection to this bound socket was made."""
         self._accepted[connection.address] = connection
 
     def came(self, address: bytes, frames: list[Bytes]) -> None:
@@ -230,7 +230,7 @@ class EtherSockets:
         return self._rng.randbytes(TOKEN_BYTES)
 
     def close(self) -> None:
-        """Close every socket, as the end of a process does."""
+        """Close every socket, like the end of a process."""
         for socket in self._made:
             socket.close()
 
