@@ -129,7 +129,7 @@ class Daemon:
         self._tape_files = TapeFiles.of_daemon(folder, "home", os.getpid(), bytes_max=tape_bytes)
         self.endpoint = self._site.gate.endpoint
 
-    # -- from outside --------------------------------------------------------------------------------------------------
+    # -- interface -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Publish this daemon's endpoint, adopt live hosts and start the others; or end them, if the run is over."""
@@ -217,7 +217,7 @@ class Daemon:
         self._events.close()
         self._site.close()
 
-    # -- what happens --------------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def _hear(self, machine: str, report: Report, shown: Mapping[Member, Shown]) -> None:
         for member, each in shown.items():
@@ -268,7 +268,7 @@ class Daemon:
         self._site.gate.send(peer, {"type": "ending"})
         self.end(str(message.get("reason", "ended by a command")))
 
-    # -- what is to be done --------------------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------------------------------
 
     def _perform(self, command: HomeCommand) -> None:
         match command:
@@ -313,7 +313,7 @@ class Daemon:
             self._timer.cancel()
         self._timer = self._loop.call_later(max(0.0, (at - now()) / 1e9), self._fired)
 
-    # -- what is shown -------------------------------------------------------------------------------------------------
+    # -- status --------------------------------------------------------------------------------------------------------
 
     def _host(self, replica: Replica) -> dict[str, Any]:
         life, reason = self.home.lives.get(replica), self.home.reason(replica)

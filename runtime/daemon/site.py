@@ -139,7 +139,7 @@ class Site:
         self._tape_files.close()
         self.ledger.close()
 
-    # -- what happens --------------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def _spoke(self, event: HostSpoke, shown: Shown) -> None:
         self.shown[event.member] = shown
@@ -158,7 +158,7 @@ class Site:
         self._driver.feed(ProcessEnded(member, end, cpu_seconds))
         self.shown.pop(member, None)
 
-    # -- what is to be done --------------------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------------------------------
 
     def _perform(self, command: StationCommand) -> None:
         match command:

@@ -103,7 +103,7 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every replica of `role` runs; `edges` by their index in the graph; `replicas` the range of each role."""
+    """The plan of every replica of `role`; `edges` by their index in the graph; `replicas` the range of each role."""
 
     graph: str
     role: str

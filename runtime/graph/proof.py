@@ -137,7 +137,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is proved of one node; nearest holds first."""
+    """The result for one node; nearest holds first."""
 
     node: str
     holds: tuple[Hold, ...]

@@ -28,7 +28,7 @@ def ports_of(where: str, body: Callable[..., Any]) -> tuple[tuple[Input, ...], t
     if isinstance(outputs, str):
         raise GraphError(where, "a tuple of names in `outputs`", repr(outputs), f"Write outputs = ({outputs!r},).")
     try:
-        _ = body.__qualname__  # What has no name, as an instance or a partial, cannot be shown or named by reference.
+        _ = body.__qualname__  # Instances and partials have no name by which a reference could name them.
         call: Any = body
         if inspect.isclass(body):  # Not getattr: every class has the __call__ of `type`.
             call = next((vars(base)["__call__"] for base in body.__mro__ if "__call__" in vars(base)), None)

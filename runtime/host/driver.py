@@ -104,7 +104,7 @@ class Host:
         self.busy = Busy()
         self.refused: Counter[str] = Counter()
         self.raised: Raised | None = None
-        """What a body raised, the first that did."""
+        """The first exception of a body."""
         self.refusals: dict[tuple[Member, int], Refusal] = {}
         self.bodies = Bodies(
             plan,
@@ -149,7 +149,7 @@ class Host:
         for edge in plan.edges.values():
             freezing.freeze(edge.initial)
 
-    # -- from outside --------------------------------------------------------------------------------------------------
+    # -- interface -----------------------------------------------------------------------------------------------------
 
     def start(self, roster: Iterable[Member]) -> None:
         """Open every body, and report the live members to the core (this member must be among them)."""

@@ -58,7 +58,7 @@ class LocalRun:
         islands: Mapping[Replica, Island] = _ALL_DEVICES,
     ) -> None:
         self.error: str | None = None
-        """The whole story of what went wrong."""
+        """The full text of the error."""
         self.failed: Host | None = None
         """The host whose body raised, if that is what it is."""
         loop = uvloop.new_event_loop()

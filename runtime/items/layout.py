@@ -50,7 +50,7 @@ DTYPES: Final = (*map(np.dtype, _NAMES), *map(np.dtype, _EXTENDED))
 INLINE, LARGE, TUPLE = 1, 2, 3
 """The extensions."""
 ARRAY, SCALAR, BLOB = 0, 1, 2
-"""The forms of what an extension holds."""
+"""The forms of an extension's content."""
 SHAPE: Final = struct.Struct("<BBB5x")
 """Code of the dtype, form, number of axes; padded so that the data after it is aligned to 8 bytes."""
 

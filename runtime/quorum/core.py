@@ -202,7 +202,7 @@ class QuorumCore:
         found.timer, found.timer_at = 0, None
         return self._settle(event.key, now)
 
-    # -- which openings and votes count --------------------------------------------------------------------------------
+    # -- validity of openings and votes --------------------------------------------------------------------------------
 
     def _is_over(self, event: RoundOpened) -> bool:
         """Whether the round of an opening has closed; raises LocalProtocolError if the opening is illegal."""

@@ -1,1 +1,4 @@
-"""Decides when a node fires, what a firing takes, where items go, and who gets credit. Pure; the tape included."""
+"""Decides when a node fires, what a firing takes, where items go, and which producers get credit.
+
+Pure; the tape included.
+"""

@@ -178,7 +178,7 @@ class Flow:
         if edge.kind == "queue" and link.credit == 0:
             raise RemoteProtocolError(f"{event.source} sent an item on {edge.name} without credit")
         self._deliver(arrival, link, event.handle, key, event.fields)
-        link.credit -= edge.kind == "queue"  # After what may have raised.
+        link.credit -= edge.kind == "queue"  # Last, because the calls before may raise.
 
     def settle(self, node: NodeState, settled: Settled) -> None:
         """Carry out the decisions of a Quorum node's rounds."""

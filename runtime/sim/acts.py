@@ -164,7 +164,7 @@ class Acts:
         disk = self._universe.disks[fault.machine]
         return disk.ambushes if isinstance(fault, faults.DieAll) else disk.troubles
 
-    # -- everything ----------------------------------------------------------------------------------------------------
+    # -- all machines --------------------------------------------------------------------------------------------------
 
     def _ambush(self, fault: faults.DieAll, number: int) -> None:
         """The moment of an ambush: operations on the disk fail until the processes die."""
@@ -266,7 +266,7 @@ class Acts:
             self._universe.forget_stop(machine)
         self._universe.start_daemon(machine)
 
-    # -- ways ----------------------------------------------------------------------------------------------------------
+    # -- network paths -------------------------------------------------------------------------------------------------
 
     def _ways(self, fault: faults.WayFault | faults.Blackout) -> list[tuple[str, str]]:
         """The network paths, as ordered pairs of addresses, that a fault of a machine concerns."""

@@ -155,7 +155,7 @@ class SimulatedDaemon:
     def die(self) -> None:
         self.clock.is_dead = self._mount.is_gone = True
 
-    # -- what happens --------------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def feed(self, event: StationEvent) -> None:
         self.clock.run(partial(self._feed, self.stations, event))
@@ -202,7 +202,7 @@ class SimulatedDaemon:
                 self.die()
                 raise DiedError
 
-    # -- what is to be done: the station -------------------------------------------------------------------------------
+    # -- commands of the station ---------------------------------------------------------------------------------------
 
     def _perform(self, command: StationCommand) -> None:
         self._live_on()
@@ -295,7 +295,7 @@ class SimulatedDaemon:
 
         self._shared.links.send(self._machine.name, command.home, arrive)
 
-    # -- what is to be done: the home ----------------------------------------------------------------------------------
+    # -- commands of the home ------------------------------------------------------------------------------------------
 
     def _perform_home(self, command: HomeCommand) -> None:
         self._live_on()
@@ -332,7 +332,7 @@ class SimulatedDaemon:
         if daemon is not None:
             daemon.feed(event)
 
-    # -- both ----------------------------------------------------------------------------------------------------------
+    # -- for both cores ------------------------------------------------------------------------------------------------
 
     def _note(self, driver: Driver, write: Callable[[tuple[Member, ...]], None], members: tuple[Member, ...]) -> None:
         try:

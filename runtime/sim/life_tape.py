@@ -64,7 +64,7 @@ class LifeTape:
                 raise InvariantError(f"{self._name}.{number}.tape is not whole up to its last record: {found.rest}")
         return sum(len(data) for _, data in files)
 
-    # -- what files ask of a tape --------------------------------------------------------------------------------------
+    # -- source of the files -------------------------------------------------------------------------------------------
 
     def take(self) -> list[Piece]:
         pieces = self.tape.take()

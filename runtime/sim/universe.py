@@ -188,7 +188,7 @@ class Universe:
         self._place, self._replicas = place, replicas
         self.injector = Injector(self, faults)
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def life(self, replica: Replica) -> Life | None:
         """The present life of a replica, if its process exists."""
@@ -228,7 +228,7 @@ class Universe:
         """The time since a fault began or ended; 0 while one lasts."""
         return self.clock.now() - self.injector.calm_since if self.injector.is_calm else 0
 
-    # -- what is done to it --------------------------------------------------------------------------------------------
+    # -- disturbances --------------------------------------------------------------------------------------------------
 
     def join(self, replica: Replica) -> bool:
         """Let a machine with one island join; False where there is no daemon to admit it."""
@@ -354,7 +354,7 @@ class Universe:
         for life in self.living():
             life.kill()
 
-    # -- what is left --------------------------------------------------------------------------------------------------
+    # -- tapes ---------------------------------------------------------------------------------------------------------
 
     def tape(self) -> dict[str, bytes]:
         """The encoded tapes since the last call: of every life ('learner/2#1'), and of the cores of every daemon."""

@@ -16,7 +16,7 @@ from isthmus.runtime.clock import Instant
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.membership.messages import Excuse, Finding, LongExcuse, Pace, Refusal, Silence, Stall
 
-# -- why a life is killed ----------------------------------------------------------------------------------------------
+# -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
 class Unspoken(Finding, frozen=True, tag="unspoken"):
@@ -70,7 +70,7 @@ class Undermanned(Finding, frozen=True, tag="undermanned"):
 Verdict: TypeAlias = Silence | LongExcuse | Stall | Unspoken | Hurried | Unreached | Misbehaved | Bereft | Undermanned
 
 
-# -- what a body raised ------------------------------------------------------------------------------------------------
+# -- exceptions of bodies ----------------------------------------------------------------------------------------------
 
 
 class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -103,7 +103,7 @@ def raised_of(told: Any) -> Raised:
         raise ValueError(f"nothing that was raised: {error}") from None
 
 
-# -- how a life ends ---------------------------------------------------------------------------------------------------
+# -- ends of lives -----------------------------------------------------------------------------------------------------
 
 
 class Exited(Finding, frozen=True, tag="exited"):
@@ -140,7 +140,7 @@ class MachineTaken(Finding, frozen=True, tag="machine-taken"):
 End: TypeAlias = Exited | Unseen | NotStarted | MachineLost | MachineTaken
 
 
-# -- what happened to a host -------------------------------------------------------------------------------------------
+# -- incidents ---------------------------------------------------------------------------------------------------------
 
 
 class Suspected(Finding, frozen=True, tag="suspected"):
@@ -346,7 +346,7 @@ Incident: TypeAlias = (
 )
 
 
-# -- why a run fails ---------------------------------------------------------------------------------------------------
+# -- failures of runs --------------------------------------------------------------------------------------------------
 
 
 class RecorderFailed(Finding, frozen=True, tag="recorder-failed"):

@@ -178,7 +178,7 @@ class WireChannel:
         known = self._connections.peers.get(peer)
         return None if known is None else known.accepted
 
-    # -- for the parts -------------------------------------------------------------------------------------------------
+    # -- for its parts -------------------------------------------------------------------------------------------------
 
     def wake(self, peer: Peer) -> None:
         """Send what is pending for a peer at the end of this turn of the loop."""

@@ -135,7 +135,7 @@ class Connections:
             len(named), [(peer.member, Duration(0 if peer.word_at is None else now - peer.word_at)) for peer in down]
         )
 
-    # -- to dial -------------------------------------------------------------------------------------------------------
+    # -- dialling ------------------------------------------------------------------------------------------------------
 
     def dial_through(self, through: Peer) -> None:
         """Dial the peers that a peer relays; it is up."""
@@ -178,7 +178,7 @@ class Connections:
             raise ConfigError(f"dialling {peer.member}", expected, found, "Correct them.") from error
         return DialledLink(control, data)
 
-    # -- to be dialled -------------------------------------------------------------------------------------------------
+    # -- being dialled -------------------------------------------------------------------------------------------------
 
     def bind(self, endpoint: str) -> Endpoints:
         """Listen. ConfigError where that is not possible."""

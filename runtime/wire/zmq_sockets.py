@@ -51,7 +51,7 @@ COPY_BYTES_MAX: Final = 128 << 10
 """Smaller frames are copied when sent. Measured: a copy of 128 KiB takes 3 us, handing memory over and back 4.5 us."""
 TURN_MESSAGES_MAX: Final = 128
 TURN_BYTES_MAX: Final = CHUNK_BYTES
-"""What is read in one turn of the loop: at 4 GB/s and 5 us a message, about a millisecond."""
+"""Bytes read in one turn of the loop: at 4 GB/s and 5 us a message, about a millisecond."""
 TURN_FRAMES_KEPT: Final = FRAMES_MAX + 4
 """Further frames of a message are dropped as they come; the session refuses a message with so many."""
 SOCKETS_MAX: Final = 16

@@ -130,7 +130,7 @@ class SimulatedDisk:
             del content.data[content.synced :]
         self._names = dict(self._kept)
 
-    # -- what a mount does ---------------------------------------------------------------------------------------------
+    # -- for mounts ----------------------------------------------------------------------------------------------------
 
     def content(self, path: Path) -> Content | None:
         """The content of the file with a name; None if there is none."""

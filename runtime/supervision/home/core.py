@@ -131,7 +131,7 @@ class Home:
         """Load a state, saved with the same cast and places, into this new core; ValueError for other bytes."""
         STATE.thaw(self, state)
 
-    # -- what is asked of it -------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     @property
     def outcome(self) -> Outcome:
@@ -282,7 +282,7 @@ class Home:
             self._timer_at = at
             run.commands.append(SetHomeTimer(at))
 
-    # -- what is said --------------------------------------------------------------------------------------------------
+    # -- orders --------------------------------------------------------------------------------------------------------
 
     def _roster(self) -> tuple[Row, ...]:
         rows = []

@@ -41,7 +41,7 @@ class Fleet:
             lost = self.machines.setdefault(places.former, Machine(places.former))
             lost.silent_beats, lost.is_lost = LOST_BEATS, True
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def name(self, replica: Replica) -> str:
         """The machine of a replica."""
@@ -138,7 +138,7 @@ class Fleet:
         """The lives that each machine should have."""
         return {name: machine.wanted() for name, machine in self.machines.items()}
 
-    # -- what changes --------------------------------------------------------------------------------------------------
+    # -- changes -------------------------------------------------------------------------------------------------------
 
     def know(self, replicas: Iterable[Replica]) -> None:
         """Add replicas that a former daemon knew."""
