@@ -1,1 +1,1 @@
-"""What learners and syncers exchange: messages, fragments, token accounts, and trees of parameters."""
+"""Exchanges between learners and syncers: messages, fragments, token accounts, and trees of parameters."""

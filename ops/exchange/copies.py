@@ -1,4 +1,4 @@
-"""Copies of what was published, given by those who only hold it, and taken back."""
+"""Copies of published updates, sent by hosts that only hold them, and their withdrawal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from isthmus.ops.exchange.messages import Update
 
 
 def copied(held: Update) -> Update:
-    """What was published, for those who hold an older version or none; of a shard's state the update alone."""
+    """A copy of a published update, for hosts that hold an older version or none; of a State only the update."""
     is_final = held["kind"] == "final"
     return Update(
         fragment=held["fragment"],
@@ -23,7 +23,7 @@ def copied(held: Update) -> Update:
 
 
 def withdrawn(fragment: int) -> Update:
-    """No copy: version [0, 0] is of nothing."""
+    """The withdrawal of a copy: version [0, 0] stands for none."""
     return Update(
         fragment=fragment,
         version=[0, 0],
@@ -37,5 +37,5 @@ def withdrawn(fragment: int) -> Update:
 
 
 def is_withdrawn(update: Update) -> bool:
-    """Whether an update is of nothing."""
+    """Whether an update is a withdrawal."""
     return update["version"][0] == 0

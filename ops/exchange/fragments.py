@@ -2,17 +2,16 @@
 
 Decides the units (whole tensors, row ranges of embedding-like ones, rows of stacked ones), which fragment holds which
 unit, and the order of values in a fragment's payload. Does not touch an array: it sees names and shapes only, and every
-host computes the same answer from them, whatever order the layout comes in.
+host computes the same answer from them, whatever the order of the layout.
 
-Theory of operation. A fragment is what one outer step merges and what one transfer carries, so the largest one sets the
-peak bandwidth. Units go by falling size into the currently smallest fragment (longest processing time first), whose
-peak is at most 4/3 of the optimum (Graham 1969). Embedding-like tensors (whose rule is "average")
-have fragments of their own, never shared with another tensor. One larger than 4/3 of the mean fragment would itself be
-the peak: it is cut into ceil(size * count / total) row ranges, as equal as rows allow. A tensor that stacks the layers
-of a model is cut into its rows, so that a rule of merging takes each layer for itself, and layers may travel apart.
-Where `count` is too small for fragments of their own, all units are packed together. "Too small" is decided by the same
-4/3: own fragments stay only while a lower bound on bin packing proves that they are within 4/3 of the best packing of
-all units.
+Theory of operation. A fragment is the unit of an outer step and of a transfer, so the largest one sets the peak
+bandwidth. Units go by falling size into the currently smallest fragment (longest processing time first), whose peak is
+at most 4/3 of the optimum (Graham 1969). Embedding-like tensors (whose rule is "average") have fragments of their own,
+never shared with another tensor. One larger than 4/3 of the mean fragment would itself be the peak: it is cut into
+ceil(size * count / total) row ranges, as equal as rows allow. A tensor that stacks the layers of a model is cut into
+its rows, so that a merge rule handles each layer separately, and layers may travel apart. Where `count` is too small
+for fragments of their own, all units are packed together. "Too small" is decided by the same 4/3: own fragments stay
+only while a lower bound on bin packing proves that they are within 4/3 of the best packing of all units.
 
 A fragment's payload is one flat float32 vector: its units' values in C order, one unit after the other.
 """
@@ -29,7 +28,7 @@ from typing import Final, Literal, Protocol, TypeAlias, get_args
 COUNT_DEFAULT = 8
 
 Cut: TypeAlias = int | Literal["layer", "tensor"]
-"""Into what a layout is cut: so many balanced fragments, or one for each layer, or for each tensor."""
+"""How a layout is cut: into this number of balanced fragments, or one for each layer, or for each tensor."""
 _NUMBERED: Final = re.compile(r"\d$")
 """A step of a path that numbers a layer: `3`, `Dense_3`."""
 
@@ -52,7 +51,7 @@ class Tensor(Protocol):
 
     @property
     def dtype(self) -> str:
-        """What the learner computes in; payloads are float32 whatever it is."""
+        """The dtype in which the learner computes; payloads are float32 regardless."""
 
     @property
     def merge(self) -> Rule:
@@ -65,7 +64,7 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A whole tensor, or the rows [start, stop) of one: what a merge rule sees as one tensor.
+    """A whole tensor, or the rows [start, stop) of one: one tensor to a merge rule.
 
     `shape` is the shape of the whole tensor; a scalar counts as one row. `dtype` is that of the tensor where it is
     trained.
@@ -121,11 +120,10 @@ class Fragment:
 
 
 def partition(layout: Sequence[Tensor], count: Cut) -> tuple[Fragment, ...]:
-    """The fragments of a layout, none empty, ordered by the name of their first unit: `count` of them, or one for each
-    layer or tensor.
+    """The fragments of a layout, none empty, ordered by the name of their first unit.
 
-    Raises ValueError where a `count` is not within 1..units_max(layout), and for a layout that is empty, names a tensor
-    twice or holds a tensor without values.
+    There are `count` of them, or one for each layer or tensor. Raises ValueError where a `count` is not within
+    1..units_max(layout), and for a layout that is empty, names a tensor twice or holds a tensor without values.
     """
     if isinstance(count, str):
         return _ordered(_by(layout, count))
@@ -140,12 +138,12 @@ def partition(layout: Sequence[Tensor], count: Cut) -> tuple[Fragment, ...]:
 
 
 def fragments_count(layout: Sequence[Tensor], count: Cut) -> int:
-    """How many fragments `partition` makes of a layout, if it makes any."""
+    """The number of fragments that `partition` makes of a layout, if it succeeds."""
     return len(_by(layout, count)) if isinstance(count, str) else count
 
 
 def units(layout: Sequence[Tensor], count: int) -> tuple[Unit, ...]:
-    """The units that `count` fragments are made of, ordered by name and row; the same errors as `partition`."""
+    """The units of `count` fragments, ordered by name and row; the same errors as `partition`."""
     _check(layout)
     if count < 1:
         raise ValueError(f"cutting {len(layout)} tensors into fragments: expected at least 1 fragment, found {count}.")
@@ -164,7 +162,7 @@ def units_max(layout: Sequence[Tensor]) -> int:
     """The largest count such that it, and every smaller one, leaves no fragment without a unit.
 
     More fragments cut embedding-like tensors into more units, in jumps: above this limit a count here and there would
-    fit again. Those are refused too, so that what is allowed is a range.
+    fit again. Those are refused too, so that the allowed counts are a range.
     """
     _check(layout)
     bound = sum(_rows(tensor.shape) if _is_cut(tensor) else 1 for tensor in layout)
@@ -172,7 +170,7 @@ def units_max(layout: Sequence[Tensor]) -> int:
 
 
 def count_default(layout: Sequence[Tensor]) -> int:
-    """The number of fragments where nobody asked for one: 8, or as many as there can be."""
+    """The default number of fragments: 8, or the maximum if that is smaller."""
     return min(COUNT_DEFAULT, units_max(layout))
 
 
@@ -182,8 +180,11 @@ def _ordered(groups: Iterable[Sequence[Unit]]) -> tuple[Fragment, ...]:
 
 
 def _by(layout: Sequence[Tensor], whole: Literal["layer", "tensor"]) -> list[list[Unit]]:
-    """The units of each layer, or of each tensor. A layer is what is below the first number of a path, or a row of what
-    is stacked there; what has no number is one of its own."""
+    """The units of each layer, or of each tensor.
+
+    A layer is everything below the first number of a path, or a row of a tensor that is stacked there; a tensor without
+    a number is a layer of its own.
+    """
     groups: dict[tuple[str, ...], list[Unit]] = {}
     stacked = {tensor.name for tensor in layout if tensor.is_stacked}
     for unit in units(layout, 1):

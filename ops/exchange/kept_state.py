@@ -1,7 +1,7 @@
-"""Snapshots of programs whose learners all hold the same state: parameters, moments, and how far they are.
+"""Snapshots of programs whose learners all hold the same state: parameters, moments, and progress.
 
-Decides when a learner emits one. The recorder keeps the newest, on disk, too, and gives it to those who come back
-(`programs.snapshots.kept_state`): so one of these programs goes on after the deaths of all its hosts.
+Decides when a learner emits one. The recorder keeps the newest, on disk, too, and sends it to learners that come back
+(`programs.snapshots.kept_state`): so one of these programs survives the deaths of all its hosts.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from collections.abc import Mapping
 from typing import Any, Final, NotRequired, TypedDict
 
 SECONDS: Final = 15.0
-"""Between two snapshots, as for those of fragments."""
+"""Interval of snapshots, as for those of fragments."""
 
 
 class State(TypedDict):
-    """A state that every learner had: `leaves` of parameters and moments in an order that learners know, none at the
-    beginning; after so many `tokens` of all learners, of which `totals` are those of lives that are known, [slot,
-    incarnation, tokens], and `steps` of each learner, where they all take part in each; where not, `positions` are
-    [slot, position], below which batch of each slot's work is in it, and `streams` [slot, position, state] of those
-    that have a state."""
+    """A state that every learner had.
+
+    `leaves` of parameters and moments in an order that learners know, none at the beginning. `tokens` counts those of
+    all learners, of which `totals` are those of known lives, [slot, incarnation, tokens]. `steps` are those of each
+    learner, where all take part in each; where not, `positions` are [slot, position], below which batch of each slot's
+    work is in it, and `streams` [slot, position, state] of those that have a state.
+    """
 
     tokens: int
     steps: int
@@ -33,7 +35,7 @@ BEGINNING: Final = State(tokens=0, steps=0, totals=[], positions=[], streams=[],
 
 
 def newest(states: Mapping[Any, State] | None) -> State | None:
-    """Of states that came, the one that is furthest; None without any."""
+    """The state that is furthest; None without any."""
     return max((states or {}).values(), key=lambda state: state["tokens"], default=None)
 
 
@@ -45,7 +47,7 @@ class Due:
         self._taken_at: int | None = None
 
     def __call__(self, now: int) -> bool:
-        """True once every so many seconds, and not at the first step."""
+        """True once every `seconds`, and not at the first step."""
         if self._taken_at is None:
             self._taken_at = now
         if now - self._taken_at < self._every:
@@ -55,22 +57,24 @@ class Due:
 
 
 class Wanted(TypedDict):
-    """hold -> outer-step, inner-step: the cut that is made after the turn about `fragment` (`turns`): of the model,
-    whose versions have these `counts` then, by fragment, and, for each learner, of what only that one has."""
+    """hold -> outer-step, inner-step: the cut to make after the turn about `fragment` (`turns`).
+
+    It covers the model, whose versions then have these `counts`, by fragment, and each learner's own state.
+    """
 
     fragment: int
     counts: list[int]
 
 
 class Own(TypedDict):
-    """inner-step -> hold, and back to a later life: what a learner had that no other has, when its answer to the last
-    turn before a cut was captured, before its next step.
+    """inner-step -> hold, and back to a later life: the state that only this learner has.
 
-    `standings` say by fragment where it stood, [epoch, count, due, former]: the version that it had adopted, or, where
-    that was made of what it had answered, will have after `due` more steps; None for one that it had. Work since then
-    that is in no version is `former`: [incarnation, begin, end, steps] by life. `leaves` are [type, shape, bytes], the
-    first of which says whose random keys come next; then local ones, and merged ones where anything of them lasts.
-    `totals` are the progress of the run, as this learner knew it.
+    It is captured with its answer to the last turn before a cut, before its next step. `standings` are its position by
+    fragment, [epoch, count, due, former]: the version that it had adopted, or, where that was made from its answers,
+    will have after `due` more steps; None for one that it had. Work since then that is in no version is `former`:
+    [incarnation, begin, end, steps] by life. `leaves` are [type, shape, bytes], the first of which names the owner of
+    the random keys that follow; then local ones, and merged ones where anything of them lasts. `totals` are the
+    progress of the run, as this learner knew it.
     """
 
     slot: int
@@ -81,7 +85,7 @@ class Own(TypedDict):
 
 
 class Restored(TypedDict):
-    """hold -> inner-step: what a life goes on with; None where nothing is kept of its slot."""
+    """hold -> inner-step: the state that a life continues with; None where nothing is kept of its slot."""
 
     slot: int
     incarnation: int

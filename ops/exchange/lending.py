@@ -1,4 +1,4 @@
-"""What learners lend each other through the recorder: local leaves, for one that begins without any of its own."""
+"""Loans between learners through the recorder: local leaves, for one that begins without any of its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from isthmus.ops.exchange.schemas import COUNT, LEAVES, LIFE, OWN
 
 
 class Moments(TypedDict):
-    """inner-step -> lend: `lacks` and `lends`, whether this life would borrow, and whether it has what is worth a loan;
-    `to`, the life [slot, incarnation] that asked through the recorder, None where none does, and the `leaves` for it
-    after so many of this life's steps, as [type, shape, bytes], none where it has none that are good."""
+    """inner-step -> lend: `lacks` and `lends` tell whether this life would borrow, and whether it can lend.
+
+    `to` is the life [slot, incarnation] that asked through the recorder, None where none does, and `leaves` are for it,
+    after so many (`step`) of this life's steps, as [type, shape, bytes]; none where it has no good ones.
+    """
 
     slot: int
     incarnation: int
@@ -22,8 +24,11 @@ class Moments(TypedDict):
 
 
 class Loan(TypedDict):
-    """lend -> inner-step, of the life [slot, incarnation]: the life `to` which it is to lend, or what it is lent by the
-    life `by`, after so many steps of that one, as `Moments` has it. With neither, what was said before is over."""
+    """lend -> inner-step, of the life [slot, incarnation]: the life `to` which it is to lend, or a loan `by` another.
+
+    A loan holds the `leaves` after so many (`step`) of that life's steps, as in `Moments`. With neither, the request
+    before is void.
+    """
 
     slot: int
     incarnation: int

@@ -16,18 +16,20 @@ Vector: TypeAlias = npt.NDArray[np.float32]
 
 Version: TypeAlias = list[int]
 Kind: TypeAlias = Literal["initial", "recover", "merge", "final", "copy"]
-"""What a round is for: the first version of the model, the newest version that learners hold (asked for by a shard that
-came back), an ordinary merge, the hand-over at the end. An update of kind 'copy' comes from no round: somebody who only
-holds it gives it to learners that may have none."""
+"""The purpose of a round: the first version of the model, the newest version that learners hold (requested by a shard
+that came back), an ordinary merge, the hand-over at the end. An update of kind 'copy' comes from no round: a host that
+only holds it sends it to learners that may have none."""
 
 
 Format: TypeAlias = Literal["float32", "bf16", "int8", "int4"]
-"""Of a vector as it travels (`kernels.coding`)."""
+"""The format of a vector as it travels (`kernels.coding`)."""
 
 
 class Asked(TypedDict):
-    """What a shard whose settings follow its links asks for in a round: the format of each slot's answer, [slot,
-    format], that of the update, and interval and overlap in inner steps."""
+    """The requests of a shard whose settings follow its links, in a round.
+
+    The format of each slot's answer, [slot, format], that of the update, and interval and overlap in inner steps.
+    """
 
     push: list[list[Any]]
     update: Format
@@ -38,11 +40,11 @@ class Asked(TypedDict):
 class Round(TypedDict):
     """pacer -> merge (port `round`) and, the same item, pacer -> inner-step (port `pull`).
 
-    `members` are [slot, incarnation] pairs; `count_min`, `grace` (None: no limit), `required`, `deadline` and `chain`
-    (late votes of one of its rounds count in the next; None: they are refused) are what the firing rule of `merge`
-    reads. `interval` is H as the pacer has it now, `totals` the progress of the whole run; `known`, of kind 'recover',
-    the versions that those hold who only hold the model, as [epoch, count, digest, lengths]; `asked` is there where
-    settings follow the links.
+    `members` are [slot, incarnation] pairs; the firing rule of `merge` reads `count_min`, `grace` (None: no limit),
+    `required`, `deadline` and `chain` (late votes of one of its rounds count in the next; None: they are refused).
+    `interval` is the pacer's present H, `totals` the progress of the whole run; `known`, of kind 'recover', the
+    versions of hosts that only hold the model, as [epoch, count, digest, lengths]; `asked` is present where settings
+    follow the links.
     """
 
     round: int
@@ -62,11 +64,11 @@ class Round(TypedDict):
 
 
 class Capture(TypedDict):
-    """inner-step -> fragment-send: the fragment at a boundary, beside the anchor that it left from.
+    """inner-step -> fragment-send: the fragment at a boundary, beside the anchor that it started from.
 
     `values` may still be on its way from the device. `base` and `anchor` are None for the first version. For kind
-    'recover' `values` are the anchor itself, with the `clock` that came with it. `push` is the format that was asked
-    for. `former`: as in Answer.
+    'recover' `values` are the anchor itself, with the `clock` that came with it. `push` is the requested format.
+    `former`: as in Answer.
     """
 
     fragment: int
@@ -88,14 +90,14 @@ class Capture(TypedDict):
 
 
 class Answer(TypedDict):
-    """fragment-send -> merge: an outer gradient (of kinds 'initial' and 'recover', the values themselves), its account.
+    """fragment-send -> merge: an outer gradient (in kinds 'initial' and 'recover', the values), and its account.
 
     Tokens (begin, end] were trained since the adoption of version `base`, in `steps` inner steps. `norms` has the
-    gradient's Euclidean norm per unit, float32. `positions` are [slot, position]: below which batch of each slot's work
-    is in it, of its own slot, or, of kind 'recover', of all; `state` is [position, state] of the slot's stream. Of
-    kinds 'merge' and 'final' a gradient may be coded (`kernels.coding`): `gradient` has the codes then, and `scales`
-    what they are in units of. `former` is work of earlier lives of the slot that is in it, too, [incarnation, begin,
-    end, steps], where this life went on with theirs.
+    gradient's Euclidean norm per unit, float32. `positions` are [slot, position]: below which batch each slot's work is
+    in it, for its own slot, or, of kind 'recover', for all; `state` is [position, state] of the slot's stream. In kinds
+    'merge' and 'final' a gradient may be coded (`kernels.coding`): `gradient` then has the codes, and `scales` their
+    units. `former` is work of earlier lives of the slot that is in it, too, [incarnation, begin, end, steps], where
+    this life continued theirs.
     """
 
     fragment: int
@@ -117,16 +119,15 @@ class Answer(TypedDict):
 
 
 class Merging(TypedDict):
-    """What is told of one merge to everybody who wants to know: who contributed and why it closed when it did.
+    """The public record of one merge: its contributors, and why it closed when it did.
 
     `version` is None where nothing was merged; `origin` is the version that this epoch of the shard began with, None
-    before it has one; `momentum` the one whose momentum it goes on with, None where that began with zero.
-    `refused` has [slot, why] of answers that did not count, `shortened` [slot, share] of those that
-    were too long, `opposed` [slot, merges] of learners that have pulled against all others in so many merges in a row.
-    `merged_tokens` counts, as [slot, incarnation, tokens], everything of this fragment that was merged on top of
-    `origin`; `merges` and `votes` count the merges of kind 'merge', in this `epoch` of the shard, and their
-    contributors. `asked` is what was asked for in its round.
-    Times are those of the shard's clock.
+    before it has one; `momentum` the version whose momentum it continues, None where that began with zero. `refused`
+    has [slot, why] of answers that did not count, `shortened` [slot, share] of those that were too long, `opposed`
+    [slot, merges] of learners that have pulled against all others in so many merges in a row. `merged_tokens` counts,
+    as [slot, incarnation, tokens], everything of this fragment that was merged on top of `origin`; `merges` and `votes`
+    count the merges of kind 'merge', in this `epoch` of the shard, and their contributors. `asked` are the requests of
+    its round. Times are those of the shard's clock.
     """
 
     shard: int
@@ -160,7 +161,7 @@ class Change(TypedDict):
     `number` counts those of this `epoch` of the shard, `place` is its mailbox. `setting` is 'push' (of a learner's
     `slot`), 'update', 'interval' or 'overlap'; `before` and `after` are formats, or inner steps as text. `reason`:
     'carries less' or 'carries more', of the `link` of the learner in that slot, which carries `goodput` bytes a second,
-    where `needed` are what is given up needs, or what is taken up; 'slow rounds' or 'quick rounds', of a `round_trip`
+    where the setting that is given up, or taken up, needs `needed`; 'slow rounds' or 'quick rounds', of a `round_trip`
     of so many steps. `at` is an instant of the shard's clock.
     """
 
@@ -182,9 +183,11 @@ class Change(TypedDict):
 
 
 class Gradient(TypedDict):
-    """merge -> outer-step. `direction` None: nothing to merge; kinds 'initial' and 'recover' hold values in it. `lives`
-    has [slot, incarnation] of all that answered; `lengths` are those of the answers that were merged last
-    (`syncer.bounds`)."""
+    """merge -> outer-step: the merged outer gradient.
+
+    `direction` None: nothing to merge; kinds 'initial' and 'recover' hold values in it. `lives` has [slot, incarnation]
+    of all that answered; `lengths` are those of the answers that were merged last (`syncer.bounds`).
+    """
 
     fragment: int
     round: int
@@ -201,8 +204,10 @@ class Gradient(TypedDict):
 
 
 class Reached(TypedDict):
-    """merge -> pacer: how far the batches of each slot are merged in a fragment, [slot, position], and the states of
-    their streams, [slot, position, state]; `clock` as in Update."""
+    """merge -> pacer: the merged batches of each slot in a fragment.
+
+    `positions` are [slot, position], `states` those of the streams, [slot, position, state]; `clock` as in Update.
+    """
 
     fragment: int
     clock: list[list[int]]
@@ -215,10 +220,10 @@ class Update(TypedDict):
 
     `clock` is [slot, incarnation, position]: up to which token each slot's work is in it; `positions` [slot, position]:
     below which batch, over all lives; `totals` the run's progress; `refused` the [slot, incarnation] whose answers did
-    not count, which begin again from these values.
+    not count, which start again from these values.
 
     Where updates are coded (`syncer.publication`), they go to `receive`, with a `place` among the last versions of all
-    fragments; with `base`, `values` and `scales` are the codes of what is added to that version.
+    fragments; with `base`, `values` and `scales` are the codes of the difference from that version.
     """
 
     fragment: int
@@ -235,11 +240,11 @@ class Update(TypedDict):
 
 
 class State(Update):
-    """outer-step -> the hold node of the run's home: an update, and what else a shard needs to go on from it.
+    """outer-step -> the hold node of the run's home: an update, and the rest of a shard's state.
 
-    `tensors` are float32 vectors by name: the `momentum`, where the program has any, and `theta`, what outer steps go
-    on from, where what is published is coded. `lengths` are those of the answers that were merged last, which bound
-    the next.
+    `tensors` are float32 vectors by name: the `momentum`, where the program has any, and `theta`, from which outer
+    steps continue, where published values are coded. `lengths` are those of the answers that were merged last, which
+    bound the next.
     """
 
     tensors: dict[str, Vector]
@@ -255,8 +260,10 @@ class Kept(TypedDict):
 
 
 class Need(TypedDict):
-    """receive -> key-frames: whether a host `lacks` codes that follow the `version` of a fragment that it holds, [0, 0]
-    if it holds none."""
+    """receive -> key-frames: a host's present `version` of a fragment, [0, 0] if it has none.
+
+    `lacks`: it lacks codes that follow that version.
+    """
 
     fragment: int
     version: Version
@@ -272,13 +279,12 @@ class Final(TypedDict):
 
 
 class Progress(TypedDict):
-    """inner-step -> pacers: what they decide by. `phase` is one of ready, stepping, final.
+    """inner-step -> pacers: the basis of their decisions. `phase` is one of ready, stepping, final.
 
     `step_time` is a moving average in nanoseconds, 0 before the second step; `delay_steps` the inner steps between the
-    last answer and the adoption of what came of it; `epochs` those of the versions that it holds, by fragment, 0 where
-    it holds none; `totals` the progress that this learner knows of, its own included: [slot, incarnation, tokens]
-    triples; `links` where settings follow them, what its links carry: [role, slot, bytes a second in the mean, at
-    best].
+    last answer and the adoption of its result; `epochs` those of the versions that it holds, by fragment, 0 where it
+    holds none; `totals` the progress that this learner knows of, its own included: [slot, incarnation, tokens] triples;
+    `links`, where settings follow them, the goodput of its links: [role, slot, bytes a second in the mean, at best].
     """
 
     slot: int
@@ -294,16 +300,16 @@ class Progress(TypedDict):
 
 
 class Report(Progress):
-    """inner-step -> recorder: everything, for those who watch; also on port `progress` of a body without a `report`.
+    """inner-step -> recorder: the complete status; also on port `progress` of a body without a `report`.
 
     `stepping` is the time since its first step began, `waited` the time in which it was kept from stepping, both in
-    nanoseconds; `loss` is the mean since the last report (nan before the first step), `metrics` has [name, mean] of
-    what else the task's steps tell; `staleness` the most inner steps since an adoption; `sick_step` the step at which
-    its loss was not finite last and it gave up its own parameters for the global ones, 0 if it never was; `accounts`
-    holds, per fragment, [merged, overlapped, refused, lost, pending]; `began`, of a later life, what it goes on with of
-    what only a learner has: ["copy", life, step] of that life's copy on its machine, ["snapshot",
-    life, merges], as that life was after so many merges, ["anew", 0, 0], or, also of a first life, ["peer", slot,
-    step] of another learner that lent its moments; None where nothing of it is lost, or known.
+    nanoseconds; `loss` is the mean since the last report (nan before the first step), `metrics` has [name, mean] of the
+    task's other metrics; `staleness` the most inner steps since an adoption; `sick_step` the last step at which its
+    loss was not finite and it replaced its parameters by the global ones, 0 if it never was; `accounts` holds, per
+    fragment, [merged, overlapped, refused, lost, pending]; `began`, of a later life, is the source of its learner's own
+    state: ["copy", life, step] of that life's copy on its machine, ["snapshot", life, merges], as that life was after
+    so many merges, ["anew", 0, 0], or, also of a first life, ["peer", slot, step] of another learner that lent its
+    moments; None where nothing of it is lost, or known.
     """
 
     stepping: int
@@ -322,15 +328,15 @@ class Report(Progress):
 
 
 class Held(TypedDict):
-    """hold -> pacers and recorder, and pacer -> recorder, of what it has heard to be merged (`ops.recovery.memory`): of
-    which fragments a host has a version, and of which one that was merged; `holder` is its role. `saved` are the
-    versions that its disk has, as [fragment, epoch, count]; `totals` the progress of the run by the snapshot that it
-    began with, of which a recorder that died with everybody may not have heard; `faults` what is wrong with newer
-    snapshots than that; `error` what the disk says that does not take the next; `store`, where snapshots are brought
-    to one, is its `url`, the `number` of the newest that is there, and the `error` of one that does not take the
-    next. `lives` are those of shards, [shard, incarnation], for which it looked; `given` what it holds of fragments
-    that a former life of their shard has published, as [fragment, epoch, count, digest, lengths];
-    `lengths` as in State, none where only that has them.
+    """hold -> pacers and recorder, and pacer -> recorder, which knows it from merges (`ops.recovery.memory`).
+
+    `fragments` are those of which a host has a version, `merged` those of which it has a merged one; `holder` is its
+    role. `saved` are the versions on its disk, as [fragment, epoch, count]; `totals` the progress of the run by the
+    snapshot that it began with, which a recorder that died with all others may not know; `faults` describe newer
+    snapshots that are damaged; `error` is the disk's where it does not accept the next; `store`, where snapshots are
+    brought to one, has its `url`, the `number` of the newest there, and its `error` where it does not accept the next.
+    `lives` are those of shards, [shard, incarnation], for which it looked; `given` are its versions from a former life
+    of their shard, as [fragment, epoch, count, digest, lengths]; `lengths` as in State, none where only that has them.
     """
 
     holder: str
@@ -359,8 +365,10 @@ class Control(TypedDict):
 
 
 class Turn(Round):
-    """conductor -> merge (port `round`), gate (port `pull`): a round, and the steps from the capture before it to the
-    one that it asks for. The turns of the end all ask for one boundary."""
+    """conductor -> merge (port `round`), gate (port `pull`): a round, and the steps since the capture before its own.
+
+    All turns of the end ask for one boundary.
+    """
 
     steps: int
 
@@ -374,7 +382,7 @@ class Permit(TypedDict):
 
 
 class Opening(TypedDict):
-    """caller -> average: a round of `members` ([slot, incarnation] pairs), all of whom are waited for."""
+    """caller -> average: a round of `members` ([slot, incarnation] pairs), all of which are awaited."""
 
     round: int
     members: list[list[int]]
@@ -386,9 +394,8 @@ class Call(TypedDict):
     """caller -> inner-step: the mean of the round before, None where there is none yet, and a call to vote in `round`.
 
     `voters` are those whose votes are in the mean; `totals` count the tokens of lives in all means, `positions` and
-    `streams` say how far the batches of each slot are in them, as in `Reached`. The `served` take `state` before it;
-    `donor` is to send its state along with its vote. `trained_before` and `trained` are the tokens of all means without
-    and with this one.
+    `streams` the batches of each slot in them, as in `Reached`. The `served` take `state` before it; `donor` must send
+    its state along with its vote. `trained_before` and `trained` are the tokens of all means without and with this one.
     """
 
     round: int
@@ -407,7 +414,7 @@ class Call(TypedDict):
 
 
 class Vote(TypedDict):
-    """inner-step -> average: a gradient, float32[n], of so many tokens; of a donor also its state before the round.
+    """inner-step -> average: a gradient, float32[n], of so many tokens; from a donor also its state before the round.
 
     `positions` is [[slot, position]], below which the batch of this gradient is, and `stream` [position, state] of the
     slot's stream.

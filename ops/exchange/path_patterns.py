@@ -1,13 +1,12 @@
-"""Path patterns: the language in which a task says something of some leaves of its state.
+"""Path patterns: the language in which a task selects leaves of its state.
 
 A leaf has a path: keys, indices and attributes joined by '/', as `parameter_trees` names it. A pattern is a path in
 which `*` stands for any run of letters within one segment ("Dense_*/kernel"), and the segment `**` for any number of
-segments, none included ("params/**" is the leaf or folder `params` and everything below it). Letters of either case are
-different letters. Rules are pairs of a pattern and a value, in order; for a leaf the first rule whose pattern matches
-its path holds.
+segments, none included ("params/**" is the leaf or folder `params` and everything below it). Case matters. Rules are
+pairs of a pattern and a value, in order; for a leaf the first rule whose pattern matches its path holds.
 
-A rule that holds for no leaf is a mistake: a name that is misspelt, or a rule that stands behind one that takes
-everything from it. Only a last `**` may be left over: "and everything else" is said as well where nothing else is.
+A rule that holds for no leaf is a mistake: a misspelt name, or a rule after one that takes all its leaves. Only a last
+`**` may be left over: "and everything else" is also written where nothing else is.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ EVERYTHING: Final = "**"
 
 
 class IdleRule(NamedTuple):
-    """A rule that holds for no leaf; `before` is the pattern of the rule that takes what it matches, None if it matches
-    nothing."""
+    """A rule that holds for no leaf; `before` is the pattern that takes its matches, None if it has none."""
 
     pattern: str
     before: str | None
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern stands for a path."""
+    """Whether a pattern matches a path."""
     return _expression(pattern).fullmatch(f"/{path}") is not None
 
 

@@ -2,15 +2,15 @@
 
 Decides what each learner adds and passes on at which hop. Does not decide what is summed, nor what becomes of the mean.
 
-Theory of operation. The vector is cut into M chunks, as equal as they come. *Reduce-scatter*: chunk c begins at rank c
+Theory of operation. The vector is cut into M chunks, as equal as possible. *Reduce-scatter*: chunk c begins at rank c
 and travels once around; each learner adds its own part, and the last, rank c - 1, has the sum. *All-gather*: the sums
-travel around once more, and everybody keeps them. So a learner sends 2 (M - 1) / M times the size of the vector.
+travel around once more, and every learner keeps them. So a learner sends 2 (M - 1) / M times the size of the vector.
 Each chunk is summed in one order (by rank, from its own on) and divided in one place: all learners have the same bytes.
 
 In the graph a learner's hops of one step are 2 M - 1 firings. Each takes one item of its neighbour and one of its own
-(what it adds, or nothing), and sends one: at the last the empty item with which the next step begins, as the edge did.
-An item that is not the expected one is of a ring that was closed anew around a learner that died: this learner then
-waits for good, for there is nobody who has what was lost.
+(its addend, or nothing), and sends one: at the last the empty item with which the next step begins, as the edge did. An
+unexpected item is from a ring that was closed anew around a learner that died: this learner then waits for good,
+because the lost item exists nowhere.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ import numpy as np
 from isthmus.ops.exchange.messages import Vector
 
 START: Final[dict[str, Any]] = {}
-"""What the first hop of a step finds: nothing yet."""
+"""The input of the first hop of a step: nothing yet."""
 
 
 class Part(TypedDict):
-    """The own item of one hop: the values that are added to a chunk, None where it is passed on as it is; how many
-    tokens the gradient is of, and whether this learner asks for the end."""
+    """The own item of one hop: the `values` that are added to a chunk, None where it is passed on unchanged.
+
+    `tokens` are those of the gradient; `stop`: this learner requests the end.
+    """
 
     step: int
     values: Vector | None
@@ -37,7 +39,7 @@ class Part(TypedDict):
 
 
 class Mean(TypedDict):
-    """ring -> step: the mean of all learners' vectors; the tokens behind it, and whether somebody asks for the end."""
+    """ring -> step: the mean of all learners' vectors, its tokens, and whether any learner requests the end."""
 
     step: int
     values: Vector
@@ -46,8 +48,7 @@ class Mean(TypedDict):
 
 
 class Hop(NamedTuple):
-    """One firing: the chunk that it deals with, whether the own values are added to it, and whether it is whole then
-    (the sum of all)."""
+    """One firing: its chunk, whether the own values are added to it, and whether it is then whole (the sum of all)."""
 
     chunk: int
     adds: bool
@@ -62,7 +63,7 @@ def hops(rank: int, learners: int) -> tuple[Hop, ...]:
 
 
 def chunk_ends(size: int, learners: int) -> list[int]:
-    """Where the chunks of a vector begin and end: M + 1 numbers."""
+    """The boundaries of the chunks of a vector: M + 1 numbers."""
     return [i * size // learners for i in range(learners + 1)]
 
 
@@ -92,7 +93,7 @@ class Ring:
         self.is_idle = False
 
     def open(self, context: Any) -> None:
-        """Learn the rank of this learner."""
+        """Set the rank of this learner."""
         self._hops = hops(context.member.replica.slot, self._learners)
 
     def __call__(self, mine: Part, neighbour: dict[str, Any]) -> dict[str, Any] | None:
@@ -124,8 +125,10 @@ class Ring:
         return {"passed": START, "mean": self._mean(passed)}
 
     def _is_expected(self, mine: Part, neighbour: dict[str, Any], hop: Hop) -> bool:
-        """Whether the neighbour's item is that of the hop before this one, in the same step. Where a learner died that
-        was between them, it is of another chunk."""
+        """Whether the neighbour's item is that of the hop before this one, in the same step.
+
+        Where a learner between them has died, it is of another chunk.
+        """
         if self._hop == 0:
             return not neighbour
         where = mine["step"], self._hop - 1, hop.chunk

@@ -1,10 +1,9 @@
-"""What the items that cross between hosts must be: schemas, as plain data, for the ports of the bodies here.
+"""Schemas of the items that cross between hosts, as plain data, for the ports of the bodies here.
 
-Decides nothing: bodies declare them (`schemas`), and the runtime refuses what does not follow them, in the name of
-whoever sent it (`runtime.items.schemas`). So a body may rely on fields, types and sizes of what reaches it, and on
-`slot` and `incarnation` being those of the sender. What an item says beyond that may be wrong all the same: that is for
-accounts, voices and hearsay to judge. A vector that is not finite is such a case, for a learner that has diverged sends
-one and mends itself.
+Decides nothing: bodies declare them (`schemas`), and the runtime refuses violations, by their sender
+(`runtime.items.schemas`). So a body may rely on fields, types and sizes of its inputs, and on `slot` and `incarnation`
+being those of the sender. Other contents of an item may still be wrong: accounts, voices and hearsay judge those. A
+vector that is not finite is such a case, because a learner that has diverged sends one and then recovers.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from isthmus.ops.exchange.token_accounts import FATES
 Rule: TypeAlias = Any
 
 CODE_BLOCK: Final = 256
-"""Values that share a scale: the largest of them costs the others the least, and a scale of 4 bytes is 3 % of the
-codes."""
+"""Values that share a scale: the largest of them costs the others the least precision, and a scale of 4 bytes is 3 % of
+the codes."""
 BITS: Final = {"float32": 32.0, "bf16": 16.0, "int8": 8 + 32 / CODE_BLOCK, "int4": 4 + 32 / CODE_BLOCK}
-"""Of a value as it travels, with its share of the scale, by the name of the format."""
+"""Bits of a value as it travels, with its share of the scale, by the name of the format."""
 COUNT: Final = ("integer", 0)
 LIFE: Final = ("integer", 1)
 VERSION: Final = ("row", COUNT, COUNT)
@@ -33,7 +32,7 @@ MEMBERS: Final = ("list", ("row", COUNT, LIFE))
 METRICS: Final = ("list", ("row", "text", "float"))
 """[name, value] of scalars."""
 LENGTHS: Final = ("list", ("number", 0))
-"""Of merged answers."""
+"""Lengths of merged answers."""
 OWN: Final = {"slot": ("sender", "slot"), "incarnation": ("sender", "incarnation")}
 KINDS: Final = ("initial", "recover", "merge", "final")
 
@@ -66,7 +65,7 @@ UPDATE: Final = {
     "refused": MEMBERS,
 }
 TENSORS: Final = {"momentum?": ("array", "float32", (None,)), "theta?": ("array", "float32", (None,))}
-"""What a shard goes on with beside the values."""
+"""A shard's state beside the values."""
 STATE: Final = {**UPDATE, "tensors": TENSORS, "lengths": LENGTHS}
 KEPT: Final = {"fragment": COUNT, "version": VERSION, "tensors": TENSORS}
 WANTED: Final = {"fragment": COUNT, "counts": ("list", COUNT)}
@@ -75,7 +74,7 @@ FORMER: Final = ("list", ("row", LIFE, COUNT, COUNT, LIFE))
 LEAVES: Final = ("list", ("row", "text", ("list", COUNT), ("array", "uint8", (None,))))
 STANDINGS: Final = ("list", ("row", COUNT, COUNT, ("optional", COUNT), FORMER))
 KEPT_OWN: Final = {**OWN, "standings": STANDINGS, "totals": TRIPLES, "leaves": LEAVES}
-"""What only a learner has, as it sends it."""
+"""A learner's own state, as it sends it."""
 RESTORED: Final = {
     "slot": COUNT,
     "incarnation": LIFE,
@@ -122,8 +121,10 @@ TURN: Final = {**ROUND, "steps": COUNT}
 
 
 def progress(fragments: int, step_tokens: int | Sequence[int]) -> Rule:
-    """What a learner tells those who pace it, in a program of so many fragments, whose steps have so many tokens: all,
-    or, of a tuple, those of each slot."""
+    """The schema of a learner's progress, in a program of `fragments` fragments.
+
+    `step_tokens` are the tokens of one step: of every slot, or, as a tuple, of each slot.
+    """
     return {
         **OWN,
         "phase": ("text", "ready", "stepping", "final"),
@@ -160,12 +161,15 @@ REPORT: Final = {
     "links?": LINKS,
     "began?": ("optional", ("row", ("text", "copy", "snapshot", "anew", "peer"), COUNT, COUNT)),
 }
-"""What those who train tell those who watch, of any program."""
+"""The report of a learner to the recorder, in any program."""
 
 
 def answer(fragments: Sequence[Fragment], step_tokens: int | Sequence[int]) -> Rule:
-    """What a learner gives to a round about one of these fragments, in steps of so many tokens: all, or, of a tuple,
-    those of each slot. Tokens weigh, so that they are those of the steps."""
+    """The schema of a learner's answer about one of these fragments.
+
+    `step_tokens` are the tokens of one step: of every slot, or, as a tuple, of each slot. Tokens are weights, so they
+    must be those of the steps.
+    """
     units = ("of", "fragment", tuple(len(fragment.units) for fragment in fragments))
     return {
         **OWN,
@@ -198,8 +202,8 @@ def vector(name: str, fragments: Sequence[Fragment]) -> dict[str, Rule]:
 
 
 def coded_update(fragments: Sequence[Fragment]) -> Rule:
-    """What a shard publishes where it may be coded."""
+    """The schema of a shard's updates where they may be coded."""
     rule = {**UPDATE, **vector("values", fragments), "base?": VERSION}
-    # Of nothing, where a copy is withdrawn.
+    # Empty, where a copy is withdrawn.
     rule["values"] = (*rule["values"], ("array", "float32", (0,)))
     return rule

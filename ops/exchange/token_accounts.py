@@ -1,19 +1,19 @@
 """Token accounts: which tokens are in a fragment, which are not, and why.
 
-Decides whether an answer may be merged, its weight, and the account of every trained token. Does not decide who is
-asked (the pacer), when a round closes (the quorum), or whether an incarnation is alive (membership).
+Decides whether an answer may be merged, its weight, and the account of every trained token. Does not decide which
+learners are asked (the pacer), when a round closes (the quorum), or whether an incarnation is alive (membership).
 
-Theory of operation. A learner numbers the tokens it trains; its `position` is how many there are. Per fragment both
-sides keep books, in integers.
+Theory of operation. A learner numbers the tokens it trains; its `position` is their count. Per fragment both sides keep
+accounts, in integers.
 
 The shard (`FragmentAccount`) has a clock: slot -> (incarnation, position up to which its work is in Theta). An answer
-says which tokens it holds, (begin, end], begin being the position at which its base was adopted. It is merged only if
-the base is one of the shard's own versions and begin is not before the clock: an answer that missed the broadcast of
-its own work still holds that work, and would merge it twice. The clock travels with every update.
+names its tokens, (begin, end], begin being the position at which its base was adopted. It is merged only if the base is
+one of the shard's own versions and begin is not before the clock: an answer that missed the broadcast of its own work
+still holds that work, and would merge it twice. The clock travels with every update.
 
-The learner (`FragmentLedger`) reads in that clock what became of its answer, and at each adoption closes the books of
-the tokens since the one before. With adoption before at a, adoption now at x, last answer up to t, and clock c of this
-life (a where there is none; both at least a):
+The learner (`FragmentLedger`) reads in that clock what became of its answer, and at each adoption closes the accounts
+of the tokens since the one before. With adoption before at a, adoption now at x, last answer up to t, and clock c of
+this life (a where there is none; both at least a):
 
     a ........ c ........ t ........ x
       merged    refused    overlapped        without an answer, all that is not merged is refused: left out
@@ -33,16 +33,16 @@ from typing import Final, TypeAlias
 Version: TypeAlias = tuple[int, int]
 """(epoch, count): the term of a shard, and the outer steps of a fragment in it."""
 Clock: TypeAlias = tuple[int, int]
-"""(incarnation, position): up to where the work of one life is merged."""
+"""(incarnation, position): up to which position the work of one life is merged."""
 
 FATES: Final = ("merged", "overlapped", "refused", "lost", "pending")
-"""What becomes of a trained token, fragment by fragment."""
+"""The fates of a trained token, fragment by fragment."""
 
 # An answer over more than so many intervals since adoption is refused, unless its base is still the newest.
 STALE_INTERVALS = 4
 # Adoptions between an answer and the update that has it: one update in transfer and one behind it, doubled.
 UNSETTLED_COUNT_MAX = 4
-# Ranges merged last that a new epoch may undo: it begins with the newest version that anybody holds who can be reached.
+# Ranges merged last that a new epoch may undo: it begins with the newest version of any host that can be reached.
 UNDONE_COUNT_MAX = 8
 
 
@@ -63,16 +63,14 @@ def clock_of(clock: Iterable[Sequence[int]], slot: int) -> Clock | None:
 
 
 class FragmentAccount:
-    """A shard's books of one fragment: its versions, its clock, and the tokens that it merged, by (slot, incarnation).
+    """A shard's accounts of one fragment: its versions, its clock, and its merged tokens, by (slot, incarnation).
 
-    `interval` is H, the inner steps between two merges; it may be lengthened while the run goes on. `origin` is the
-    version that it began with: what was merged into that is in the books of another epoch.
+    `interval` is H, the inner steps between two merges; it may be lengthened during the run. `origin` is the version
+    that it began with: tokens merged into that are in the accounts of another epoch.
     """
 
     def __init__(self, version: Version, interval: int, clock: Iterable[Sequence[int]] = ()) -> None:
-        """Start at `version`, all that a shard knows at the start of a run or of its epoch, with the clock that
-        belongs to it.
-        """
+        """Start at `version`, the only one that a shard knows at the start of a run or of its epoch, with its clock."""
         self.interval = interval
         self.origin: Version = (version[0], version[1])
         self.newest = self.origin
@@ -110,12 +108,12 @@ class FragmentAccount:
         tokens: int,
         former: Sequence[Sequence[int]] = (),
     ) -> str | None:
-        """Why an answer may not be merged now, or None where it may; `former` are ranges of earlier lives that are in
-        it, [incarnation, begin, end, steps].
+        """Why an answer may not be merged now, or None where it may.
 
-        'inconsistent': the range, the tokens and the steps contradict each other. 'unknown base': not a version of this
-        shard. 'former incarnation': the clock belongs to a later life of the slot. 'already merged': part of the range
-        is in the fragment. 'stale': more than 4 H steps since adoption, and the base has been superseded.
+        `former` are ranges of earlier lives that are in it, [incarnation, begin, end, steps]. 'inconsistent': the
+        range, the tokens and the steps contradict each other. 'unknown base': not a version of this shard. 'former
+        incarnation': the clock belongs to a later life of the slot. 'already merged': part of the range is in the
+        fragment. 'stale': more than 4 H steps since adoption, and the base has been superseded.
         """
         if not (0 <= begin <= end and tokens == end - begin and steps >= 0 and (steps > 0 or tokens == 0)):
             return "inconsistent"
@@ -138,7 +136,7 @@ class FragmentAccount:
     def merge(self, slot: int, incarnation: int, begin: int, end: int) -> None:
         """Book the range (begin, end] of one slot as merged; an empty one changes nothing.
 
-        Raises ValueError where part of it is merged already, or belongs to a former life: ask `refusal` first.
+        Raises ValueError where part of it is merged already, or belongs to a former life: check `refusal` first.
         """
         merged_incarnation, merged_position = self._clock.get(slot, (incarnation, 0))
         floor = merged_position if incarnation == merged_incarnation else 0
@@ -147,7 +145,7 @@ class FragmentAccount:
                 f"booking ({begin}, {end}] of slot {slot}, incarnation {incarnation}: expected a range after "
                 f"({merged_incarnation}, {merged_position}), which is merged."
             )
-        if begin == end:  # A clock at its end would say that what was trained before it is merged.
+        if begin == end:  # A clock at its end would count the tokens before it as merged.
             return
         self._clock[slot] = (incarnation, end)
         self.merged[slot, incarnation] = self.merged.get((slot, incarnation), 0) + end - begin
@@ -159,7 +157,7 @@ class FragmentAccount:
 
 @dataclass(slots=True)
 class Odometer:
-    """How far one life of a learner is: its inner steps, and the tokens in them. All its ledgers read the one."""
+    """The progress of one life of a learner: its inner steps, and the tokens in them. All its ledgers share it."""
 
     steps: int = 0
     tokens: int = 0
@@ -167,12 +165,12 @@ class Odometer:
 
 @dataclass(slots=True)
 class FragmentLedger:
-    """A learner's books of one fragment, in one incarnation.
+    """A learner's accounts of one fragment, in one incarnation.
 
     Opened at the adoption of a first version. `begin` is the position of the last adoption of `base`; `steps` and
     `tokens` count from there, by difference: a step touches no ledger. The four totals cover the tokens whose fate is
     known; the rest are pending. `former` is work of earlier lives since the adoption of `base`, [incarnation, begin,
-    end, steps], with which this one goes on: it is in what this life answers, and in the books of those.
+    end, steps], which this one continues: it is in this life's answers, and in the accounts of those.
     """
 
     incarnation: int
@@ -201,11 +199,11 @@ class FragmentLedger:
 
     @property
     def tokens(self) -> int:
-        """Tokens since the last adoption: pending, for nothing is known of them yet."""
+        """Tokens since the last adoption: pending, because their fate is unknown."""
         return self.odometer.tokens - self.begin
 
     def answered(self, position: int) -> None:
-        """Note that an answer up to `position` was sent; of several since adoption the last counts."""
+        """Record that an answer up to `position` was sent; of several since adoption the last counts."""
         if not max(self.begin, self._answered or 0) <= position <= self.odometer.tokens:
             raise ValueError(
                 f"answering up to token {position}: expected {self.begin} (adoption) to {self.odometer.tokens} "
@@ -214,7 +212,7 @@ class FragmentLedger:
         self._answered = position
 
     def adopted(self, version: Version, clock: Clock | None) -> None:
-        """Close the books at the adoption of `version`, made now, and open new ones.
+        """Close the accounts at the adoption of `version`, made now, and open new ones.
 
         `clock` is this slot's entry in the update; that of another incarnation counts as none. Raises ValueError for a
         version older than the base, or a clock beyond what was trained.
@@ -234,7 +232,7 @@ class FragmentLedger:
         self._reopen(version)
 
     def died(self, clock: Clock | None = None) -> None:
-        """Close the books for good: what is pending is lost, except what `clock` says was merged."""
+        """Close the accounts for good: pending tokens are lost, except those that `clock` reports as merged."""
         self.lost += self.odometer.tokens - self._book_merged(clock)
         self._reopen(self.base)
 
@@ -244,11 +242,11 @@ class FragmentLedger:
         return [*self.former, *own]
 
     def account(self) -> list[int]:
-        """What became of the tokens since the first version, whose number is the sum: in the order of FATES."""
+        """The fates of the tokens since the first version, in the order of FATES; their sum is the number of tokens."""
         return [self.merged, self.overlapped, self.refused, self.lost, self.tokens]
 
     def _book_merged(self, clock: Clock | None) -> int:
-        """Book what the clock says was merged; returns up to where that is, at least the last adoption."""
+        """Book the tokens that the clock reports as merged; returns their end, at least the last adoption."""
         if clock is None or clock[0] != self.incarnation:
             return self.begin
         position = clock[1]
@@ -270,8 +268,8 @@ class FragmentLedger:
             self._merged_last = [*self._merged_last, (first, last)][-UNDONE_COUNT_MAX:]
 
     def _book_undone(self, clock: Clock | None) -> None:
-        """Book as lost what was merged and is not in the version that a new epoch began with."""
-        if clock is not None and clock[0] > self.incarnation:  # It says nothing of this life.
+        """Book as lost the merged tokens that are not in the version that a new epoch began with."""
+        if clock is not None and clock[0] > self.incarnation:  # The clock has no entry of this life.
             return
         position = clock[1] if clock is not None and clock[0] == self.incarnation else 0
         undone = sum(last - max(first, position) for first, last in self._merged_last if last > position)

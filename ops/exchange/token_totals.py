@@ -1,6 +1,6 @@
-"""What a run is known to have trained: tokens by life of a learner, and their sum, which is asked for at every step.
+"""The known trained tokens of a run: by life of a learner, and their sum, which is read at every step.
 
-Decides nothing. Whoever paces, watches or trains keeps one, hears those of others, and passes its own on.
+Decides nothing. Pacers, recorders and learners each keep one, add those of others, and pass their own on.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 TOLD_MAX: Final = 16
-"""Lives of which a report tells beside its own: of a large run, who hears many reports hears enough."""
+"""Other lives in a report: the recorder of a large run gets enough reports to cover all."""
 
 
 @final
 @dataclass(slots=True)
 class Totals:
-    """Tokens by (slot, incarnation). They only grow, so of what is known and what is heard the larger holds."""
+    """Tokens by (slot, incarnation). They only grow, so the larger of two values holds."""
 
     trained: int = field(default=0, init=False)
     _told: int = field(default=0, init=False)
-    """How many lives, in the order in which they were heard of first, were told by `next_told`."""
+    """The number of lives, in order of first appearance, that `next_told` has returned."""
     _tokens: defaultdict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int), init=False)
 
     def hear(self, told: Iterable[Sequence[int]]) -> None:
-        """Take the maximum, life by life, of what is known and what is told: [slot, incarnation, tokens] triples."""
+        """Take the maximum, life by life, of the known and the given [slot, incarnation, tokens] triples."""
         for slot, incarnation, tokens in told:
             more = tokens - self._tokens[slot, incarnation]
             if more > 0:
@@ -33,12 +33,12 @@ class Totals:
                 self.trained += more
 
     def add(self, slot: int, incarnation: int, tokens: int) -> None:
-        """Count so many tokens more of one life."""
+        """Add tokens of one life."""
         self._tokens[slot, incarnation] += tokens
         self.trained += tokens
 
     def of(self, slot: int, incarnation: int) -> int:
-        """Those of one life; 0 if it was never heard of."""
+        """The tokens of one life; 0 if it is unknown."""
         return self._tokens.get((slot, incarnation), 0)
 
     def told(self) -> list[list[int]]:
@@ -46,8 +46,11 @@ class Totals:
         return [[slot, incarnation, tokens] for (slot, incarnation), tokens in sorted(self._tokens.items())]
 
     def next_told(self, slot: int, incarnation: int) -> list[list[int]]:
-        """[slot, incarnation, tokens] of that life, and of TOLD_MAX others at most: each time of the next ones, so that
-        whoever hears often has soon heard of all, also where not every item reaches it."""
+        """[slot, incarnation, tokens] of that life, and of at most TOLD_MAX others.
+
+        Each call continues with the next ones, so that a frequent receiver soon knows all, even where some items do not
+        arrive.
+        """
         lives, own = list(self._tokens), (slot, incarnation)
         if len(lives) <= TOLD_MAX:
             return self.told()
