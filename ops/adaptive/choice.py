@@ -1,16 +1,16 @@
-"""What fits the links of a shard: the finest formats, and the shortest interval, that they carry.
+"""The settings that fit the links of a shard: the finest formats, and the shortest interval, that they carry.
 
-Decides from figures alone; it keeps nothing, and when a better choice is taken up is `chooser`'s.
+Decides from figures alone; it keeps nothing, and `chooser` decides when to take up a better choice.
 
-Theory of operation. In each interval of H steps every learner sends each of the shard's fragments once, and is sent
+Theory of operation. In each interval of H steps every learner sends each of the shard's fragments once, and receives
 each once. The share of a link's goodput that this takes is its *load*:
 
     load = bits / 8 * max(values, 4 * largest fragment) / (H * seconds a step * goodput)
 
-With P fragments of one size a round's two ways take 2 load / P of an interval; a fragment counts as a quarter of all at
-least, so that with a load of SHARE the two ways of the largest one take a quarter of an interval, which a round trip
-may. What costs the least in loss is given up first: bits before steps, so formats are chosen for the interval that was
-asked for, and the interval only where the coarsest formats do not fit it.
+With P fragments of one size both directions of a round take 2 load / P of an interval; a fragment counts as at least a
+quarter of all, so that with a load of SHARE both directions of the largest one take a quarter of an interval, the limit
+of a round trip. What costs the least in loss is given up first: bits before steps, so formats are chosen for the
+requested interval, and the interval only where the coarsest formats do not fit it.
 """
 
 from __future__ import annotations
@@ -25,32 +25,35 @@ from isthmus.ops.adaptive.wanted import FORMATS, Wanted
 from isthmus.ops.exchange.schemas import BITS
 
 SHARE: Final = 0.5
-"""A finer format, or a shorter interval, is taken up at this load: what else the link carries, and what a goodput that
-was learned from few bytes promises too much, have as much again."""
+"""A finer format, or a shorter interval, is taken up at this load: other traffic of the link, and the excess of a
+goodput that was learned from few bytes, have as much again."""
 KEEP: Final = 0.8
-"""What is in use is kept up to this load: above it a link that once fell behind hardly makes up for it."""
+"""Present settings are kept up to this load: above it a link that once fell behind hardly catches up."""
 FRAGMENT_SHARE: Final = 4
 REACH: Final = 4
-"""A link that needs more than so many times the interval that was asked for sets the pace for nobody else, unless the
-others need half as much."""
+"""A link that needs more than this many times the requested interval does not set the pace for the others, unless they
+need half as much."""
 OUTLIER: Final = 2
 SLACK_STEPS: Final = 1.5
-"""Beside the ways of the values: half a step until an answer is given, and one of slack."""
+"""Steps beside the transfers of the values: half a step until an answer is sent, and one of slack."""
 INTERVAL_GROWTH_MAX: Final = 64
 ROUND_TRIP_SHARE: Final = 4
 """A round trip may take a quarter of the interval, as where the interval is a number (`syncer.schedule`)."""
 
 
 class Rate(NamedTuple):
-    """What a link carries in one direction, in bytes a second, 0 where that is not known: in the `mean`, by which what
-    is in use is judged, and at `best`, by which it is chosen. What is between them is what else takes time."""
+    """Goodput of a link in one direction, in bytes a second, 0 where unknown.
+
+    Present settings are judged by the `mean`, new ones chosen by the `best`. The difference between them is other
+    delays.
+    """
 
     mean: int = 0
     best: int = 0
 
 
 class Link(NamedTuple):
-    """What the link of the learner in a `slot` carries to the shard (`up`) and from it (`down`)."""
+    """Goodput of the link of the learner in a `slot`, to the shard (`up`) and from it (`down`)."""
 
     slot: int
     up: Rate
@@ -58,9 +61,11 @@ class Link(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What an interval is to carry: so many `values` in all fragments of the shard, the `largest` of which has so many,
-    with steps of `step` nanoseconds (0: not known yet); and what rounds take now: a `round_trip` in steps, and the
-    `overlap` that would leave a step of slack."""
+    """The traffic of an interval: `values` in all fragments of the shard, the `largest` of which has so many.
+
+    Steps take `step` nanoseconds (0: not known yet); rounds now take a `round_trip` in steps, and the `overlap` would
+    leave a step of slack.
+    """
 
     values: int
     largest: int
@@ -69,21 +74,21 @@ class Needs(NamedTuple):
     overlap: int
 
     def bytes_per_second(self, format_name: str, interval: int) -> float:
-        """What one link carries in one direction."""
+        """The traffic of one link in one direction."""
         if not self.step:
             return 0.0
         values = max(self.values, FRAGMENT_SHARE * self.largest)
         return BITS[format_name] / 8 * values / (interval * self.step / 1e9)
 
     def trip_steps(self, link: Link, push: str, update: str) -> float:
-        """How many steps the largest fragment is on its two ways over a link; 0 where that is not known."""
+        """The steps that the largest fragment takes for both directions of a link; 0 where unknown."""
         if not (link.up.mean and link.down.mean and self.step):
             return 0.0
         seconds = self.largest / 8 * (BITS[push] / link.up.mean + BITS[update] / link.down.mean)
         return seconds * 1e9 / self.step
 
     def load(self, goodput: int, format_name: str, interval: int) -> float:
-        """The share of a goodput that it takes; 0 where that is not known."""
+        """The load of a link with this goodput; 0 where that is unknown."""
         return self.bytes_per_second(format_name, interval) / goodput if goodput else 0.0
 
 
@@ -98,7 +103,7 @@ class Choice:
 
 
 def finest(needs: Needs, rate: Rate, interval: int) -> str:
-    """The finest format with which a link is loaded by no more than SHARE; the coarsest if there is none."""
+    """The finest format with which a link's load is at most SHARE; the coarsest if there is none."""
     return next((name for name in FORMATS if needs.load(rate.best, name, interval) <= SHARE), FORMATS[-1])
 
 
@@ -125,7 +130,7 @@ def steps_needed(needs: Needs, link: Link, push: str, update: str) -> float:
 
 
 def best(wanted: Wanted, links: Sequence[Link], needs: Needs, now: Choice) -> Choice:
-    """What the links carry, if nothing were in use yet: of what is not "auto" what was asked for, or is `now`."""
+    """The choice that fits the links, if nothing were in use yet; settings that are not "auto" stay as requested."""
     asked = wanted.interval if "interval" in wanted.auto else now.interval
     reach = within_reach(wanted, links, needs)
     push, update = {link.slot: wanted.push for link in links}, wanted.update
@@ -146,8 +151,10 @@ def best(wanted: Wanted, links: Sequence[Link], needs: Needs, now: Choice) -> Ch
 
 
 def round_trip_interval(needs: Needs, now: Choice) -> int:
-    """The interval of which a round trip takes a quarter, with a step of slack; one that it takes less of, but more
-    than three quarters of that, is left as it is."""
+    """The interval of which a round trip takes a quarter, with a step of slack.
+
+    One of which it takes less, but more than three quarters of that, is left as it is.
+    """
     if needs.round_trip * ROUND_TRIP_SHARE > now.interval:
         return ROUND_TRIP_SHARE * (math.ceil(needs.round_trip) + 1)
     if needs.round_trip * ROUND_TRIP_SHARE > 0.75 * now.interval:

@@ -1,6 +1,6 @@
-"""The settings of a shard that follow its links, as they are now: a core that is told of links and rounds.
+"""The present settings of a shard that follow its links: a core with the states of links and rounds as input.
 
-Decides when what fits (`choice`) is taken up. Reads no clock: it counts *turns*, in each of which one fragment is due.
+Decides when to take up what fits (`choice`). Reads no clock: it counts *turns*, in each of which one fragment is due.
 
 Theory of operation. Each setting (of pushes one a learner) is either kept, or moved to what `best` finds, in one move:
 
@@ -8,12 +8,13 @@ Theory of operation. Each setting (of pushes one a learner) is either kept, or m
     nor the coarsest, or rounds take too long, PATIENCE in a row     -> a longer overlap, or interval
     it carries something finer, or shorter, for a whole sweep        -> that
 
-What rounds take is a median of the last SETTLING, so it counts for an interval only so long after formats have changed.
+The duration of rounds is a median of the last SETTLING, so it counts for an interval only that long after a change of
+formats.
 
-A link is loaded by no more than SHARE of what it carries by what is taken up, and by up to KEEP by what is in use, so
-that goodputs which differ by less than 1.6 change nothing. A link of which small items promise more than large ones
-find (a token bucket, say) would be tried again and again: a setting that has to be given up within RELAPSE sweeps of
-being taken up waits twice as long before the next try, up to 64 times.
+New settings load a link by at most SHARE of its goodput, present ones by up to KEEP, so that goodputs which differ by
+less than 1.6 change nothing. A link on which small items promise more than large ones find (a token bucket, for
+example) would be tried again and again: a setting that has to be given up within RELAPSE sweeps after it was taken up
+waits twice as long before the next try, up to 64 times.
 """
 
 from __future__ import annotations
@@ -28,22 +29,24 @@ from isthmus.ops.adaptive.wanted import FORMATS, Setting, Wanted
 CROWDED: Final = 2
 """Turns: a goodput is a mean already."""
 PATIENCE: Final = 8
-"""Turns; so many rounds, where interval and overlap are numbers (`syncer.schedule`)."""
+"""Turns; as many rounds, where interval and overlap are numbers (`syncer.schedule`)."""
 SETTLING: Final = 16
-"""Turns: more than `syncer.grace` keeps of rounds."""
+"""Turns: more rounds than `syncer.grace` keeps."""
 RELAPSE: Final = 8
 """Sweeps."""
 RELAPSES_MAX: Final = 6
 
 Key: TypeAlias = tuple[Setting, int]
-"""A setting, of pushes that of a slot, else of EVERYBODY."""
+"""A setting; for pushes with a slot, else with EVERYBODY."""
 EVERYBODY: Final = -1
 Reason: TypeAlias = Literal["carries less", "carries more", "slow rounds", "quick rounds"]
 
 
 class Cause(NamedTuple):
-    """The `link` of a learner in a slot, which carries `goodput` and would need to carry `needed`, in bytes a second:
-    what is given up, or what is taken up. None, 0, 0 where no link is known."""
+    """The `link` of a learner's slot, its `goodput`, and the goodput `needed`, in bytes a second.
+
+    That is what the setting needs that is given up, or taken up. None, 0, 0 where no link is known.
+    """
 
     link: int | None
     goodput: int
@@ -51,8 +54,10 @@ class Cause(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A setting that changes, `slot` of pushes. `before` and `after` are formats, or steps as text; `round_trip` is
-    that of rounds, in steps."""
+    """A change of a setting, for pushes of a `slot`.
+
+    `before` and `after` are formats, or steps as text; `round_trip` is that of rounds, in steps.
+    """
 
     setting: Setting
     slot: int | None
@@ -68,7 +73,7 @@ NO_LINK: Final = Cause(None, 0, 0)
 
 @dataclass(slots=True)
 class Patience:
-    """How often in a row a setting was found wanting, or to have room; when it was last taken up, and its relapses."""
+    """How often in a row a setting was insufficient, or had room; when it was last taken up, and its relapses."""
 
     short: int = 0
     room: int = 0
@@ -76,21 +81,21 @@ class Patience:
     relapses: int = 0
 
     def falls(self, turns: int) -> bool:
-        """Note that what is in use does not fit; whether that was so often enough."""
+        """Count that the present setting does not fit; returns whether that was often enough."""
         self.short, self.room = self.short + 1, 0
         return self.short >= turns
 
     def rises(self, turns: int) -> bool:
-        """Note that something better would fit; whether that was so often enough."""
+        """Count that a better setting would fit; returns whether that was often enough."""
         self.short, self.room = 0, self.room + 1
         return self.room >= turns << self.relapses
 
     def rest(self) -> None:
-        """Note that nothing is to be changed."""
+        """Reset the counts."""
         self.short = self.room = 0
 
     def moved(self, now: int, sweep: int, *, is_better: bool) -> None:
-        """Note a move in turn number `now`, in sweeps of so many turns."""
+        """Record a move in turn number `now`, where a sweep has `sweep` turns."""
         if is_better:
             self.taken_up = now
         elif self.taken_up is not None:
@@ -101,7 +106,7 @@ class Patience:
 
 
 class Chooser:
-    """The choice of one shard; `choice` is what is in use."""
+    """The settings of one shard; `choice` is in use."""
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
@@ -110,23 +115,23 @@ class Chooser:
         self._turns = self._settled = 0
 
     def push(self, slot: int) -> str:
-        """The format in which a learner is to answer."""
+        """The format of a learner's answers."""
         return self.choice.push.get(slot, self.wanted.push)
 
     def given(self, interval: int, overlap: int) -> None:
-        """Take interval and overlap as they are, where they are numbers."""
+        """Set interval and overlap where they are numbers."""
         if "interval" not in self.wanted.auto:
             self.choice = replace(self.choice, interval=interval)
         if "overlap" not in self.wanted.auto:
             self.choice = replace(self.choice, overlap=overlap)
 
     def forget(self, slot: int) -> None:
-        """Let go of what is known of a learner's life: the next one may be elsewhere."""
+        """Forget a learner's life: the next one may be elsewhere."""
         self.choice = replace(self.choice, push={s: name for s, name in self.choice.push.items() if s != slot})
         self._patience.pop(("push", slot), None)
 
     def observe(self, links: Sequence[Link], needs: Needs, sweep: int) -> list[Move]:
-        """Take how links and rounds are after one more turn, of which a sweep has `sweep`; what changes by that."""
+        """Add the state of links and rounds after one more turn, of `sweep` in a sweep; returns the changes."""
         self._turns += 1
         self.choice = replace(self.choice, push={link.slot: self.push(link.slot) for link in links})
         if not self.wanted.auto or not needs.step:
@@ -166,7 +171,7 @@ class Chooser:
         return [] if move is None else [move]
 
     def _format(self, key: Key, now: str, found: str, rate: Rate, link: Link, needs: Needs, sweep: int) -> Move | None:
-        """What becomes of a format, by the link that has most to do with it."""
+        """The move of a format, if any, by the link that limits it."""
         patience, interval = self._patience.setdefault(key, Patience()), self.choice.interval
         is_finer = FORMATS.index(found) < FORMATS.index(now)
         if needs.load(rate.mean, now, interval) > KEEP and not is_finer and found != now:

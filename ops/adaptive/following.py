@@ -1,6 +1,6 @@
-"""A shard whose settings follow its links: what its rounds ask for, and what is told of changes.
+"""A shard whose settings follow its links: the requests of its rounds, and the records of changes.
 
-Decides nothing itself: it gives the `Chooser` what learners and rounds say, and gives rounds what that chose.
+Decides nothing itself: it passes the reports of learners and rounds to the `Chooser`, and its choice to rounds.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from isthmus.ops.adaptive.wanted import Wanted
 from isthmus.ops.exchange.messages import Asked, Change, Format
 
 LEARNER: Final = "learner"
-"""The role of those at the other ends."""
+"""The role at the other end of each link."""
 PLACES: Final = 64
-"""Changes that wait for a recorder that is away: more than there are settings, each of which changes seldom."""
+"""Changes that wait for an absent recorder: more than there are settings, each of which changes seldom."""
 
 
 class Steps(Protocol):
-    """What is needed of a learner."""
+    """The fields that are read of a learner."""
 
     @property
     def slot(self) -> int:
@@ -33,12 +33,11 @@ class Steps(Protocol):
 
     @property
     def links(self) -> Sequence[Sequence[Any]]:
-        """What its links carry, [role, slot, bytes a second in the mean, at best]."""
+        """The goodput of its links, [role, slot, bytes a second in the mean, at best]."""
 
 
 class Following:
-    """The settings of the shard that `member` is, with fragments of so many values. `is_needed`: whether any of them
-    follows the links."""
+    """The settings of shard `member`, with fragments of these sizes. `is_needed`: some of them follow the links."""
 
     def __init__(self, wanted: Wanted, sizes: Sequence[int], member: Any) -> None:
         self.is_needed = bool(wanted.auto)
@@ -58,15 +57,15 @@ class Following:
         return self._chooser.choice.overlap
 
     def given(self, interval: int, overlap: int) -> None:
-        """Take H and tau as they are, where they are numbers."""
+        """Set H and tau where they are numbers."""
         self._chooser.given(interval, overlap)
 
     def forget(self, slot: int) -> None:
-        """Let go of what is known of a learner's former life."""
+        """Forget a learner's former life."""
         self._chooser.forget(slot)
 
     def asked(self, members: Sequence[Sequence[int]]) -> Asked:
-        """What a round asks of its members."""
+        """The requests of a round to its members."""
         choice = self._chooser.choice
         push = [[slot, self._chooser.push(slot)] for slot, _ in members]
         return Asked(push=push, update=cast(Format, choice.update), interval=choice.interval, overlap=choice.overlap)
@@ -82,13 +81,13 @@ class Following:
         round_number: int,
         now: int,
     ) -> list[Change]:
-        """What changes by one more turn.
+        """The changes by one more turn.
 
         Arguments:
             learners: those that step.
-            goodput: what this shard's own links carry, by (role, slot).
-            round_trip: what a round takes, without grace, in steps of the fastest learner.
-            round_steps: what of that is to fit into the overlap, in steps of the slowest.
+            goodput: that of this shard's own links, by (role, slot).
+            round_trip: the duration of a round, without grace, in steps of the fastest learner.
+            round_steps: the part of it that has to fit into the overlap, in steps of the slowest.
             is_late: whether a fragment waits too long for its turn.
             round_number: the next round's.
             now: this shard's clock.
@@ -105,14 +104,14 @@ class Following:
         return [self._change(move, round_number, now) for move in self._chooser.observe(links, needs, len(self._sizes))]
 
     def statistics(self) -> dict[str, Any]:
-        """What the status shows: formats, of pushes by slot."""
+        """The settings in the status: formats, of pushes by slot."""
         if not self.is_needed:
             return {}
         choice = self._chooser.choice
         return {"push": dict(sorted(choice.push.items())), "update": choice.update, "changes": self._told}
 
     def _up(self, learner: Steps) -> Rate:
-        """What a learner says that its link to this shard carries."""
+        """The goodput of a learner's link to this shard, as it reports it."""
         own = self._member.replica
         found = (Rate(*rate) for role, slot, *rate in learner.links if (role, slot) == (own.role, own.slot))
         return next(found, Rate())

@@ -1,6 +1,6 @@
-"""Which settings were left to the links, and what all of them are where the links carry everything.
+"""The settings that follow the links, and the values that all of them have where links carry everything.
 
-Decides nothing but what "auto" begins with: the published interval and overlap, and formats that lose nothing.
+Decides nothing but the initial values of "auto": the published interval and overlap, and formats that lose nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Final, Literal, TypeAlias
 
 AUTO: Final = "auto"
 FORMATS: Final = ("float32", "bf16", "int4")
-"""Those that are chosen among, the finest first. int8 loses more than bf16 in what is small beside the largest of its
-block, and saves half of what int4 saves."""
+"""The formats to choose from, the finest first. int8 loses more than bf16 in values that are small beside the largest
+of their block, and saves half of what int4 saves."""
 INTERVAL: Final = 24
 OVERLAP: Final = 2
 
@@ -21,7 +21,7 @@ Steps: TypeAlias = int | Literal["auto"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Formats by name, `interval` and `overlap` in inner steps; of those in `auto`, what they begin with."""
+    """Formats by name, `interval` and `overlap` in inner steps; for those in `auto`, their initial values."""
 
     push: str
     update: str
@@ -31,7 +31,7 @@ class Wanted:
 
     @classmethod
     def of(cls, *, push: str, update: str, interval: Steps, overlap: Steps) -> Wanted:
-        """What the settings of a program ask for."""
+        """The settings that a program requests."""
         asked: dict[Setting, object] = {"push": push, "update": update, "interval": interval, "overlap": overlap}
         steps = first_interval(interval)
         return cls(
@@ -44,5 +44,5 @@ class Wanted:
 
 
 def first_interval(interval: Steps) -> int:
-    """The interval that a run begins with, in inner steps."""
+    """The initial interval of a run, in inner steps."""
     return INTERVAL if interval == "auto" else interval

@@ -1,8 +1,8 @@
-"""Which batch a learner trains on, as a pure function of where it is.
+"""Which batch a learner trains on, as a pure function of its place in the data.
 
-It decides the windows of a batch; the text and its split are of `corpus`. `At` names a batch: seed, slot, position and
+It decides the windows of a batch; `corpus` has the text and its split. `At` names a batch: seed, slot, position and
 split. There is no iterator and no state, so that a learner resumes exactly, a batch can be made ahead of its time or
-once more, and a test can ask for any of them.
+again, and a test can request any of them.
 
 Every slot draws its windows uniformly from the whole training split: with shards of the text each learner would fit
 another distribution, and merging would have to undo that. Evaluation windows are the same in every run: evenly spaced
@@ -34,12 +34,11 @@ _WORD_MAX = (1 << 64) - 1
 @final
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where in the data a batch is: `position` counts the batches of `slot` from 0, over all its lives. Numbers are in
-    [0, 2^64).
+    """The place of a batch in the data: `position` counts the batches of `slot` from 0, over all its lives.
 
-    `slots` is how many slots the run may ever have, `learners` how many learners it began with: whoever divides the
-    data among slots divides by `slots`, for machines may join. The evaluation is of one slot, and one learner.
-    ValueError for another number or split.
+    Numbers are in [0, 2^64). `slots` is how many slots the run may ever have, `learners` how many learners it began
+    with: a task that divides the data among slots divides by `slots`, because machines may join. The evaluation is of
+    one slot, and one learner. ValueError for another number or split.
     """
 
     seed: int
@@ -69,18 +68,17 @@ class At:
 
 
 def of_slot(numbers: int | Sequence[int], slot: int) -> int:
-    """What holds for a slot, where every slot has the same number or a number of its own: slots beyond the last number
-    have that."""
+    """The number of a slot, where all slots have the same or each its own; slots beyond the last have the last."""
     return numbers if isinstance(numbers, int) else numbers[min(slot, len(numbers) - 1)]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Batches of `sequences` windows of `length` consecutive tokens each; of a tuple, each slot has its own number, and
-    the evaluation that of slot 0.
+    """Batches of `sequences` windows of `length` consecutive tokens each.
 
-    DataError if the training split is shorter than one batch, or the held-out text shorter than one window.
+    As a tuple, `sequences` gives each slot its own number, and the evaluation that of slot 0. DataError if the training
+    split is shorter than one batch, or the held-out text shorter than one window.
     """
 
     corpus: Corpus
@@ -99,7 +97,7 @@ class Windows:
 
     @property
     def evaluation_batches(self) -> int:
-        """How many batches the evaluation is: at least 256 windows, and whole batches."""
+        """The number of batches of the evaluation: at least 256 windows, in whole batches."""
         return -(-EVALUATION_WINDOWS_MIN // of_slot(self.sequences, 0))
 
     @property
@@ -112,7 +110,8 @@ class Windows:
     def batch(self, at: At) -> Batch:
         """{"tokens": [sequences of the slot, length]}: newly made, and the same for the same `at`.
 
-        The evaluation is `evaluation_batches` long, from position 0, whatever seed and slot, and begins anew after it.
+        The evaluation is `evaluation_batches` long, from position 0, regardless of seed and slot, and begins anew after
+        it.
         """
         if at.split == "train":
             side = self.corpus.train

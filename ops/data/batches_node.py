@@ -1,4 +1,4 @@
-"""The data node: a task's batches of one slot, in order, from where this life begins, and how many a firing makes."""
+"""The data node: a task's batches of one slot, in order, from the beginning of this life, and how many per firing."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from isthmus.ops.data.places import PLACE, Beginning, Cursor, Place, State, begi
 from isthmus.ops.data.streams import Stream, opened, packed, taken, unpacked
 
 MAKING_NS: Final = 1_000_000
-"""What a firing may take: its first batch leaves with its last, and the consumer may be waiting for the first."""
+"""The longest firing: its first batch leaves with its last, and the consumer may be waiting for the first."""
 BATCHES_MAX: Final = 8
 """Every firing costs hops between threads, and its first batch meets cold caches: 200 us, and 50 us each after it, with
-the shipped task. In a row of eight little of that is left."""
+the shipped task. A row of eight spreads most of that."""
 AHEAD_SIZE_BYTES_MAX: Final = 1 << 20
-"""Of the batches that a firing makes beyond the first."""
+"""Bytes of the batches that a firing makes beyond the first."""
 
 
 class Source(Protocol):
-    """What makes the batches of one slot."""
+    """Makes the batches of one slot."""
 
     def seek(self, begin: Beginning) -> int:
-        """Go to a position, or as near before it as is quick; which position the next batch has."""
+        """Go to a position, or as near before it as is quick; returns the position of the next batch."""
 
     def take(self, position: int) -> Any:
         """The next batch, which is that of `position`."""
 
     def state(self) -> State | None:
-        """What brings another one of the same slot to where this one is."""
+        """The state with which another source of the same slot continues from here."""
 
 
 class _Function:
@@ -68,21 +68,22 @@ class _Streamed:
 
 
 def source_of(task: Any, seed: int, slot: int, slots: int, learners: int) -> Source:
-    """What makes the batches of a slot, at its first one."""
+    """The source of a slot's batches, at its first one."""
     if getattr(task, "stream", None) is None:
         return _Function(task, seed, slot, slots, learners)
     return _Streamed(opened(task, slot, slots, seed))
 
 
 class Batches:
-    """Emits the batches of this slot, one to eight a firing: in a first life from position 0, in a later one, once all
-    shards have told it (`place`), from after what is merged of the lives before it.
+    """Emits the batches of this slot, one to eight a firing.
 
-    As many as take about 1 ms, by what each took in the last firing, and no more than 1 MiB beyond the first: whatever
-    is slow or large is made one at a time. The capacity of the Queue says how many may wait at the consumer; the rest
-    of a firing is held here until there is room, and nothing is made meanwhile. So at most capacity + 7 batches are
-    ahead of the consumer, of a stream too, which is read in this node's thread. `cursor` says where a later life
-    begins, and the states of a stream. A stream whose state nobody has is read, and not used, up to the beginning.
+    In a first life from position 0, in a later one, once all shards have sent it a `place`, from after the merged
+    batches of the lives before it. A firing makes as many as take about 1 ms, by the time of each in the last firing,
+    and no more than 1 MiB beyond the first: slow or large batches are made one at a time. The capacity of the Queue
+    bounds how many may wait at the consumer; the rest of a firing is held here until there is room, and nothing is made
+    meanwhile. So at most capacity + 7 batches are ahead of the consumer; that holds for a stream, too, which is read in
+    this node's thread. `cursor` carries the beginning of a later life, and the states of a stream. A stream without a
+    known state is read, and discarded, up to the beginning.
     """
 
     outputs = ("batch", "cursor")
@@ -97,14 +98,14 @@ class Batches:
         self.is_idle = False
 
     def open(self, context: Any) -> None:
-        """Learn which life of which slot this is, and open its stream."""
+        """Set the life and slot, and open the stream."""
         self._member, self._now = context.member, context.now
         seed, slot = context.seed, self._member.replica.slot
         self._source = source_of(self._task, seed, slot, self._slots, self._learners)
         self.is_idle = self._member.incarnation > 1 and "place" in context.connected
 
     def __call__(self, place: Mapping[Any, Place] | None = None) -> list[tuple[str, Any]]:
-        """The next batches; none as long as it is not known where to begin."""
+        """The next batches; none as long as the beginning is unknown."""
         if self.is_idle:
             self._hear(place or {})
             begin = beginning(self._places.values(), self._member.replica.slot, self._member.incarnation)
@@ -122,7 +123,7 @@ class Batches:
         return [*told, *(("batch", batch) for batch in batches)]
 
     def _hear(self, told: Mapping[Any, Place]) -> None:
-        """Keep what each shard has told this life last: they speak one after the other."""
+        """Keep the last place of each shard for this life: they arrive one after the other."""
         own = self._member.replica.slot, self._member.incarnation
         mine = [each for each in told.values() if (each["slot"], each["incarnation"]) == own]
         self._places |= {each["shard"]: each for each in mine}
@@ -152,7 +153,7 @@ class Batches:
 
 
 def form_of(batch: Any, name: str = "batch") -> dict[str, str]:
-    """The form of a batch: dtype and shape of its arrays, or the type of what is none, by path."""
+    """The form of a batch: dtype and shape of its arrays, or the type of other leaves, by path."""
     if isinstance(batch, Mapping):
         return {path: form for key in batch for path, form in form_of(batch[key], f"{name}/{key}").items()}
     if isinstance(batch, list | tuple):
@@ -162,8 +163,11 @@ def form_of(batch: Any, name: str = "batch") -> dict[str, str]:
 
 
 def _count(made: int, duration_ns: int, size_bytes: int) -> int:
-    """How many batches to make in a firing, when the last one made `made`, the largest of `size_bytes` (both from 1),
-    in `duration_ns`; of time that stands still, as many as there may be."""
+    """How many batches to make in a firing.
+
+    The last one made `made`, the largest of `size_bytes` (both from 1), in `duration_ns`; where time stands still, the
+    maximum.
+    """
     in_time = MAKING_NS * made // duration_ns if duration_ns else BATCHES_MAX
     in_memory = 1 + AHEAD_SIZE_BYTES_MAX // size_bytes
     return max(1, min(in_time, in_memory, BATCHES_MAX))

@@ -1,8 +1,8 @@
 """The text of a training run as token ids, and the part of it that is held out.
 
-It decides how files become ids and where the split is; which files is decided by `sources`, which windows a batch
-takes by `data`. A file is bytes, whose vocabulary is 256, or token ids, whose vocabulary must be given: `.npy` (one
-axis, any integer dtype) and `.bin` (raw little-endian uint16 or uint32).
+It decides how files become ids and where the split is; `files` decides which files, `batches` which windows a batch
+takes. A file is bytes, whose vocabulary is 256, or token ids, whose vocabulary must be given: `.npy` (one axis, any
+integer dtype) and `.bin` (raw little-endian uint16 or uint32).
 
 The split depends on the files' contents only, never on learners or slots. With at least 20 distinct files whole files
 are held out: one in twenty, the first in the order of a hash of their contents. So copies of one file fall on one side.
@@ -31,7 +31,7 @@ WHOLE_FILES_MIN = 20
 
 # Larger files are mapped, so that the learners of one machine share their pages; smaller ones are read and joined.
 MAPPED_SIZE_BYTES_MIN = 16 << 20
-# To look at every id of a larger file would take longer than a wrong request may; `data` looks at each window again.
+# Checking every id of a larger file would take longer than a wrong request may; `batches` checks each window again.
 CHECKED_TOKENS_MAX = 1 << 26
 _BLOCK_TOKENS = 1 << 22
 _KEY_TOKENS = 1 << 16
@@ -141,7 +141,7 @@ def check_ids(ids: Segment, vocabulary: int, where: str) -> None:
 
 
 def _split(files: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
-    """What is trained on, and what is held out."""
+    """The training files, and the held-out ones."""
     groups: dict[str, list[int]] = {}
     for index, ids in enumerate(files):
         # The beginning and the length identify a file well enough, and a mapped one is not read to its end.
@@ -160,7 +160,7 @@ def _split(files: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
 
 
 def _join(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """The same sequence with neighbours of one dtype copied together where each is too small to be mapped."""
+    """The same sequence, with neighbours of one dtype copied together where each is too small to be mapped."""
     joined: list[Segment] = []
     small: list[Segment] = []
     for segment in segments:

@@ -1,4 +1,4 @@
-"""Which files a training run reads.
+"""The files that a training run reads.
 
 It decides the list of files and their order, and reads none of them: `corpus` does. Without paths it is Python's own
 standard library, which is on every machine that can run this, so that a first run needs no download.
@@ -38,14 +38,16 @@ class Source:
 
     @property
     def holds_tokens(self) -> bool:
-        """Whether its name says that it holds token ids and not text."""
+        """Whether it holds token ids and not text, by its name."""
         return self.path.endswith((".npy", ".bin"))
 
 
 def find(paths: Sequence[str] = ()) -> tuple[Source, ...]:
-    """The files under `paths` in a fixed order: folders recursively and sorted, hidden and empty files left out, a
-    file that is named twice once. Without paths: the standard library's. DataError if a path does not exist or cannot
-    be listed, or if nothing is left."""
+    """The files under `paths` in a fixed order; without paths, those of the standard library.
+
+    Folders recursively and sorted, hidden and empty files left out, a file that is named twice once. DataError if a
+    path does not exist or cannot be listed, or if nothing is left.
+    """
     sources: dict[str, Source] = {}
     try:
         for file in [file for path in paths for file in _files(Path(path))] if paths else _standard_library():
@@ -71,7 +73,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _standard_library() -> Iterator[Path]:
-    """Its Python files, without tests, what is installed into it, and what is generated for one machine."""
+    """Its Python files, without tests, installed packages, and files generated for one machine."""
 
     def keep(name: str) -> bool:
         return name not in _TEST_FOLDERS | _FOREIGN_FOLDERS and not name.startswith(("config-", "_sysconfigdata"))
@@ -80,7 +82,7 @@ def _standard_library() -> Iterator[Path]:
 
 
 def _walk(root: Path, keep: Callable[[str], bool]) -> Iterator[Path]:
-    """Every regular file under `root`; `keep` is asked for the name of each file and folder below it."""
+    """Every regular file under `root`; `keep` selects the name of each file and folder below it."""
 
     def refuse(error: OSError) -> None:
         raise error

@@ -1,9 +1,9 @@
-"""A Stream out of a torch DataLoader, or of anything like it; torch itself is not imported.
+"""A Stream from a torch DataLoader, or anything like it; torch itself is not imported.
 
 Decides what an epoch is: one pass over the loader, after which the next begins. Where a sampler has `set_epoch`, or the
-loader a `generator`, its order follows from the seed and the number of the epoch, so that an epoch can be read again.
-A loader that has a state of its own (`state_dict`, as torchdata's StatefulDataLoader) keeps it; of any other the state
-is the epoch and the number of its batches, and going back there reads, and does not use, those batches.
+loader a `generator`, its order follows from the seed and the number of the epoch, so that an epoch can be read again. A
+loader that has a state of its own (`state_dict`, as torchdata's StatefulDataLoader) keeps it; of any other the state is
+the epoch and the number of its batches, and to go back there those batches are read and discarded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LoaderStream:
 
     `loader` can be iterated over and over, and is of one slot: `DataLoader(dataset, batch_size=8, drop_last=True,
     sampler=DistributedSampler(dataset, slots, slot))`, for example. DataError for one that shuffles without a
-    generator, whose order nobody can repeat, and for one without batches.
+    generator, whose order cannot be repeated, and for one without batches.
     """
 
     def __init__(self, loader: Any, *, seed: int = 0) -> None:
@@ -55,12 +55,12 @@ class LoaderStream:
         return as_numpy(batch)
 
     def get_state(self) -> dict[str, Any]:
-        """Epoch, and how far it is."""
+        """The epoch, and the position in it."""
         own = self._loader.state_dict() if hasattr(self._loader, "state_dict") else None
         return {"epoch": self._epoch, "count": self._count, "loader": own}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go there."""
+        """Go to that position."""
         self._epoch, self._count, self._batches = state["epoch"], 0, None
         if state["loader"] is not None:
             self._loader.load_state_dict(state["loader"])
@@ -79,7 +79,7 @@ class LoaderStream:
 
 
 def as_numpy(batch: Any) -> Any:
-    """A batch with each tensor as a numpy array; containers stay what they are."""
+    """A batch with each tensor as a numpy array; dicts stay dicts, lists and tuples become lists."""
     if isinstance(batch, Mapping):
         return {name: as_numpy(value) for name, value in batch.items()}
     if isinstance(batch, list | tuple):

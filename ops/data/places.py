@@ -1,7 +1,7 @@
 """Where a life of a learner begins in its slot's batches, and how far it is.
 
-Decides when a new life knows where to begin: once every shard has told it. Does not decide what a shard tells
-(`syncer.placing`), nor make batches. Positions count the batches of a slot from 0, over all its lives.
+Decides when a new life knows its beginning: once every shard has sent it a Place. Does not decide the contents of a
+Place (`syncer.placing`), nor make batches. Positions count the batches of a slot from 0, over all its lives.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ State: TypeAlias = npt.NDArray[np.uint8]
 """The state of a stream, as it travels (`streams`)."""
 
 STATE_SIZE_BYTES_MAX: Final = 4096
-"""Of a stream's state that travels with every answer: a hundredth of a small fragment, and Grain's have some 100 bytes.
-A stream with a larger state is wound forward instead."""
+"""Size of a stream's state that travels with every answer: a hundredth of a small fragment, and Grain's have some 100
+bytes. A stream with a larger state is wound forward instead."""
 
 
 class Place(TypedDict):
-    """pacer -> data: no work of former lives of `slot` is merged by this shard any more, and what it has merged of them
-    are batches below `position`. `state` is of the slot's stream before batch `state_position`, None if unknown."""
+    """pacer -> data: this shard merges no more work of former lives of `slot`; their merged batches are below
+    `position`.
+
+    `state` is of the slot's stream before batch `state_position`, None if unknown.
+    """
 
     slot: int
     incarnation: int
@@ -47,7 +50,7 @@ PLACE: Final = {
 
 
 class Cursor(TypedDict):
-    """data -> inner-step: where this life begins, and, of a stream, its state before batch `position`."""
+    """data -> inner-step: where this life begins, and, for a stream, its state before batch `position`."""
 
     begin: int
     position: int
@@ -60,12 +63,12 @@ def by_slot(positions: Iterable[Sequence[int]]) -> dict[int, int]:
 
 
 def position_of(positions: Iterable[Sequence[int]], slot: int) -> int:
-    """That of a slot among such rows; 0 where there is none."""
+    """The position of a slot among such rows; 0 where there is none."""
     return by_slot(positions).get(slot, 0)
 
 
 class Beginning(NamedTuple):
-    """Where a life begins, and the newest state of its stream that is known of a position before it."""
+    """Where a life begins, and the newest known state of its stream at or before that."""
 
     position: int
     state_position: int
@@ -73,8 +76,10 @@ class Beginning(NamedTuple):
 
 
 def beginning(places: Iterable[Place], slot: int, incarnation: int) -> Beginning | None:
-    """Where a life begins: after everything that any shard has merged of its slot. None until all shards have told it;
-    what one shard has told in two lives of its own counts once, the higher."""
+    """Where a life begins: after everything that any shard has merged of its slot; None until all have sent a Place.
+
+    Of the places that one shard has sent in two lives of its own the higher counts.
+    """
     told: dict[int, Place] = {}
     for place in places:
         if (place["slot"], place["incarnation"]) == (slot, incarnation):

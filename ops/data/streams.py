@@ -1,9 +1,9 @@
-"""Batches from an object with a state: what it has to offer, and how its state travels.
+"""Batches from an object with a state: its interface, and how its state travels.
 
 A Stream gives the batches of one slot, one after the other, without end. A new one for the same slot, slots and seed
-gives the same batches again: a learner's next life, of which nobody may have a state, is wound forward from there.
-Decides which states travel: those that msgpack can write and give back as they were, of at most STATE_SIZE_BYTES_MAX.
-Nothing that came over a network is unpickled.
+gives the same batches again: a learner's next life, for which no state may be known, is wound forward from there.
+Decides which states travel: those that msgpack writes and restores unchanged, of at most STATE_SIZE_BYTES_MAX. Network
+input is never unpickled.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Stream(Protocol):
     """Batches of one slot; Grain's DatasetIterator is one as it is."""
 
     def __next__(self) -> Any:
-        """The next batch, of one structure, shape and dtype always."""
+        """The next batch, always of one structure, shape and dtype."""
 
     def get_state(self) -> Any:
-        """Where it is: what `set_state` takes."""
+        """Its position, for `set_state`."""
 
     def set_state(self, state: Any) -> None:
-        """Go on from there."""
+        """Continue from there."""
 
 
 def opened(task: Any, slot: int, slots: int, seed: int) -> Stream:
-    """The stream of a slot at its first batch. DataError for an object that lacks something."""
+    """The stream of a slot at its first batch. DataError for an object that lacks a method."""
     stream = task.stream(slot, slots, seed)
     missing = [name for name in METHODS if not callable(getattr(stream, name, None))]
     if missing:
@@ -56,14 +56,14 @@ def taken(stream: Stream, position: int) -> Any:
 
 
 def first_batch(task: Any, seed: int, slot: int = 0) -> Any:
-    """A batch of the kind that learners in this slot train on."""
+    """A batch like those that learners in this slot train on."""
     if getattr(task, "stream", None) is None:
         return task.batch(At(seed, slot, 0))
     return taken(opened(task, slot, slot + 1, seed), 0)
 
 
 def packed(state: Any) -> State | None:
-    """A state as it travels; None where it cannot, or is too large."""
+    """A state as it travels; None where msgpack does not restore it, or it is too large."""
     try:
         found = msgpack.packb(state)
         if len(found) > STATE_SIZE_BYTES_MAX or msgpack.unpackb(found, strict_map_key=False) != state:

@@ -1,2 +1,5 @@
-"""Decides how an island of several processes goes on without one of them: what is kept of its state outside of the
-processes that compute, and what is done again when those are begun anew."""
+"""Decides how an island of several processes goes on without one of them.
+
+That is: the parts of its state that are kept outside of the computing processes, and the work that is repeated when
+those start anew.
+"""

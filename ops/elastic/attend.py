@@ -1,4 +1,4 @@
-"""What the host of a process that follows in an elastic island does: it has a worker in every form that it is in."""
+"""The host of a follower process of an elastic island: it runs a worker in every form that includes it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from isthmus.ops.elastic.told import Told
 from isthmus.ops.mesh.island import ElasticGang, Form
 
 AGAIN_SECONDS: Final = 0.1
-"""Between two attempts of a worker to come to the same form."""
+"""Delay between two attempts of a worker to join the same form."""
 
 
 @final
 class Attendance:
-    """Of one host. Its worker is ended where one of its form is in the newest form no more. Where that has more than
-    those, the leader ends the form before, in its own time, and thereby this worker."""
+    """The worker of one host.
+
+    It is ended when a member of its form is missing in the newest form. Where the newest form only has more members,
+    the leader ends the present form, in its own time, and thereby this worker.
+    """
 
     def __init__(self, gang: ElasticGang) -> None:
         assert gang.workers is not None
@@ -24,8 +27,7 @@ class Attendance:
         self._form: Form | None = None
 
     def look(self, seconds: float) -> None:
-        """Do what the newest form asks for; takes no longer than so many seconds. ElasticError for what the task
-        raises."""
+        """Follow the newest form; takes at most `seconds`. ElasticError for an exception of the task."""
         newest = self._gang.form()
         if self._worker is not None and self._form is not newest and not self._is_kept(newest):
             self._end()
@@ -41,7 +43,7 @@ class Attendance:
         return newest is not None and set(self._form.members) <= set(newest.members)
 
     def _begin(self, form: Form) -> None:
-        """Begin a worker for a form, where this process is in it, and it is known where its leader is."""
+        """Start a worker for a form, if this process is in it and its leader's address is known."""
         lead = form.members[0][1]
         there, mine = self._gang.find(lead), (self._gang.number, self._gang.incarnation)
         if mine in form.members and there is not None:
@@ -50,14 +52,14 @@ class Attendance:
             self._form, self._worker = form, self._workers.start(told._asdict())
 
     def _hear(self) -> None:
-        """Take what the worker says."""
+        """Handle a message of the worker."""
         try:
             said, *told = self._worker.recv()
         except (EOFError, OSError):
             said, told = "broken", []
         if said == "raised":
             raise ElasticError(f"Computing in a process of {self._gang.names[0]}'s island:\n{told[0]}")
-        if said == "broken":  # Where its form is not given up, its leader has not come to it yet.
+        if said == "broken":  # If its form is not given up, its leader has not joined it yet.
             self._end()
             self._gang.wait(AGAIN_SECONDS)
 

@@ -1,10 +1,11 @@
-"""Copies of a learner's state in memory that outlives the process that computes.
+"""Copies of a learner's state in memory that outlives the computing process.
 
-Decides how a copy lies in memory, and which of two is the newer whole one. A host holds two anonymous files and gives
-them to each process that computes for it, one after the other. That process writes into the older of the two, and its
-header last, so that of a copy in the middle of which it is killed nothing is left, and the one before is whole.
+Decides the layout of a copy in memory, and which of two is the newer whole one. A host holds two anonymous files and
+passes them to each process that computes for it, one after the other. That process writes to the older of the two, and
+its header last, so that if it is killed in the middle of a copy nothing is left of that one, and the one before is
+whole.
 
-A copy has all leaves of the state whole, whatever mesh they lay on: it can be taken up on any.
+A copy has all leaves of the state whole, regardless of their mesh: any mesh can take it up.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ FILES: Final = 2
 
 
 class Stored(NamedTuple):
-    """Which copy it is, newer ones greater: the `number`-th under a leader's `life`. The learner had begun `steps` and
-    `restarts`; the leaves take `size` bytes."""
+    """The identity of a copy, newer ones greater: the `number`-th under a leader's `life`.
+
+    The learner had begun `steps` and `restarts`; the leaves take `size` bytes.
+    """
 
     life: int
     number: int
@@ -36,7 +39,7 @@ class Stored(NamedTuple):
 
     @property
     def name(self) -> tuple[int, int]:
-        """By which two copies are the same."""
+        """Equal for equal copies."""
         return self.life, self.number
 
 
@@ -50,7 +53,7 @@ def open_files() -> tuple[int, ...]:
 
 
 def stored(file: int) -> Stored | None:
-    """Which whole copy is in a file."""
+    """The whole copy in a file, if there is one."""
     data = os.pread(file, _HEADER.size, 0)
     if len(data) < _HEADER.size:
         return None
@@ -59,7 +62,7 @@ def stored(file: int) -> Stored | None:
 
 
 def whole(files: Sequence[int]) -> list[tuple[Stored, int]]:
-    """The whole copies that there are, and their files."""
+    """All whole copies, with their files."""
     return [(each, file) for file in files if (each := stored(file)) is not None]
 
 
@@ -69,8 +72,10 @@ def newest(files: Sequence[int]) -> tuple[Stored, int] | None:
 
 
 def keep(files: Sequence[int], name: tuple[int, int]) -> tuple[Stored, int] | None:
-    """The copy of this name, and its file; None if it is not there. What else there is, is removed: nobody is to go on
-    from it."""
+    """The copy of this name, and its file; None if it is missing.
+
+    All others are removed, so that nothing resumes from them.
+    """
     found = None
     for what, file in whole(files):
         if what.name == name and found is None:
@@ -81,12 +86,12 @@ def keep(files: Sequence[int], name: tuple[int, int]) -> tuple[Stored, int] | No
 
 
 def oldest(files: Sequence[int]) -> int:
-    """The file to write into next."""
+    """The file to write next."""
     return min(files, key=lambda file: stored(file) or Stored(0, 0, 0, 0, 0))
 
 
 def write(file: int, what: Stored, leaves: Iterable[np.ndarray[Any, Any]]) -> None:
-    """Put a copy into a file; `leaves` take `what.size` bytes together."""
+    """Write a copy to a file; `leaves` take `what.size` bytes together."""
     _clear(file, what.size)
     with mmap.mmap(file, _HEADER.size + what.size) as memory:
         at = _HEADER.size
@@ -97,8 +102,7 @@ def write(file: int, what: Stored, leaves: Iterable[np.ndarray[Any, Any]]) -> No
 
 
 def read(file: int, what: Stored, shapes: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
-    """The leaves of a copy, of these shapes and dtypes, in memory of their own; ValueError if they are not of its
-    size."""
+    """The leaves of a copy, with these shapes and dtypes, in memory of their own; ValueError if its size differs."""
     wanted = [(shape.shape, np.dtype(shape.dtype)) for shape in shapes]
     size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in wanted)
     if size != what.size:
@@ -112,9 +116,9 @@ def read(file: int, what: Stored, shapes: Iterable[Any]) -> list[np.ndarray[Any,
 
 
 def send(file: int, what: Stored, other: Any) -> None:
-    """Give a copy to another process, by a connected socket; OSError if that is gone."""
+    """Send a copy to another process, over a connected socket; OSError if that is gone."""
     other.sendall(_HEADER.pack(_MARK, *what))
-    # The slice has an end of its own: memory of which one is left in a traceback cannot be closed.
+    # The slice is closed, too: memory cannot be closed while a traceback keeps a slice of it.
     with (
         mmap.mmap(file, _HEADER.size + what.size, prot=mmap.PROT_READ) as memory,
         memoryview(memory) as data,
@@ -124,8 +128,10 @@ def send(file: int, what: Stored, other: Any) -> None:
 
 
 def receive(file: int, size: int, other: Any) -> Stored:
-    """Take a copy of `size` bytes that another process sends; EOFError or OSError if that is gone, ValueError if it is
-    another."""
+    """Receive a copy of `size` bytes from another process.
+
+    EOFError or OSError if that is gone, ValueError if the size differs.
+    """
     _clear(file, size)
     head = bytearray(_HEADER.size)
     with memoryview(head) as data:

@@ -1,14 +1,14 @@
-"""The learner of an elastic island, as the leader's inner-step has it: a call takes as long as it takes the island to
-come together again, and then gives what it would have given.
+"""The learner of an elastic island, for the leader's inner-step: a call takes until the island has formed again.
 
-Decides what is done again. The state is in a process of its own (`worker`), which copies it into this host's memory
-now and then. What was asked since the newest copy is remembered here: where a process of the island dies, this host
-begins its worker anew, with those that are left, from that copy, and asks it the same again, with the same batches and
-values. So no token is lost, and inner-step's books need not know: the state is the same, but for the rounding of sums
-that another mesh adds up in another order. One that comes back is taken in before a step, from a copy made then.
+Then it returns what it would have returned. Decides what is repeated. The state is in a process of its own (`worker`),
+which copies it to this host's memory now and then. Requests since the newest copy are remembered here: where a process
+of the island dies, this host starts its worker anew, with those that are left, from that copy, and repeats the
+requests, with the same batches and values. So no token is lost, and inner-step's accounts need not know: the state is
+the same, but for the rounding of sums that another mesh adds up in another order. A process that comes back is taken in
+before a step, from a copy made then.
 
-A life that begins takes up what is left of the one before, where other processes of the island have it: fragments are
-given to it anew, as to every new life, and what is not merged (the optimizer's state) goes on.
+A new life takes up what is left of the one before, if other processes of the island have it: it receives the fragments,
+like every new life, and the state that is not merged (the optimizer's) continues.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.mesh.island import ElasticGang, Form
 
 LOOK_SECONDS: Final = 0.02
-"""How soon it is seen that an island is formed anew while something is waited for."""
+"""Interval of checks for a new form while an answer is awaited."""
 COPY_SHARE: Final = 20
-"""A copy is made once the time since the last one is so many times what that took: a twentieth of the time is spent on
-copies, and nothing that is done again takes longer than twenty copies."""
+"""A copy is made once the time since the last one is this many times its duration: a twentieth of the time is spent on
+copies, and repeated work never takes longer than twenty copies."""
 BROKEN_MAX: Final = 5
-"""So many forms in a row that came to no step, though processes enough were there, are not the fault of one of them."""
+"""Forms in a row without a step, though enough processes were there: more are not the fault of a single process."""
 
 
 class _GoneError(Exception):
@@ -35,12 +35,12 @@ class _GoneError(Exception):
 
 
 class ElasticError(RuntimeError):
-    """An island that does not come together, or whose computation raised something."""
+    """An island that fails to form, or whose computation raised an exception."""
 
 
 @final
 class ElasticLearner:
-    """`position` tells which batch of its slot comes with a step; `now` the time."""
+    """`position` returns the position of the batch that comes with a step; `now` the time."""
 
     def __init__(self, gang: ElasticGang, *, position: Callable[[], int], now: Callable[[], int]) -> None:
         assert gang.workers is not None
@@ -60,7 +60,7 @@ class ElasticLearner:
         return self._kind
 
     def compile(self, batch: Any) -> None:
-        """Come together with the others for the first time; they compile by batches of their own."""
+        """Form for the first time; the workers compile with batches of their own."""
         del batch
         self._form_anew(None)
 
@@ -88,21 +88,21 @@ class ElasticLearner:
         self._do("replace", fragment, values)
 
     def restart(self) -> None:
-        """Make the local leaves anew; those that were taken over from the life before are kept, the first time."""
+        """Initialize the local leaves; the first time, those that were taken over from the life before are kept."""
         if not self._inherits:
             self._do("restart")
         self._inherits = False
 
-    # -- what the worker is asked --------------------------------------------------------------------------------------
+    # -- requests to the worker ----------------------------------------------------------------------------------------
 
     def _do(self, *asked: Any) -> Any:
-        """Have something done that changes the state."""
+        """Make a request that changes the state."""
         result = self._asked(asked)
         self._since.append(asked)
         return result
 
     def _asked(self, asked: tuple[Any, ...]) -> Any:
-        """What the worker answers, in whatever form of the island."""
+        """The worker's answer, in whichever form of the island."""
         begun = self._now()
         while True:
             try:
@@ -111,8 +111,8 @@ class ElasticLearner:
                 self._form_anew(begun)
 
     def _ask(self, asked: tuple[Any, ...]) -> Any:
-        """What this worker answers; _GoneError if it does not."""
-        with suppress(OSError):  # What it said at its end is still there.
+        """This worker's answer; _GoneError if it does not come."""
+        with suppress(OSError):  # Its last message can still be read.
             self._worker.send(asked)
         return self._answer()[1]
 
@@ -140,20 +140,22 @@ class ElasticLearner:
         return form if form is not None and (self._form is None or form.number > self._form.number) else None
 
     def _is_grown(self, newer: Form) -> bool:
-        """Whether all of the present form are in the newer one, so that nothing is wrong with it."""
+        """Whether all members of the present form are in the newer one, so that the present one still works."""
         assert self._form is not None
         return set(self._form.members) <= set(newer.members)
 
     def _grow(self) -> None:
-        """Let others in, from where this island is now."""
+        """Form with new members, from the present state."""
         begun = self._now()
         with suppress(_GoneError):
             self._copy_now()
         self._form_anew(begun)
 
     def _form_anew(self, begun: int | None) -> None:
-        """Come together in the newest form, and be where this island was; `begun` is when it stopped, None for the
-        first time. ElasticError if that fails again and again."""
+        """Join the newest form, and restore the island's state; `begun` is when it stopped, None for the first time.
+
+        ElasticError if that fails again and again.
+        """
         while True:
             self._workers.end()
             if self._broken >= BROKEN_MAX:
@@ -174,24 +176,24 @@ class ElasticLearner:
             return
 
     def _take_up(self, form: Form, *, is_first: bool) -> int:
-        """Be in this form where this island was; how many steps were made again. _GoneError if nothing comes of it."""
+        """Restore the island's state in this form; returns the number of repeated steps. _GoneError if that fails."""
         has_state = self._start(form)
         for asked in self._since:
             self._ask(asked)
         again = [asked[0] for asked in self._since].count("step")
         self._inherits |= has_state and is_first
         self._copy_now()
-        self._copy_took = 0  # It compiled what it takes.
+        self._copy_took = 0  # This duration included a compilation.
         return again
 
     def _next(self) -> Form:
-        """The next form, once the home has told it."""
+        """The next form, once the home has announced it."""
         while (form := self._newer()) is None:
             self._gang.wait(LOOK_SECONDS)
         return form
 
     def _start(self, form: Form) -> bool:
-        """Begin the worker for a form; whether it has taken up a state."""
+        """Start the worker for a form; returns whether it has taken up a state."""
         names = tuple(self._gang.names[number] for number, _ in form.members)
         told = Told(0, form.number, names, self._gang.incarnation, None, self._copied)
         self._worker = self._workers.start(told._asdict())

@@ -1,4 +1,4 @@
-"""What a host tells the process that computes for it, and how that sees the form of the island that it is in."""
+"""A host's instructions to the process that computes for it, and that process's view of its form."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, final
 
 Basis: TypeAlias = tuple[int, int] | None
-"""The name of the copy from which a leader goes on; NOTHING for none, None for the newest that anybody has."""
+"""The name of the copy from which a leader continues; NOTHING for none, None for the newest of any process."""
 
 
 class Told(NamedTuple):
-    """What a host tells the process that computes for it: its `number` in form `form`, the `names` of all in it, the
-    leader's life `incarnation`, where that is to be found (of others), and from which copy it goes on (of it)."""
+    """A host's instructions to its worker.
+
+    Its `number` in form `form`, the `names` of all in it, the leader's life `incarnation`, its address (for others),
+    and the copy from which it continues (for the leader).
+    """
 
     number: int
     form: int
@@ -23,8 +26,10 @@ class Told(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What a worker has from its host: the `files` of copies, the leader's `door` and `token`, the devices of each
-    process and the kinds that they may have."""
+    """A worker's resources from its host.
+
+    The `files` of copies, the leader's `door` and `token`, the devices of each process and their allowed kinds.
+    """
 
     files: tuple[int, ...]
     door: Any

@@ -1,12 +1,14 @@
-"""The process that computes for a host of an elastic island: it comes together with those of the other hosts, takes up
-the newest copy of the state, and then does what it is asked to, until it is killed.
+"""The process that computes for a host of an elastic island.
 
-Decides whose copy all of them go on from, and brings it to those that have another one, or none. That of the leader's
-host is the one, because what has happened since is known there; in a leader's first form the newest that anybody has,
-for it may be the state of the leader before it. It is begun anew for each form, because a process that has started jax
-with others cannot go on when one of them is gone. Its host is its parent, in whose memory the copies are.
+It joins the processes of the other hosts, takes up the newest copy of the state, and then serves requests until it is
+killed.
 
-Between host and worker objects are pickled: both are one program, by a connection that nobody else has.
+Decides from which copy all of them continue, and sends it to those that have another one, or none. It is that of the
+leader's host, where everything since is known; in a leader's first form it is the newest of any process, because it may
+be the state of the leader before it. The process starts anew for each form, because a process that has started jax with
+others cannot continue when one of them is gone. Its host is its parent, and has the copies in its memory.
+
+Objects between host and worker are pickled: both run one program, over a private connection.
 """
 
 from __future__ import annotations
@@ -41,12 +43,15 @@ def work(
     place: Place,
     batch: Callable[[int], Any] | None,
 ) -> None:
-    """Serve `host`, a connection, until it or the island is gone. `parts` are task, fragments and alpha, `told` the
-    fields of Told; `batch` makes the batch of a position, for those that follow. What the task raises is told."""
+    """Serve `host`, a connection, until it or the island is gone.
+
+    `parts` are task, fragments and alpha, `told` the fields of Told; `batch` makes the batch of a position, for
+    followers. Exceptions of the task are sent to the host.
+    """
     fields = Told(**{**told, "basis": None if told["basis"] is None else tuple(told["basis"])})
     try:
         _Worker(parts, Life(seed, slot, fields.incarnation), fields, place).serve(host, batch)
-    except (EOFError, OSError, GangError) as error:  # One of the others is gone: there will be another form.
+    except (EOFError, OSError, GangError) as error:  # Another process is gone: a new form will follow.
         _tell(host, "broken", f"{type(error).__name__}: {error}")
     except Exception as error:
         import jax
@@ -82,14 +87,14 @@ class _Worker:
         self.has_state = basis is not None and basis[0].steps > 0
         mine = [number for life, number in self._orders.copies if life == told.incarnation]
         self._copies = max(mine, default=0)
-        # Everybody waits for a form that is not the first, and most of it is in the cache of compiled programs.
+        # All processes wait for a form that is not the first; most of it is in the cache of compiled programs.
         compiled = learner.compile if basis is None else learner.compile_step
         compiled(first_batch(task, life.seed, life.slot))
 
-    # -- from whose copy they go on ------------------------------------------------------------------------------------
+    # -- the copy to continue from -------------------------------------------------------------------------------------
 
     def _chosen(self) -> tuple[copies.Stored, int] | None:
-        """Have everybody hold the copy from which all go on; None for none."""
+        """Make all processes hold the copy from which they continue; None for none."""
         held, orders = self._orders.copies, self._orders
         chosen = max(held) if self._told.basis is None else self._told.basis
         if chosen not in (copies.NOTHING, held[0]) and chosen in held:
@@ -110,7 +115,7 @@ class _Worker:
         return basis
 
     def _told_of(self, following: Following) -> tuple[copies.Stored, int] | None:
-        """The same of one that follows: what its leader says of it."""
+        """The same for a follower, on its leader's orders."""
         while True:
             match following.next(ORDER_SECONDS):
                 case ["empty"]:
@@ -122,7 +127,7 @@ class _Worker:
                     return copies.keep(self._files, (life, number))
                 case ["bring"]:
                     known = copies.newest(self._files)
-                    assert known is not None  # Or the leader would not ask this one.
+                    assert known is not None  # Otherwise the leader would not ask this process.
                     copies.send(known[1], known[0], following)
                 case None:
                     continue
@@ -130,15 +135,15 @@ class _Worker:
                     raise EOFError("the leader of this island did not say from where to go on")
 
     def _copy(self, number: int) -> tuple[int, int]:
-        """Copy the state into the memory of this host; the name of the copy."""
+        """Copy the state to the memory of this host; returns the name of the copy."""
         what = copies.Stored(self._told.incarnation, number, *self._learner.counts, self._size)
         copies.write(copies.oldest(self._files), what, self._learner.whole())
         return what.name
 
-    # -- what is done --------------------------------------------------------------------------------------------------
+    # -- service -------------------------------------------------------------------------------------------------------
 
     def serve(self, host: Any, batch: Callable[[int], Any] | None) -> NoReturn:
-        """Do what is asked, for ever."""
+        """Serve requests, for ever."""
         if self._following is None:
             self._lead(host)
         following = self._following
