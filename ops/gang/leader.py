@@ -1,4 +1,4 @@
-"""The learner of an island of several processes: says every call to the others before it makes it."""
+"""The learner of an island of several processes: announces every call to the others before it makes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isthmus.ops.gang.orders import Order, Orders
 
 
 class Led(Protocol):
-    """What is called on every process of an island."""
+    """The functions that are called on every process of an island."""
 
     @property
     def device_kind(self) -> str: ...
@@ -32,7 +32,7 @@ class Led(Protocol):
 
 @final
 class Leader:
-    """One that leads, as inner-step has it. `position` tells which batch of its slot comes with a step."""
+    """The leader, for inner-step. `position` returns the position of the batch that comes with a step."""
 
     def __init__(self, learner: Led, orders: Orders, position: Callable[[], int]) -> None:
         self._learner, self._orders, self._position = learner, orders, position
@@ -42,7 +42,7 @@ class Leader:
         return self._learner.device_kind
 
     def compile(self, batch: Any) -> None:
-        """Compile everything, and wait until the others have: a collective operation waits for nobody for long."""
+        """Compile everything, and wait until the others have: a collective operation waits for them only briefly."""
         self._learner.compile(batch)
         self._orders.wait()
 
@@ -72,7 +72,7 @@ class Leader:
 
 
 def follow(learner: Led, order: Order, batch: Callable[[int], Any]) -> None:
-    """Do what the leader does, with the batch of a position from `batch`; ValueError for an order that there is not."""
+    """Make the leader's call, with the batch of a position from `batch`; ValueError for an unknown order."""
     match order:
         case ["begin"]:
             learner.begin()

@@ -1,7 +1,7 @@
-"""How the processes of one island meet: the others come to their leader's door, and then all start jax together.
+"""How the processes of one island meet: the others connect to their leader's door, and then all start jax together.
 
-Decides how long is waited, and names who has not come. Where the door is, is told by the daemons: whoever knows the
-token that they tell beside it is let in, and nobody else.
+Decides how long to wait, and names missing processes. The daemons announce the door's address, with a token: only a
+process that knows the token is admitted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from isthmus.ops.gang.orders import Following, Orders
 from isthmus.ops.mesh.island import Gang
 
 MEETING_SECONDS: Final = 60.0
-"""As long as a process may take for its first word to its daemon: it imports and traces before."""
+"""As long as a process may take for its first heartbeat: it imports and traces before."""
 HELLO_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.05
 _HELLO: Final = struct.Struct("!IQQQ")
@@ -28,11 +28,11 @@ _HELLO: Final = struct.Struct("!IQQQ")
 
 
 class GangError(RuntimeError):
-    """An island that does not come together."""
+    """An island that fails to form."""
 
 
 def lead(gang: Gang) -> Orders:
-    """Wait for the others, and start jax with them. GangError, with those that are missing, if they do not come."""
+    """Wait for the others, and start jax with them. GangError, with the names of those missing, if they do not come."""
     door, others = gang.door, dict[int, socket.socket]()
     copies = {0: gang.copy}
     begun = time.monotonic()
@@ -58,7 +58,7 @@ def lead(gang: Gang) -> Orders:
         other.settimeout(None)
         other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         number, copies[number] = came
-        if number in others:  # It has given up the connection before, and comes again.
+        if number in others:  # It has given up its earlier connection, and connects again.
             others[number].close()
         others[number] = other
     orders = Orders([others[number] for number in sorted(others)], [copies[number] for number in sorted(copies)])
@@ -69,8 +69,10 @@ def lead(gang: Gang) -> Orders:
 
 
 def join(gang: Gang) -> Following:
-    """Go to the leader, once it is known where it is, and start jax with it. GangError if it is not found, EOFError if
-    it is gone once it has answered."""
+    """Connect to the leader, once its address is known, and start jax with it.
+
+    GangError if it is not found, EOFError if it is gone once it has answered.
+    """
     begun = time.monotonic()
     while time.monotonic() < begun + MEETING_SECONDS:
         found = gang.find()
@@ -96,8 +98,10 @@ def join(gang: Gang) -> Following:
 
 
 def _admitted(other: socket.socket, gang: Gang) -> tuple[int, tuple[int, int]] | None:
-    """The number of who has come, and its copy; None for a stranger, for one that came for another form, and for one
-    that is gone again."""
+    """The number of a connecting process, and its copy.
+
+    None for an unknown process, for one of another form, and for one that is gone again.
+    """
     other.settimeout(HELLO_SECONDS)
     data, length = b"", len(gang.token) + _HELLO.size
     with suppress(OSError):
@@ -111,15 +115,17 @@ def _admitted(other: socket.socket, gang: Gang) -> tuple[int, tuple[int, int]] |
 
 
 def _free_port(host: str) -> int:
-    """A port that is free now; jax takes none that it finds for itself."""
+    """A port that is free now; jax does not choose one itself."""
     with socket.socket() as found:
         found.bind((host, 0))
         return int(found.getsockname()[1])
 
 
 def _await(coordinator: str) -> None:
-    """Return once jax's coordinator listens: who comes to it before waits a second before it tries again. GangError if
-    it does not within MEETING_SECONDS."""
+    """Return once jax's coordinator listens: a process that connects earlier waits a second before it tries again.
+
+    GangError if it does not listen within MEETING_SECONDS.
+    """
     host, _, port = coordinator.rpartition(":")
     until = time.monotonic() + MEETING_SECONDS
     while time.monotonic() < until:
@@ -131,7 +137,7 @@ def _await(coordinator: str) -> None:
 
 
 def _start(coordinator: str, gang: Gang) -> None:
-    """Have jax know the devices of all processes."""
+    """Make the devices of all processes known to jax."""
     config: Any = jax.config
     config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(coordinator, gang.size, gang.number, initialization_timeout=round(MEETING_SECONDS))

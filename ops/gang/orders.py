@@ -1,9 +1,8 @@
-"""The orders of a gang's leader: what every process of its island calls next, in one order for all of them.
+"""The orders of a gang's leader: the next call of every process of its island, in one order for all of them.
 
 Functions over an island of several processes run only where each of them calls the same ones in the same order. So the
-leader says what it is about to call, and the others do the same. An order is a name and numbers: values of fragments
-cross between devices, and batches are made by each process for itself. Who follows is told by the connection that the
-leader is gone.
+leader announces each call, and the others make the same. An order is a name and numbers: values of fragments cross
+between devices, and each process makes its own batches. A follower learns from the connection that the leader is gone.
 """
 
 from __future__ import annotations
@@ -24,30 +23,34 @@ _LENGTH: Final = struct.Struct("!I")
 
 @final
 class Orders:
-    """Of the leader, to those that have come. `copies` names which copy of the island's state each process has, its
-    own first."""
+    """The leader's end, with connections to the others.
+
+    `copies` names each process's copy of the island's state, its own first.
+    """
 
     def __init__(self, others: Sequence[socket.socket], copies: Sequence[tuple[int, int]] = ()) -> None:
         self._others, self.copies = tuple(others), tuple(copies)
 
     def give(self, *order: Any) -> None:
-        """Say what is about to be called; OSError if one of the others is gone."""
+        """Announce a call; OSError if one of the others is gone."""
         data = msgpack.packb(order)
         for other in self._others:
             other.sendall(_LENGTH.pack(len(data)) + data)
 
     def give_one(self, number: int, *order: Any) -> None:
-        """Say to one of the others, from 1, what is for it alone."""
+        """Send an order to one of the others, from 1."""
         data = msgpack.packb(order)
         self._others[number - 1].sendall(_LENGTH.pack(len(data)) + data)
 
     def link(self, number: int) -> socket.socket:
-        """The connection with process `number`, from 1, for what is no order."""
+        """The connection with process `number`, from 1, for other data."""
         return self._others[number - 1]
 
     def wait(self) -> None:
-        """Return once all others have said that they are ready; EOFError if one is gone. There is no time limit: how
-        long a process may compile, and whether it lives, is for its daemon to judge."""
+        """Return once all others have reported that they are ready; EOFError if one is gone.
+
+        There is no time limit: its daemon judges how long a process may compile, and whether it is alive.
+        """
         for other in self._others:
             if not other.recv(1):
                 raise EOFError("a process of this island is gone")
@@ -59,19 +62,18 @@ class Orders:
 
 @final
 class Following:
-    """Of one of the others, from its leader."""
+    """A follower's end, with a connection to its leader."""
 
     def __init__(self, leader: socket.socket) -> None:
         self._leader, self._data = leader, b""
 
     def ready(self) -> None:
-        """Say that everything is compiled, and the next order can be followed at once."""
+        """Report that everything is compiled, and the next order can be followed at once."""
         self._leader.settimeout(None)
         self._leader.sendall(b"!")
 
     def next(self, seconds: float) -> Order | None:
-        """The next order, None if none has come within so many seconds; EOFError if the leader is gone, ValueError for
-        what is none."""
+        """The next order, None if none comes within `seconds`; EOFError without a leader, ValueError for bad data."""
         self._leader.settimeout(seconds)
         while True:
             if len(self._data) >= _LENGTH.size:
@@ -93,7 +95,7 @@ class Following:
             self._data += data
 
     def recv_into(self, data: memoryview) -> int:
-        """Take what comes from the leader and is no order, as a socket does."""
+        """Receive data other than orders from the leader, like a socket."""
         if self._data:
             count = min(len(data), len(self._data))
             data[:count], self._data = self._data[:count], self._data[count:]
@@ -102,7 +104,7 @@ class Following:
         return self._leader.recv_into(data)
 
     def sendall(self, data: bytes | memoryview) -> None:
-        """Give the leader what it asked for, as a socket does."""
+        """Send requested data to the leader, like a socket."""
         self._leader.settimeout(None)
         self._leader.sendall(data)
 

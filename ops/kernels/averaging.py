@@ -1,15 +1,15 @@
 """The merge of outer gradients: weighted averages, and radial-directional averaging (RDA).
 
-Decides the merged gradient of one fragment, given who contributes with which weight. Does not decide who contributes
-(the quorum), what a weight is (`accounts`), or what is done with the result (`nesterov`).
+Decides the merged gradient of one fragment, given contributors and weights. Does not decide who contributes (the
+quorum), what a weight is (`token_accounts`), or what is done with the result (`nesterov`).
 
 Theory of operation. With weights w normalised to 1, per unit (arXiv 2604.21428):
 
     average   sum_m w_m g_m                                        embedding-like units, and means of values
     RDA       (sum_m w_m |g_m|) * unit(sum_m w_m unit(g_m))        all others; unit(0) = 0
 
-RDA keeps the length however many learners there are; the average of M orthogonal gradients has 1/sqrt(M) of it. Where
-the directions nearly cancel, RDA would return noise at full length, and the average is taken instead.
+RDA keeps the length for any number of learners; the average of M orthogonal gradients has 1/sqrt(M) of it. Where the
+directions nearly cancel, RDA would return noise at full length, and the average is taken instead.
 
 Learners send the norms, so both rules are one sweep direction = sum_m c_m g_m with c_m = w_m, or w_m r / |g_m| where
 r = sum_m w_m |g_m|. The sweep leaves sums of squares per stripe; the length r / |direction| is then one number per
@@ -41,9 +41,9 @@ from isthmus.ops.kernels.stripes import Stripes, share, stripes
 Float64: TypeAlias = NDArray[np.float64]
 Method: TypeAlias = Literal["rda", "average"]
 
-# Unrelated (orthogonal) directions add up to sqrt(sum w^2); a fifth of that says that gradients oppose each other and
-# what is left is their noise. At four equal weights the bound is 0.1, and random directions in 100 dimensions fall
-# below it at 8 standard deviations.
+# Unrelated (orthogonal) directions add up to sqrt(sum w^2); below a fifth of that, gradients oppose each other and the
+# rest is their noise. At four equal weights the bound is 0.1, and random directions in 100 dimensions fall below it at
+# 8 standard deviations.
 CANCELLED_SHARE = 0.2
 # Gradients in one sweep: the kernel's tuple has this length. More take further sweeps over the result.
 _SWEEP_COUNT = 8
@@ -77,14 +77,14 @@ def merge(
         gradients: per contributor float32[n], finite, n = fragment.size; or the codes of one, decoded in the sweep.
         weights: per contributor, finite and >= 0, on any common scale; weight 0 does not contribute.
         norms: per contributor float32[units], the length of each unit of its gradient as the learner measured it. It
-            stands for |g| whatever the values say, so that coded gradients keep their length.
+            stands for |g| regardless of the values, so that coded gradients keep their length.
         method: "rda", or "average" for all units.
-        threads: at most so many; the result has the same bits for any number.
+        threads: the most to use; the result has the same bits for any number.
 
     A single contributor's gradient is returned as it is, the same array with scale 1: |g| unit(g) is not g in floats.
-    One that is coded has lost some of its length, which its norms give back.
-    Raises ValueError where lengths disagree, no weight is positive, a weight or norm is negative or not finite; the
-    gradient and norms of a weight 0 are not looked at.
+    One that is coded has lost some of its length, which its norms restore. Raises ValueError where lengths disagree, no
+    weight is positive, a weight or norm is negative or not finite; the gradient and norms of a weight 0 are not
+    checked.
     """
     _check(gradients, weights, norms, fragment, method)
     voters = [m for m, weight in enumerate(weights) if weight > 0]
@@ -182,9 +182,7 @@ def _combine(
     direction: Float32,
     threads: int,
 ) -> Float64:
-    """Write sum_m coefficients[unit, m] * gradients[m] into the stripes of `direction`; returns its squares, summed
-    per stripe.
-    """
+    """Write sum_m coefficients[unit, m] * gradients[m] to the stripes of `direction`; returns squares per stripe."""
     squares = np.empty(len(cuts))
     for first in range(0, len(gradients), _SWEEP_COUNT):
         some = [kernel_inputs(gradient) for gradient in gradients[first : first + _SWEEP_COUNT]]

@@ -1,16 +1,16 @@
-"""New float32 buffers for payloads: aligned, and recycled once every holder has let go.
+"""New float32 buffers for payloads: aligned, and recycled once all references are gone.
 
 Decides where the memory of a new payload comes from. Does not decide when a payload dies: that is when its last
 reference goes.
 
-Theory of operation. Payloads are immutable, so each merge and each outer step writes into new buffers. Fresh memory
-costs 0.1 to 0.5 CPU seconds per GB (the kernel clears every page), as much as the merge itself. So memory of 1 MiB and
-more is lent: the array stands on a lease object, which numpy, jax and zmq keep alive together with every view of the
-array, and when the lease is collected its memory goes back to a short shelf. Nobody gives anything back by hand, so a
-buffer that somebody still reads cannot be written again. A bare address (`array.ctypes.data`) is not a reference.
+Theory of operation. Payloads are immutable, so each merge and each outer step writes to new buffers. Fresh memory costs
+0.1 to 0.5 CPU seconds per GB (the kernel clears every page), as much as the merge itself. So memory of 1 MiB and more
+is lent: the array stands on a lease object, which numpy, jax and zmq keep alive together with every view of the array,
+and when the lease is collected its memory goes back to a short shelf. There is no explicit release, so a buffer that is
+still referenced cannot be written again. A bare address (`array.ctypes.data`) is not a reference.
 
-Buffers begin at a multiple of 64 bytes, the width of a cache line and of the widest vector; jax then takes them
-without a copy.
+Buffers begin at a multiple of 64 bytes, the width of a cache line and of the widest vector; jax then uses them without
+a copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Float32: TypeAlias = NDArray[np.float32]
 _ALIGNMENT_BYTES = 64
 # Below this malloc reuses its own memory, and clearing pages costs less than the lease.
 _LEASE_BYTES_MIN = 2**20
-# Free blocks kept: what two rounds in flight let go between two outer steps (direction, momentum, global fragment).
+# Free blocks kept: those that two rounds in flight release between two outer steps (direction, momentum, fragment).
 _SHELF_COUNT_MAX = 6
 
 

@@ -1,4 +1,4 @@
-"""Vectors in fewer bits: the codes of an outer gradient, and of what an outer step adds to a published fragment.
+"""Vectors in fewer bits: the codes of an outer gradient, and of the change that an outer step makes to a fragment.
 
 Decides what is lost. Does not decide what is coded, nor what becomes of the loss.
 
@@ -8,9 +8,9 @@ Theory of operation. Each unit is cut, from its own start, into blocks of 256 va
     int4    scale = max |x| / 7,   code = x / scale rounded, ties to even; -8 is no code
     bf16    x rounded to the nearest bfloat16, ties to even; no scales
 
-A block that is not finite has a scale that is not finite, so whether values are finite is asked of scales alone; one
-whose values are all below 1e-36 is coded as zeros. Decoding (`sweeps`) is one rounded product, and what it is added to
-makes one rounded sum; `advance` does just that as it codes, so that whoever adds the codes gets its result bit for bit.
+A block that is not finite has a scale that is not finite, so scales alone tell whether values are finite; a block whose
+values are all below 1e-36 is coded as zeros. Decoding (`sweeps`) is one rounded product, and adding it to a value one
+rounded sum; `advance` does just that as it codes, so that adding the codes gives its result bit for bit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DTYPES: Final[dict[int, np.dtype[Any]]] = {
     INT4: np.dtype(np.uint8),
 }
 SCALE_MAX: Final = float(np.finfo(np.float32).max) / 128
-"""Of a scale that decodes to finite values whatever the codes are."""
+"""The largest scale that decodes to finite values for all codes."""
 _NONE: Final = np.empty(0, np.float32)
 _NONE.setflags(write=False)
 
@@ -46,14 +46,17 @@ _ONE: Final = Fragment(0, (Unit("a", 0, 2, (2,)),))
 _MAGNITUDE_BITS: Final = np.int32(0x7FFFFFFF)
 _EXPONENT_BITS: Final = np.int32(0x7F800000)
 _ROUNDER: Final = np.float32(12582912.0)
-"""1.5 * 2^23: adding and subtracting it rounds what is below 2^22 to an integer, ties to even."""
+"""1.5 * 2^23: adding and subtracting it rounds a value below 2^22 to an integer, ties to even."""
 _LEAST: Final = np.float32(1e-36)
-"""Of the largest value of a block: 7 and 127 divided by it are finite."""
+"""The least maximum of a block: 7 and 127 divided by it are finite."""
 
 
 class Coded(NamedTuple):
-    """A coded float32[n]: `codes` bfloat16[n], int8[n] or, of int4, uint8[ceil(n_u / 2) summed over units]; `scales`
-    float32[blocks], none for bf16."""
+    """A coded float32[n].
+
+    `codes` are bfloat16[n], int8[n] or, for int4, uint8[ceil(n_u / 2) summed over units]; `scales` float32[blocks],
+    none for bf16.
+    """
 
     codes: NDArray[Any]
     scales: Float32
@@ -72,7 +75,7 @@ class Places(NamedTuple):
 
 @lru_cache(maxsize=256)
 def places(offsets: tuple[int, ...]) -> Places:
-    """Those of a payload whose unit u holds values [offsets[u], offsets[u + 1])."""
+    """The places of a payload whose unit u holds values [offsets[u], offsets[u + 1])."""
     at = np.array(offsets, np.int64)
     sizes = np.diff(at)
     starts = np.zeros(1, np.int64)
@@ -82,21 +85,21 @@ def places(offsets: tuple[int, ...]) -> Places:
 
 
 def as_sent(codes: NDArray[Any], scales: Float32 | None) -> Values:
-    """What came as `codes`, which are the values if they are float32, and `scales`, if any came."""
+    """The vector that arrived as `codes`, which are the values if they are float32, and `scales`, if any."""
     if codes.dtype == np.float32:
         return codes
     return Coded(codes, _NONE if scales is None else scales)
 
 
 def told(name: str, values: Values) -> dict[str, Any]:
-    """The fields of an item that `as_sent` reads, the first of this name."""
+    """The fields of an item for `as_sent`, the first with this name."""
     if not isinstance(values, Coded):
         return {name: values}
     return {name: values.codes, "scales": values.scales} if values.scales.size else {name: values.codes}
 
 
 def is_whole(values: Values, fragment: Fragment) -> bool:
-    """Whether there are as many codes and scales as the fragment has values."""
+    """Whether there are as many codes and scales as the fragment needs."""
     if not isinstance(values, Coded):
         return values.shape == (fragment.size,)
     form, where = form_of(values), places(fragment.offsets)
@@ -105,14 +108,14 @@ def is_whole(values: Values, fragment: Fragment) -> bool:
 
 
 def form_of(values: Values) -> int:
-    """The number of a format, as kernels have it."""
+    """The number of a format, as in the kernels."""
     if not isinstance(values, Coded):
         return FLOAT32
     return next(form for form, dtype in _DTYPES.items() if dtype == values.codes.dtype)
 
 
 def kernel_inputs(values: Values) -> tuple[Bytes, Float32, int]:
-    """(bytes, scales, format) as kernels take them."""
+    """(bytes, scales, format), for kernels."""
     if not isinstance(values, Coded):
         return kernel_input(values).view(np.uint8), _NONE, FLOAT32
     codes = np.require(values.codes, None, ["C", "A"]).view(np.uint8)
@@ -121,7 +124,7 @@ def kernel_inputs(values: Values) -> tuple[Bytes, Float32, int]:
 
 
 def is_finite(values: Values) -> bool:
-    """Whether all values are finite; of int8 and int4 the scales say that, which are not negative either."""
+    """Whether all values are finite; for int8 and int4 by the scales, which must not be negative either."""
     if not isinstance(values, Coded):
         return bool(_bits_are_finite(kernel_input(values).view(np.int32)))
     if form_of(values) == BF16:
@@ -130,7 +133,7 @@ def is_finite(values: Values) -> bool:
 
 
 def scaled(values: Values, share: float) -> Values:
-    """So much of a vector."""
+    """A vector times `share`."""
     if not isinstance(values, Coded):
         return values * np.float32(share)
     if form_of(values) == BF16:
@@ -151,7 +154,7 @@ def encode(values: Float32, fragment: Fragment, code_format: CodeFormat) -> Code
 
 
 def advance(target: Float32, published: Float32, fragment: Fragment, code_format: CodeFormat) -> tuple[Coded, Float32]:
-    """The codes q of target - published, and published + q, which `add` makes of them too; float32[n] each."""
+    """The codes q of target - published, and published + q, which `add` also computes from them; float32[n] each."""
     form, where = _FORMS[code_format], places(fragment.offsets)
     if form == BF16:
         coded = encode(target - published, fragment, code_format)
@@ -163,7 +166,7 @@ def advance(target: Float32, published: Float32, fragment: Fragment, code_format
 
 
 def add(published: Float32, coded: Coded, fragment: Fragment) -> Float32:
-    """published + what is coded, float32[n] in a new buffer."""
+    """published + the decoded values, float32[n] in a new buffer."""
     moved = empty(fragment.size)
     sweeps.add_to(kernel_input(published), *kernel_inputs(coded), *places(fragment.offsets), moved)
     return moved
@@ -179,13 +182,13 @@ def sampled(values: Values, fragment: Fragment, stride: int) -> Float32:
 
 
 def warm_pushes() -> None:
-    """Compile what codes a push, or load it from the cache; otherwise the first call does it."""
+    """Compile the kernels that code a push, or load them from the cache; otherwise the first call does it."""
     for code_format in get_args(CodeFormat):
         encode(_ONES, _ONE, code_format)
 
 
 def warm_updates() -> None:
-    """Compile what codes an update and decodes it, or load it from the cache."""
+    """Compile the kernels that code and decode an update, or load them from the cache."""
     for code_format in get_args(CodeFormat):
         add(_ONES, advance(_ONES, _ONES, _ONE, code_format)[0], _ONE)
 
@@ -206,8 +209,10 @@ def _bits_are_finite(bits: NDArray[np.int32]) -> bool:
 
 @kernel
 def largest_of(bits: NDArray[np.int32]) -> np.int32:
-    """The largest magnitude of float32 values, as their bits: an integer maximum vectorises, a float one does not, nor
-    does one of unsigned integers, which numba widens."""
+    """The largest magnitude of float32 values, as their bits.
+
+    An integer maximum vectorises, a float one does not, nor does one of unsigned integers, which numba widens.
+    """
     largest = np.int32(0)
     for i in range(len(bits)):
         magnitude = np.int32(bits[i] & _MAGNITUDE_BITS)
@@ -244,8 +249,10 @@ def _encode(
     scales: Float32,
     moved: Float32,
 ) -> None:
-    """Code target - published and write published plus what is coded into `moved`; where `published` has no values,
-    code `target`."""
+    """Code target - published, and write published plus the decoded codes to `moved`.
+
+    Where `published` has no values, code `target`.
+    """
     room, bits = np.empty(CODE_BLOCK, np.float32), np.empty(1, np.int32)
     largest, is_alone = bits.view(np.float32), len(published) == 0
     levels = np.float32(127.0) if form == INT8 else np.float32(7.0)

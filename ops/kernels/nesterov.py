@@ -1,7 +1,7 @@
 """The outer step: SGD with Nesterov momentum on one fragment.
 
-Decides the next value of a fragment from its merged outer gradient. Does not decide the settings, when a
-step is made, or what its gradient is.
+Decides the next value of a fragment from its merged outer gradient. Does not decide the settings, when a step is made,
+or what its gradient is.
 
 Theory of operation. The state is float32 beside the fragment (arXiv 2311.08105, section 2):
 
@@ -9,10 +9,10 @@ Theory of operation. The state is float32 beside the fragment (arXiv 2311.08105,
     Theta <- Theta - eta (g + mu b)
 
 This is `optax.sgd(eta, momentum=mu, nesterov=True)`, rounded as optax rounds it when run operation by operation. The
-merge hands over g = scale[unit] * direction in two parts, and the product is taken here, in the one sweep.
+merge passes g = scale[unit] * direction in two parts, and the product is computed here, in the one sweep.
 
-Units that are means of values take no outer step: for them eta is 1 and mu 0, whatever the settings are, so that
-Theta <- Theta - sum_m w_m (Theta - v_m), the weighted mean of the values that the learners hold.
+Units that are means of values take no outer step: for them eta is 1 and mu 0, regardless of the settings, so that
+Theta <- Theta - sum_m w_m (Theta - v_m), the weighted mean of the learners' values.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def outer_step(
 
     Arguments:
         theta, momentum: float32[n], n = fragment.size; momentum starts at 0.
-        direction, scale: float32[n] and float32[units], the merged outer gradient as `merging.merge` returns it.
+        direction, scale: float32[n] and float32[units], the merged outer gradient as `averaging.merge` returns it.
         lr, momentum_decay: eta > 0 and mu in [0, 1), used as float32, of all units but means.
-        threads: at most so many; the result has the same bits for any number.
+        threads: the most to use; the result has the same bits for any number.
 
     Raises ValueError where a size disagrees with the fragment.
     """

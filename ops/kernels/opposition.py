@@ -1,10 +1,10 @@
-"""Who pulls against everybody else: learners whose outer gradients point the other way, merge after merge.
+"""Opposition: learners whose outer gradients point against those of all others, merge after merge.
 
-Decides who is told of, and changes nothing of a merge. A sign that is flipped makes a gradient as long as any other, so
-its length gives nobody away (`voices`); but the others agree with each other, and it disagrees with all of them. With
-two learners nobody can say which of them is wrong, so nothing is told. Only answers on the newest version are compared:
-one that comes late pulls back from where the others have gone meanwhile. Nor is such a learner refused: one that has
-data of its own kind may honestly pull the other way, and near the best that all can agree on, one of them always does.
+Decides which learners are reported, and changes nothing of a merge. A flipped sign leaves the length of a gradient
+unchanged, so its length does not reveal it (`bounds`); but the others agree with each other, and it disagrees with all
+of them. Of two learners either may be wrong, so neither is reported. Only answers on the newest version are compared:
+one that comes late pulls back from where the others have gone meanwhile. Nor is such a learner refused: one with data
+of its own kind may honestly pull the other way, and near the best common model, one of them always does.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ LEARNERS_MIN: Final = 3
 MERGES_MIN: Final = 8
 """In a row: a single one may be chance."""
 COSINE_MIN: Final = 0.1
-"""Of the angle to the mean of the others, and of that among them: nearer to a right angle it tells little."""
+"""Least absolute cosine, to the mean of the others and among them: nearer to a right angle it means little."""
 NOISE_DEVIATIONS: Final = 3.0
-"""Cosines of unrelated directions in d dimensions deviate by 1 / sqrt(d): fragments that are short tell less."""
+"""Cosines of unrelated directions in d dimensions deviate by 1 / sqrt(d): those of short fragments mean less."""
 SAMPLE_SIZE: Final = 1 << 14
-"""Values of each gradient that are looked at, evenly spaced: a merge reads the memory of all of them twice already."""
+"""Values of each gradient that are read, evenly spaced: a merge reads the memory of all of them twice already."""
 
 
 class Opposition:
-    """In how many merges in a row each life has pulled against all others, over all fragments of a shard."""
+    """The number of merges in a row in which each life has pulled against all others, over all fragments of a shard."""
 
     def __init__(self) -> None:
         self._merges: dict[Life, int] = {}
 
     def observe(self, gradients: Sequence[Float32], lives: Sequence[Life]) -> list[list[int]]:
-        """Take the gradients of one merge, all on one version; [slot, merges in a row] of those that are told of."""
+        """Add the gradients of one merge, all on one version; [slot, merges in a row] of the reported learners."""
         if len(gradients) < LEARNERS_MIN or least_of(len(gradients[0])) >= 1.0:
-            return []  # Of two nobody can say which is wrong, and what is very short tells nothing: it ends no row.
+            return []  # Two learners, or very short gradients, are no evidence either way: they end no row.
         for life, is_opposed in zip(lives, opposed(gradients), strict=True):
             self._merges[life] = self._merges.get(life, 0) + 1 if is_opposed else 0
         return [[life[0], self._merges[life]] for life in lives if self._merges[life] >= MERGES_MIN]
 
 
 def opposed(gradients: Sequence[Float32]) -> list[bool]:
-    """Of each gradient (float32[n], finite), whether it points against the mean of the others, which agree."""
+    """Whether each gradient (float32[n], finite) points against the mean of the others, which agree."""
     count = len(gradients)
     stride = stride_of(len(gradients[0]))
     sample: NDArray[np.float64] = np.array([gradient[::stride] for gradient in gradients], np.float64)
@@ -62,7 +62,7 @@ def opposed(gradients: Sequence[Float32]) -> list[bool]:
     for each in range(count):
         others = [other for other in range(count) if other != each]
         among = cosines[np.ix_(others, others)]
-        length = np.sqrt(max(0.0, among.sum()))  # Of directions that cancel it may be a rounding error below 0.
+        length = np.sqrt(max(0.0, among.sum()))  # Directions that cancel may sum to a rounding error below 0.
         pairs = (among.sum() - len(others)) / (len(others) * (len(others) - 1))
         against = cosines[each, others].sum() / length if length > 0 else 0.0
         found.append(bool(pairs > least and against < -least))
@@ -70,10 +70,10 @@ def opposed(gradients: Sequence[Float32]) -> list[bool]:
 
 
 def least_of(size: int) -> float:
-    """The least cosine that tells something, of gradients of so many values; from 1 on there is none."""
+    """The least meaningful cosine of gradients with `size` values; from 1 on there is none."""
     return max(COSINE_MIN, NOISE_DEVIATIONS / math.sqrt(len(range(0, size, stride_of(size)))))
 
 
 def stride_of(size: int) -> int:
-    """How far apart the values are that are looked at."""
+    """The distance of the values that are read."""
     return -(-size // SAMPLE_SIZE)

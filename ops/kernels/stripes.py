@@ -37,7 +37,7 @@ _SIZE_PER_THREAD_MIN = 4 * STRIPE_SIZE
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compile `function` when it is first called: to the on-disk cache, releasing the GIL, no fast math.
 
-    Float sums are then done in the order in which they are written, with no fused multiply-add, on every machine.
+    Float sums are then computed in the order in which they are written, with no fused multiply-add, on every machine.
     """
     return cast(Callable[P, R], numba.njit(nogil=True, cache=True, fastmath=False)(function))
 

@@ -1,11 +1,10 @@
-"""Kernels that read gradients as they came, whole or coded: decoded block by block in the first-level cache, where they
-are used.
+"""Kernels that read gradients, whole or coded: decoded block by block in the first-level cache, where they are used.
 
-Decides how codes become values. Kernels that call each other share a file, because numba's cache looks at no other.
+Decides how codes become values. Kernels that call each other share a file, because numba's cache checks no other.
 
 Theory of operation. A coded vector (`coding`) is a run of bytes, and a scale for each block of 256 values of one unit.
-A value is its code times the scale, one rounded float32 product; what it is added to makes a second rounding. Nothing
-is fused, so that a value has the same bits on every host. The formats, as numbers:
+A value is its code times the scale, one rounded float32 product; the sum with another value is rounded separately.
+Nothing is fused, so that a value has the same bits on every host. The formats, as numbers:
 
     0  float32: no codes, the values themselves
     1  bf16: the upper half of a float32; no scales
@@ -38,8 +37,10 @@ _LANES: Final = 32
 
 @kernel
 def decoded(raw: Bytes, scales: Float32, form: int, at: int, code_at: int, scale_at: int, room: Float32) -> Float32:
-    """The len(room) values from number `at` on, whose codes begin at byte `code_at` and at scale `scale_at`: those of
-    float32 where they are, others in `room`."""
+    """The len(room) values from number `at` on, whose codes begin at byte `code_at` and at scale `scale_at`.
+
+    Values of float32 are a view, others are written to `room`.
+    """
     size = len(room)
     if form == FLOAT32:
         return raw.view(np.float32)[at : at + size]
@@ -86,7 +87,7 @@ def sweep(
     first: int,
     last: int,
 ) -> None:
-    """Add coefficients[units[s], m] * gradient m to the values of stripes first..last-1; their sums of squares."""
+    """Add coefficients[units[s], m] * gradient m to the values of stripes first..last-1; sums up their squares."""
     lanes = np.empty(_LANES, np.float64)
     rooms = np.empty((4, _BLOCK_SIZE), np.float32)
     count = coefficients.shape[1]
@@ -158,7 +159,7 @@ def add_to(
     scale_offsets: Int64,
     sums: Float32,
 ) -> None:
-    """Write values + what is coded into `sums`."""
+    """Write values + the decoded values to `sums`."""
     room = np.empty(_BLOCK_SIZE, np.float32)
     for unit in range(len(offsets) - 1):
         for begin in range(offsets[unit], offsets[unit + 1], _BLOCK_SIZE):

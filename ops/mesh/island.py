@@ -1,4 +1,4 @@
-"""What a host was placed on, as its context has it: what ops may know of it."""
+"""The interface of a host's island in its context, as far as ops use it."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ class Gang(Protocol):
 
     @property
     def number(self) -> int:
-        """That of this process."""
+        """The number of this process."""
 
     @property
     def names(self) -> Sequence[str]:
-        """What each of them is called, by number."""
+        """The names of all processes, by number."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of processes."""
 
     @property
     def door(self) -> socket:
-        """Where the leader listens for the others; of the leader alone."""
+        """The socket on which the leader listens for the others; of the leader alone."""
 
     @property
     def token(self) -> str:
-        """What whoever comes to the door has to know; of the leader alone."""
+        """The token that the others must show at the door; of the leader alone."""
 
     @property
     def form(self) -> int:
-        """The number of the form in which they come together; 0 of processes that live and end together."""
+        """The number of the form that they make up; 0 for processes that live and end together."""
 
     @property
     def copy(self) -> tuple[int, int]:
         """The name of the newest copy of the island's state that this process has, (0, 0) for none."""
 
     def find(self) -> tuple[str, str] | None:
-        """Where the leader of this very life is, as HOST:PORT, and its token; None as long as that is not known."""
+        """Address (HOST:PORT) and token of the leader of this very life; None as long as they are not known."""
 
 
 class Form(Protocol):
-    """Which processes of an island train together from now on: those that are there, or as many of them as divide its
-    batch. Forms are numbered upwards."""
+    """The processes of an island that train together from now on: those present, or as many as divide its batch.
+
+    Forms are numbered upwards.
+    """
 
     @property
     def number(self) -> int: ...
@@ -55,25 +57,25 @@ class Form(Protocol):
 
 
 class Workers(Protocol):
-    """What begins the processes that compute for this host, one after the other: each ends the one before."""
+    """Starts the processes that compute for this host, one after the other: each start ends the one before."""
 
     def start(self, told: Mapping[str, Any]) -> Any:
-        """Begin one, and tell it this; the connection with it."""
+        """Start a worker with these instructions; returns the connection with it."""
 
     def end(self) -> None:
-        """End it, if there is one."""
+        """End the worker, if there is one."""
 
 
 class ElasticGang(Protocol):
-    """The processes of an island that goes on without some of them, as the host of one of these has it."""
+    """The processes of an island that goes on without some of them, as seen by the host of one of these."""
 
     @property
     def number(self) -> int:
-        """That of this process; 0 leads."""
+        """The number of this process; 0 leads."""
 
     @property
     def names(self) -> Sequence[str]:
-        """What each of them is called, by number."""
+        """The names of all processes, by number."""
 
     @property
     def incarnation(self) -> int:
@@ -84,19 +86,19 @@ class ElasticGang(Protocol):
         """None for processes that live and end together."""
 
     def form(self) -> Form | None:
-        """The newest form that this host was told; None as long as there is none."""
+        """The newest form that this host has received; None as long as there is none."""
 
     def find(self, incarnation: int) -> tuple[str, str] | None:
-        """Where this life of the leader is, as HOST:PORT, and its token; None as long as that is not known."""
+        """Address (HOST:PORT) and token of this life of the leader; None as long as they are not known."""
 
     def wait(self, seconds: float) -> None:
-        """Return when there may be another form, after so many seconds at most."""
+        """Return when there may be another form, after at most `seconds`."""
 
     def forming(self, broken: int) -> None:
-        """Nothing is computed: the form of this number is no more; 0 where there was none yet."""
+        """Report that the form of this number has failed, and nothing is computed; 0 where there was none yet."""
 
     def formed(self, number: int, processes: int, stall: int, again: int) -> None:
-        """So many train again: nothing was computed for `stall` nanoseconds, and `again` steps were made once more."""
+        """Report that so many train again: it stalled for `stall` nanoseconds, and `again` steps were repeated."""
 
 
 class Island(Protocol):
@@ -104,20 +106,20 @@ class Island(Protocol):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The names that its devices may have, in any case of letters; none for any."""
+        """The allowed names of its devices, ignoring case; none for any."""
 
     @property
     def devices(self) -> int | None:
-        """How many there are; None for all that this process sees."""
+        """The number of devices; None for all that this process sees."""
 
     @property
     def begin(self) -> int:
-        """The number of the first, among those of this process."""
+        """The index of the first, among those of this process."""
 
     @property
     def refusal(self) -> str:
-        """Why there are none to be had; empty where there are."""
+        """Why there are none available; empty where there are."""
 
     @property
     def gang(self) -> Gang | None:
-        """Of an island of several processes: this and the others; `devices` are those of each."""
+        """The processes of an island of several; `devices` are then those of each."""

@@ -1,7 +1,7 @@
-"""The devices of an island, as jax knows them: some of this process's, of the kind that was asked for.
+"""The devices of an island, as jax knows them: some of this process's, of the requested kind.
 
-A learner whose island is of another kind, or smaller, than it was placed for refuses to open: jax falls back to the CPU
-without a word where an accelerator cannot be used, and a run would be slow, and nobody would know why.
+A learner whose island is of another kind, or smaller, than its placement refuses to open: jax silently falls back to
+the CPU where an accelerator cannot be used, and the run would be slow for no visible reason.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from isthmus.ops.mesh.island import Island
 
 
 def unless_usual(devices: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """These devices; None for the one that jax takes by itself, of which nothing has to be said."""
+    """These devices; None for the one that jax uses by default, which need not be named."""
     return None if devices == tuple(jax.local_devices()[:1]) else devices
 
 
 class IslandError(RuntimeError):
-    """An island that is not what a learner was placed on."""
+    """An island that differs from the learner's placement."""
 
 
 def devices_of(island: Island | None) -> tuple[Any, ...]:
-    """The devices of an island, all of this process's for None; IslandError if they are not what was placed."""
+    """The devices of an island, all of this process's for None; IslandError if they differ from the placement."""
     if island is not None and island.refusal:
         raise IslandError(island.refusal)
     devices = tuple(jax.local_devices())
@@ -51,7 +51,7 @@ def devices_of(island: Island | None) -> tuple[Any, ...]:
 
 
 def _of_gang(each: int, size: int) -> tuple[Any, ...]:
-    """The devices of all processes of an island, in the order of these; IslandError if they have not as many each."""
+    """The devices of all processes of an island, by process; IslandError if any process has another number of them."""
     devices = tuple(sorted(jax.devices(), key=lambda device: (device.process_index, device.id)))
     counts = [sum(device.process_index == number for device in devices) for number in range(size)]
     if counts != [each] * size:

@@ -1,16 +1,16 @@
 """How arrays lie on the devices of an island: decided from paths and shapes alone.
 
-A *mesh* arranges the devices of an island along named axes. A *spec* says for each axis of an array along which axis of
-the mesh it is cut, None for not at all; an array whose spec has no name lies whole on every device. What a task says by
-path patterns (`shard=`) holds; everything else is cut automatically (fully sharded data parallelism): along the largest
-of its axes that the first axis of the mesh divides. Arrays below `REPLICATED_BELOW` elements lie whole on every device:
-cutting them would save nothing, and cost a collective operation for each.
+A *mesh* arranges the devices of an island along named axes. A *spec* names, for each axis of an array, the axis of the
+mesh along which it is cut, None for not at all; an array whose spec has no name lies whole on every device. The path
+patterns of a task (`shard=`) hold; everything else is cut automatically (fully sharded data parallelism): along the
+largest of its axes that the first axis of the mesh divides. Arrays below `REPLICATED_BELOW` elements lie whole on every
+device: cutting them would save nothing, and cost a collective operation for each.
 
-Of an array that fragments cut into rows the leading axis is left whole, where another one can be cut: then each device
-has its part of every row, and nothing has to be moved between devices to exchange some of them.
+If fragments cut an array into rows, its leading axis is left whole, where another one can be cut: then each device has
+its part of every row, and nothing moves between devices to exchange some of them.
 
-Batches are cut along their leading axis, over the first axis of the mesh. What a state holds beside its model lies like
-the leaf of the model that it is shaped like: an optimizer's moments are named like what they are moments of.
+Batches are cut along their leading axis, over the first axis of the mesh. Other parts of a state lie like the leaf of
+the model with their shape: an optimizer's moments have the names of their parameters.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from isthmus.ops.exchange.path_patterns import Rules, first_match
 
 Spec: TypeAlias = tuple[str | None, ...]
 Axes: TypeAlias = tuple[tuple[str, int], ...]
-"""The axes of a mesh, with the number of devices along each; -1 for those that are left."""
+"""The axes of a mesh, with the number of devices along each; -1 for the remaining ones."""
 Shard: TypeAlias = str | Spec
-"""What a task says of an array: AUTOMATIC, REPLICATED, or its spec, of which trailing Nones may be left out."""
+"""A task's choice for an array: AUTOMATIC, REPLICATED, or its spec, without trailing Nones."""
 
 AUTOMATIC: Final = "automatic"
 REPLICATED: Final = "replicated"
@@ -44,13 +44,13 @@ class ShardingError(ValueError):
 
 
 class MeshShape(NamedTuple):
-    """The axes of a mesh, all sizes known. The first is that of data: batches are cut along it."""
+    """The axes of a mesh, with all sizes known. The first is that of data: batches are cut along it."""
 
     axes: Axes
 
     @classmethod
     def of(cls, axes: Axes, devices: int) -> MeshShape:
-        """The mesh of so many devices; ShardingError if the axes do not make use of each of them once."""
+        """The mesh of `devices` devices; ShardingError if the axes do not use each of them once."""
         known = math.prod(size for _, size in axes if size != -1)
         free = sum(size == -1 for _, size in axes)
         if devices % known or (not free and devices != known):
@@ -73,7 +73,7 @@ class MeshShape(NamedTuple):
         return dict(self.axes)
 
     def automatic(self, shape: Sequence[int], *, has_rows: bool = False) -> Spec:
-        """The spec of an array of which nothing is said; `has_rows` for one that fragments cut into rows."""
+        """The spec of an array without a rule; `has_rows` for one that fragments cut into rows."""
         name, count = self.data
         if math.prod(shape) < REPLICATED_BELOW:
             return ()
@@ -84,7 +84,7 @@ class MeshShape(NamedTuple):
         return (*[None] * largest, name)
 
     def of_leaf(self, path: str, shape: Sequence[int], rules: Rules[Shard], *, has_rows: bool = False) -> Spec:
-        """The spec of a leaf of a model; ShardingError if the rule for it does not fit it."""
+        """The spec of a leaf of a model; ShardingError if its rule does not fit."""
         said = said_of(path, rules)
         if said is None:
             return self.automatic(shape, has_rows=has_rows)
@@ -99,7 +99,7 @@ class MeshShape(NamedTuple):
         return said
 
     def of_rows(self, spec: Spec, shape: Sequence[int]) -> Spec:
-        """The spec of some rows of an array, of this shape: that of the whole, where it fits."""
+        """The spec of some rows of an array, with this shape: that of the whole, where it fits."""
         if all(name is None or size % self.sizes[name] == 0 for name, size in zip(spec, shape, strict=False)):
             return spec
         return self.automatic(shape)
@@ -117,7 +117,7 @@ class MeshShape(NamedTuple):
 
 
 def said_of(path: str, rules: Rules[Shard]) -> Spec | None:
-    """What a task says of a leaf; None if that is left to us."""
+    """A task's spec for a leaf; None if it leaves that to us."""
     said = first_match(rules, path)
     if said is None or said == AUTOMATIC:
         return None
@@ -125,8 +125,10 @@ def said_of(path: str, rules: Rules[Shard]) -> Spec | None:
 
 
 def alike(path: str, shape: tuple[int, ...], model: Mapping[str, tuple[tuple[int, ...], Spec]]) -> Spec | None:
-    """The spec of the leaf of the model, path -> (shape, spec), that an array is shaped and named like: of the leaf
-    whose path ends its own, or of all of its shape if they lie alike; None if there is none."""
+    """The spec of the leaf of the model, path -> (shape, spec), that an array resembles in shape and name.
+
+    That is the leaf whose path ends its own, or all of its shape if they lie alike; None if there is none.
+    """
     shaped = {name: spec for name, (size, spec) in model.items() if size == shape}
     named = [name for name in shaped if path == name or path.endswith(f"/{name}")]
     if named:

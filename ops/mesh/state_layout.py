@@ -1,4 +1,4 @@
-"""How one learner's state, its fragments and its batches lie on a mesh, as jax takes it."""
+"""How one learner's state, its fragments and its batches lie on a mesh, in jax's terms."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Leaf(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """How a unit of a fragment crosses between devices and host: its shape there, which has the same C order, and how
-    what leaves and what arrives lie.
+    """How a unit of a fragment crosses between devices and host.
 
-    Of an island of several processes each has all that leaves. What arrives has an axis more, in front, of the
-    processes: the first brings the unit, the others zeros.
+    Its shape there, which has the same C order, and the shardings of values that leave and that arrive. On an island of
+    several processes each has all that leaves. Values that arrive have one more axis, in front, of the processes: the
+    first brings the unit, the others zeros.
     """
 
     shape: tuple[int, ...]
@@ -43,8 +43,8 @@ class Crossing(NamedTuple):
 class StateLayout:
     """The shardings of merged leaves, by their paths, and of all others, in order; ShardingError if one does not fit.
 
-    `devices` are in the order of their `processes`, as many of each. `model` are the leaves of the model, `others` what
-    a state holds beside what is merged.
+    `devices` are in the order of their `processes`, as many of each. `model` are the leaves of the model, `others` the
+    rest of a state, which is not merged.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class StateLayout:
     ) -> None:
         self._shape = MeshShape.of(axes, len(devices))
         sizes = [size for _, size in self._shape.axes]
-        # Cut by the compiler from what goes in and comes out: a task's functions know of no mesh.
+        # The compiler cuts from the shardings of inputs and outputs: a task's functions know of no mesh.
         self._mesh = Mesh(np.array(devices).reshape(sizes), [name for name, _ in self._shape.axes])
         self.processes = len({device.process_index for device in devices})
         self._by_process = Mesh(np.array(devices).reshape(self.processes, -1), (PROCESS, LOCAL))
@@ -65,7 +65,7 @@ class StateLayout:
         self.local = [self._sharding(self._of_other(leaf, known, rules)) for leaf in others]
 
     def put(self, tree: Any, shardings: Any) -> Any:
-        """A tree of arrays of the host, which are the same in every process, where they are to lie."""
+        """Place a tree of host arrays, which are the same in every process, on the devices."""
         if self.processes == 1:
             return jax.device_put(tree, shardings)
         return jax.tree.map(self._put, tree, shardings)
@@ -76,7 +76,7 @@ class StateLayout:
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
     def of_fragment(self, fragment: Fragment) -> list[Crossing]:
-        """How a fragment's units cross: each lies as the tensor that it is of, or is cut for itself."""
+        """How a fragment's units cross: each lies like its tensor, or is cut separately."""
         shapes = [(unit.tensor, unit.values_shape) for unit in fragment.units]
         return [self._crossing(self._shape.of_rows(self._specs[tensor], shape), shape) for tensor, shape in shapes]
 
@@ -110,5 +110,5 @@ class StateLayout:
 
 
 def lying(shape: Any, sharding: Any = None) -> Any:
-    """An array as a shape, with where it lies; `shape` is anything that has a shape and a dtype."""
+    """An array's shape with its sharding; `shape` is anything that has a shape and a dtype."""
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)  # type: ignore[no-untyped-call]

@@ -1,1 +1,1 @@
-"""What a shard or a learner that comes back goes on from: who holds the model, who says so, and whom it believes."""
+"""What a shard or a learner that comes back continues from: holders of state, their claims, and which are believed."""

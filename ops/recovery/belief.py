@@ -1,10 +1,11 @@
-"""Which version a shard that comes back goes on from, of those that learners say they hold.
+"""Which version a shard that comes back continues from, among those that learners claim to hold.
 
-Decides whom to believe. What learners hold is all that a shard has to go on from, and one of them may be wrong. Those
-who only hold the model (`hold`) have it from the shard itself, so a version that they know is believed of whoever gives
-the same bytes, and of nobody else. A version that they do not know, for it was the last that was published, is believed
-where half of those that answer, or more, say that they hold it or a newer one: so of three no single one is, and one of
-two is, for nobody can say which is wrong. Where they give unlike bytes for it, the most that agree are believed.
+Decides which claims to believe. The versions of learners are all that a shard can continue from, and one learner may be
+wrong. Hosts that only hold the model (`hold`) have it from the shard itself, so a version that they know is believed
+from any learner with the same bytes, and from no other. A version that they do not know, because it was the last one
+published, is believed where half of those that answer, or more, claim to hold it or a newer one: so of three no single
+one is believed, and of two one is, because either may be wrong. Where they have different bytes for it, the largest
+agreeing group is believed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import xxhash
 
 
 class Claim(NamedTuple):
-    """What a learner says that it holds: a version, [epoch, count], and the digest of what belongs to it."""
+    """A learner's claim to hold a version, [epoch, count], with the digest of its contents."""
 
     version: tuple[int, int]
     digest: str
@@ -26,18 +27,18 @@ class Claim(NamedTuple):
 
 
 def digest_of(values: Any, clock: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> str:
-    """That of a version: of its values, float32, and of what is said of the work that is in them."""
+    """The digest of a version: of its values, float32, and of the clock and positions of the work in them."""
     told = msgspec.msgpack.encode([[list(row) for row in clock], [list(row) for row in positions]])
     return xxhash.xxh3_128_hexdigest(xxhash.xxh3_128_digest(memoryview(values).cast("B")) + told)
 
 
 def is_denied(claim: Claim, known: Mapping[tuple[int, int], str]) -> bool:
-    """Whether those who hold the model know the version that is claimed, and it is another."""
+    """Whether holders of the model know the claimed version, with another digest."""
     return known.get(claim.version, claim.digest) != claim.digest
 
 
 def believed(claims: Sequence[Claim], known: Mapping[tuple[int, int], str]) -> Claim | None:
-    """The claim to go on from; None if all are denied. `known` are digests by version."""
+    """The claim to continue from; None if all are denied. `known` are digests by version."""
     sound = [claim for claim in claims if not is_denied(claim, known)]
     if not sound:
         return None

@@ -1,10 +1,9 @@
-"""What is believed of the tokens that lives of learners have trained, by who says so.
+"""The believed numbers of tokens that lives of learners have trained, by their sources.
 
-Decides whose word counts. A life that reports speaks for itself, and nobody else does: what others say of it is left
-aside. Of a life that has not been heard of, as a shard that comes back finds it where learners have died, the recorder
-knows; and learners do, who were told by the shard before. One of them may be wrong, so what learners say of others
-counts as far as more than half of those that are live say at least so much. One that is alone is believed: the run is
-its own.
+Decides which source counts. A life that reports is the only source about itself. About a life that was never heard,
+which a shard that comes back finds where learners have died, the recorder is a source; and so are learners, which know
+it from the shard before. One of them may be wrong, so learners' numbers about others count as far as more than half of
+the live ones report at least as much. A learner that is alone is believed: it is the whole run.
 """
 
 from __future__ import annotations
@@ -16,26 +15,28 @@ from isthmus.ops.exchange.messages import Progress
 from isthmus.ops.exchange.token_totals import Totals
 
 LIVES_MAX: Final = 4096
-"""Lives of which nobody but others has said anything: a learner can make up any number."""
+"""Lives known only from others: a learner can make up any number."""
 
 
 def is_majority(count: int, of: int) -> bool:
-    """Whether so many are more than half of all."""
+    """Whether `count` is more than half of all."""
     return 2 * count > of
 
 
 class Hearsay:
-    """Tokens by (slot, incarnation), as they are believed (`totals`)."""
+    """Believed tokens by (slot, incarnation) (`totals`)."""
 
     def __init__(self) -> None:
         self.totals = Totals()
         self._own: set[tuple[int, int]] = set()
         self._claims: dict[tuple[int, int], dict[int, int]] = {}
-        """Of lives that have not spoken: what the learner in each slot says of them."""
+        """Tokens of lives that have not reported, by the slot of the claiming learner."""
 
     def hear_learner(self, report: Progress, live: Callable[[], Collection[int]], learners: int) -> None:
-        """Take what a learner says of itself and of others, one of `learners` that are live; `live()` are the slots of
-        those that have spoken, which is asked for only where somebody else is believed."""
+        """Add the report of one of `learners` live learners, about itself and others.
+
+        `live()` returns the slots of those that have reported; it is called only for claims about others.
+        """
         life = report["slot"], report["incarnation"]
         self._own.add(life)
         self._claims.pop(life, None)
@@ -45,11 +46,11 @@ class Hearsay:
                 self._hear_claim((slot, incarnation), report["slot"], tokens, live, learners)
 
     def hear_recorder(self, told: Iterable[Sequence[int]]) -> None:
-        """Take what the recorder says of lives that have not spoken for themselves."""
+        """Add the recorder's numbers of lives that have not reported themselves."""
         self.totals.hear(each for each in told if (each[0], each[1]) not in self._own)
 
     def slots(self) -> set[int]:
-        """All that anybody has spoken of, believed or not."""
+        """All slots that any source has mentioned, believed or not."""
         return {slot for slot, *_ in self.totals.told()} | {slot for slot, _ in self._claims}
 
     def _hear_claim(

@@ -1,12 +1,11 @@
-"""The hold node: keeps what was published, for shards that come back when no learner has it any more.
+"""The hold node: keeps published updates, for shards that come back when no learner has them any more.
 
-Decides when a learner is given a copy: when the shard that published a fragment is gone and the next life of it is
-there. Whoever holds that version, or a newer one, leaves the copy aside; who holds none adopts it, and is then asked by
-the shard like any learner that held it all along. So a model that was merged is not begun anew as long as one host of
-any role has it. Once the shard has published under its new epoch, the copies are withdrawn, for learners that join
-later would be given them, too. Shards are told which fragments are held, so that they wait for the copies, with
-digests of them, so that they know whom to believe; and so is the recorder, which says that a model is lost once nobody
-holds it.
+Decides when learners get a copy: when the shard that published a fragment is gone and its next life is there. A learner
+that holds that version, or a newer one, ignores the copy; one that holds none adopts it, and the shard then asks it
+like any learner that held it all along. So a merged model is never begun anew as long as one host of any role has it.
+Once the shard has published under its new epoch, the copies are withdrawn, because learners that join later would get
+them, too. Shards learn which fragments are held, so that they wait for the copies, with digests of them, to check
+claims; so does the recorder, which reports a model as lost once no host holds it.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ class Hold:
         self._held: dict[int, Update] = {}
         self._told: Held | None = None
         self._given: dict[int, tuple[int, list[Any]]] = {}
-        """Fragment -> the life of its shard for which copies were given, and what is told of them."""
+        """Fragment -> the life of its shard for which copies were sent, and its row in `Held.given`."""
 
     def open(self, context: Any) -> None:
-        """Learn who tells which hosts are live."""
+        """Keep the context, for the live members."""
         self._context = context
 
     def __call__(self, update: Mapping[Any, Update] | None = None) -> list[tuple[str, Any]] | None:
-        """Keep what is new; the copies to give, those to withdraw, and what is held, where that is news."""
+        """Store new updates; emit the copies to send, those to withdraw, and the held versions, if they changed."""
         for item in (update or {}).values():
             known = self._held.get(item["fragment"])
             if known is None or item["version"] >= known["version"]:
@@ -77,11 +76,11 @@ class Hold:
         return emitted or None
 
     def _gifts(self, held: Update) -> list[tuple[str, Any]]:
-        """What is given of a fragment whose shard has a new life."""
+        """Items for a fragment whose shard has a new life."""
         return [("copy", copied(held))]
 
     def _of_disk(self) -> dict[str, Any]:
-        """The fields of `Held` that tell of a disk; here there is none."""
+        """The fields of `Held` about a disk; here there is none."""
         return {"saved": [], "totals": [], "faults": [], "error": None, "store": None}
 
 

@@ -1,4 +1,4 @@
-"""Leaves of a state as bytes, and back: of any type of numbers, those that files of tensors do not know among them."""
+"""Leaves of a state as bytes, and back: of any numeric type, including those that tensor files do not know."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def flat(leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def type_of(name: str) -> np.dtype[Any]:
-    """The type of that name; ValueError for what is no type of numbers."""
+    """The type of that name; ValueError for one that is not numeric."""
     if name not in _PLAIN + _SMALL:
         raise ValueError(f"expected a type of numbers, found {name[:40]!r}")
     return np.dtype(getattr(ml_dtypes, name) if name in _SMALL else name)
 
 
 def formed(data: np.ndarray[Any, np.dtype[np.uint8]], name: str, shape: Sequence[int]) -> np.ndarray[Any, Any]:
-    """The leaf of a form that has these bytes; ValueError if none has."""
+    """The leaf of a form with these bytes; ValueError if they do not fit."""
     return data.view(type_of(name)).reshape(shape)
 
 
@@ -45,6 +45,6 @@ def packed(leaf: np.ndarray[Any, Any]) -> list[Any]:
 
 
 def unpacked(told: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """The leaf that travelled so; ValueError if it was none."""
+    """The packed leaf; ValueError if it is invalid."""
     name, shape, data = told
     return formed(np.asarray(data), name, shape)

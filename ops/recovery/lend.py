@@ -1,12 +1,12 @@
 """The lend node: brings a learner that begins without moments those of another, through the host of the recorder.
 
-Decides who lends to whom, one at a time, so that this host has never more than one learner's leaves. Of those who
-have what is worth lending, it asks the one that has lent least often, the lowest slot first; one that has none that are
-good, or dies, it asks no more. What was said is taken back once the borrower has what it asked for, no longer wants it,
-or is gone: Latest keeps the last item for whoever connects again. All of that is found when any learner says something
-new, for a loan is of use in the first steps alone, and a timer that is as quick would fire all day for it; so where one
-dies that was asked, the borrower may have to do without. Who borrows steps meanwhile, and whoever lends copies its
-leaves between two steps, once; nobody waits for anybody.
+Decides the lender of each loan, one loan at a time, so that this host never has more than one learner's leaves. Of the
+learners with something to lend, it asks the one that has lent least often, the lowest slot first; one without good
+leaves, or one that dies, it does not ask again. Messages are withdrawn once the borrower has what it asked for, no
+longer wants it, or is gone: Latest keeps the last item for learners that connect again. All of that is checked when any
+learner sends something new, because a loan is useful in the first steps only, and a timer that is as quick would fire
+all day for it; so where an asked lender dies, the borrower may get none. The borrower steps meanwhile, and the lender
+copies its leaves between two steps, once; no learner waits for another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Deal:
 
 @final
 class Lend:
-    """What learners of `role` lack and lend in, what they are asked for and given out."""
+    """Wants and offers of learners of `role` in; requests and loans out."""
 
     outputs: ClassVar[tuple[str, ...]] = ("loan",)
     schemas: ClassVar[dict[str, Any]] = {"moments": MOMENTS}
@@ -41,15 +41,15 @@ class Lend:
         self._told: dict[int, Moments] = {}
         self._deal: _Deal | None = None
         self._declined: set[tuple[Life, Life]] = set()
-        """(borrower, lender): had nothing for it, or died."""
+        """(borrower, lender): the lender had nothing for it, or died."""
         self._lent: Counter[int] = Counter()
 
     def open(self, context: Any) -> None:
-        """Learn who tells which hosts are live."""
+        """Keep the context, for the live members."""
         self._context = context
 
     def __call__(self, moments: Mapping[Any, Moments] | None = None) -> list[tuple[str, Loan]] | None:
-        """Go on with the loan that is under way, and begin the next."""
+        """Continue the present loan, and begin the next."""
         for item in (moments or {}).values():
             known = self._told.get(item["slot"])
             if known is None or item["incarnation"] >= known["incarnation"]:
@@ -63,7 +63,7 @@ class Lend:
         return [("loan", loan) for loan in loans] or None
 
     def _gone_on(self, deal: _Deal) -> list[Loan]:
-        """What a loan that is under way needs now."""
+        """The next messages of the present loan."""
         borrower, lender = self._of(deal.borrower), self._of(deal.lender)
         if borrower is None or not borrower["lacks"]:
             return self._ended(deal)
@@ -78,12 +78,12 @@ class Lend:
         return [_loan(deal.borrower, by=deal.lender, step=lender["step"], leaves=lender["leaves"])]
 
     def _ended(self, deal: _Deal) -> list[Loan]:
-        """Both are told that it is over."""
+        """The messages that end a loan, to both."""
         self._deal = None
         return [_loan(life) for life in (deal.lender, deal.borrower)]
 
     def _begun(self) -> list[Loan]:
-        """The request with which the next loan begins."""
+        """The request that begins the next loan."""
         told = sorted(self._told.items())
         lenders = [(slot, each["incarnation"]) for slot, each in told if each["lends"]]
         for borrower in [(slot, each["incarnation"]) for slot, each in told if each["lacks"]]:
@@ -96,7 +96,7 @@ class Lend:
         return []
 
     def _of(self, life: Life) -> Moments | None:
-        """What a life has said last; None if it is gone."""
+        """The last message of a life; None if it is gone."""
         told = self._told.get(life[0])
         return told if told is not None and told["incarnation"] == life[1] else None
 

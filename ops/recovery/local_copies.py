@@ -1,13 +1,13 @@
-"""Copies of what only a learner has, moments above all, on the disk of its machine: what its next life goes on with.
+"""Copies of a learner's own state, moments above all, on the disk of its machine, for its next life.
 
-Decides when one is made, and whether one that is found is taken. A copy is made in the background, one at a time, and
-so seldom that what a learner spends on it itself, until it has the leaves in memory, is at most a 400th of its time:
-after a second, then after twice as long each time, up to 15 s, or up to 400 times what the last one took.
+Decides when one is made, and whether one that is found is used. A copy is made in the background, one at a time, and so
+seldom that the learner itself spends at most a 400th of its time on it, until it has the leaves in memory: after a
+second, then after twice as long each time, up to 15 s, or up to 400 times the duration of the last one.
 
-What is found is of a life of the same slot before this one, on this machine: some seconds old, beside a model that is
-newer. Moments are means over many steps, so that is nearer to what was lost than none. It is not synced: the death of a
-process does not touch it, and after a power failure its digest tells whether it is whole. Whatever is wrong with it, or
-with the disk, costs no more than that the learner begins with none.
+A copy that is found is from a life of the same slot before this one, on this machine: some seconds old, beside a model
+that is newer. Moments are means over many steps, so an old copy is nearer to what was lost than none. It is not synced:
+the death of a process does not touch it, and after a power failure its digest tells whether it is whole. If anything is
+wrong with it, or with the disk, the learner just begins with none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PART_BYTES: Final = 1 << 24
 
 
 class Disk(Protocol):
-    """What is used of the disk that a host is given."""
+    """The operations used of a host's disk."""
 
     def create(self, path: Path) -> Any: ...
 
@@ -45,7 +45,7 @@ class Disk(Protocol):
 
 
 class Copy(NamedTuple):
-    """What was found: of which life, after how many of its steps."""
+    """A copy that was found: its life, the number of that life's steps, and the leaves."""
 
     incarnation: int
     step: int
@@ -61,7 +61,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @final
 class LocalCopies:
-    """Those of one life of a slot, in the run's `folder` on this machine; `now` is nanoseconds."""
+    """The copies of one life of a slot, in the run's `folder` on this machine; `now` is in nanoseconds."""
 
     def __init__(self, folder: Path, disk: Disk, slot: int, incarnation: int, now: Callable[[], int]) -> None:
         self._path, self._disk = folder / FOLDER / f"learner-{slot}", disk
@@ -70,7 +70,7 @@ class LocalCopies:
         self._thread: threading.Thread | None = None
 
     def found(self) -> Copy | None:
-        """What a former life has left; None if there is nothing that can be read."""
+        """The copy of a former life; None if there is none that can be read."""
         try:
             data = memoryview(self._disk.read(self._path))
         except OSError:
@@ -81,14 +81,14 @@ class LocalCopies:
             return None
 
     def is_due(self) -> bool:
-        """Whether the next copy is to be made."""
+        """Whether it is time for the next copy."""
         now = self._now()
         if not self._next_at:
             self._next_at = now + self._pause
         return now >= self._next_at and (self._thread is None or not self._thread.is_alive())
 
     def keep(self, step: int, leaves: Callable[[], Sequence[np.ndarray[Any, Any]]]) -> None:
-        """Make a copy of the `leaves` after so many steps; they are asked for now, and must not change afterwards."""
+        """Copy the `leaves` after `step` steps; they are called for now, and must not change afterwards."""
         begun = self._now()
         taken = list(leaves())
         took = self._now() - begun
@@ -98,7 +98,7 @@ class LocalCopies:
         self._thread.start()
 
     def settle(self) -> None:
-        """Wait until the copy that is being made is there, or is not."""
+        """Wait for the end of the copy that is being made."""
         if self._thread is not None:
             self._thread.join()
 
@@ -115,7 +115,7 @@ class LocalCopies:
             self._disk.rename(beside, self._path)
 
     def _parts(self, step: int, leaves: list[np.ndarray[Any, Any]]) -> Iterator[bytes]:
-        """The bytes of a copy, no more than a part of them at a time."""
+        """The bytes of a copy, one bounded part at a time."""
         header = msgspec.msgpack.encode(
             _Header(self._slot, self._incarnation, step, [form_of(leaf) for leaf in leaves])
         )

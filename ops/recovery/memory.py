@@ -1,11 +1,11 @@
-"""Whether fragments were ever merged, as a shard that comes back finds out before it lets anybody begin them.
+"""Whether fragments were ever merged: a shard that comes back finds this out before it lets any learner begin them.
 
-Decides which fragments may begin: all, in the first life of a shard; later all as long as neither the recorder nor
-anybody who holds the model knows of any fragment that was merged, once each of those that is live has looked since it
-knows of this life, and said so: what it said before may be older than what reached it from the life before. From then
-on what has no version comes from whoever holds one, also where that is the first: beside merged fragments one that
-is begun anew would make a model of two. Where those who knew of a merge have died since, this life is the last that
-knows; the recorder, which says that a model is lost, hears it from here.
+Decides which fragments may begin: all, in the first life of a shard; later all as long as neither the recorder nor any
+holder of the model knows of any fragment that was merged, once each of those that is live has checked since it knows of
+this life, and reported: an earlier report may be older than what reached it from the life before. From then on
+fragments without a version come from their holders, also where that is the first one: beside merged fragments one that
+is begun anew would make a model of two. Where the hosts that knew of a merge have died since, this life is the last
+that knows; it reports that to the recorder, which reports a model as lost.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from isthmus.ops.recovery.hold import HOLDERS
 
 
 class ShardContext(Protocol):
-    """What is used of the context that a host opens a body with."""
+    """The fields used of the context with which a host opens a body."""
 
     @property
     def member(self) -> Any:
         """This shard."""
 
     def members(self) -> frozenset[Any]:
-        """Who is live, of any role."""
+        """The live members of every role."""
 
 
 class Memory:
-    """What one life of a shard has heard of earlier ones."""
+    """A shard life's knowledge of earlier ones."""
 
     def __init__(self) -> None:
         self._merged: set[int] = set()
@@ -39,13 +39,13 @@ class Memory:
         self._told: set[int] = set()
 
     def hear_recorder(self, control: Control) -> None:
-        """Take what the recorder knows."""
+        """Add the recorder's knowledge."""
         self._has_recorder = True
         self._recorded.update(fragment for fragment, _, _ in control["published"])
         self._merged |= self._recorded
 
     def hear_holders(self, held: Mapping[Any, Held] | None) -> None:
-        """Take what others hold, by (replica, key)."""
+        """Add the versions that others hold, by (replica, key)."""
         for (replica, _), item in (held or {}).items():
             self._heard[replica] = item
             self._merged.update(item["merged"])
@@ -58,8 +58,10 @@ class Memory:
         return [fragment for fragment in unborn if fragment not in self._merged]
 
     def news(self, context: ShardContext) -> list[tuple[str, Held]]:
-        """What a later life of a shard tells the recorder (port `held`): the fragments that were merged of which the
-        recorder does not know; nothing of it as long as the recorder is silent, and each only once."""
+        """A later life's reports to the recorder (port `held`): merged fragments that the recorder does not know.
+
+        None as long as the recorder is silent, and each only once.
+        """
         unknown = self._merged - self._recorded
         if context.member.incarnation == 1 or not self._has_recorder or unknown <= self._told:
             return []
@@ -67,23 +69,23 @@ class Memory:
         return [("held", heard(context.member.replica.role, sorted(self._told)))]
 
     def has_heard_holders(self, context: ShardContext) -> bool:
-        """Whether all that hold the model, and are live, have looked what they hold for this life of the shard."""
+        """Whether all live holders of the model have checked their versions for this life of the shard."""
         own = [context.member.replica.slot, context.member.incarnation]
         looked = {replica for replica, item in self._heard.items() if own in item["lives"]}
         return _holders(context) <= looked
 
     def totals(self) -> list[list[int]]:
-        """The progress of the run in what is held for this life of the shard, [slot, incarnation, tokens]."""
+        """The progress of the run in the versions held for this life of the shard, [slot, incarnation, tokens]."""
         return [row for _, item in sorted(self._heard.items()) for row in item["totals"]]
 
     def known(self, fragment: int) -> list[list[Any]]:
-        """The versions of a fragment that are held, as [epoch, count, digest of the values, lengths]."""
+        """The held versions of a fragment, as [epoch, count, digest of the values, lengths]."""
         rows = [row[1:] for _, item in sorted(self._heard.items()) for row in item["given"] if row[0] == fragment]
         return [row for index, row in enumerate(rows) if row not in rows[:index]]
 
 
 def heard(role: str, merged: list[int]) -> Held:
-    """What a shard of that role says that holds nothing, and has heard that these fragments were merged."""
+    """The Held of a shard of that role that holds nothing, and knows these fragments as merged."""
     return Held(
         holder=role,
         fragments=[],
