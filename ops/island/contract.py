@@ -1,8 +1,8 @@
-"""What inner-step needs of whatever trains, and evaluation of whatever evaluates: the seam between node and device.
+"""The interfaces of learners and evaluators: what inner-step and evaluation nodes require of the device side.
 
-A learner holds merged leaves, which have names, travel in fragments, and are what is evaluated and kept; and local
-ones, which nobody else sees. A task may bring its own learner, by functions `learner(fragments, *, life, alpha)`,
-`gradient_learner(seed)` and `evaluator(seed)`; that of every other task is the one in jax (`jax_learner`), which is
+A learner holds merged leaves, which have names, travel in fragments, and are evaluated and saved; and local leaves,
+which never leave it. A task may bring its own learner, by functions `learner(fragments, *, life, alpha)`,
+`gradient_learner(seed)` and `evaluator(seed)`; every other task gets the learner in jax (`jax_learner`), which is
 imported only then.
 """
 
@@ -22,22 +22,26 @@ if TYPE_CHECKING:
 
 
 class Learning(Protocol):
-    """The state of one learner, on an island of one process or of several. Its merged leaves are zeros before `begin`,
-    or until all have been adopted: then `restart` makes the state whole."""
+    """The state of one learner, on an island of one process or of several.
+
+    Its merged leaves are zeros before `begin`, or until all have been adopted: then `restart` completes the state.
+    """
 
     @property
     def device_kind(self) -> str:
-        """What the accelerator calls itself."""
+        """The accelerator's name, as its driver reports it."""
 
     def begin(self) -> None:
-        """Make the first merged leaves of the task, the same for the same seed, and the local ones."""
+        """Create the task's initial merged leaves, the same for the same seed, and the local leaves."""
 
     def compile(self, batch: Any) -> None:
-        """Make ready everything that will be called, by a batch of the kind that will come."""
+        """Compile every function that will be called, for batches of the shape of `batch`."""
 
     def step(self, batch: Any, progress: float) -> Mapping[str, Any]:
-        """One inner step, at this share of the budget; its scalars, 'loss' among them. They may still be on their way,
-        those of the step before are not."""
+        """Perform one inner step at this share of the budget; returns its scalars, 'loss' among them.
+
+        They may still be being computed; those of the step before are not.
+        """
 
     def extract(self, fragment: int) -> Any:
         """The values of a fragment after the steps so far, float32[n], in memory of their own."""
@@ -46,14 +50,14 @@ class Learning(Protocol):
         """Replace a fragment by alpha times itself and 1 - alpha times `values`."""
 
     def replace(self, fragment: int, values: Vector) -> None:
-        """Replace a fragment by `values`, whatever it was."""
+        """Replace a fragment by `values`, regardless of its present values."""
 
     def restart(self) -> None:
-        """Make the local leaves anew, at the present merged ones."""
+        """Create the local leaves anew, for the present merged leaves."""
 
 
 class SoleLearning(Learning, Protocol):
-    """The state of a learner whose island is one process, which has all of it."""
+    """The state of a learner whose island is one process, which holds all of it."""
 
     def adopt_tree(self, parameters: Any) -> None:
         """Replace all merged leaves by those of a tree as `tree` gives it."""
@@ -65,24 +69,29 @@ class SoleLearning(Learning, Protocol):
         """A copy as a tree whose leaves have the names of the merged ones, in NumPy arrays of its own."""
 
     def local(self) -> list[Any]:
-        """The local leaves after the steps so far, in NumPy arrays of their own; none where it has none to give."""
+        """The local leaves after the steps so far, in NumPy arrays of their own; empty if it has none to give."""
 
     def take_local(self, leaves: Sequence[Any]) -> bool:
-        """Take local leaves, as `local` gives them, in place of its own; False if they are not of the same form."""
+        """Replace the local leaves by `leaves`, in the form that `local` returns; False if their forms differ."""
 
     def lend(self) -> list[Any]:
-        """Those of the local leaves that another learner can go on with, in NumPy arrays of their own: all but random
-        keys, and but what belongs to parameters that the task says are local. None where there are none."""
+        """The local leaves with which another learner can continue, in NumPy arrays of their own.
+
+        These are all but random keys and the leaves that belong to parameters that the task declares local. Empty if
+        none.
+        """
 
     def borrow(self, leaves: Sequence[Any]) -> bool:
-        """Take leaves as `lend` gives them in place of its own; False if there are none, or of another form."""
+        """Replace the local leaves by `leaves`, in the form that `lend` returns; False if empty or of another form."""
 
     def own(self, *, whole: bool) -> list[Any]:
-        """`local`, before it one array that says whose random keys the next step draws, and after it, where it is to be
-        `whole`, the merged leaves."""
+        """`local`, preceded by one array that names the life whose random keys the next step draws.
+
+        If `whole`, the merged leaves follow.
+        """
 
     def take_own(self, leaves: Sequence[Any]) -> bool:
-        """Go on from leaves as `own` gives them, as the life that gave them would have; False if they do not fit."""
+        """Continue from leaves in the form that `own` returns, as their life would; False if they do not fit."""
 
 
 class GradientLearning(Protocol):
@@ -90,7 +99,7 @@ class GradientLearning(Protocol):
 
     @property
     def device_kind(self) -> str:
-        """What the accelerator calls itself."""
+        """The accelerator's name, as its driver reports it."""
 
     def gradient(self, batch: Any) -> tuple[Mapping[str, float], Vector]:
         """The scalars of a batch, 'loss' among them, and its gradient, as one vector."""
@@ -102,17 +111,17 @@ class GradientLearning(Protocol):
         """The parameters as the task's tree, in NumPy arrays of their own."""
 
     def state(self) -> list[Any]:
-        """All that another learner needs to go on from here."""
+        """Everything with which another learner can continue from here."""
 
     def restore(self, state: Sequence[Any]) -> None:
-        """Take the state of another learner."""
+        """Replace the state by that of another learner."""
 
 
 class Evaluating(Protocol):
     """The mean scalars of a task over its evaluation batches."""
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
-        """Of these merged leaves, in the task's own units: 'loss', and what else the task evaluates."""
+        """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates."""
 
     def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Tensors:
         """The merged leaves that the fragments make up, in NumPy arrays."""
@@ -121,7 +130,7 @@ class Evaluating(Protocol):
 def sole_learner_of(
     task: Any, fragments: Sequence[Fragment], *, life: Life, alpha: float, island: Island | None
 ) -> SoleLearning:
-    """The learner of a task on an island of this process, in the thread that will call it."""
+    """The learner of a task on an island of this process; created in the thread that will call it."""
     if hasattr(task, "learner"):
         own: SoleLearning = task.learner(fragments, life=life, alpha=alpha)
         return own
@@ -142,8 +151,11 @@ def led_learner_of(
     island: Island,
     position: Callable[[], int],
 ) -> Learning:
-    """The same of an island of several processes, which this one leads. `position` tells which batch of its slot comes
-    with a step, for the others, who make their part of it. GangError if they do not come."""
+    """The learner of a task on an island of several processes, which this process leads.
+
+    `position` returns the index of a step's batch in its slot; the other processes make their part of the batch from
+    it. Raises GangError if they do not connect.
+    """
     from isthmus.ops.gang.leader import Leader
     from isthmus.ops.gang.meeting import lead
     from isthmus.ops.island.core_turns import give_way
@@ -159,8 +171,10 @@ def led_learner_of(
 def follower_of(
     task: Any, fragments: Sequence[Fragment], *, life: Life, alpha: float, island: Island
 ) -> tuple[Led, Following]:
-    """This process's part of a learner that another process leads, and the orders of that; GangError if it is not
-    found."""
+    """This process's part of a learner that another process leads, and that leader's orders.
+
+    Raises GangError if the leader is not found.
+    """
     from isthmus.ops.gang.meeting import join
     from isthmus.ops.island.core_turns import give_way
 
@@ -173,7 +187,7 @@ def follower_of(
 
 
 def gradient_learner_of(task: Any, seed: int, batch: Any, island: Island | None) -> GradientLearning:
-    """The gradient learner of a task, in the thread that will call it; `batch` is one of the kind that will come."""
+    """The gradient learner of a task, created in the thread that will call it, for batches of the shape of `batch`."""
     if hasattr(task, "gradient_learner"):
         own: GradientLearning = task.gradient_learner(seed)
         return own
@@ -196,7 +210,7 @@ def evaluation_of(task: Any, seed: int) -> Evaluating:
 
 
 def first_tensors_of(task: Any, seed: int) -> Tensors:
-    """The merged leaves that `begin` gives every learner of the task."""
+    """The merged leaves with which `begin` starts every learner of the task."""
     if hasattr(task, "learner"):
         own: SoleLearning = task.learner((), life=Life(seed, 0, 1), alpha=0.0)
         own.begin()

@@ -1,9 +1,9 @@
-"""Turns at the cores, for learners that share one process.
+"""Turns on the cores, for learners that share one process.
 
 XLA's CPU runtime runs every computation of a process on one pool of threads, which takes the newest work first: of four
-learners on two cores two starve for hundreds of milliseconds while the other two run. So whoever computes on the CPU
-takes a turn, in order of arrival, of which there are as many as cores. Where no more compute in a process than there
-are turns, as where a learner has a process of its own, nobody has to take one, nor does an accelerator.
+learners on two cores two starve for hundreds of milliseconds while the other two run. So each CPU computation takes a
+turn, in order of arrival; there are as many turns as cores. No turn is needed where a process has no more learners than
+turns, for example where each learner has a process of its own, nor for an accelerator.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from types import TracebackType
 
 
 class Turnstile:
-    """A semaphore that serves in order of arrival; a context manager. Whoever will use it says so once, by `join`."""
+    """A semaphore that serves in order of arrival; a context manager. Each user registers once, by `join`."""
 
     def __init__(self, turns: int) -> None:
         """ValueError for fewer than one turn."""
         if turns < 1:
             raise ValueError(f"a turnstile: expected at least 1 turn, found {turns}")
         self.is_needed = False
-        """Whether more may come at once than there are turns; asked at every step, so that it is no property."""
+        """Whether users may outnumber turns; read at every step, so it is not a property."""
         self._turns = self._free = turns
         self._users = 0
         self._lock = threading.Lock()
         self._waiting: deque[threading.Lock] = deque()
 
     def join(self) -> None:
-        """Somebody more may come; from any thread. What is under way without a turn then ends without one."""
+        """Register one more user; from any thread.
+
+        Computations that run without a turn at that moment finish without one.
+        """
         with self._lock:
             self._users += 1
             self.is_needed = self._users > self._turns
@@ -48,7 +51,7 @@ class Turnstile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hand the turn to whoever has waited longest."""
+        """Pass the turn to the thread that has waited longest."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().release()
@@ -61,14 +64,15 @@ CORES = Turnstile(len(os.sched_getaffinity(0)))
 
 
 NICENESS = 5
-"""A third of the weight of a thread at 0: enough to be preempted at once, not enough to starve beside other work."""
+"""A third of the weight of a thread at 0: low enough to be preempted at once, high enough not to starve beside other
+work."""
 
 
 def give_way() -> None:
-    """Let this thread, and those that it starts, give way to threads that have little to do.
+    """Lower the priority of this thread, and of those that it starts, below that of threads with little to do.
 
-    Where learners share cores with everything else, a message crosses a dozen threads on its way around, and each would
-    wait a time slice or two of somebody's inner step for its turn.
+    Where learners share cores with the rest of the program, a message crosses a dozen threads on its way, and each of
+    them would wait a time slice or two of an inner step for its turn.
     """
     thread = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))

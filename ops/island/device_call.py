@@ -1,4 +1,4 @@
-"""A function that a learner calls on its devices, for who compiles it without calling it."""
+"""A function that a learner calls on its devices, for callers that compile it without calling it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 
 class DeviceCall(NamedTuple):
-    """A jitted function, with arguments as shapes that say where they lie. The first argument is what of the learner's
-    state it takes; `is_step` for what every step calls; `batch` the number of the argument that is a batch, if one
-    is."""
+    """A jitted function, with arguments as shapes and shardings.
+
+    The first argument is the part of the learner's state that it takes. `is_step` marks functions that every step
+    calls. `batch` is the index of the argument that is a batch, None if none is.
+    """
 
     name: str
     function: Any

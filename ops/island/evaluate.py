@@ -1,4 +1,4 @@
-"""The evaluation nodes: the loss of the global model on held-out data, while it trains, at most so many times."""
+"""The evaluation nodes: the loss of the global model on held-out data during training, at most `times` times."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ EvaluationKind: TypeAlias = Literal["initial", "during", "final"]
 TIMES_DEFAULT: Final = 20
 LATE_NS: Final = 10_000_000_000
 LATE_STEPS: Final = 4
-"""Whoever hears of the end is final a step later; this much is waited for one that says nothing of it."""
+"""A learner that receives the stop is final one step later; this is the wait for one that does not report it."""
 
 
 class Evaluated(TypedDict):
-    """evaluator -> recorder: the loss of the global model, in the task's own unit, after `tokens` in all; `metrics` has
-    [name, value] of everything else that the task evaluates."""
+    """evaluator -> recorder: the loss of the global model, in the task's own unit, after `tokens` in all.
+
+    `metrics` has [name, value] of every other scalar that the task evaluates.
+    """
 
     kind: EvaluationKind
     loss: float
@@ -31,7 +33,7 @@ class Evaluated(TypedDict):
 
 
 def evaluated(kind: EvaluationKind, metrics: Mapping[str, float], tokens: int) -> Evaluated:
-    """What is told of a model with these scalars."""
+    """The message about a model with these scalars."""
     others = [[name, value] for name, value in metrics.items() if name != "loss"]
     return Evaluated(kind=kind, loss=metrics["loss"], tokens=tokens, metrics=others)
 
@@ -44,7 +46,7 @@ class Schedule:
         self._share_last = -1
 
     def due(self, trained: int, *, is_final: bool) -> EvaluationKind | None:
-        """What kind of evaluation is due now, if any."""
+        """The kind of evaluation that is due now, None if none is."""
         if is_final:
             return "final"
         share = min(self._times - 2, trained * (self._times - 1) // max(self._tokens, 1))
@@ -79,7 +81,7 @@ class Evaluate:
         self._evaluation = evaluation_of(self._task, context.seed)
 
     def __call__(self, update: Mapping[Any, Update] | None = None) -> dict[str, Evaluated] | None:
-        """Take in what was published; evaluate if that is due."""
+        """Store the published updates; evaluate if that is due."""
         for item in (update or {}).values():
             self._values[item["fragment"]] = item["values"]
             self._totals.hear(item["totals"])
@@ -97,16 +99,16 @@ class Evaluate:
 
 
 class EvaluateMean:
-    """The learners' parameters in, Evaluated out, of a program without a global model: that of their token-weighted
-    mean. At the end the mean is emitted on `final`.
+    """Learners' parameters in, Evaluated out, of a program without a global model: that of their token-weighted mean.
 
-    The first evaluation is of the task's first parameters, with which every learner begins: their own come only after
-    some steps, and those of a learner that starts late may come when the others have nearly finished.
+    At the end the mean is emitted on `final`. The first evaluation is of the task's initial parameters, with which
+    every learner begins: the learners' own parameters arrive only after some steps, and those of a learner that starts
+    late may arrive when the others have nearly finished.
 
-    Fires by timer. Nobody who is live is left out, and nobody who is gone is waited for: `roles` are those whose
-    replicas train. Parameters and progress travel on edges of their own, so the end is taken one firing after all of
-    them have said that they are final; and, where somebody says nothing of the kind, some time after `control` has told
-    of the end, with what has come by then.
+    Fires by timer. The mean includes every live learner and waits for no departed one: `roles` are those whose replicas
+    train. Parameters and progress travel on edges of their own, so the mean is taken one firing after all live learners
+    have reported that they are final. If some learner does not report that, the mean is taken some time after `control`
+    has announced the end, from the parameters that have arrived by then.
     """
 
     outputs = ("evaluation", "final")
@@ -137,7 +139,7 @@ class EvaluateMean:
         progress: Mapping[Any, Mapping[str, Any]] | None = None,
         control: Mapping[Any, Control] | None = None,
     ) -> dict[str, Any] | None:
-        """Take in what came; evaluate the mean if that is due, but the first parameters first."""
+        """Store the inputs; evaluate the mean if that is due, but the initial parameters first."""
         self._parameters.update({replica.slot: tree for (replica, _), tree in (parameters or {}).items()})
         self._reports.update({replica.slot: report for (replica, _), report in (progress or {}).items()})
         if self._told_at is None and any(told["stop"] for told in (control or {}).values()):
@@ -156,7 +158,7 @@ class EvaluateMean:
         if kind is None:
             return None
         weights = [float(self._reports[slot]["tokens"]) for slot in slots]
-        # Where the run was stopped before anybody had stepped, nothing has a weight.
+        # Where the run was stopped before any learner had stepped, nothing has a weight.
         mean = tree_mean(*(self._parameters[slot] for slot in slots), weights=weights if any(weights) else None)
         tensors = dict(named_leaves(mean))
         told = evaluated(kind, self._evaluation.metrics(tensors), trained)
@@ -170,6 +172,6 @@ class EvaluateMean:
         return bool(final) and live <= final
 
     def _is_late(self) -> bool:
-        """Whether whoever is not final by now is waited for no longer."""
+        """Whether the wait for learners that are not final by now is over."""
         step_ns = max((report.get("step_time", 0) for report in self._reports.values()), default=0)
         return self._told_at is not None and self._now() - self._told_at >= max(LATE_NS, LATE_STEPS * step_ns)

@@ -1,4 +1,4 @@
-"""The evaluation node of programs whose learners all hold the same model: it is evaluated as one of them sends it."""
+"""The evaluation node of programs whose learners all hold the same model: it evaluates the one that a learner sends."""
 
 from __future__ import annotations
 

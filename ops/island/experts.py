@@ -1,15 +1,16 @@
-"""A feed-forward half of experts: a router sends each token to the few that suit it, each expert takes so many.
+"""A mixture-of-experts feed-forward half: a router sends each token to a few experts, each of which has a capacity.
 
-Decides which expert computes which token, and how much of each is written; the experts themselves are SwiGLU, as the
-dense half is. Tokens are routed in groups, a sequence each, as in GShard (arXiv 2006.16668, algorithm 1), by dense
-one-hot products: every shape is static, whatever the router says. An expert takes at most `capacity` tokens of a group;
-what does not fit is not computed, and the residual stream carries that token past it.
+Decides which expert computes which token, and with which share its output counts; the experts themselves are SwiGLU,
+like the dense half. Tokens are routed in groups, a sequence each, as in GShard (arXiv 2006.16668, algorithm 1), by
+dense one-hot products: every shape is static, regardless of the router. An expert takes at most `capacity` tokens of a
+group; the rest is not computed, and the residual stream carries those tokens past it.
 
-Where we differ: places are given token by token, and not all first choices before all second ones. So no token's fate
+Where we differ: places are assigned token by token, not all first choices before all second ones. So no token's fate
 depends on a later token, and a causal model stays causal.
 
 The balance (Switch Transformer, arXiv 2101.03961, equations 4 to 6) is 1 where tokens and probabilities are spread
-evenly, and up to the number of experts where all go to one. It is of a learner's own batch: no learner tells it.
+evenly, and up to the number of experts where all go to one. It is computed from a learner's own batch; learners do not
+exchange it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import jax.numpy as jnp
 class Routing:
     """`experts` of which each token is sent to `chosen`; ValueError unless 1 <= chosen <= experts.
 
-    `slack` is how many times its even share of a group an expert has room for; `balance` the weight of the balance in
+    `slack` is an expert's capacity as a multiple of its even share of a group; `balance` the weight of the balance in
     the loss.
     """
 
@@ -40,17 +41,17 @@ class Routing:
             raise ValueError(f"sending each token to {self.chosen} of {self.experts} experts")
 
     def capacity(self, length: int) -> int:
-        """How many tokens of a group of `length` tokens an expert takes."""
+        """The number of tokens of a group of `length` tokens that an expert takes."""
         return min(length, math.ceil(self.slack * self.chosen * length / self.experts))
 
 
 def route(routing: Routing, router: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Where the tokens `x` [groups, length, width] go, by the weights `router` [width, experts].
+    """The assignment of the tokens `x` [groups, length, width] to experts, by the weights `router` [width, experts].
 
     Returns `dispatch` [groups, length, experts, capacity], 1 where a token has that place with that expert and 0
     elsewhere; `combine`, of the same shape, the share of the expert's output in the token's; and the balance, a scalar.
-    All are float32, for the choice is too sharp for less. The shares of a token's chosen experts add up to 1, whether
-    they have room for it or not.
+    All are float32, because the choice is too sensitive for lower precision. The shares of a token's chosen experts add
+    up to 1, whether they have room for it or not.
     """
     scores = jax.nn.softmax(x.astype(jnp.float32) @ router.astype(jnp.float32), axis=-1)
     values, experts = jax.lax.top_k(scores, routing.chosen)
@@ -69,9 +70,10 @@ def route(routing: Routing, router: jax.Array, x: jax.Array) -> tuple[jax.Array,
 
 
 def feedforward(routing: Routing, params: dict[str, Any], x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What the experts write for the normalised tokens `x` [groups, length, width], of the same shape and dtype, and
-    the balance. `params`: `router` [width, experts]; `gate` and `up` [experts, width, hidden], `down` [experts, hidden,
-    width]."""
+    """The experts' output for the normalised tokens `x` [groups, length, width], same shape and dtype; and the balance.
+
+    `params`: `router` [width, experts]; `gate` and `up` [experts, width, hidden], `down` [experts, hidden, width].
+    """
     dispatch, combine, balance = route(routing, params["router"], x)
     taken = jnp.einsum("gtec,gtd->egcd", dispatch.astype(x.dtype), x)
     gate = jnp.einsum("egcd,edh->egch", taken, params["gate"])

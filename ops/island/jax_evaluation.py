@@ -28,14 +28,14 @@ def _evaluate_of(functions: Functions) -> jax.stages.Wrapped:
 
 
 def trace_evaluation(task: Any) -> None:
-    """Trace what an evaluation calls."""
+    """Trace the function that an evaluation calls."""
     functions = functions_of(task, (), 0.0)
     others = jax.eval_shape(functions.local_of_model, abstract_key()) if functions.has_local_model else []
     _evaluate_of(functions).trace(functions.shapes, others, next(task.evaluation_batches(0)))
 
 
 class Evaluation:
-    """The mean scalars of a task over its evaluation batches. Local leaves of a model are as `init` makes them."""
+    """The mean scalars of a task over its evaluation batches. A model's local leaves are those of `init`."""
 
     def __init__(self, task: Any, seed: int) -> None:
         compute_in_the_calling_thread()
@@ -47,7 +47,7 @@ class Evaluation:
         CORES.join()
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
-        """Of these merged leaves, in the task's own units: 'loss', and what else the task evaluates."""
+        """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates."""
         merged = jax.device_put([tensors[name] for name in self._functions.names])  # Once for all batches.
         found = [self._metrics_of(merged, batch) for batch in self._batches]
         return {name: float(np.mean([each[name] for each in found])) for name in found[0]}

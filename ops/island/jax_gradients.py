@@ -1,9 +1,9 @@
-"""The device side of data-parallel training: the gradient of a batch, and the step that a mean of gradients makes.
+"""The device side of data-parallel training: the gradient of a batch, and the step along a mean of gradients.
 
-The same parameters, optimizer and schedule as in `training`, cut in two where the learners meet. A gradient leaves as
-one flat float32 vector: the leaves of the parameter tree, raveled in C order, one after another. The state is donated
-to every step, so nothing outside may hold a part of it. On an island of several devices each has all of the state, and
-its part of every batch.
+The same parameters, optimizer and schedule as in `jax_learner`, cut in two where the learners exchange gradients. A
+gradient leaves as one flat float32 vector: the leaves of the parameter tree, raveled in C order, one after another. The
+state is donated to every step, so nothing outside may hold a part of it. On an island of several devices each has all
+of the state, and its part of every batch.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from isthmus.ops.mesh.island_devices import devices_of, unless_usual
 from isthmus.ops.mesh.state_layout import lying
 
 _COMPILING = threading.Lock()
-"""Learners of one process would each compile the same function if they asked at once."""
+"""Learners of one process would each compile the same function if they called it at the same time."""
 
 
 class _Functions:
-    """The compiled functions of one task, on these devices; on jax's own for None."""
+    """The compiled functions of one task, on these devices; on jax's default for None."""
 
     def __init__(self, task: Any, devices: tuple[Any, ...] | None) -> None:
         self.base = functions_of(task, (), 0.0, devices)
@@ -48,11 +48,11 @@ class _Functions:
         )
 
     def put(self, state: Any) -> Any:
-        """A state where it lies."""
+        """A state on its devices."""
         return state if self._everywhere is None else jax.device_put(state, self._everywhere)
 
     def trace(self, batch: Any) -> None:
-        """Trace everything that a step calls, which needs no device."""
+        """Trace every function that a step calls, which needs no device."""
         for call in self.calls(batch):
             if call.is_step:
                 call.function.trace(*call.arguments)
@@ -70,7 +70,7 @@ class _Functions:
         yield DeviceCall("apply", self.apply, ((leaves, moments), vector, np.float32(0.0)), is_step=True)
 
     def _lying(self, shapes: Any) -> Any:
-        """Shapes of a state, with where they lie."""
+        """Shapes of a state, with their shardings."""
         return shapes if self._everywhere is None else jax.tree.map(lambda leaf: lying(leaf, self._everywhere), shapes)
 
     def _gradient(self, leaves: list[Any], batch: Any) -> tuple[Any, Any]:
@@ -102,12 +102,12 @@ def _functions_of(task: Any, devices: tuple[Any, ...] | None = None) -> _Functio
 
 
 def trace(task: Any, batch: Any) -> None:
-    """Trace everything that every learner of a task will call."""
+    """Trace every function that the learners of a task will call."""
     _functions_of(task).trace(batch)
 
 
 def calls(task: Any, batch: Any, devices: tuple[Any, ...] | None) -> Iterator[DeviceCall]:
-    """The functions that every learner of a task calls on these devices, on jax's own for None."""
+    """The functions that every learner of a task calls on these devices, on jax's default for None."""
     return _functions_of(task, devices).calls(batch)
 
 
@@ -115,7 +115,7 @@ class GradientLearner:
     """The state of one learner: parameters and optimizer moments, the same in all learners after the same steps."""
 
     def __init__(self, task: Any, seed: int, batch: Any, island: Island | None = None) -> None:
-        """Compile everything, and make the first parameters of the task, the same for the same seed."""
+        """Compile everything, and create the task's initial parameters, the same for the same seed."""
         compute_in_the_calling_thread()
         CORES.join()
         self._devices = devices_of(island)
@@ -133,7 +133,7 @@ class GradientLearner:
         self._moments: Any = self._functions.moments(base.copy(self._leaves))
 
     def gradient(self, batch: Any) -> tuple[Mapping[str, float], Vector]:
-        """The scalars of a batch, and its gradient, float32[n], in memory of the host."""
+        """The scalars of a batch, and its gradient, float32[n], in host memory."""
         with CORES if self._devices[0].platform == "cpu" else nullcontext():
             told, vector = self._functions.gradient(self._leaves, self._functions.base.put_batch(batch))
             return {name: float(value) for name, value in told.items()}, np.array(vector)
@@ -155,12 +155,12 @@ class GradientLearner:
         return [np.array(leaf) for leaf in jax.tree.leaves((self._leaves, self._moments))]
 
     def restore(self, state: Sequence[Any]) -> None:
-        """Take the parameters and moments of another learner."""
+        """Replace parameters and moments by those of another learner."""
         treedef = jax.tree.structure((self._leaves, self._moments))
         taken = jax.tree.unflatten(treedef, [jnp.array(leaf) for leaf in state])
         self._leaves, self._moments = self._functions.put(taken)
 
     @property
     def device_kind(self) -> str:
-        """What the accelerator calls itself."""
+        """The accelerator's name, as its driver reports it."""
         return str(self._devices[0].device_kind)

@@ -1,20 +1,20 @@
-"""The device side of inner-step: the jitted functions, and the state that only they touch.
+"""The device side of inner-step: the jitted functions, and the state that only they modify.
 
 State. A learner holds the leaves of its state in two lists: the merged ones, in the model's order, and all others,
-which are local. Fragments are read and written by place in the first. Random keys are held as their data, like any
-other array.
+which are local. Fragments are read from and written to the first list, by place. Random keys are held as their data,
+like any other array.
 
 Buffers. The state is donated to every step, so nothing outside may hold one of its leaves. A fragment leaves through
 its own jitted `extract`, dispatched before the next step by the thread that owns the state; its result is a new array.
 An update enters through `adopt`, which donates the leaves it replaces; the update's own buffer is never written again,
-for JAX may alias it for ever. Compiled functions are shared by all learners of a process that train one task.
+because JAX may alias it for ever. All learners of a process that train one task share the compiled functions.
 
-Devices. On the one device that jax takes by itself nothing is said of where arrays are. On any other, and on several,
-every function says how what it gives lies (`StateLayout`): the state keeps its layout through every step and exchange,
-and each function is compiled once.
+Devices. On jax's one default device no function specifies a sharding. On any other, and on several, every function
+specifies the sharding of its result (`StateLayout`): the state keeps its layout through every step and exchange, and
+each function is compiled once.
 
-Random numbers. A step's key is made of seed, slot, incarnation and the number of the step, in the jitted step: where a
-task does not use it, jit drops it.
+Random numbers. A step's key is derived from seed, slot, incarnation and the number of the step, in the jitted step:
+where a task does not use it, jit drops it.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from isthmus.ops.mesh.island_devices import devices_of, unless_usual
 from isthmus.ops.mesh.state_layout import StateLayout, lying
 
 _COMPILING = threading.Lock()
-"""Learners of one process would each compile the same function if they asked at once."""
+"""Learners of one process would each compile the same function if they called it at the same time."""
 WHOLE_BYTES_MAX: Final = 64 << 20
-"""Of leaves that a device holds whole at once, beside its state, while that is copied: as much as makes a collective
-operation worth its latency, and little beside a state that needs several devices."""
+"""Bytes of leaves that a device holds whole at once, beside its state, while that is copied: enough to make a
+collective operation worth its latency, and little beside a state that needs several devices."""
 _RESTARTS: Final = 1 << 31
-"""Numbers of the keys of restarts begin here, beyond those of steps."""
+"""The key numbers of restarts begin here, beyond those of steps."""
 
 
 def compute_in_the_calling_thread() -> None:
-    """Let XLA's CPU computations run in the thread that asks for them, not in one of XLA's own.
+    """Let XLA's CPU computations run in the calling thread, not in one of XLA's own.
 
-    Whoever asks waits for the result anyway, and two threads would hand each other the core twice a step. jax reads
-    this when it makes its first device: later calls, or calls in a process that has used one, have no effect.
+    The caller waits for the result anyway, and two threads would pass the core to each other twice a step. jax reads
+    this setting when it creates its first device: later calls, or calls in a process that has used one, have no effect.
     Source: docs/decisions/0017.
     """
     config: Any = jax.config
@@ -62,7 +62,7 @@ def compute_in_the_calling_thread() -> None:
 
 
 class Functions:
-    """The compiled functions of one (task, fragments, alpha), on these devices; on jax's own for None."""
+    """The compiled functions of one (task, fragments, alpha), on these devices; on jax's default for None."""
 
     def __init__(
         self, task: Any, fragments: tuple[Fragment, ...], alpha: float, devices: tuple[Any, ...] | None
@@ -102,7 +102,7 @@ class Functions:
             self.fragments.append(FragmentFunctions(fragment, places, alpha, self.layout, lie))
 
     def _layout(self, devices: tuple[Any, ...], leaves: Sequence[Leaf], state: Any) -> StateLayout:
-        """How all of it lies on devices. Of random keys the data are held, whole on every device."""
+        """The layout of the whole state on devices. Random keys are held as their data, whole on every device."""
         recipe = self.recipe
         model = [state_layout.Leaf(leaves[i].name, leaves[i].shape.shape, leaves[i].has_rows) for i in self.merged]
         named = named_leaves(state)
@@ -113,12 +113,12 @@ class Functions:
         return StateLayout(devices, recipe.mesh, recipe.shard, model, others)
 
     def trace(self, batch: Any) -> None:
-        """Trace everything that every learner will call: what there is to do before a device is there."""
+        """Trace every function that the learners will call: the work that can be done before a device is there."""
         for call in self.calls(batch):
             call.function.trace(*call.arguments)
 
     def compile(self, batch: Any, *, is_step_alone: bool = False) -> None:
-        """Compile the same, or the step alone, for calls with arguments like these; nothing is computed."""
+        """Compile these functions, or only the step, for arguments of these shapes; nothing is computed."""
         for call in [each for each in self.calls(batch) if each.is_step or not is_step_alone]:
             call.function.lower(*call.arguments).compile()
 
@@ -143,23 +143,23 @@ class Functions:
                 yield DeviceCall(f"adopt/{number}", functions.adopt, (leaves, functions.shapes()))
 
     def put_batch(self, batch: Any) -> Any:
-        """A batch where the step takes it; ShardingError if it does not divide."""
+        """A batch with the sharding that the step expects; ShardingError if it does not divide."""
         return batch if self.layout is None else self.layout.put(batch, self.layout.of_batch(batch))
 
     def put(self, leaves: Sequence[Any]) -> list[Any]:
-        """Merged leaves where they lie."""
+        """Merged leaves on their devices."""
         if self.layout is None:
             return jax.device_put(list(leaves))  # type: ignore[no-any-return]
         return self.layout.put(list(leaves), self.layout.merged)  # type: ignore[no-any-return]
 
     def _lying(self, shapes: Sequence[Any], what: Literal["merged", "local"]) -> list[Any]:
-        """Shapes of leaves, with where they lie."""
+        """Shapes of leaves, with their shardings."""
         if self.layout is None:
             return list(shapes)
         return list(map(lying, shapes, getattr(self.layout, what)))
 
     def first_leaves(self, seed: int) -> list[Any]:
-        """The first merged leaves: those that the task loads, and of the others what its `init` makes."""
+        """The initial merged leaves: those that the task loads, and for the others the values that its `init` gives."""
         load = self.recipe.load
         named = zip(self.names, self.shapes, strict=True)
         loaded = [None if load is None else load(name, shape) for name, shape in named]
@@ -178,18 +178,21 @@ class Functions:
         return jax.tree.unflatten(self.model_treedef, self._joined(merged, others, self._model_size))
 
     def local_of_model(self, key: Any) -> list[Any]:
-        """The local leaves of a first model, at rest."""
+        """The local leaves of an initial model, with random keys as their data."""
         leaves = [_at_rest(leaf) for leaf in jax.tree.leaves(self.recipe.init(key))]
         return [leaves[i] for i in self._local if i < len(leaves)]
 
     def _first(self, key: Any) -> list[Any]:
-        """The merged leaves of a first model."""
+        """The merged leaves of an initial model."""
         leaves = jax.tree.leaves(self.recipe.init(key))
         return [leaves[i] for i in self.merged]
 
     def _fresh(self, merged: list[Any], key: Any, life: Any, number: Any) -> list[Any]:
-        """The local leaves of a state that begins at merged leaves: as `init` makes them of the seed's `key`, but that
-        random keys among them are this life's own; then as the task restarts them."""
+        """The local leaves of a state that begins with these merged leaves.
+
+        They have the values that `init` gives for the seed's `key`, except that random keys among them are this life's
+        own; then the task's `restart` is applied.
+        """
         own = _key_of(life, number)
         others = self.local_of_model(key) if self.has_local_model else []
         model = jax.tree.map(partial(_folded, jax.random.bits(own)), self.model(merged, others))
@@ -207,7 +210,7 @@ class Functions:
         return ([leaves[i] for i in self.merged], [leaves[i] for i in self._local]), dict(metrics)
 
     def _joined(self, merged: Sequence[Any], local: Sequence[Any], count: int) -> list[Any]:
-        """The first leaves of a state, in its order, with random keys as such."""
+        """The first `count` leaves of a state, in its order, with random keys as such."""
         found = dict(zip(self.merged, merged, strict=True)) | dict(zip(self._local, local, strict=False))
         return [jax.random.wrap_key_data(found[i]) if is_key(self._shapes[i]) else found[i] for i in range(count)]
 
@@ -218,7 +221,7 @@ def _forms(leaves: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 
 def _some(leaves: Sequence[Any]) -> Iterator[list[Any]]:
-    """Leaves in groups, each of which is one, or takes no more than WHOLE_BYTES_MAX."""
+    """Leaves in groups, each a single leaf or no larger than WHOLE_BYTES_MAX."""
     group: list[Any] = []
     for leaf in leaves:
         if group and sum(each.nbytes for each in group) + leaf.nbytes > WHOLE_BYTES_MAX:
@@ -229,7 +232,7 @@ def _some(leaves: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def _words(life: Life) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """A life as the words of which its random keys are made."""
+    """A life as the words from which its random keys are derived."""
     return np.array([life.seed & 0xFFFF_FFFF, life.seed >> 32, life.slot, life.incarnation], np.uint32)
 
 
@@ -250,7 +253,7 @@ def _folded(bits: Any, leaf: Any) -> Any:
 
 
 def _at_rest(leaf: Any) -> Any:
-    """A leaf as it is held: of random keys their data."""
+    """A leaf in the form in which it is held: random keys as their data."""
     leaf = jnp.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
@@ -259,18 +262,20 @@ def _at_rest(leaf: Any) -> Any:
 def functions_of(
     task: Any, fragments: tuple[Fragment, ...], alpha: float, devices: tuple[Any, ...] | None = None
 ) -> Functions:
-    """The functions of a task, the same object for the same arguments; on the device that jax takes for None."""
+    """The functions of a task, the same object for the same arguments; on jax's default device for None."""
     return Functions(task, fragments, alpha, devices)
 
 
 class Learner:
-    """The state of one learner, on the device. The merged leaves are zeros before `begin`, or until all have been
-    adopted: then `restart` makes the state whole."""
+    """The state of one learner, on the device.
+
+    The merged leaves are zeros before `begin`, or until all have been adopted: then `restart` completes the state.
+    """
 
     def __init__(
         self, task: Any, fragments: Sequence[Fragment], *, life: Life, alpha: float = 0.0, island: Island | None = None
     ) -> None:
-        """On an island, or all devices of this process; ShardingError if the task's mesh does not fit them."""
+        """Create it on an island, or all devices of this process; ShardingError if the task's mesh does not fit."""
         compute_in_the_calling_thread()
         self._devices = devices_of(island)
         with _COMPILING:
@@ -288,24 +293,27 @@ class Learner:
         self._under_way: Mapping[str, jax.Array] | None = None
 
     def begin(self) -> None:
-        """Make the first merged leaves of the task, the same for the same seed, and the local ones."""
+        """Create the task's initial merged leaves, the same for the same seed, and the local leaves."""
         # Copies, because no two leaves may be one buffer, which donation would give away twice.
         self._leaves = self._functions.copy(self._functions.first_leaves(self._seed))
         self.restart()
 
     def compile(self, batch: Any) -> None:
-        """Compile everything that this learner will call."""
+        """Compile every function that this learner will call."""
         with _COMPILING:
             self._functions.compile(batch)
 
     def compile_step(self, batch: Any) -> None:
-        """Compile what it calls most; the rest, at its first call."""
+        """Compile the step, which it calls most; the rest is compiled at its first call."""
         with _COMPILING:
             self._functions.compile(batch, is_step_alone=True)
 
     def step(self, batch: Any, progress: float) -> Mapping[str, jax.Array]:
-        """One inner step; the result is its scalars. On the CPU it takes a turn at the cores, until it is computed;
-        otherwise it is dispatched, and the step before it is waited for, so that one at most is on its way."""
+        """Perform one inner step; the result is its scalars.
+
+        On the CPU the step takes a turn on the cores until it is computed. Otherwise it is dispatched, and the step
+        before it is awaited, so that at most one is in progress.
+        """
         if not self._shares_cores:
             before, self._under_way = self._under_way, self.dispatch(batch, progress)
             if before is not None:
@@ -317,7 +325,7 @@ class Learner:
             return self._computed(batch, progress)
 
     def dispatch(self, batch: Any, progress: float) -> Mapping[str, jax.Array]:
-        """One inner step, on its way; the result is its scalars."""
+        """Dispatch one inner step; the result is its scalars."""
         state, number = (self._leaves, self._local), np.uint32(self._step_number)
         batch = self._functions.put_batch(batch)
         stepped, metrics = self._functions.step(state, batch, np.float32(progress), self._life, number)
@@ -326,7 +334,7 @@ class Learner:
         return metrics  # type: ignore[no-any-return]
 
     def _computed(self, batch: Any, progress: float) -> Mapping[str, jax.Array]:
-        """One inner step, and its scalars, when they are there."""
+        """Perform one inner step and wait until its scalars are computed."""
         metrics = self.dispatch(batch, progress)
         loss: Any = metrics["loss"]
         if not loss.is_ready():  # This process had a device before: XLA computes in threads of its own.
@@ -342,12 +350,14 @@ class Learner:
         return values
 
     def adopt(self, fragment: int, values: Vector | None) -> None:
-        """Replace a fragment by alpha times itself and 1 - alpha times `values`, float32[n]; None where another process
-        of the island has them."""
+        """Replace a fragment by alpha times itself and 1 - alpha times `values`, float32[n].
+
+        `values` is None where another process of the island has them.
+        """
         self._write(fragment, self._functions.fragments[fragment].adopt, values)
 
     def replace(self, fragment: int, values: Vector | None) -> None:
-        """Replace a fragment by `values`, float32[n], whatever alpha is; None as for `adopt`."""
+        """Replace a fragment by `values`, float32[n], regardless of alpha; None as for `adopt`."""
         self._write(fragment, self._functions.fragments[fragment].replace, values)
 
     def _write(self, fragment: int, adopt: jax.stages.Wrapped, values: Vector | None) -> None:
@@ -374,7 +384,7 @@ class Learner:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many steps and restarts this state has seen: random keys follow from them."""
+        """The numbers of steps and restarts of this state: random keys follow from them."""
         return self._step_number, self._restarts
 
     @property
@@ -383,13 +393,15 @@ class Learner:
         return [*self._leaves, *self._local]
 
     def whole(self) -> Iterator[np.ndarray[Any, Any]]:
-        """All leaves of the state, merged ones first, on the host, some at a time: no device holds more than these
-        whole. Of an island of several processes each has to ask for all."""
+        """All leaves of the state, merged ones first, on the host, a group at a time: no device holds more whole.
+
+        On an island of several processes each of them must iterate over all.
+        """
         for leaves in _some(self.shapes):
             yield from map(np.asarray, leaves if self._functions.layout is None else self._functions.whole(leaves))
 
     def take(self, leaves: Sequence[np.ndarray[Any, Any]], counts: tuple[int, int]) -> None:
-        """Go on from a state as `whole` gives it, after so many steps and restarts."""
+        """Continue from a state in the form that `whole` returns, after `counts` steps and restarts."""
         functions, count = self._functions, len(self._leaves)
         self._leaves = functions.copy(functions.put(leaves[:count]))
         local = list(leaves[count:])
@@ -398,10 +410,10 @@ class Learner:
         self._step_number, self._restarts = counts
 
     def restart(self) -> None:
-        """Make the local leaves anew, at the present merged ones."""
+        """Create the local leaves anew, for the present merged leaves."""
         functions, number = self._functions, np.uint32(_RESTARTS + self._restarts)
         key = jax.random.key(self._seed) if functions.has_local_model else None
-        # Copies, because an optimizer may give back what it is given, which donation would give away twice.
+        # Copies, because an optimizer may return its argument, which donation would give away twice.
         self._local = functions.fresh(functions.copy(self._leaves), key, self._life, number)
         self._restarts += 1
 
@@ -412,33 +424,35 @@ class Learner:
         return [np.array(leaf) for leaf in self._local]
 
     def take_local(self, leaves: Sequence[Any]) -> bool:
-        """Take local leaves, as `local` gives them, where they lie; False if they are not of the same form."""
+        """Place `leaves`, in the form that `local` returns, as the local leaves; False if their forms differ."""
         if _forms(leaves) != _forms(self._local):
             return False
-        # Copies on the device, because a step gives away what it is given; placed as those of `restart` are, or the
-        # step would be compiled again for them.
+        # Copies on the device, because a step donates its arguments; placed as those of `restart` are, or the step
+        # would be compiled again for them.
         copies, layout = [jnp.array(leaf) for leaf in leaves], self._functions.layout
         self._local = copies if layout is None else layout.put(copies, layout.local)
         return True
 
     def lend(self) -> list[np.ndarray[Any, Any]]:
-        """The local leaves that another learner can go on with (`lent`), in NumPy arrays of their own."""
+        """The local leaves with which another learner can continue (`lent`), in NumPy arrays of their own."""
         return [np.array(self._local[k]) for k in self._functions.lent]
 
     def borrow(self, leaves: Sequence[Any]) -> bool:
-        """Take leaves as `lend` gives them; False if there are none, or of another form."""
+        """Replace the local leaves by `leaves`, in the form that `lend` returns; False if empty or of another form."""
         whole = dict(enumerate(self._local)) | dict(zip(self._functions.lent, leaves, strict=False))
         is_all = 0 < len(leaves) == len(self._functions.lent)
         return is_all and self.take_local([whole[k] for k in range(len(self._local))])
 
     def own(self, *, whole: bool) -> list[np.ndarray[Any, Any]]:
-        """`local`, after int64[6]: the words of the life whose keys are drawn, its steps and its restarts; then the
-        merged leaves, where it is to be `whole`."""
+        """`local`, preceded by int64[6]: the words of the life whose keys are drawn, its steps and its restarts.
+
+        If `whole`, the merged leaves follow.
+        """
         keys = np.array([*np.asarray(self._life).tolist(), *self.counts], np.int64)
         return [keys, *self.local(), *([np.array(leaf) for leaf in self._leaves] if whole else [])]
 
     def take_own(self, leaves: Sequence[Any]) -> bool:
-        """Go on from leaves as `own` gives them, with the random keys that would have come next."""
+        """Continue from leaves in the form that `own` returns, with the random keys that would have come next."""
         count = len(self._local) + 1
         merged = list(leaves[count:])
         fits = not merged or _forms(merged) == _forms(self._leaves)
@@ -453,5 +467,5 @@ class Learner:
 
     @property
     def device_kind(self) -> str:
-        """What the accelerator calls itself."""
+        """The accelerator's name, as its driver reports it."""
         return str(self._devices[0].device_kind)

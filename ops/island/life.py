@@ -1,4 +1,4 @@
-"""What learners and evaluation are spoken to in: whose life it is, and the merged leaves of a model."""
+"""Types shared by learners and evaluation: the life that seeds a learner, and the merged leaves of a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Tensors: TypeAlias = Mapping[str, Any]
 
 
 class Life(NamedTuple):
-    """Whose random numbers a learner draws: one life of a slot, in a run of this seed."""
+    """The life that a learner's random numbers depend on: one life of a slot, in a run of this seed."""
 
     seed: int
     slot: int

@@ -1,8 +1,8 @@
 """The inner optimizer of the shipped task: AdamW on a schedule of the run's progress.
 
-The schedule reads the share of the run's token budget that all learners together have trained (`progress`, an extra
-argument of the update) and counts no steps: a learner that joins late, or is slow, is then at the same learning rate
-as everybody else.
+The schedule depends on the share of the run's token budget that all learners together have trained (`progress`, an
+extra argument of the update), not on a count of steps: a learner that joins late, or is slow, then has the same
+learning rate as all others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ FINAL_SHARE = 0.05
 
 
 def learning_rate(progress: jax.Array | float, *, peak: float, warmup: float) -> jax.Array:
-    """The learning rate (float32) at `progress` in [0, 1]: from 0 to `peak` on a line while progress < `warmup`
-    (0 <= warmup < 1), then along half a cosine to 5 % of `peak`; outside [0, 1] it is that of the nearer end."""
+    """The learning rate (float32) at `progress` in [0, 1].
+
+    It rises from 0 to `peak` on a line while progress < `warmup` (0 <= warmup < 1), then falls along half a cosine to 5
+    % of `peak`; outside [0, 1] it is that of the nearer end.
+    """
     progress = jnp.clip(jnp.asarray(progress, jnp.float32), 0.0, 1.0)
     after = jnp.maximum(progress - warmup, 0.0) / (1.0 - warmup)
     cosine = FINAL_SHARE + (1.0 - FINAL_SHARE) * 0.5 * (1.0 + jnp.cos(jnp.pi * after))
@@ -42,13 +45,16 @@ def scale_by_progress(*, peak: float, warmup: float) -> optax.GradientTransforma
 
 
 def is_matrix(params: optax.Params) -> Any:
-    """The tree of truth values that marks the tensors with at least two axes: those that decay."""
+    """A tree of truth values that marks the tensors with at least two axes: those that decay."""
     return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
 
 
 def adamw(*, peak: float, warmup: float, weight_decay: float, clip: float) -> optax.GradientTransformationExtraArgs:
-    """AdamW (arXiv 1711.05101) with betas (0.9, 0.95) and eps 1e-8, decay on matrices only, the gradient's global norm
-    clipped at `clip` before, and the learning rate by progress: `update(grads, state, params, progress=...)`."""
+    """AdamW (arXiv 1711.05101) with betas (0.9, 0.95) and eps 1e-8, with decay on matrices only.
+
+    The gradient's global norm is clipped at `clip` first, and the learning rate follows progress: `update(grads, state,
+    params, progress=...)`.
+    """
     return optax.chain(
         optax.clip_by_global_norm(clip),
         optax.scale_by_adam(BETA_1, BETA_2, EPSILON),

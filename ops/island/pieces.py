@@ -1,9 +1,9 @@
-"""A fragment between the leaves on devices and the flat payload on the host.
+"""Conversion of a fragment between the leaves on devices and the flat payload on the host.
 
-On one device a payload is made there, as one array. On several no device holds a whole fragment: each unit leaves as
-it lies, each device gives its part, and the host puts the parts in their places, in C order, so that the payload is the
-same whatever the mesh is. On the way back each device gets its part. Where the devices are those of several processes,
-the first of these reads all and brings all, and the devices pass on to each other what they have to.
+On one device a payload is made there, as one array. On several no device holds a whole fragment: each unit leaves with
+its sharding, each device gives its part, and the host puts the parts in their places, in C order, so that the payload
+is the same for any mesh. On the way back each device gets its part. Where the devices belong to several processes, the
+first process reads all and brings all, and the devices pass on to each other the parts that they need.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from isthmus.ops.mesh.state_layout import Crossing, StateLayout, lying
 
 @final
 class FragmentFunctions:
-    """The compiled functions of one fragment, on the leaves that it touches, by place: `extract(leaves)`, and
-    `adopt(leaves, values)` and `replace`, which donate the leaves. `put` makes of a payload the values to adopt.
+    """The compiled functions of one fragment, on the leaves that it touches, by place.
+
+    `extract(leaves)` reads it; `adopt(leaves, values)` and `replace`, which donate the leaves, write it. `put` turns a
+    payload into the values to adopt.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class FragmentFunctions:
             self.adopt = jax.jit(adopt, donate_argnums=0, out_shardings=leaves)
 
     def put(self, values: Vector | None) -> Any:
-        """A payload float32[n] as `adopt` takes it; its memory may be used for ever. None where another process of the
-        island brings it."""
+        """A payload float32[n] in the form that `adopt` takes; its memory may be used for ever.
+
+        None where another process of the island brings it.
+        """
         if self._units is None:
             return values
         if self._processes == 1:
@@ -62,7 +66,7 @@ class FragmentFunctions:
         return [self._brought(unit, part) for unit, part in zip(self._units, parts, strict=True)]
 
     def _brought(self, unit: Crossing, values: Any) -> jax.Array:
-        """One unit of several processes' devices, of which this one brings `values`, or nothing."""
+        """One unit on several processes' devices, of which this process brings `values`, or nothing."""
         shape = (1, *unit.shape)
         own = np.broadcast_to(np.float32(0), shape) if values is None else values.reshape(shape)
 
@@ -72,26 +76,26 @@ class FragmentFunctions:
         return jax.make_array_from_callback((self._processes, *unit.shape), unit.arrives, part)
 
     def shapes(self) -> Any:
-        """What `put` gives, as shapes."""
+        """The shapes of the result of `put`."""
         if self._units is None:
             return lying(np.broadcast_to(np.float32(0), self._fragment.size))
         ahead = () if self._processes == 1 else (self._processes,)
         return [lying(np.broadcast_to(np.float32(0), (*ahead, *unit.shape)), unit.arrives) for unit in self._units]
 
     def payload(self, extracted: Any) -> Any:
-        """What `extract` gave, as something that NumPy takes for a payload float32[n]."""
+        """The result of `extract`, as an object that NumPy converts to a payload float32[n]."""
         return extracted if self._units is None else Pieces(self._fragment, extracted, self._units)
 
 
 @final
 class Pieces:
-    """The units of a fragment, in parts on several devices; an array of all once somebody asks for it."""
+    """The units of a fragment, in parts on several devices; converted to one array on demand."""
 
     def __init__(self, fragment: Fragment, units: Sequence[jax.Array], crossings: Sequence[Crossing]) -> None:
         self._fragment, self._units, self._crossings = fragment, units, crossings
 
     def copy_to_host_async(self) -> None:
-        """Have the parts come."""
+        """Start the transfer of the parts to the host."""
         for unit in self._units:
             for shard in unit.addressable_shards:
                 if shard.replica_id == 0:
@@ -125,8 +129,10 @@ def _extract(fragment: Fragment, places: dict[str, int], leaves: list[Any]) -> j
 def _units(
     fragment: Fragment, places: dict[str, int], shapes: Sequence[tuple[int, ...]], leaves: list[Any]
 ) -> list[jax.Array]:
-    """The units of a fragment in these shapes, float32; copies, because jit gives back an argument that it has nothing
-    to do with."""
+    """The units of a fragment in these shapes, float32.
+
+    They are copies, because jit returns an argument itself where a function leaves it unchanged.
+    """
     units = [jnp.copy(_rows(unit, leaves[places[unit.tensor]])).astype(jnp.float32) for unit in fragment.units]
     return [unit.reshape(shape) for unit, shape in zip(units, shapes, strict=True)]
 
@@ -139,7 +145,7 @@ def _adopt(fragment: Fragment, places: dict[str, int], alpha: float, leaves: lis
 def _adopt_crossed(
     fragment: Fragment, places: dict[str, int], processes: int, alpha: float, leaves: list[Any], units: Any
 ) -> list[Any]:
-    """The touched leaves with units written into them as they have arrived: of several processes, from the first."""
+    """The touched leaves with the arrived units written into them: of several processes, those of the first."""
     firsts = units if processes == 1 else [unit[0] for unit in units]
     shaped = [first.reshape(unit.values_shape) for first, unit in zip(firsts, fragment.units, strict=True)]
     return _adopt_units(fragment, places, alpha, leaves, shaped)

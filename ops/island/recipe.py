@@ -1,11 +1,12 @@
-"""What a task is to a learner: one thing, by whichever door it came.
+"""A task in the form that a learner uses, the same for tasks defined by a loss and by a step.
 
-A *model* is what the task's `init` gives, a *state* what a learner carries from step to step. A task of a loss has its
-parameters as the model, and the optimizer's state beside them in the state; in a task of a step the two are one. Every
-leaf of a model has a path, and by it a *kind*: how it is merged, or that it is *local* and never leaves the learner.
-What a state holds beside its model is local.
+A *model* is the result of the task's `init`, a *state* the value that a learner carries from step to step. A task of a
+loss has its parameters as the model, and the optimizer's state beside them in the state; in a task of a step the two
+are one. Every leaf of a model has a path, which determines its *kind*: how it is merged, or that it is *local* and
+never leaves the learner. Everything in a state beside its model is local.
 
-Decides names and kinds of leaves, and what the two doors come to. Does not jit, place or move anything (`jax_learner`).
+Decides names and kinds of leaves, and the recipes of the two forms. Does not jit, place or move anything
+(`jax_learner`).
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ KINDS: Final[tuple[str, ...]] = (*get_args(Rule), LOCAL)
 
 
 class Now(NamedTuple):
-    """What a step may know of its moment: a jax random key that no other step of the run has, and the share in [0, 1]
-    of the run's token budget that has been trained, float32."""
+    """The context of a step: a jax random key that no other step of the run has, and the run's progress.
+
+    `progress` is the share in [0, 1] of the run's token budget that has been trained, float32.
+    """
 
     key: Any
     progress: Any
@@ -45,8 +48,10 @@ class Trained(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A leaf of a model: its path, its shape and dtype, its kind, None if no rule covers it, and whether each of its
-    rows is a unit for itself: the layers of a stack."""
+    """A leaf of a model: its path, its shape and dtype, and its kind, None if no rule covers it.
+
+    `is_stacked` tells whether each of its rows is a unit of its own: the layers of a stack.
+    """
 
     name: str
     shape: jax.ShapeDtypeStruct
@@ -62,17 +67,18 @@ class Leaf(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The functions of a task; those on states are traced, `load` is called as it is.
+    """The functions of a task; those on states are traced, `load` is called directly.
 
-    - `init(key)`: the first model. `state_of(model)` the state that a learner begins with, `model_of(state)` its model.
+    - `init(key)`: the initial model. `state_of(model)`: the state with which a learner begins; `model_of(state)`: its
+      model.
     - `step(state, batch, now)`: the state after a step, and scalars by name, 'loss' among them.
     - `evaluate(model, batch)`: scalars by name, 'loss' among them.
-    - `restart(state, key)`: a state whose local leaves a life begins with; None for those of `state_of`.
-    - `load(path, shape)`: the first value of a merged leaf, or None for that of `init`; None where nothing is loaded.
-    - `loss(params, batch)`: what a task of a loss makes small, and its scalars by name, 'loss' among them; with
+    - `restart(state, key)`: a state with the local leaves with which a life begins; None for those of `state_of`.
+    - `load(path, shape)`: the initial value of a merged leaf, or None for that of `init`; None where nothing is loaded.
+    - `loss(params, batch)`: the value that a task of a loss minimises, and its scalars by name, 'loss' among them; with
       `optimizer`, for programs that average gradients.
-    - `mesh`, `shard`: how an island's devices are arranged, and leaves cut over them; `stacked`: patterns of the leaves
-      whose rows are units.
+    - `mesh`, `shard`: the arrangement of an island's devices, and the division of leaves over them; `stacked`: patterns
+      of the leaves whose rows are units.
     """
 
     init: Callable[[Any], Any]
@@ -102,7 +108,7 @@ class Recipe:
 
 
 def abstract_key() -> Any:
-    """A random key as a shape."""
+    """The shape of a random key."""
     return jax.eval_shape(partial(jax.random.key, 0))
 
 
@@ -112,8 +118,11 @@ def is_key(leaf: Any) -> bool:
 
 
 def with_scalars(loss: Callable[[Any, Any], Any], params: Any, batch: Any) -> tuple[Any, Mapping[str, Any]]:
-    """What a loss makes small, and its scalars by name: those that it gives beside it, and itself as 'loss' unless one
-    of them is."""
+    """The value that a loss minimises, and its scalars by name.
+
+    These are the scalars that the loss returns beside its value, and the value itself as 'loss' unless one has that
+    name.
+    """
     found = loss(params, batch)
     value, told = found if isinstance(found, tuple) else (found, {})
     return value, {"loss": value, **told}
@@ -126,8 +135,10 @@ def of_loss(
     rules: Rules[Kind] = (("**", "rda"),),
     load: Callable[[str, Any], Any] | None = None,
 ) -> Recipe:
-    """The recipe of a task that is a loss: a step of the optimizer along the gradient. An optimizer that takes extra
-    arguments gets `progress=`."""
+    """The recipe of a task that is a loss: a step of the optimizer along the gradient.
+
+    An optimizer that takes extra arguments gets `progress=`.
+    """
     transformation = optax.with_extra_args_support(optimizer)
     scalars = partial(with_scalars, loss)
 
@@ -157,7 +168,7 @@ def of_step(
     restart: Callable[[Any, Any], Any] | None = None,
     load: Callable[[str, Any], Any] | None = None,
 ) -> Recipe:
-    """The recipe of a task that brings its step: its state is its model."""
+    """The recipe of a task that brings its own step: its state is its model."""
     return Recipe(
         init=init,
         state_of=lambda model: model,
@@ -171,12 +182,12 @@ def of_step(
 
 
 def lent(recipe: Recipe, leaves: Sequence[Leaf], named: Sequence[tuple[str, Any]], local: Sequence[int]) -> list[int]:
-    """The places in `local`, which are places in the state, of what a learner lends to one that has none of its own.
+    """The places in `local`, which are places in the state, of leaves that a learner lends to one without its own.
 
-    `leaves` are those of the model, `named` the paths and shapes of all of the state. Random keys stay, or two learners
-    would draw the same numbers. A parameter that a task of a loss says is local stays, and so does what belongs to it
-    alone: leaves of the state whose path ends with its own. Of a task of a step every other local leaf is lent:
-    moments, counters, averages of weights.
+    `leaves` are those of the model, `named` the paths and shapes of all of the state. Random keys are not lent, or two
+    learners would draw the same numbers. Nor is a parameter that a task of a loss declares local, with the leaves that
+    belong to it alone: leaves of the state whose path ends with its own. Of a task of a step every other local leaf is
+    lent: moments, counters, averages of weights.
     """
     own = [leaf.name for leaf in leaves if leaf.kind == LOCAL] if recipe.loss is not None else []
     return [

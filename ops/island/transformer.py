@@ -1,14 +1,14 @@
 """A decoder-only transformer over bytes or tokens, by configuration.
 
-It decides names, shapes, initial values and the forward pass; optimizer and data are elsewhere. The table of
-`tensors` is the whole truth about the parameters: `init` fills it, and '/' in a name is one level of nesting, so the
-paths of the tree are the names that fragments and safetensors use. Layers are separate entries and not stacked,
-because a fragment is made of whole tensors.
+Decides names, shapes, initial values and the forward pass; optimizer and data are elsewhere. The table of `tensors`
+defines all parameters: `init` fills it, and '/' in a name is one level of nesting, so the paths of the tree are the
+names that fragments and safetensors use. Layers are separate entries and not stacked, because a fragment is made of
+whole tensors.
 
 Normalisation before each half of a layer (RMSNorm, arXiv 1910.07467), rotary positions (arXiv 2104.09864), SwiGLU
-(arXiv 2002.05202), no biases, `x @ W` throughout. Parameters are float32; `dtype` is that of the matrix products,
-while norms, the softmax and the loss are computed in float32 always. With experts the second half of every layer is
-theirs (`experts`), and what makes the router send tokens evenly is added to the loss that is trained.
+(arXiv 2002.05202), no biases, `x @ W` throughout. Parameters are float32; `dtype` is that of the matrix products, while
+norms, the softmax and the loss are always computed in float32. With experts, the second half of every layer is a
+mixture of them (`experts`), and the router's balance is added to the loss that is trained.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def loss(config: ModelConfig, params: Parameters, batch: dict[str, jax.Array]) -
 def balanced_loss(
     config: ModelConfig, params: Parameters, batch: dict[str, jax.Array]
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """What training makes small in a model with experts, `loss` and the weighted balance; and both by name."""
+    """The value that training minimises in a model with experts, `loss` plus the weighted balance; and both by name."""
     entropy, balance = _losses(config, params, batch)
     assert config.routing is not None
     assert balance is not None
