@@ -1,7 +1,7 @@
-"""What a learner gives to those who ask: the fragment that a round asks for, as it is at a boundary.
+"""A learner's answers to pulls: the fragment that a round asks for, in its state at a boundary.
 
-Decides whether a pull is answered: now, later, or not at all. What is given is captured on the device; the node that
-sends it waits for that.
+Decides whether a pull is answered: now, later, or not at all. The fragment is captured on the device; the node that
+sends it waits for the capture.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from isthmus.ops.learner.feed import Feed
 
 @dataclass(slots=True)
 class Held:
-    """What a learner holds of a fragment: the version that it adopted last, with its clock, and the books since then;
-    `answered` is the round of its last answer and the step before it, until something else is adopted."""
+    """A learner's state of one fragment: the version that it adopted last, with its clock, and the ledger since then.
+
+    `answered` is the round of its last answer and the number of steps before it, until something else is adopted.
+    """
 
     ledger: FragmentLedger
     anchor: Vector
@@ -31,8 +33,10 @@ class Held:
 
 @final
 class Answers:
-    """The answers of one life of a learner, of what it has `held`, by fragment; a list that its owner changes, too.
-    `is_final`: it was asked for the last time."""
+    """The answers of one life of a learner, from its versions `held` by fragment; their owner changes that list, too.
+
+    `is_final`: the last pull has arrived.
+    """
 
     def __init__(
         self, slot: int, incarnation: int, *, learner: Learning, held: list[Held | None], odometer: Odometer, feed: Feed
@@ -44,13 +48,13 @@ class Answers:
         self.is_final = False
 
     def to(self, pull: Mapping[Any, Round]) -> list[tuple[str, Capture]]:
-        """The captures that pulls ask for, in the order of their rounds."""
+        """The captures that answer these pulls, in the order of their rounds."""
         return [
             answer for request in sorted(pull.values(), key=itemgetter("round")) for answer in self._answer(request)
         ]
 
     def _answer(self, request: Round) -> list[tuple[str, Capture]]:
-        """The capture that a pull asks for, if it asks this incarnation and was not answered before."""
+        """The capture that answers a pull, if it is addressed to this incarnation and was not answered before."""
         p = request["fragment"]
         held = self._held[p]
         if [self._slot, self._incarnation] not in request["members"]:
@@ -70,11 +74,11 @@ class Answers:
         return self._give(request, held)
 
     def postponed(self, *, is_last: bool) -> list[tuple[str, Capture]]:
-        """The answers to pulls that came with an update of their fragment, once there is an interval's work in it.
+        """The answers to pulls that came with an update of their fragment, once it contains an interval's work.
 
-        The two come together behind a link that cannot carry what is due. At once there would be nothing to say, and
-        an answer that is late for its round counts in the next. A round that waits for everybody is answered at once,
-        and so is any, whatever there is to say, once no more steps are made: `is_last`.
+        The two come together behind a link that cannot carry the traffic that is due. An immediate answer would be
+        empty, and one that is late for its round counts in the next. A round that waits for all learners is answered at
+        once. So is every round, regardless of the work in it, once no more steps are made: `is_last`.
         """
         answers: list[tuple[str, Capture]] = []
         for p, request in list(self._postponed.items()):
@@ -91,8 +95,10 @@ class Answers:
         return [("fragment", capture)]
 
     def _first_version(self, request: Round) -> list[tuple[str, Capture]]:
-        """The first version of a fragment, of the model that this learner begins with if nobody has given one; the one
-        that it holds, where a shard that died had still published one and the next does not know of it."""
+        """The first version of a fragment: that of this learner's initial model, if no learner has given one yet.
+
+        It is the version that it holds, where a shard died after it published one and its successor does not know it.
+        """
         held = self._held[request["fragment"]]
         if held is not None:
             return self._recovery(request, held)
@@ -128,7 +134,7 @@ class Answers:
         return capture
 
     def _recovery(self, request: Round, held: Held) -> list[tuple[str, Capture]]:
-        """The newest global version that this learner knows, for a shard that lost it."""
+        """The newest global version that this learner has, for a shard that lost it."""
         capture = self._capture(request, held, held.anchor)
         capture["begin"], capture["steps"] = capture["end"], 0
         capture["clock"], capture["anchor"] = held.clock, None

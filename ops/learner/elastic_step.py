@@ -1,13 +1,13 @@
-"""The inner-step node of elastic data-parallel: a step for every mean of the gradients of those who are there.
+"""The inner-step node of elastic data-parallel: one step for every mean of the gradients of the present learners.
 
 Each firing takes a call and a batch: it steps along the mean of the round before, and votes in the next round with the
-gradient of the batch. All who have taken every mean since the first hold the same bytes. One that is told to, the
-*donor*, sends its state along with its vote; whoever is new takes the state, then the mean that came of that round, and
-is at the same step as everybody.
+gradient of the batch. All learners that have taken every mean since the first hold the same bytes. The *donor*, named
+by the call, sends its state along with its vote; a new learner takes the state, then the mean of that round, and is at
+the same step as all others.
 
-Phases. *ready*: it holds no model that counts, and waits for the beginning, or for a state that is meant for it.
-*stepping*. *final*. What a learner has trained counts when its vote is in the mean. A beginning that brings a state is
-that of a syncer in its next life: all go back to that state.
+Phases. *ready*: it holds no valid model, and waits for the beginning, or for a state that is addressed to it.
+*stepping*. *final*. A learner's tokens count when its vote is in the mean. A beginning that brings a state comes from a
+syncer in its next life: all learners go back to that state.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from isthmus.ops.learner.gradient_report import Reporter
 
 
 class ElasticStep:
-    """Batches and calls in; votes out, and of the lowest slot every `emit_every` steps the model, and every
-    `snapshot_seconds` the state.
+    """Batches and calls in, votes out; from the lowest slot also the model and the state.
 
-    `tokens` is the budget of the run, which the learning rate follows.
+    The model leaves every `emit_every` steps, the state every `snapshot_seconds`. `tokens` is the budget of the run,
+    which the learning rate follows.
     """
 
     outputs = ("vote", "model", "state", "progress")
@@ -51,13 +51,13 @@ class ElasticStep:
         trace(self._task, first_batch(self._task, 0))
 
     def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
-        """Every function that a learner in this slot calls on these devices, for who compiles ahead."""
+        """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""
         from isthmus.ops.island.jax_gradients import calls
 
         return calls(self._task, first_batch(self._task, seed, slot), devices)
 
     def open(self, context: Any) -> None:
-        """Compile every function, and make the first parameters."""
+        """Compile every function, and create the initial parameters."""
         self._context = context
         self._feed.open(context)
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
@@ -68,7 +68,7 @@ class ElasticStep:
     def __call__(
         self, batch: Any, call: Mapping[Any, Call] | None, cursor: Cursor | None = None
     ) -> list[tuple[str, Any]]:
-        """One step; `batch` and `call` are None in the first firing, which only says that this learner is there."""
+        """Perform one step; `batch` and `call` are None in the first firing, which only announces this learner."""
         if cursor is not None:
             self._feed.hear(cursor)
         if batch is not None:
@@ -80,7 +80,7 @@ class ElasticStep:
         return emitted
 
     def _follow(self, batch: Any, call: Call) -> list[tuple[str, Any]]:
-        """Step along the mean, and vote; whoever has missed a mean waits for a state."""
+        """Step along the mean, and vote; a learner that has missed a mean waits for a state."""
         me = [self._slot, self._incarnation]
         if call["mean"] is None:
             if call["state"]:
@@ -107,7 +107,7 @@ class ElasticStep:
             self._phase = "final"
 
     def _model(self, call: Call) -> list[tuple[str, Any]]:
-        """The model for whoever evaluates it: now and then of one learner, at the end of all, for each may be gone."""
+        """The model for evaluation: at intervals from one learner, at the end from all, since any may have departed."""
         is_final = self._phase == "final"
         is_first = call["members"][:1] == [[self._slot, self._incarnation]]
         if not is_final and not (is_first and (call["round"] - 1) % self._emit_every == 0):

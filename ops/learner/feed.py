@@ -1,7 +1,7 @@
-"""How far one life of a learner is in its slot's batches, as its answers tell it.
+"""The progress of one life of a learner in its slot's batches, as its answers report it.
 
-Decides nothing of what is trained: it counts what was taken, from where the data node says that this life begins, and
-keeps the states of a stream until they are of the past.
+Does not decide which batches are trained: it counts the batches that were taken, from the position at which the data
+node starts this life, and keeps the states of a stream until their positions are reached.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Final
 from isthmus.ops.data.places import Cursor, State
 
 STATES_MAX: Final = 16
-"""States ahead of what was taken: the data node makes at most eight batches a firing, and tells a state in each; two
-may wait. Of those beyond, the oldest are let go: an older state costs batches that are wound over, no more."""
+"""States ahead of the batches taken: the data node makes at most eight batches a firing, with a state in each firing;
+two may wait. The oldest of any more are dropped: an older state only costs batches that are read again and discarded.
+"""
 
 
 class Feed:
-    """`reached` is the position after the last batch that was trained on; `is_placed` says whether it is known where
-    this life begins."""
+    """`reached` is the position after the last batch trained on; `is_placed` tells whether the start is known."""
 
     def __init__(self) -> None:
         self.reached = self._position = 0
@@ -27,7 +27,7 @@ class Feed:
         self._state: tuple[int, State] | None = None
 
     def open(self, context: Any) -> None:
-        """A first life begins at 0, and so does every life of a graph in which nobody says otherwise."""
+        """Start at 0 in a first life, and in every life of a graph without a `cursor` edge."""
         self.is_placed = context.member.incarnation == 1 or "cursor" not in context.connected
 
     @property
@@ -36,7 +36,7 @@ class Feed:
         return self._position - 1
 
     def hear(self, cursor: Cursor) -> None:
-        """Take where this life begins, and a state of a batch that is yet to come."""
+        """Store the position at which this life begins, and the state of a later batch."""
         if not self.is_placed:
             self.reached = self._position = cursor["begin"]
             self.is_placed = True
@@ -45,14 +45,14 @@ class Feed:
             self._settle()
 
     def take(self, *, is_trained: bool = True) -> None:
-        """Count a batch that was taken; at the end of a run nothing is trained on it."""
+        """Count a batch that was taken; at the end of a run it is not trained on."""
         self._position += 1
         if is_trained:
             self.reached = self._position
             self._settle()
 
     def told(self) -> list[Any] | None:
-        """The newest state of a position that is reached, as [position, state]."""
+        """The newest state whose position is reached, as [position, state]."""
         return None if self._state is None else list(self._state)
 
     def _settle(self) -> None:

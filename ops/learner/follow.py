@@ -1,7 +1,7 @@
-"""The node of a process that is part of an island, but does not lead it: it does what its leader is doing.
+"""The node of a process that is part of an island, but does not lead it: it repeats the calls of its leader.
 
-It has neither inputs nor outputs: the wire, the quorum and the accounts know the leader alone. What it computes is its
-part of every function; of every batch, which it makes as the leader does, its rows.
+It has neither inputs nor outputs: the wire, the quorum and the token accounts know the leader alone. It computes its
+part of every function, and its rows of every batch, which it makes as the leader does.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from isthmus.ops.gang.orders import Following
 
 ORDER_SECONDS: Final = 0.2
-"""For how long a firing waits for an order: the host is told to end between two firings."""
+"""The time for which a firing waits for an order: the host receives its stop between two firings."""
 
 
 class Follow:
-    """Does one order a firing, until the leader is gone. `fragments` and `alpha` are those of its inner-step,
-    `learners` and `slots` those of its data."""
+    """Executes one order a firing, until the leader is gone.
+
+    `fragments` and `alpha` are those of its inner-step, `learners` and `slots` those of its data.
+    """
 
     outputs: Final = ()
 
@@ -48,8 +50,8 @@ class Follow:
         self.is_finished = False
 
     def open(self, context: Any) -> None:
-        """Meet the others, and compile every function, as the leader does."""
-        if context.island is None:  # In a universe there are no devices, and so nothing to do: it lives, and ends.
+        """Connect to the other processes, and compile every function, as the leader does."""
+        if context.island is None:  # In a universe there are no devices, and so nothing to do until the end.
             return
         if context.island.elastic is not None:
             self._attendance = Attendance(context.island.elastic)
@@ -68,7 +70,7 @@ class Follow:
         self._source: Source = source_of(self._task, seed, slot, self._slots, self._learners)
 
     def work(self, told: Mapping[str, Any], host: Any, *, seed: int, slot: int, place: Any) -> None:
-        """Compute for the host of this body, in a process of its own: what a worker of an elastic island does."""
+        """Compute for the host of this body, in a process of its own: the loop of a worker of an elastic island."""
         from isthmus.ops.elastic.worker import work
 
         self._source = source_of(self._task, seed, slot, self._slots, self._learners)
@@ -76,7 +78,7 @@ class Follow:
         work(parts, told, host, batch=self._batch, seed=seed, slot=slot, place=place)
 
     def __call__(self) -> None:
-        """Do what the leader says next, if it says something."""
+        """Execute the leader's next order, if one comes."""
         if self._attendance is not None:
             self._attendance.look(ORDER_SECONDS)
             return
@@ -90,7 +92,7 @@ class Follow:
             self._follow(self._learner, order, self._batch)
 
     def _batch(self, position: int) -> Any:
-        """The batch of a position, which is after that of the last one."""
+        """The batch at a position, which is greater than that of the last one."""
         if self._next is None:
             self._next = self._source.seek(Beginning(position, 0, None))
         for skipped in range(self._next, position):

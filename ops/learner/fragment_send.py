@@ -1,12 +1,12 @@
-"""The fragment-send node: turns what a learner captured into the answer that leaves the learner.
+"""The fragment-send node: turns a learner's capture into the answer that leaves the learner.
 
-It waits for the device in its own thread, so that inner-step does not; anchors belong to whoever decodes updates, and
-here they are only subtracted from. A leaf of lower precision begins at what it can hold of the anchor, so that is what
-is subtracted from: what adopting rounded away was not trained.
+It waits for the device in its own thread, so that inner-step does not; anchors belong to the node that decodes updates,
+and are only read here. A leaf of lower precision begins at the rounded anchor, so the values are subtracted from that:
+the part that adoption rounded away was not trained.
 
-An outer gradient may leave in fewer bits. Its norms are those from before, so that where the merge goes by direction
-and length the codes cost direction alone. What coding loses is not kept for the next answer: that was not needed at 4
-bits, and an answer that is refused would have to give it back.
+An outer gradient may leave in fewer bits. Its norms are those before coding, so that where the merge uses direction and
+length, coding costs direction alone. The coding error is not carried over to the next answer: that was not needed at 4
+bits, and a refused answer would have to restore it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 
 class FragmentSend:
-    """Capture in, Answer out: the outer gradient anchor - values, and its norm per unit; `push` is the format in which
-    it leaves, "auto": that which the pull has asked for. First and recovered versions leave as float32."""
+    """Capture in, Answer out: the outer gradient anchor - values, and its norm per unit.
+
+    `push` is its format on the wire; "auto" takes the format that the pull asks for. First and recovered versions leave
+    as float32.
+    """
 
     outputs = ("answer",)
     noted: ClassVar = {"answer": ("begin", "end", "former")}
@@ -39,7 +42,7 @@ class FragmentSend:
         self._push = push
 
     def open(self, context: Any) -> None:
-        """Load the kernels that code; float32 needs none."""
+        """Load the kernels that encode; float32 needs none."""
         if self._push != "float32":
             from isthmus.ops.kernels import coding
 
@@ -47,14 +50,14 @@ class FragmentSend:
             self._coding: ModuleType = coding
 
     def __call__(self, fragment: Mapping[Any, Capture]) -> list[tuple[str, Answer]]:
-        """The answers to all captures that are new, in order of their rounds."""
+        """The answers to all new captures, in order of their rounds."""
         captures = sorted(fragment.values(), key=itemgetter("round", "fragment"))
         return [("answer", self._answer(capture)) for capture in captures]
 
     def _answer(self, capture: Capture) -> Answer:
         values = np.asarray(capture["values"], np.float32)
         anchor = capture["anchor"]
-        # A copy, because the device may hand out a view of memory that is its own.
+        # A copy, because the device may return a view of its own memory.
         fragment = self._fragments[capture["fragment"]]
         gradient = np.array(values) if anchor is None else subtract(as_held(anchor, fragment), values)
         answer = Answer(

@@ -1,4 +1,4 @@
-"""What a data-parallel learner tells of itself, and when: the same Report as every other learner, without fragments.
+"""The reports of a data-parallel learner and their times: the Report of every other learner, without fragments.
 
 Decides when a report is due: the first, at every change of phase, and every 100 ms. Counts steps and tokens; knows
 nothing of gradients.
@@ -17,7 +17,7 @@ Phase = Literal["ready", "stepping", "final"]
 
 
 class Reporter:
-    """The counts of one life of a learner. `totals` are [slot, incarnation, tokens] of all that this learner knows."""
+    """The counts of one life of a learner. `totals` are [slot, incarnation, tokens] of the lives that it knows."""
 
     def __init__(self, context: Any, device_kind: str) -> None:
         self._context, self._device_kind = context, device_kind
@@ -28,7 +28,7 @@ class Reporter:
         self._scalars: list[Mapping[str, float]] = []
 
     def begins(self) -> None:
-        """A step begins now."""
+        """Record the start of a step."""
         now = self._context.now()
         if self.step == 0:
             self._first_at = now
@@ -39,7 +39,7 @@ class Reporter:
         self._began_at = now
 
     def trained(self, tokens: int, scalars: Mapping[str, float]) -> None:
-        """A step has been made; `scalars` are those of its batch."""
+        """Record the end of a step; `scalars` are those of its batch."""
         self.step += 1
         self.tokens += tokens
         self._scalars.append(scalars)
@@ -82,7 +82,7 @@ class Reporter:
         return [("progress", report)]
 
     def _means(self) -> dict[str, float]:
-        """The means of the scalars since they were asked for last; nothing where no step was made."""
+        """The means of the scalars since the previous call; empty if no step was made."""
         names = self._scalars[0] if self._scalars else ()
         means = {name: sum(each[name] for each in self._scalars) / len(self._scalars) for name in names}
         self._scalars.clear()

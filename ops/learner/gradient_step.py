@@ -2,13 +2,13 @@
 
 Each firing takes the mean of the step before and a batch: it steps along the mean, and sends the gradient of the batch,
 in parts, into the ring. All learners begin with the same parameters and take the same steps, so they hold the same
-bytes and agree, without another word, when the budget is spent. That somebody asks for the end travels around with the
+bytes and agree, without further messages, when the budget is spent. A request to stop travels around the ring with the
 gradients, so that all end after the same step.
 
-Phases. *ready*: the ring is whole only when every learner knows all others; each says whether it has heard all of them,
-with a state as far as its own, and begins when all say so. *stepping*. *final*. The others cannot go on without a
-learner that died: one that comes back while they step ends the run, and says why. Where all come back, because whoever
-started them ended all, they go on from the last snapshot (`kept_state`).
+Phases. *ready*: the ring is complete only when every learner knows all others; each reports whether it has received the
+greetings of all of them, with a state as far as its own, and begins when all report that. *stepping*. *final*. The
+others cannot go on without a learner that died: one that comes back while they step ends the run, with the reason.
+Where all come back, because the operator ended them all, they go on from the last snapshot (`kept_state`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.learner.gradient_report import Reporter
 
 NO_MEAN: Final[dict[str, Any]] = START
-"""What the first step finds in place of a mean."""
+"""The input of the first step in place of a mean."""
 
 
 class GradientStep:
-    """Batches and means in; parts of the gradient out, and of slot 0 every `emit_every` steps the model, and every
-    `snapshot_seconds` the state.
+    """Batches and means in, parts of the gradient out; from slot 0 also the model and the state.
 
-    `learners` is M, `tokens` the budget of the run.
+    The model leaves every `emit_every` steps, the state every `snapshot_seconds`. `learners` is M, `tokens` the budget
+    of the run.
     """
 
     outputs = ("part", "hello", "model", "state", "place", "progress")
@@ -62,13 +62,13 @@ class GradientStep:
         trace(self._task, first_batch(self._task, 0))
 
     def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
-        """Every function that a learner in this slot calls on these devices, for who compiles ahead."""
+        """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""
         from isthmus.ops.island.jax_gradients import calls
 
         return calls(self._task, first_batch(self._task, seed, slot), devices)
 
     def open(self, context: Any) -> None:
-        """Compile every function, and make the first parameters; a later life waits for a state."""
+        """Compile every function, and create the initial parameters; a later life waits for a state."""
         self._context = context
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._has_state = self._incarnation == 1
@@ -85,7 +85,7 @@ class GradientStep:
         kept: Mapping[Any, State] | None = None,
         control: Mapping[Any, Control] | None = None,
     ) -> list[tuple[str, Any]]:
-        """One step; `batch` and `mean` are None as long as the ring is not whole.
+        """Perform one step; `batch` and `mean` are None as long as the ring is not complete.
 
         RuntimeError in a life that comes back while others step.
         """
@@ -100,7 +100,7 @@ class GradientStep:
         return emitted
 
     def _take(self, state: State | None) -> None:
-        """Go back to a state; in a first life, and once it steps, of no use."""
+        """Go back to a state; ignored in a first life, and while stepping."""
         if state is None or self._incarnation == 1 or self._phase != "ready":
             return
         if state["leaves"]:
@@ -108,7 +108,7 @@ class GradientStep:
         self._has_state, self._trained, self._steps_before = True, state["tokens"], state["steps"]
 
     def _place(self) -> Place:
-        """Where the batches of this life begin."""
+        """The position at which the batches of this life begin."""
         return Place(
             slot=self._slot,
             incarnation=self._incarnation,
@@ -120,7 +120,7 @@ class GradientStep:
         )
 
     def _greet(self, hello: Mapping[Any, Mapping[str, Any]] | None) -> list[tuple[str, Any]]:
-        """Say whether all others were heard, and in which lives; begin when all say so, and have the same state.
+        """Report whether all others were heard, and in which lives; begin when all report that, with the same state.
 
         RuntimeError where another steps with a former life of this learner.
         """
@@ -167,7 +167,7 @@ class GradientStep:
         return [*emitted, *(("part", part) for part in own)]
 
     def _model(self) -> list[tuple[str, Any]]:
-        """The model for whoever evaluates it: now and then of one learner, at the end of all, for each may be gone."""
+        """The model for evaluation: at intervals from one learner, at the end from all, since any may have departed."""
         is_final = self._phase == "final"
         if not is_final and (self._slot or (self._steps_before + self._reporter.step) % self._emit_every):
             return []

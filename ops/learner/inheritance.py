@@ -1,14 +1,14 @@
-"""What one life of a learner goes on with of the lives before it, and what it leaves for those after it.
+"""The state that one life of a learner takes over from the lives before it, and leaves for those after it.
 
-Decides where that comes from: from the cut in a snapshot (`Own`), where this life begins with just the versions of
-that, and then it goes on as the life would have that made the cut; else from the copy on the disk of its machine
-(`local_copies`); else its local leaves begin anew, and another's take their place, if they come soon (`lending`). Which
-it was is told (`began`).
+Decides the source of that state: the cut in a snapshot (`Own`), if this life begins with exactly its versions, and then
+it continues as the life that made the cut would have; else the copy on the disk of its machine (`local_copies`); else
+its local leaves begin anew, and another learner's replace them, if they arrive soon (`lending`). The choice is reported
+(`began`).
 
-Theory of operation. A cut is made when an answer was captured. Of each fragment a learner had adopted a version by
-then, and had worked since: that work is in its parameters, and in no version. Its next life goes on with both, and
-answers with that work in it (`FragmentLedger.former`). Or it had answered, and what comes of that, which is in the
-snapshot, was to be adopted some steps later: the next life adopts it after as many.
+Theory of operation. A cut is made when an answer was captured. By then a learner had adopted a version of each
+fragment, and had worked since: that work is in its parameters, and in no version. Its next life continues with both,
+and includes that work in its answer (`FragmentLedger.former`). Or it had already answered, and the resulting version,
+which is in the snapshot, was to be adopted some steps later: the next life adopts it after as many.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from isthmus.ops.recovery.local_copies import LocalCopies
 
 @final
 class Inheritance:
-    """Of the life that a host opens a body with, by `context`; `sole` is what trains, None where that has other
-    processes; `held` and `odometer` are the learner's, which it changes, too."""
+    """The inheritance of the life that a host opens with `context`.
+
+    `sole` is the learner, None where it has other processes; `held` and `odometer` belong to the learner, and change
+    here, too.
+    """
 
     def __init__(
         self, context: Any, *, sole: SoleLearning | None, held: Sequence[Held | None], odometer: Odometer, alpha: float
@@ -43,15 +46,15 @@ class Inheritance:
             self._copies = LocalCopies(context.folder, context.disk, self._slot, self._incarnation, now=context.now)
         self._own: Own | None = None
         self._due: dict[int, int] = {}
-        """Fragment -> after how many steps of this life its version is adopted once more."""
+        """Fragment -> the number of steps of this life after which its version is adopted once more."""
         self.is_awaited = self._incarnation > 1 and "restored" in context.connected
-        """Whether it is not known yet what is kept of this slot: the first step waits for that."""
+        """Whether the saved state of this slot has not arrived yet: the first step waits for it."""
         self.began: list[Any] | None = None
 
     # -- of lives before -----------------------------------------------------------------------------------------------
 
     def give(self, restored: Restored) -> bool:
-        """Take what is kept of this slot; whether it is for this life."""
+        """Store the saved state of this slot; returns whether it is for this life."""
         if (restored["slot"], restored["incarnation"]) != (self._slot, self._incarnation):
             return False
         self.is_awaited, self._own = False, restored["own"]
@@ -59,24 +62,26 @@ class Inheritance:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this life went on from a cut."""
+        """Whether this life continued from a cut."""
         return self.began is not None and self.began[0] == "snapshot"
 
     @property
     def has_found(self) -> bool:
-        """Whether this life went on with anything of those before it."""
+        """Whether this life took over any state of those before it."""
         return self.began is not None and self.began[0] in ("snapshot", "copy")
 
     def borrowed(self, began: list[Any] | None) -> None:
-        """Note that local leaves of another learner were taken, if any were."""
+        """Record that local leaves of another learner were taken, if any were."""
         self.began = began or self.began
 
     def take(self) -> Totals | None:
-        """Go on with what there is, all fragments being held and the local leaves made anew; the result is the progress
-        of the run as it was known at the cut, where this life goes on from one."""
+        """Take over the state that was found, once all fragments are held and the local leaves are created anew.
+
+        Where this life continues from a cut, returns the progress of the run as known at the cut.
+        """
         own = self._own
         if own is not None and self._take_own(own):
-            totals = Totals()  # What this life has heard since may be more than that one had.
+            totals = Totals()  # The totals that this life has received since may exceed those at the cut.
             totals.hear(own["totals"])
             self.began = ["snapshot", own["incarnation"], sum(count for _, count, _, _ in own["standings"])]
             return totals
@@ -92,7 +97,7 @@ class Inheritance:
             self.began = ["anew", 0, 0]
 
     def _take_own(self, own: Own) -> bool:
-        """Go on as the life would have that made the cut, if this one begins with the versions of it."""
+        """Continue as the life that made the cut would have, if this one begins with its versions."""
         versions = [(epoch, count) for epoch, count, _, _ in own["standings"]]
         if self._sole is None or versions != [held and held.ledger.base for held in self._held]:
             return False
@@ -118,19 +123,21 @@ class Inheritance:
             del self._due[p]
 
     def overtaken(self, p: int) -> None:
-        """Note that another version of a fragment was adopted."""
+        """Record that another version of a fragment was adopted."""
         self._due.pop(p, None)
 
     # -- for lives after -----------------------------------------------------------------------------------------------
 
     def leave_copy(self) -> None:
-        """Leave a copy of the local leaves on this machine, when it is due."""
+        """Store a copy of the local leaves on this machine, when it is due."""
         if self._copies is not None and self._sole is not None and self._copies.is_due():
             self._copies.keep(self._odometer.steps, self._sole.local)
 
     def own(self, overlap: int, totals: Totals) -> Own | None:
-        """What only this learner has, at a boundary at which it has answered; answers are adopted `overlap` steps
-        later. None if there is nothing that a later life could go on with."""
+        """The state that only this learner has, at a boundary at which it has answered.
+
+        Answers are adopted `overlap` steps later. None if a later life could not continue with any of it.
+        """
         if self._sole is None or None in self._held:
             return None
         standings = [self._standing(p, overlap) for p in range(len(self._held))]

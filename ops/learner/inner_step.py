@@ -1,14 +1,15 @@
 """The inner-step node: a learner's boundaries, one firing each.
 
-At each boundary, in this order: adopt the updates that have come, answer the pulls that have come, then make one step,
-of which a device may still compute the last part while the next is prepared. The answers leave before the step begins.
-The order matters: a pull answered before the updates would carry a stale base. Losses are read when they are told.
+At each boundary, in this order: adopt the updates that have arrived, answer the pulls that have arrived, then make one
+step, of which a device may still compute the last part while the next is prepared. The answers leave before the step
+begins. The order matters: a pull answered before the updates would carry a stale base. Losses are read when they are
+reported.
 
-Phases. *ready*: with fragments, a learner waits (idle) until it has adopted all of them; without, it begins with first
-parameters of its own. *stepping*, as long as the budget is not known to be spent; then it is idle, for it would train
-beyond it. *final*: told so by a pull of kind 'final', or, where it came too late for that, by a fragment that is final
-already (where there is no syncer, by `stop`), it stays idle to answer and to adopt. A learner whose loss is not finite
-says that it is sick, and starts its optimizer anew once it has adopted every fragment again.
+Phases. *ready*: with fragments, a learner waits (idle) until it has adopted all of them; without, it begins with
+initial parameters of its own. *stepping*, as long as the budget is not known to be spent; then it is idle, because it
+would train beyond it. *final*: it stays idle to answer and to adopt. It enters this phase by a pull of kind 'final',
+or, if it came too late for that, by a fragment that is already final (without a syncer, by `stop`). A learner whose
+loss is not finite reports that it is sick, and starts its optimizer anew once it has adopted every fragment again.
 """
 
 from __future__ import annotations
@@ -44,19 +45,20 @@ REPORT_NS: Final = 100_000_000
 WATCH_NS: Final = 250_000_000
 STEP_TIME_DECAY: Final = 0.9
 AGAIN: Final = ("recover", "copy")
-"""Kinds of updates that publish a version again: of no news to a learner that holds it."""
+"""Kinds of updates that publish a version again: not news to a learner that holds it."""
 
 
 class InnerStep:
     """Batches in; captured fragments, progress and, every `emit_every` steps, all parameters out.
 
-    `progress` is for those who pace, every `report_every` steps or 100 ms; `report`, with everything, for those who
-    watch, every 250 ms, or as often where nobody paces.
+    `progress` is for pacing, every `report_every` steps or 100 ms; `report`, with everything, is for observers, every
+    250 ms, or as often as `progress` where no node paces.
 
     `fragments` are those of the program, none for programs that exchange whole trees; `report_every` the steps between
     two reports of progress, which come at least every 100 ms; `tokens` the budget that the learning rate follows, where
-    nobody sends it; `alpha` how much of a learner's own fragment survives an adoption; `tells_links`: `progress` says
-    what its links carry. What others are lent of its local leaves is `moments`, what it is lent `loan`.
+    no message sets it; `alpha` the share of a learner's own fragment that survives an adoption. With `tells_links`,
+    `progress` includes the goodput of its links. Its local leaves are lent to others on `moments`, and those of others
+    arrive on `loan`.
     """
 
     outputs = ("parameters", "fragment", "progress", "report", "moments")
@@ -65,7 +67,7 @@ class InnerStep:
 
     @staticmethod
     def schemas(task: Any, *, fragments: Sequence[Fragment] = (), **_: Any) -> dict[str, Any]:
-        """What shards and the lend node may send; whole trees are of any form."""
+        """The forms of the messages of shards and the lend node; whole trees may have any form."""
         shards = {"update": schemas.UPDATE, "pull": schemas.ROUND} if fragments else {}
         return {**shards, "loan": LOAN}
 
@@ -112,14 +114,14 @@ class InnerStep:
         functions_of(self._task, self._fragments, self._alpha).trace(first_batch(self._task, 0))
 
     def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
-        """Every function that a learner in this slot calls on these devices, for who compiles ahead."""
+        """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""
         from isthmus.ops.island.jax_learner import functions_of
 
         functions = functions_of(self._task, self._fragments, self._alpha, devices)
         return functions.calls(first_batch(self._task, seed, slot))
 
     def open(self, context: Any) -> None:
-        """Compile every function; without a syncer, make the first parameters, too."""
+        """Compile every function; without a syncer, create the initial parameters, too."""
         self._context = context
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._feed.open(context)
@@ -144,13 +146,13 @@ class InnerStep:
             self._learner.begin()
 
     def work(self, told: Mapping[str, Any], host: Any, **at: Any) -> None:
-        """Compute for the host of this body, in a process of its own: what a worker of an elastic island does."""
+        """Compute for the host of this body, in a process of its own: the loop of a worker of an elastic island."""
         from isthmus.ops.elastic.worker import work
 
         work((self._task, self._fragments, self._alpha), told, host, batch=None, **at)
 
     def _made(self, context: Any) -> Learning:
-        """What trains, on this island; it is `sole` where that has no other processes."""
+        """The learner of this island; also stored as `_sole` if the island has no other processes."""
 
         def position() -> int:
             return self._feed.latest
@@ -166,7 +168,7 @@ class InnerStep:
         return self._sole
 
     def _whole(self) -> SoleLearning:
-        """What trains, in a program that exchanges whole trees: islands of several processes are refused there."""
+        """The learner, in a program that exchanges whole trees: such programs refuse islands of several processes."""
         assert self._sole is not None
         return self._sole
 
@@ -179,7 +181,7 @@ class InnerStep:
         cursor: Cursor | None = None,
         loan: Mapping[Any, Loan] | None = None,
     ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
-        """One boundary; `batch` is None where this node is idle. Yields the answers, returns everything else."""
+        """Process one boundary; `batch` is None where this node is idle. Yields the answers, returns the rest."""
         before = self._phase, self.is_idle
         has_news = update is not None or control is not None or bool(pull)
         if cursor is not None:
@@ -214,35 +216,35 @@ class InnerStep:
 
     @property
     def phase(self) -> Literal["ready", "stepping", "final"]:
-        """Where this learner is: who drives it from outside may have it step later, or answer, while it is idle."""
+        """This learner's phase: a caller that drives it from outside may have it step later, or answer while idle."""
         return self._phase
 
     def will_make(self, p: int) -> int:
-        """The count of the version that comes of an answer about a fragment; 0 where none is held."""
+        """The count of the version to which the next answer about a fragment contributes; 0 where none is held."""
         held = self._held[p]
         return 0 if held is None else held.ledger.base[1] + 1
 
     def own(self, overlap: int) -> Own | None:
-        """What only this learner has, when it has answered; None if a later life could not go on with it."""
+        """The state that only this learner has, when it has answered; None if a later life could not use it."""
         return None if self._sick else self._inheritance.own(overlap, self._totals)
 
     def give(self, restored: Restored) -> None:
-        """Take what is kept of this slot: the first step waits for it."""
+        """Store the saved state of this slot: the first step waits for it."""
         if self._inheritance.give(restored):
             self._move_on()
 
     def drop(self) -> None:
-        """Count a batch of which nothing is made."""
+        """Count a batch that is not trained on."""
         self._feed.take(is_trained=False)
 
     def _is_spent(self) -> bool:
-        """Whether all that is known to be trained makes up the budget: then no step is needed any more."""
+        """Whether the tokens known to be trained make up the budget: then no more steps are needed."""
         return 0 < self._budget <= self._totals.trained
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
     def _adopt_all(self, update: Any) -> None:
-        """Adopt what came: updates of fragments or, in a program without, whole trees."""
+        """Adopt updates of fragments or, in a program without fragments, whole trees."""
         if self._fragments:
             for item in sorted(update.values(), key=itemgetter("fragment")):
                 self._adopt(item)
@@ -257,7 +259,7 @@ class InnerStep:
         if update["kind"] not in AGAIN or not self._inheritance.is_whole:
             self._totals.hear(update["totals"])
         held = self._held[p]
-        # Of the zeros before a first version nothing may survive, nor of what is not finite.
+        # No share of the zeros before a first version may survive, nor of values that are not finite.
         adopt = self._learner.replace if held is None or self._sick else self._learner.adopt
         if held is None:
             ledger = FragmentLedger(self._incarnation, version, self._odometer)
@@ -265,7 +267,7 @@ class InnerStep:
         elif version < held.ledger.base or (version == held.ledger.base and not self._is_anew(update)):
             return
         else:
-            # How long a shard was away says nothing of a round trip.
+            # The duration of a shard's absence is not a round trip.
             if held.answered is not None and version[0] == held.ledger.base[0] and update["kind"] not in AGAIN:
                 self._delay_steps = self._odometer.steps - held.answered[1]
             held.ledger.adopted(version, clock_of(update["clock"], self._slot))
@@ -279,7 +281,7 @@ class InnerStep:
         self._move_on()
 
     def _move_on(self) -> None:
-        """Step, once all fragments are adopted and it is known with which batch; nothing more at the end."""
+        """Step, once all fragments are adopted and the next batch is known; at the end, stop."""
         if not self._fragments or not all(self._held):
             return
         if self._phase == "ready" and ((self._feed.is_placed and not self._inheritance.is_awaited) or self._is_over):
@@ -290,13 +292,16 @@ class InnerStep:
             self._phase = "final"
 
     def _is_anew(self, update: Update) -> bool:
-        """Whether to begin again from the version that this learner holds: it is sick, or what it gave was refused, or
-        the version is final. Otherwise the work since then would be lost for what another learner gave."""
+        """Whether to begin again from the version that this learner holds.
+
+        It does if it is sick, if its answer was refused, or if the version is final. Otherwise it would lose the work
+        since then for another learner's answer.
+        """
         is_refused = [self._slot, self._incarnation] in update["refused"]
         return update["kind"] not in AGAIN and (self._sick or is_refused or update["kind"] == "final")
 
     def _hear(self, control: Mapping[Any, Control]) -> None:
-        """Take in the progress of the run and a request to stop, where nobody pulls."""
+        """Store the progress of the run and a request to stop, where no syncer pulls."""
         for item in control.values():
             self._totals.hear(item["totals"])
             self._budget = item["tokens"]
@@ -307,13 +312,13 @@ class InnerStep:
         self._unhealed.discard(adopted)
         if not self._unhealed:
             self._learner.restart()
-            self._metrics.forget()  # Those of the steps before say nothing of what it holds now.
+            self._metrics.forget()  # Those of the steps before do not describe its present parameters.
             self._sick = False
 
     # -- what goes out -------------------------------------------------------------------------------------------------
 
     def _answer(self, pull: Mapping[Any, Round]) -> list[tuple[str, Any]]:
-        """The captures that pulls ask for."""
+        """The captures that answer these pulls."""
         for request in pull.values():
             self._totals.hear(request["totals"])
         answers = self._answers.to(pull)
@@ -327,7 +332,7 @@ class InnerStep:
         return self._phase != "stepping" or self._is_spent()
 
     def _parameters(self, *, has_stepped: bool) -> list[tuple[str, Any]]:
-        """All parameters: the copy taken a boundary ago, which the device has made by now; at the end, the last."""
+        """All parameters: the copy taken a boundary ago, which the device has finished by now; at the end, the last."""
         captured, self._captured = self._captured, None
         if self._phase == "final":
             captured = self._whole().copy()
@@ -338,7 +343,7 @@ class InnerStep:
     # -- the step ------------------------------------------------------------------------------------------------------
 
     def _train(self, batch: Any) -> None:
-        """One step, which begins before the budget is spent. Steps are timed from end to end."""
+        """Perform one step, which begins before the budget is spent. Steps are timed from end to end."""
         if not self._odometer.steps:
             self._first_at = self._context.now()
             self._lending.begin(is_anew=not self._inheritance.has_found)
@@ -358,7 +363,7 @@ class InnerStep:
             self._inheritance.leave_copy()
 
     def _read_metrics(self, *, left: int) -> None:
-        """Read the scalars of all steps but the last `left`, which a device may not have made yet."""
+        """Read the scalars of all steps but the last `left`, which a device may not have finished yet."""
         ago = self._metrics.read(left=left)
         if ago is not None and not self._sick:
             self._sick, self._sick_step = True, self._odometer.steps - ago
@@ -367,13 +372,13 @@ class InnerStep:
     # -- reports -------------------------------------------------------------------------------------------------------
 
     def _is_report_due(self, now: int, *, has_news: bool) -> bool:
-        """Whether there is something to tell where nothing has changed for good."""
+        """Whether a report is due where the phase has not changed."""
         if self.is_idle:
             return has_news
         return self._odometer.steps - self._reported_step >= self._report_every or now - self._reported_at >= REPORT_NS
 
     def _reports(self, now: int, *, has_changed: bool) -> list[tuple[str, Any]]:
-        """What there is to tell those who pace, and those who watch."""
+        """The messages to the pacer and to observers."""
         connected = self._context.connected
         is_paced = "progress" in connected
         is_usual = is_paced and not has_changed and self._phase == "stepping"

@@ -1,10 +1,10 @@
-"""What one life of a learner borrows of another's local leaves, and lends of its own (`ops.recovery.lend`).
+"""The loans of one life of a learner: local leaves that it borrows from another, and lends to others.
 
-Decides how long it is worth it. A life that begins with none of its own steps at once, and takes those of another that
-come within `BORROW_STEPS` steps; later its own are as good. It lends once it has found or borrowed some, or has made
-twice as many steps: where all begin together, nobody has anything for the others. What it lends are the leaves after
-its last step, unless its loss is not finite. Leaves that fit in form and are bad all the same make a loss that is not
-finite, and that begins them anew.
+The lend node is `ops.recovery.lend`. This module decides how long a loan is worth it. A life that begins with no local
+leaves of its own steps at once, and takes those of another that arrive within `BORROW_STEPS` steps; later its own are
+as good. It lends once it has found or borrowed some, or has made twice as many steps: where all begin together, none
+has any to lend. It lends the leaves after its last step, unless its loss is not finite. Leaves that have the right form
+but bad values lead to a loss that is not finite, and that creates them anew.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from isthmus.ops.island.contract import SoleLearning
 from isthmus.ops.recovery.leaves import packed, unpacked
 
 BORROW_STEPS: Final = 64
-"""After which a mean over steps with a decay of 0.95 has forgotten where it began by 96 %."""
+"""After so many steps a running mean with a decay of 0.95 has forgotten its initial value by 96 %."""
 
 
 @final
 class Lending:
-    """Of the life that a host opens a body with, by `context`; `sole` is what trains, None where that has other
-    processes: they neither borrow nor lend."""
+    """The loans of the life that a host opens with `context`.
+
+    `sole` is the learner, None where it has other processes: those neither borrow nor lend.
+    """
 
     def __init__(self, context: Any, sole: SoleLearning | None, odometer: Odometer) -> None:
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
@@ -38,11 +40,11 @@ class Lending:
         self._told: tuple[Any, ...] = ()
 
     def begin(self, *, is_anew: bool) -> None:
-        """Step from now on, with local leaves that were made anew, or are those of a life before."""
+        """Record the first step, with local leaves that were created anew, or are those of a life before."""
         self._lacks, self._has_taken = is_anew, not is_anew
 
     def hear(self, loans: Mapping[Any, Loan]) -> list[Any] | None:
-        """Take what is lent, and what is asked for; ["peer", slot, step] of the life whose leaves were taken."""
+        """Take lent leaves, and requests to lend; returns ["peer", slot, step] of the life whose leaves were taken."""
         began = None
         for loan in loans.values():
             if (loan["slot"], loan["incarnation"]) != (self._slot, self._incarnation):
@@ -53,13 +55,13 @@ class Lending:
         return began
 
     def _take(self, loan: Loan) -> bool:
-        self._lacks = False  # Of another form they are not asked for again.
+        self._lacks = False  # Leaves of another form are not requested again.
         with suppress(ValueError):
             self._has_taken = self._sole is not None and self._sole.borrow([unpacked(each) for each in loan["leaves"]])
         return self._has_taken
 
     def news(self, *, is_sick: bool) -> list[tuple[str, Moments]]:
-        """What is said of this life, where that has changed."""
+        """The announcement of this life's loans, where it has changed."""
         if self._sole is None or self._lacks is None:
             return []
         self._lacks = self._lacks and self._odometer.steps < BORROW_STEPS

@@ -1,23 +1,23 @@
 """Steps in lock-step: a learner steps when its gate permits it, and the gate waits for the syncer.
 
-Decides at which of a learner's steps an update is adopted and a fragment captured. Does not decide which fragment is
-merged when, nor with whom (`conductor`), and computes nothing: adoption, capture and step are those of `inner_step`.
+Decides at which of a learner's steps an update is adopted and a fragment captured. Does not decide the order and the
+members of merges (`conductor`), and computes nothing: adoption, capture and step are those of `inner_step`.
 
 Theory of operation. Boundaries lie between steps: boundary n is before step n, counted from 0. The conductor's turns
-say after how many steps each fragment is captured; `overlap` steps after its capture, its update is adopted. So the
-gate lets step n begin when
+define after how many steps each fragment is captured; `overlap` steps after its capture, its update is adopted. So the
+gate permits step n when
 
     the updates of all fragments captured at boundary n - overlap are here, and are adopted before it; and
     the next turn is known, or boundary n + 1 is too early for one: within `free` steps of the last capture.
 
-What is captured at boundary n + 1 is captured at the end of step n, because with an overlap of 0 its update is what
-step n + 1 waits for. Before a learner holds every fragment, and after the end, there are no steps: what comes then goes
-straight to the learner. A syncer that comes back begins a new count of rounds, and what was open before is forgotten.
-It asks for the newest version: a learner that steps answers at a boundary, by a permit, and one that waits to begin,
-which takes no permits, at once; where a request and the first step may have crossed, both.
+A capture at boundary n + 1 happens at the end of step n, because with an overlap of 0 step n + 1 waits for its update.
+Before a learner holds every fragment, and after the end, there are no steps: messages then go directly to the learner.
+A syncer that comes back begins a new count of rounds, and all turns that were open before are dropped. It asks for the
+newest version: a learner that steps answers at a boundary, by a permit, and one that waits to begin, which takes no
+permits, at once; where a request and the first step may have crossed, both.
 
-All learners are at one boundary when they have answered a turn. So that is where a cut is made: what the turns up to it
-make of the model, and of each learner what only it has, before its next step (`inheritance`).
+All learners are at one boundary when they have answered a turn. So a cut is made there: the model that results from the
+turns up to it, and from each learner the state that only it has, before its next step (`inheritance`).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from isthmus.ops.learner.inner_step import InnerStep
 class LockStep:
     """inner-step that waits for a permit: a batch and a permit in; captured fragments, progress and reports out.
 
-    `update` and `pull` take what comes before the first step and after the last. What only this learner has leaves
-    (`own`) after the turn of the cut that is `wanted`, and a later life goes on with it (`restored`). `overlap` is that
-    of the gate; the other arguments are those of InnerStep.
+    `update` and `pull` take the messages before the first step and after the last. The state that only this learner has
+    leaves (`own`) after the turn of the cut that is `wanted`, and a later life continues with it (`restored`).
+    `overlap` is that of the gate; the other arguments are those of InnerStep.
     """
 
     outputs = ("fragment", "progress", "report", "own")
@@ -66,7 +66,7 @@ class LockStep:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it follows no permits: it has not begun, or is done. The conductor says when that is."""
+        """Whether it follows no permits: it has not begun, or has finished, as the conductor decides."""
         return self._step.phase != "stepping"
 
     def prepare(self) -> None:
@@ -74,7 +74,7 @@ class LockStep:
         self._step.prepare()
 
     def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
-        """Every function that a learner in this slot calls on these devices, for who compiles ahead."""
+        """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""
         return self._step.calls_on(devices, seed, slot)
 
     def work(self, told: Mapping[str, Any], host: Any, **at: Any) -> None:
@@ -95,7 +95,7 @@ class LockStep:
         wanted: Mapping[Any, Wanted] | None = None,
         restored: Mapping[Any, Restored] | None = None,
     ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
-        """What the permit says; `batch` and `permit` are None where this node is idle."""
+        """Execute the permit; `batch` and `permit` are None where this node is idle."""
         for told in (wanted or {}).values():
             self._wanted = told
         for kept in (restored or {}).values():
@@ -127,7 +127,7 @@ class LockStep:
 def _whole(
     firing: Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]],
 ) -> list[tuple[str, Any]]:
-    """All that a firing emits, at its end: what is captured after a step does not leave before the step is over."""
+    """All that a firing emits, at its end: a capture after a step does not leave before the step is over."""
     emitted: list[tuple[str, Any]] = []
     while True:
         try:
@@ -138,7 +138,7 @@ def _whole(
 
 @dataclass(slots=True)
 class _Waiting:
-    """A turn of this learner's: captured at boundary `at`, and its update once that has come."""
+    """A turn of this learner's: captured at boundary `at`, and its update once that has arrived."""
 
     turn: Turn
     at: int
@@ -149,8 +149,8 @@ class _Waiting:
 class Gate:
     """Updates, turns and the learner's own progress in; permits out, in the order of steps. Fires on any.
 
-    `fragments` is P, `overlap` the steps between a capture and the adoption of what comes of it, `free` the steps after
-    a capture that a learner may make without knowing the next turn.
+    `fragments` is P, `overlap` the steps between a capture and the adoption of the resulting update, `free` the steps
+    after a capture that a learner may make without knowing the next turn.
     """
 
     outputs = ("update", "pull", "permit")
@@ -164,14 +164,14 @@ class Gate:
         self._loose: dict[int, Update] = {}
         self._asked: list[Round] = []
         self._straight: dict[int, Turn] = {}
-        """By fragment, what was asked of a learner that was not known to step, until what comes of it is here."""
+        """By fragment, the request to a learner that was not known to step, until the resulting update is here."""
         self._steps = False
         self._position = self._captured_at = self._free_until = self._ends_at = 0
         self._epoch = 0
         self._is_over = False
 
     def open(self, context: Any) -> None:
-        """Learn whose gate this is."""
+        """Store the slot and the incarnation of this gate's learner."""
         self._member = [context.member.replica.slot, context.member.incarnation]
 
     def __call__(
@@ -180,14 +180,14 @@ class Gate:
         pull: Mapping[Any, Turn] | None = None,
         progress: Progress | None = None,
     ) -> list[tuple[str, Any]]:
-        """The permits that follow from what is new; what concerns no step goes straight on."""
+        """The permits that follow from the inputs; messages that concern no step are passed on at once."""
         if progress is not None and progress["phase"] == "stepping" and not self._steps:
             self._steps = True
             asked, self._straight = self._straight, {}
             self._asked += [turn for turn in asked.values() if not _has_come(turn, update)]
-        # Turns first: of an update nothing else says which of them it belongs to.
+        # Turns first: an update does not name its turn, so the turns must be known.
         asked_for = [each for turn in _in_order(pull, "round") for each in self._hear(turn)]
-        # And updates first on their way: what is asked for is answered on the newest version that has come.
+        # And updates first on their way: a pull is answered on the newest version that has arrived.
         emitted = [each for item in _in_order(update, "fragment") for each in self._take(item)] + asked_for
         while not self._is_over and (permit := self._next()) is not None:
             emitted.append(("permit", permit))
@@ -198,7 +198,7 @@ class Gate:
         return len(self._held) == self._fragments and not self._is_over
 
     def _hear(self, turn: Turn) -> list[tuple[str, Any]]:
-        """Take a turn, if it is this learner's."""
+        """Store a turn, if it is this learner's."""
         epoch = turn["round"] >> 32
         if epoch > self._epoch:
             self._epoch, self._captured_at = epoch, self._position
@@ -223,7 +223,7 @@ class Gate:
         return []
 
     def _take(self, item: Update) -> list[tuple[str, Any]]:
-        """Keep an update until its boundary; of what nobody waits for, until the next one."""
+        """Keep an update until its boundary; one that no turn waits for, until the next."""
         if item["kind"] == "copy" and (self._is_stepping or is_withdrawn(item)):
             return []
         asked = self._straight.get(item["fragment"])
@@ -240,7 +240,7 @@ class Gate:
         return []
 
     def _next(self) -> Permit | None:
-        """The permit of the next step, or of a boundary without one; None as long as there is something to wait for."""
+        """The permit of the next step, or of a boundary without one; None as long as the gate must wait."""
         if not self._is_stepping:
             return None
         n = self._position
@@ -257,7 +257,7 @@ class Gate:
         return Permit(updates=[], pulls=asked, trains=False) if asked else None
 
     def _is_free(self, n: int) -> bool:
-        """Whether step n leads past no capture that may yet be asked for."""
+        """Whether step n passes no boundary at which a capture may yet be requested."""
         if len(self._ending) == self._fragments:
             return n < self._ends_at
         return n < self._free_until or any(not waiting.is_captured for waiting in self._waiting)
@@ -270,7 +270,7 @@ class Gate:
         return [waiting.turn for waiting in reached]
 
     def _adopted(self, due: list[_Waiting]) -> list[Update]:
-        """What is adopted now: the updates that are due, and those that nobody waited for."""
+        """The updates to adopt now: those that are due, and those that no turn waited for."""
         updates = {**self._loose, **{each.turn["fragment"]: each.update for each in due if each.update is not None}}
         self._loose.clear()
         self._waiting = [waiting for waiting in self._waiting if waiting not in due]
@@ -282,7 +282,7 @@ def _in_order(items: Mapping[Any, Any] | None, by: str) -> list[Any]:
 
 
 def _answers(item: Update, asked: Turn) -> bool:
-    """Whether an update is what came of a request, or later: a version that is recovered keeps its epoch."""
+    """Whether an update is the result of a request, or newer: a recovered version keeps its epoch."""
     return item["kind"] == "recover" or item["version"][0] > asked["round"] >> 32
 
 

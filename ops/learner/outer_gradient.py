@@ -1,7 +1,7 @@
-"""What a learner makes of a captured fragment: the outer gradient, and the length of each unit of it.
+"""The outer gradient of a captured fragment, and the length of each of its units.
 
 In NumPy, because a learner's process that loads no numba starts half a second sooner; the syncer's sums over learners
-are in `merging`. The sums are NumPy's pairwise ones, in float64, and not those of BLAS, which depend on the machine.
+are in `averaging`. The sums are NumPy's pairwise ones, in float64, and not those of BLAS, which depend on the machine.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ def subtract(anchor: Float32, values: Float32) -> Float32:
 
 
 def as_held(anchor: Float32, fragment: Fragment) -> Float32:
-    """An anchor as a learner holds it, float32[n]: each unit rounded to the dtype of its leaf, as adoption rounds it;
-    the same array where all leaves are float32."""
+    """An anchor as a learner holds it, float32[n]: each unit rounded to the dtype of its leaf, as adoption rounds it.
+
+    The same array where all leaves are float32.
+    """
     lower = [u for u, unit in enumerate(fragment.units) if unit.dtype != "float32"]
     if not lower:
         return anchor
@@ -39,7 +41,7 @@ def as_held(anchor: Float32, fragment: Fragment) -> Float32:
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    """The dtype of a name; ml_dtypes has those that NumPy lacks."""
+    """The dtype of this name; ml_dtypes has those that NumPy lacks."""
     return np.dtype(getattr(ml_dtypes, name, name))
 
 

@@ -1,10 +1,10 @@
-"""The receive node: what a host of any role makes of coded updates, and the only place where they are decoded.
+"""The receive node: decodes the coded updates that reach a host, in every role; no other node decodes them.
 
-Decides which version of each fragment this host has: codes are added to the values that they are a step from, each into
-a new buffer, which is anchor, evaluated, or kept, as it is. Codes that come before those between are kept, at most
-KEPT_MAX of a fragment; meanwhile this node says that it lacks some (`Need`), and is given a whole version, which those
-kept may follow. It has a thread of its own, so no step waits for it; pulls pass through it, behind the updates that
-came before them, because an answer on a version that is older would be refused.
+Decides the version of each fragment that this host has: codes are added to the values of their base version, each time
+in a new buffer, which serves directly as anchor, for evaluation, or for a snapshot. Codes that arrive before their
+predecessors are kept, at most KEPT_MAX of a fragment; meanwhile this node reports that it lacks some (`Need`), and is
+sent a whole version, which the kept codes may follow. It has a thread of its own, so no step waits for it. Pulls pass
+through it, behind the updates that came before them, because an answer on an older version would be refused.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 KEPT_MAX = 4
-"""Codes of a fragment that wait for one before them: so many versions have a place each on their way."""
+"""Codes of a fragment that wait for a predecessor: no more versions than this have keys of their own in transit."""
 
 
 class Receive:
-    """Updates in, coded or whole, and pulls; whole updates, pulls, and what is lacking, out. `in_turns`: pulls are the
-    turns of programs in lock-step, where copies are for those who hold nothing yet."""
+    """Updates in, coded or whole, and pulls; whole updates, pulls, and missing versions (`need`) out.
+
+    `in_turns`: pulls are the turns of programs in lock-step, where copies are for learners that hold no version yet.
+    """
 
     outputs = ("update", "pull", "need")
 
     @staticmethod
     def schemas(fragments: Sequence[Fragment], *, in_turns: bool = False) -> dict[str, Any]:
-        """What shards, and those who hold what shards have published, may send."""
+        """The forms of the messages of shards, and of holders of published versions."""
         return {"update": schemas.coded_update(fragments), "pull": schemas.TURN if in_turns else schemas.ROUND}
 
     def __init__(self, fragments: Sequence[Fragment], *, in_turns: bool = False) -> None:
@@ -42,7 +44,7 @@ class Receive:
         self._held: dict[int, Update] = {}
         self._kept: dict[int, list[Update]] = {}
         self._lacking: dict[int, list[int]] = {}
-        """Of the fragments of which something lacks: the version that was held when that was said."""
+        """For each fragment that lacks codes: the version held when that was reported."""
 
     def open(self, context: Any) -> None:
         """Load the kernels that decode."""
@@ -54,7 +56,7 @@ class Receive:
     def __call__(
         self, update: Mapping[Any, Update] | None = None, pull: Mapping[Any, Round] | None = None
     ) -> list[tuple[str, Any]] | None:
-        """The newest version of each fragment that is news, what lacks, and the pulls."""
+        """The newest version of each fragment that has news, missing versions, and the pulls."""
         emitted: list[tuple[str, Any]] = []
         items = sorted((update or {}).values(), key=itemgetter("fragment", "version"))
         news = [item["fragment"] for item in items if self._take(item)]
@@ -66,7 +68,7 @@ class Receive:
         return [*emitted, *(("pull", each) for each in (pull or {}).values())] or None
 
     def _take(self, item: Update) -> bool:
-        """Hold what is whole, or says something new of what is held; keep codes. Whether there is news."""
+        """Hold a whole version, or news about the held one; keep codes. Returns whether there is news."""
         p, held = item["fragment"], self._held.get(item["fragment"])
         if is_withdrawn(item) or p >= len(self._fragments):
             return False
@@ -78,7 +80,7 @@ class Receive:
         if held is not None and item["version"] <= held["version"]:
             return self._say_again(item, held)
         if not self._coding.is_whole(values, self._fragments[p]) or not self._coding.is_finite(values):
-            return False  # Whoever waits for it finds that it lacks.
+            return False  # The fragment counts as lacking it.
         if not isinstance(values, self._coding.Coded):
             self._held[p] = whole_of(item, values)
             return True
@@ -87,7 +89,7 @@ class Receive:
         return False
 
     def _follow(self, p: int) -> bool:
-        """Go on from the version that is held as far as there are codes; whether there were any."""
+        """Apply the kept codes to the held version as far as they follow on; returns whether any did."""
         moved = False
         for item in self._kept.pop(p, []):
             held = self._held.get(p)
@@ -103,16 +105,20 @@ class Receive:
         return moved
 
     def _say_again(self, item: Update, held: Update) -> bool:
-        """Take what an item says beside its values of the version that is held: that it is final, above all, which a
-        copy of it does not know. Whether there is news."""
+        """Take everything but the values of an item about the held version; returns whether there is news.
+
+        Above all, this may mark the version as final, which a copy of it does not know.
+        """
         if item["version"] != held["version"] or (held["kind"] == "final" and item["kind"] != "final"):
             return False
         self._held[item["fragment"]] = whole_of(item, held["values"])
         return True
 
     def _needs(self, p: int) -> list[Need]:
-        """What is to be said of a fragment: that it lacks, once, and again only where what was given did not help; and
-        that it does no more."""
+        """The reports due about a fragment: that it lacks codes, and that it no longer does.
+
+        The first is repeated only where the version sent did not help.
+        """
         kept, said, held = self._kept.get(p), self._lacking.get(p), self._held.get(p)
         version = [0, 0] if held is None else held["version"]
         if not kept:
@@ -124,7 +130,7 @@ class Receive:
 
 
 def whole_of(item: Update, values: Any) -> Update:
-    """An update with these values, which are no codes."""
+    """An update with these values, which are not coded."""
     return Update(
         fragment=item["fragment"],
         version=item["version"],

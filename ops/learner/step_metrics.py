@@ -1,7 +1,7 @@
-"""The scalars of a learner's steps: kept as they come from the device, read when they are told, and found not finite.
+"""The scalars of a learner's steps: kept as they come from the device, read for reports, and checked for finiteness.
 
-Reading one that the device has not made yet would wait for it, so that the newest are left. Decides which step is the
-first whose loss is not finite; what becomes of the learner then is inner-step's.
+Reading a scalar that the device has not finished would wait for it, so the newest are left. Decides which step is the
+first whose loss is not finite; the consequences for the learner are inner-step's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 WAITING_MAX: Final = 64
-"""Steps whose scalars may wait to be read: a learner is found sick within so many, or a report to those who watch."""
+"""Steps whose scalars may wait to be read: a learner is found sick within so many steps, or at the next full report."""
 
 
 class StepMetrics:
@@ -25,13 +25,15 @@ class StepMetrics:
         self._count = 0
 
     def add(self, metrics: Mapping[str, Any]) -> bool:
-        """Keep those of one step, 'loss' among them; whether they are to be read now, because too many wait."""
+        """Keep the scalars of one step, 'loss' among them; returns whether to read now, because too many wait."""
         self._waiting.append(metrics)
         return len(self._waiting) > WAITING_MAX
 
     def read(self, *, left: int) -> int | None:
-        """Read those of all steps but the last `left`; how many steps ago the first of them was whose loss is not
-        finite, None if there is none."""
+        """Read the scalars of all steps but the last `left`.
+
+        Returns how many steps ago the first step was whose loss is not finite, None if there is none.
+        """
         count = max(0, len(self._waiting) - left)
         if not count:
             return None
@@ -48,11 +50,11 @@ class StepMetrics:
         return len(self._waiting) + count - 1 - first
 
     def forget(self) -> None:
-        """Drop those that wait."""
+        """Drop the scalars that wait."""
         self._waiting.clear()
 
     def means(self) -> dict[str, float]:
-        """The means of those read since they were asked for last, by name; nothing where none was."""
+        """The means of the scalars read since the previous call, by name; empty if none was."""
         means = {name: total / self._count for name, total in self._sums.items()}
         self._sums, self._count = {}, 0
         return means
