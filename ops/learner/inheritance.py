@@ -51,7 +51,7 @@ class Inheritance:
         """Whether the saved state of this slot has not arrived yet: the first step waits for it."""
         self.began: list[Any] | None = None
 
-    # -- of lives before -----------------------------------------------------------------------------------------------
+    # -- from earlier lives --------------------------------------------------------------------------------------------
 
     def give(self, restored: Restored) -> bool:
         """Store the saved state of this slot; returns whether it is for this life."""
@@ -126,7 +126,7 @@ class Inheritance:
         """Record that another version of a fragment was adopted."""
         self._due.pop(p, None)
 
-    # -- for lives after -----------------------------------------------------------------------------------------------
+    # -- for later lives -----------------------------------------------------------------------------------------------
 
     def leave_copy(self) -> None:
         """Store a copy of the local leaves on this machine, when it is due."""

@@ -241,7 +241,7 @@ class InnerStep:
         """Whether the tokens known to be trained make up the budget: then no more steps are needed."""
         return 0 < self._budget <= self._totals.trained
 
-    # -- what comes in -------------------------------------------------------------------------------------------------
+    # -- inputs --------------------------------------------------------------------------------------------------------
 
     def _adopt_all(self, update: Any) -> None:
         """Adopt updates of fragments or, in a program without fragments, whole trees."""
@@ -315,7 +315,7 @@ class InnerStep:
             self._metrics.forget()  # Those of the steps before do not describe its present parameters.
             self._sick = False
 
-    # -- what goes out -------------------------------------------------------------------------------------------------
+    # -- answers and parameters ----------------------------------------------------------------------------------------
 
     def _answer(self, pull: Mapping[Any, Round]) -> list[tuple[str, Any]]:
         """The captures that answer these pulls."""

@@ -1,1 +1,1 @@
-"""Node bodies of syncers and of what holds a model for them. Decides when rounds open, with whom, on which terms."""
+"""Node bodies of syncers and of nodes that hold a model for them: when, with whom and on which terms rounds open."""

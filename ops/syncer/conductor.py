@@ -1,26 +1,26 @@
-"""The conductor of a program in lock-step: which fragment is merged next, after how many steps, and with whom.
+"""The conductor of a program in lock-step: which fragment is merged next, after how many steps, with which learners.
 
 Decides the turns. It does not collect votes, wait, or touch values: the quorum of merge waits for every member of a
 round, and each learner's gate keeps to the steps that a turn names (`lock_step`).
 
 Theory of operation. Fragment p of P is captured after (p + 1) H / P steps, and then every H (Streaming DiLoCo, arXiv
-2501.18512; with P = 1, DiLoCo, arXiv 2311.08105). As many rounds are open as captures lie within the overlap, and one;
-each merge opens the next. All learners are members of every round, so it lasts as long as the slowest of them: a
-program in lock-step waits. The phases are those of `pacer`:
+2501.18512; with P = 1, DiLoCo, arXiv 2311.08105). The number of open rounds is one more than the captures within the
+overlap; each merge opens the next. All learners are members of every round, so it lasts as long as the slowest of them:
+a program in lock-step waits. The phases are those of `pacer`:
 
     initial, recover    the first version of every fragment, of one learner; the newest one, for a syncer that came back
-    merge               one turn after the other, on a plan that is exact in tokens as long as nobody dies; a syncer
+    merge               one turn after the other, on a plan that is exact in tokens as long as no learner dies; a syncer
                         that came back goes on after the turn that was merged last
     final               after as many more steps as the budget has left, every fragment once, with all that answer
                         within a learned bound
 
-What learners hear of each other's tokens, which the learning rate may follow, is counted by merges and not by reports:
-so a run in which nobody dies is the same however long anything takes. Of lives that are over what was merged counts,
-and nothing else: so a run that goes on from a snapshot has the budget that it had there.
+The token totals that learners receive of each other, which the learning rate may follow, are counted by merges and not
+by reports: so a run in which no learner dies is the same for any durations. For lives that are over only merged tokens
+count: so a run that goes on from a snapshot has the budget that it had there.
 
 A learner that comes back holds no part of an open round. It takes the newest version of every fragment, and is a member
-from the next round on. The conductor is not told of deaths: the quorum lets go of members that are dead, and one that
-left no trace in two rounds in a row is taken to be gone until it is heard of.
+from the next round on. The conductor receives no notice of deaths: the quorum drops members that are dead, and a
+learner that left no trace in two rounds in a row counts as gone until its next report.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from isthmus.ops.syncer.terms import Conditions, everybody, last
 
 
 def open_rounds_max(overlap: int, fragments: int, interval: int) -> int:
-    """How many rounds are open at once: one, and one for each capture within the overlap."""
+    """The number of rounds that are open at once: one, and one for each capture within the overlap."""
     return 1 + overlap * fragments // interval
 
 
@@ -50,15 +50,15 @@ class Conductor:
     """Opens the rounds of a run: the same Turn on ports `round` (to merge) and `pull` (to every gate).
 
     Fires on AnyOf("progress", "merged", "control"). `fragments`, `interval` and `overlap` are P, H and tau, `learners`
-    those that the start waits for, `tokens` the budget of the run and `tokens_per_batch` those of one step, the mean
-    of all learners; `step_tokens` are for `schemas`.
+    the number that the start waits for, `tokens` the budget of the run and `tokens_per_batch` those of one step, the
+    mean of all learners; `step_tokens` are for `schemas`.
     """
 
     outputs = ("round", "pull", "place", "held")
 
     @staticmethod
     def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
-        """What learners, recorder and holders may send."""
+        """The forms of the messages of learners, recorder and holders."""
         told = schemas.progress(fragments, step_tokens)
         return {"progress": told, "control": schemas.CONTROL, "held": schemas.HELD}
 
@@ -78,7 +78,7 @@ class Conductor:
         self._learners, self._budget, self._step_tokens = learners, tokens, tokens_per_batch
         self._start, self._roster = Start(learners), Roster()
         self._hearsay = Hearsay()
-        self._totals = self._hearsay.totals  # As reported, whenever that was.
+        self._totals = self._hearsay.totals  # As reported, at any time.
         self._counted = Totals()  # Up to the last capture that was merged.
         self._open: dict[int, Turn] = {}  # By fragment.
         self._opened_at: dict[int, int] = {}
@@ -90,15 +90,15 @@ class Conductor:
         self._memory = Memory()
         self._placing = Placing()
         self._published: dict[int, Reached] = {}
-        """Fragment -> how far its newest version has come."""
+        """Fragment -> the progress of its newest version."""
         self._told_before: list[list[list[int]]] = []
-        """What the next turns tell of progress: those that were open at a cut have told what was merged then."""
+        """The totals in the next turns: the turns that were open at a cut carried the totals merged by then."""
         self._living: list[list[int]] = []
         self._has_begun = False
         self._is_stopping = False
 
     def open(self, context: Any) -> None:
-        """Learn which life of the syncer this is."""
+        """Set the life of this syncer."""
         self._context = context
         # Answers to the rounds of a former life may still be on their way.
         self._round_last = (context.member.incarnation - 1) << 32
@@ -111,7 +111,7 @@ class Conductor:
         held: Mapping[Any, Held] | None = None,
         reached: Mapping[Any, Reached] | None = None,
     ) -> list[tuple[str, Any]] | None:
-        """Take what is new, open the rounds that follow from it, and place new lives of learners."""
+        """Process the inputs, open the rounds that follow from them, and place new lives of learners."""
         self._living = learners_live(progress, self._context.members()) or self._living
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
             self._roster.hear(report)
@@ -135,7 +135,7 @@ class Conductor:
         return [*turns, *(("place", place) for place in places), *self._memory.news(self._context)] or None
 
     def statistics(self) -> dict[str, Any]:
-        """What the status shows: counts, and inner steps."""
+        """The figures for the status: counts, and inner steps."""
         return {
             "rounds_opened": self._round_last & 0xFFFFFFFF,
             "rounds_in_flight": len(self._open),
@@ -144,10 +144,10 @@ class Conductor:
             "overlap": self._overlap,
         }
 
-    # -- what is heard -------------------------------------------------------------------------------------------------
+    # -- inputs --------------------------------------------------------------------------------------------------------
 
     def _end(self, merging: Merging) -> None:
-        """A merge is told: its round is over. One of a round that is not open any more is left aside."""
+        """End the round of a merge that is reported; a merge of a round that is no longer open is ignored."""
         fragment = merging["fragment"]
         turn = self._open.get(fragment)
         if turn is None or turn["round"] != merging["round"]:
@@ -156,11 +156,11 @@ class Conductor:
         if turn["kind"] == "merge":
             self._round_longest = max(self._round_longest, merging["published_at"] - merging["opened_at"])
         traces = {*merging["voters"], *merging["left_out"], *(refused[0] for refused in merging["refused"])}
-        # Of those that gave the newest version only one is told; and who waits at its gate reports nothing new.
+        # A recovery names only one of the learners that answered; and one that waits at its gate reports nothing new.
         missing = [member for member in turn["members"] if turn["kind"] != "recover" and member[0] not in traces]
         for slot, incarnation in missing:
             self._roster.miss(slot, incarnation)
-        # What they have not trained is made up for.
+        # The steps that they have not trained are planned again.
         self._planned -= turn["steps"] * len(missing) * self._step_tokens
         match turn["kind"]:
             case "initial" if merging["version"] is None:
@@ -178,7 +178,7 @@ class Conductor:
                 self._ended.add(fragment)
 
     def _count(self, fragment: int) -> None:
-        """Count what is in the version that a fragment goes on from, of lives that are over; of others, all."""
+        """Count the tokens in the version with which a fragment continues, for lives that are over; for others, all."""
         living = {(learner.slot, learner.incarnation) for learner in self._roster.live()}
         merged = [*self._memory.totals(), *self._clock(fragment)]
         self._counted.hear(row for row in merged if (row[0], row[1]) not in living)
@@ -189,8 +189,10 @@ class Conductor:
         return self._published[fragment]["clock"] if fragment in self._published else []
 
     def _go_on(self) -> None:
-        """Go on with the turn after the last that was merged, once all fragments are there; where all learners begin
-        anew, with what those turns told of progress that were open then."""
+        """Go on with the turn after the last that was merged, once all fragments are there.
+
+        Where all learners begin anew, the next turns carry the totals of those that were open at the cut.
+        """
         if len(self._born) < self._fragments:
             return
         positions = {fragment: item["positions"] for fragment, item in self._published.items()}
@@ -207,7 +209,7 @@ class Conductor:
     def _round_numbers(self) -> list[int]:
         return [turn["round"] for turn in self._open.values()]
 
-    # -- what follows --------------------------------------------------------------------------------------------------
+    # -- turns to open -------------------------------------------------------------------------------------------------
 
     def _openings(self) -> list[Turn]:
         if len(self._born) < self._fragments:
@@ -232,7 +234,7 @@ class Conductor:
             there = len(self._roster.live()) if self._memory.has_heard_holders(self._context) else 0
             if not self._is_due_by("recovery", RECOVERY_GRACE, there):
                 return []
-            # Where all begin anew, the next round is of all of them again.
+            # Where all begin anew, all are members of the next round again.
             self._has_begun = bool(self._roster.stepping())
             self._counted.hear(self._memory.totals())
             return [self._turn(p, "recover", members, 0) for p, members in holders.items() if members]
@@ -242,8 +244,10 @@ class Conductor:
         return [] if giver is None else [self._turn(p, "initial", [giver], 0) for p in fresh]
 
     def _may_begin(self) -> bool:
-        """Whether all learners that the start waits for can take part in the first round; that is waited for once, and
-        not again for those without whom the first version was made."""
+        """Whether all learners that the start waits for can take part in the first round.
+
+        The wait happens once, and not again for learners without which the first version was made.
+        """
         stepping = self._roster.stepping()
         missing = [each for each in self._roster.live() if each not in stepping and each.member in self._living]
         is_rest_there = self._start.has_waited and bool(stepping) and not missing
@@ -251,12 +255,12 @@ class Conductor:
         return self._has_begun
 
     def _is_due_by(self, what: str, wait: int, there: int) -> bool:
-        """Whether all learners are there, or `wait` nanoseconds have passed since that was first asked."""
+        """Whether all learners are there, or `wait` nanoseconds have passed since the first call for `what`."""
         now = self._context.now()
         return there >= self._learners or now >= self._waits_until.setdefault(what, now + wait)
 
     def _open_merge(self) -> Turn | None:
-        """The next turn; None where the budget ends with it or before it, or nobody is there to take part."""
+        """The next turn; None where the budget ends with it or before it, or no learner is there to take part."""
         members = [learner.member for learner in self._roster.stepping()]
         fragment, steps = self._index % self._fragments, self._steps()
         if not members or fragment in self._open or self._is_last(steps, self._steps_left(len(members))):
@@ -279,8 +283,10 @@ class Conductor:
         return [self._turn(p, "final", members, more) for p in range(self._fragments)]
 
     def _closings(self) -> list[Turn]:
-        """Final rounds that are open for longer than all answers can take, again, with nobody: what is merged by now is
-        the end, and what was trained beyond it is lost."""
+        """Close final rounds that are open for longer than all answers can take, by a new attempt without members.
+
+        The merges so far are then the end, and tokens trained beyond them are lost.
+        """
         closed = []
         for fragment, turn in sorted(self._open.items()):
             waited = self._context.now() - self._opened_at[fragment]
@@ -290,7 +296,7 @@ class Conductor:
         return closed
 
     def _is_last(self, steps: int, left: int) -> bool:
-        """Whether the budget has no room for a turn of so many steps, the adoption of what comes of it, and an end."""
+        """Whether the budget has no room for a turn of so many steps, the adoption of its result, and an end."""
         return steps + max(self._overlap, 1) > left
 
     def _steps(self) -> int:

@@ -1,15 +1,15 @@
-"""The syncer of elastic data-parallel: who takes part in each step, and the mean of their gradients.
+"""The syncer of elastic data-parallel: the members of each step, and the mean of their gradients.
 
-`Caller` decides the members of a round and whom a state is sent to; `Average` makes the mean, in slot order. Neither
-waits: the quorum of Average closes a round when all members that live have voted, so a death costs the others a stall,
-and the step is made by those left.
+`Caller` decides the members of a round and the learners that receive a state; `Average` makes the mean, in slot order.
+Neither waits: the quorum of Average closes a round when all live members have voted, so a death costs the others a
+stall, and the remaining members make the step.
 
-Theory of operation. Members of a round are those whose votes were in the one before, and those who get a state with its
-mean. A learner that reports *ready* while others step is a newcomer: in the next round the lowest slot is the donor,
-whose vote carries its state, and from the one after it the newcomer is a member. If the donor dies on the way, another
-is asked. The state is nowhere but in the learners: when all are gone, so is the run. The syncer's next life begins
-rounds anew, with the last snapshot (`kept_state`): all go back to that. Its rounds have numbers that none of its former
-lives has used.
+Theory of operation. Members of a round are those whose votes were in the one before, and those that get a state with
+its mean. A learner that reports *ready* while others step is a newcomer: in the next round the lowest slot is the
+donor, whose vote carries its state, and from the one after it the newcomer is a member. If the donor dies on the way,
+another is asked. The state is nowhere but in the learners: when all are gone, so is the run. The syncer's next life
+begins rounds anew, with the last snapshot (`kept_state`): all go back to that. Its rounds have numbers that none of its
+former lives has used.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ if TYPE_CHECKING:
 
 
 ROUNDS_MAX: Final = 1 << 40
-"""Of one life of the syncer: it makes one in a thousandth of a second at the very best."""
+"""The limit for the rounds of one life of the syncer: a round takes a thousandth of a second at the very best."""
 KEPT_WAIT: Final = 10_000_000_000
-"""Nanoseconds for the last snapshot to come, once learners are heard."""
+"""Nanoseconds for the last snapshot to arrive, after the first report of a learner."""
 
 
 class Averaged(TypedDict):
-    """average -> caller: the mean of a round, of whose votes, over how many tokens; the state that came with one of
-    them, and how far the batches of each slot are merged, with the states of their streams, as `Reached` has them."""
+    """average -> caller: the mean of a round, its voters, and the number of their tokens.
+
+    `state` came with one of the votes. `reached` is the progress of the merges in the batches of each slot, with the
+    states of their streams, as in `Reached`.
+    """
 
     mean: Vector
     voters: list[list[int]]
@@ -50,10 +53,10 @@ class Averaged(TypedDict):
 
 
 class Caller:
-    """Opens one round after the other: Opening to average, Call to every learner; and tells new lives where to begin.
+    """Opens one round after the other: Opening to average, Call to every learner; and places new lives.
 
-    Fires on AnyOf("progress", "averaged", "kept", "control"), the last so that time passes for it at the start, where
-    it waits for `learners`, and because somebody may ask for the end. `tokens` is the budget of the run.
+    Fires on AnyOf("progress", "averaged", "kept", "control"): "control" lets it notice the passage of time at the
+    start, where it waits for `learners`, and brings a request to stop. `tokens` is the budget of the run.
     """
 
     outputs = ("round", "call", "place")
@@ -71,7 +74,7 @@ class Caller:
         self.is_finished = False
 
     def open(self, context: Any) -> None:
-        """Learn the clock, and which rounds are this life's."""
+        """Set the clock, and the first round number of this life."""
         self._context = context
         self._round = self._rounds_before = (context.member.incarnation - 1) * ROUNDS_MAX
 
@@ -82,7 +85,7 @@ class Caller:
         kept: Mapping[Any, State] | None = None,
         control: Mapping[Any, Control] | None = None,
     ) -> list[tuple[str, Any]]:
-        """Take what is new; the next round, if it is its turn, and the lives that can be placed."""
+        """Process the inputs; returns the next round, if it is its turn, and the lives that can be placed."""
         told = newest(kept)
         self._kept = told if told is not None and told["leaves"] else self._kept
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
@@ -103,7 +106,9 @@ class Caller:
 
     def _begin(self) -> dict[str, Any] | None:
         """The first round, once all learners are there: they begin with the same parameters, or go back to a snapshot.
-        RuntimeError in a later life, if there is none."""
+
+        RuntimeError in a later life, if there is no snapshot.
+        """
         ready, now = [learner.member for learner in self._roster.live()], self._context.now()
         if not ready:
             return None
@@ -112,7 +117,7 @@ class Caller:
         if len(ready) < self._learners and now < self._begins_by:
             return None
         if self._rounds_before and self._kept is None:
-            # It comes with the first word of the host that keeps it; a report may overtake it.
+            # It comes with the first message of the host that keeps it; a report may overtake it.
             if now < self._begins_by - START_WAIT + KEPT_WAIT:
                 return None
             raise RuntimeError(
@@ -184,11 +189,11 @@ class Average:
     def __call__(
         self, round: Opening, vote: Mapping[Any, Vote], decision: Mapping[str, Any] | None = None
     ) -> dict[str, Averaged]:
-        """The mean of a round. RuntimeError if nobody is left who could vote."""
+        """The mean of a round. RuntimeError if no learner is left that could vote."""
         votes = sorted(vote.values(), key=lambda item: item["slot"])
         if not votes:
             raise RuntimeError("all learners of elastic-data-parallel are gone, and the model with them. Train anew")
-        lengths = np.zeros(len(self._whole.units), np.float32)  # Which an average does not look at.
+        lengths = np.zeros(len(self._whole.units), np.float32)  # An average ignores them.
         merged = self._merging.merge(
             [item["values"] for item in votes],
             [float(item["tokens"]) for item in votes],

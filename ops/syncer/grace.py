@@ -1,16 +1,16 @@
-"""How long a round waits for more votes than it needs: typical delays, slack, grace, and fairness to the slow.
+"""The wait of a round for more votes than it needs: typical delays, slack, grace, and fairness to slow learners.
 
 Decides the length of the grace window, and which learner a round must wait for, and how long. Does not decide when a
-round opens (`pacing`), nor does it wait: the quorum of the merge node does.
+round opens (`schedule`), nor does it wait: the quorum of the merge node does.
 
 Theory of operation (arXiv 2604.21428, adaptive grace window). An update that is adopted tau steps after its round
-opened costs nothing, so the time that is left of tau steps of the slowest learner may be waited, safely shortened:
+opened costs nothing, so a round may wait for the rest of tau steps of the slowest learner, shortened for safety:
 
     slack = tau xi_step - (xi_quorum + xi_sync)        grace = max(0, gamma slack)
 
-xi_quorum (opening to quorum) holds the way of the pull, the wait for a boundary and the way of the answer. xi_sync is
-what comes after the close: merge, outer step, and the way of the update to the learners. A shard cannot see the last
-part; it is derived from the learners' own delay between answer and adoption (`Delays.transfer`).
+xi_quorum (opening to quorum) includes the transfer of the pull, the wait for a boundary and the transfer of the answer.
+xi_sync is the time after the close: merge, outer step, and the transfer of the update to the learners. A shard cannot
+measure the last part; it is derived from the learners' own delay between answer and adoption (`Delays.transfer`).
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from statistics import median
 from typing import Final
 
 OBSERVATIONS: Final = 15
-"""Of which a delay is the median: about two sweeps of 8 fragments."""
+"""The number of observations of which a typical delay is the median: about two sweeps of 8 fragments."""
 WEIGHT: Final = 1 / 8
-"""Of the newest observation in a moving average: that of TCP's round-trip estimate (RFC 6298), as are the next two."""
+"""The weight of the newest observation in a moving average: that of TCP's round-trip estimate (RFC 6298), as are the
+next two."""
 DEVIATION_WEIGHT: Final = 1 / 4
 DEVIATIONS: Final = 4
-"""A deadline is the mean and so many deviations."""
+"""A deadline is the mean and this many deviations."""
 OUTLIER: Final = 2
-"""A learner slower than so many median step times does not set the pace for all: fairness looks after it."""
+"""A learner slower than this many median step times does not set the pace for all: fairness takes care of it."""
 ROUNDS_LEFT_OUT: Final = 4
-"""A live learner left out of so many rounds in a row of a fragment is waited for in the next."""
+"""A live learner left out of this many rounds in a row of a fragment is waited for in the next."""
 MISSES_MAX: Final = 6
 """Missed deadlines after which the rounds between two of them (4 << 6 = 256 of a fragment) grow no more."""
 DEADLINE_SLACKS: Final = 4
-"""A deadline of which nothing is known: so many times tau steps of the slowest learner."""
+"""A deadline without observations: this many times tau steps of the slowest learner."""
 
 
 class Typical:
     """The median of the last OBSERVATIONS; 0 before the first.
 
     Not a moving average: one round of the start, when everything is cold, or one in which a process did not get a core,
-    takes 50 times as long as the others, and would hold H and tau up for dozens of rounds.
+    takes 50 times as long as the others, and would distort H and tau for dozens of rounds.
     """
 
     def __init__(self) -> None:
@@ -51,11 +52,11 @@ class Typical:
 
     @property
     def is_known(self) -> bool:
-        """Whether anything was observed."""
+        """Whether there is an observation."""
         return bool(self._last)
 
     def observe(self, value: float) -> None:
-        """Take one more value."""
+        """Add one observation."""
         self._last.append(value)
         self.value = median(self._last)
 
@@ -69,16 +70,16 @@ class Spread:
 
     @classmethod
     def of(cls, first: float) -> Spread:
-        """What is known after one observation."""
+        """The estimate after one observation."""
         return cls(first, first / 2)
 
     def observe(self, value: float) -> None:
-        """Take one more value."""
+        """Add one observation."""
         self.deviation += (abs(value - self.mean) - self.deviation) * DEVIATION_WEIGHT
         self.mean += (value - self.mean) * WEIGHT
 
     def deadline(self) -> float:
-        """The time by which the next one is expected at the latest."""
+        """The latest time at which the next observation is expected."""
         return self.mean + DEVIATIONS * self.deviation
 
 
@@ -89,7 +90,7 @@ def slowest_step(step_times: Iterable[int]) -> int:
 
 
 def slack(overlap: int, step: float, quorum: float, sync: float) -> float:
-    """What is left of tau steps of the slowest learner: tau xi_step - (xi_quorum + xi_sync), all in nanoseconds."""
+    """The rest of tau steps of the slowest learner: tau xi_step - (xi_quorum + xi_sync), all in nanoseconds."""
     return overlap * step - (quorum + sync)
 
 
@@ -99,12 +100,12 @@ def grace(gamma: float, slack: float) -> int:
 
 
 class Delays:
-    """What a round's parts typically take, in nanoseconds.
+    """The typical durations of a round's parts, in nanoseconds.
 
-    quorum: opening to quorum, where the quorum was not everybody because the run had just begun.
+    quorum: opening to quorum, except where the quorum was all members because the run had just begun.
     waited: quorum to close, that is the grace.
     publishing: close to publication.
-    answered: a learner's answer to its adoption of what came of it, the median over learners.
+    answered: a learner's answer to its adoption of the resulting update, the median over learners.
     """
 
     def __init__(self) -> None:
@@ -114,14 +115,14 @@ class Delays:
         self.answered = Typical()
 
     def observe(self, opened_at: int, quorum_at: int, closed_at: int, published_at: int, *, is_usual: bool) -> None:
-        """Take the instants of one round. One that is not usual waited for everybody: its quorum tells nothing."""
+        """Add the times of one round. One that is not usual waited for all members: its quorum does not count."""
         if is_usual:
             self.quorum.observe(quorum_at - opened_at)
         self.waited.observe(closed_at - quorum_at)
         self.publishing.observe(max(0, published_at - closed_at))
 
     def observe_answered(self, learners: Iterable[tuple[int, int]]) -> None:
-        """Take the (delay in steps, step time in ns) of the learners, where both are known (> 0).
+        """Add the (delay in steps, step time in ns) of the learners, where both are known (> 0).
 
         An update that came at any moment of a step is adopted at its end: half a step of each delay is that rounding.
         """
@@ -131,11 +132,11 @@ class Delays:
 
     @property
     def transfer(self) -> float:
-        """The way of an answer to the shard and of an update back, together.
+        """The transfer times of an answer to the shard and of an update back, together.
 
-        What remains of the delay from answer to adoption without publication and without the wait for the close. The
-        votes come in between quorum and close, so the median learner's waits for half of that. With a quorum of several
-        the first of them wait for the last, which counts as transfer here: the grace is then on the short side.
+        It is the delay from answer to adoption, less publication and the wait for the close. The votes arrive between
+        quorum and close, so the median learner's waits for half of that. With a quorum of several the first of them
+        wait for the last, which counts as transfer here: the grace is then on the short side.
         """
         if not self.answered.is_known:
             return 0.0
@@ -143,22 +144,24 @@ class Delays:
 
     @property
     def sync(self) -> float:
-        """xi_sync: close to publication, and the way of the update.
+        """xi_sync: close to publication, and the transfer of the update.
 
-        Both ways carry the same fragment, so the update's is half of them; the answer's is in xi_quorum already.
+        Both transfers carry the same fragment, so the update's is half of them; the answer's is in xi_quorum already.
         """
         return self.publishing.value + self.transfer / 2
 
     @property
     def round_trip(self) -> float:
-        """What a round takes that nobody chose to wait for: from opening to adoption or, where that is longer, what
-        learners see from answer to adoption; without the grace, which tau bounds."""
+        """The duration of a round without deliberate waits; the grace is not in it, because tau bounds that.
+
+        From opening to adoption or, where that is longer, the learners' delay from answer to adoption.
+        """
         return max(self.quorum.value + self.sync, self.answered.value - self.waited.value / 2)
 
 
 @dataclass(slots=True)
 class Fairness:
-    """Which slots a round must wait for, and until when.
+    """The slots that a round must wait for, and the deadline.
 
     A required learner that misses its deadline is required again after twice as many rounds, until it answers, so that
     one that is live but stuck soon costs nothing; and the miss is booked as an answer after twice the wait, so that the
@@ -172,7 +175,7 @@ class Fairness:
     def observe(
         self, fragment: int, answered: Sequence[int], left_out: Sequence[int], required: Sequence[int], took: int
     ) -> None:
-        """Take who answered a round that `took` so many nanoseconds from opening to close, and who was left out."""
+        """Add the slots that answered a round and those left out; it `took` so many ns from opening to close."""
         for slot in answered:
             self._left_out.pop((fragment, slot), None)
             self._misses.pop(slot, None)
@@ -192,7 +195,7 @@ class Fairness:
             self._answers[slot] = Spread.of(took)
 
     def forget(self, slot: int) -> None:
-        """Let go of what was known of a slot's earlier life."""
+        """Drop the observations of a slot's earlier life."""
         self._answers.pop(slot, None)
         self._misses.pop(slot, None)
         self._left_out = {key: count for key, count in self._left_out.items() if key[1] != slot}
@@ -205,7 +208,7 @@ class Fairness:
         return ROUNDS_LEFT_OUT << self._misses.get(slot, 0)
 
     def deadline(self, slots: Sequence[int], step: int, overlap: int, interval: int) -> int | None:
-        """How long after its opening a round waits for the required `slots`, in ns; None if there are none.
+        """The time for which a round waits, from its opening, for the required `slots`, in ns; None if there are none.
 
         The latest of their own: learned, or else 4 tau xi_step; never more than an interval of xi_step = `step` ns, at
         which the next round of the fragment is due.

@@ -1,7 +1,7 @@
-"""The key-frames node: gives whole values to receivers that lack a code between what they hold and what comes.
+"""The key-frames node: sends whole values to receivers that lack a code between their version and the incoming ones.
 
-Decides who is given what: a receiver that says that it lacks some (`Need`) is given the newest version, once; one that
-holds it all, or a version newer than any here, nothing. A need that comes before there is a version is kept for it.
+Decides the receivers: one that reports missing codes (`Need`) is sent the newest version, once; one that lacks none, or
+holds a version newer than any here, is sent nothing. A need that arrives before there is a version is kept until then.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from isthmus.ops.exchange.messages import Need, State, Update
 
 
 class KeyFrames:
-    """States of fragments and needs in; whole values out, on the port of the receiver's role, for its `slot`; `frame`
-    is the key of a fragment's mailbox."""
+    """States of fragments and needs in; whole values out, on the port of the receiver's role, for its `slot`.
+
+    `frame` is the key of a fragment's mailbox.
+    """
 
     outputs = ("learner", "evaluator")
     schemas: ClassVar = {"need": schemas.NEED}
@@ -28,7 +30,7 @@ class KeyFrames:
     def __call__(
         self, state: Mapping[Any, State] | None = None, need: Mapping[Any, Need] | None = None
     ) -> list[tuple[str, Any]] | None:
-        """The whole values that are to be given now."""
+        """The whole values to send now."""
         for item in (state or {}).values():
             self._newest[item["fragment"]] = copied(item)
         for (replica, fragment), asked in (need or {}).items():
@@ -40,6 +42,6 @@ class KeyFrames:
             newest = self._newest.get(fragment)
             if newest is not None and newest["version"] > asked["version"]:
                 del self._needs[replica, fragment]
-                # A text, because numbers name the places of codes from the same shard.
+                # A text, because numbers are the keys of codes from the same shard.
                 given.append((replica.role, {**newest, "slot": replica.slot, "frame": str(fragment)}))
         return given or None

@@ -1,7 +1,7 @@
-"""What a shard knows of the learners: the last report of the newest life of each slot.
+"""A shard's view of the learners: the last report of the newest life of each slot.
 
-Decides who counts as live, stepping or finishing. Does not decide what follows from it, nor hear anything but reports:
-who left no trace in a round is said by the caller (`miss`), and unsaid by that learner's next report.
+Decides which learners count as live, stepping or finishing. Does not decide the consequences, nor read anything but
+reports: the caller records the members without a trace in a round (`miss`), and their next report cancels that.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from typing import Any, Final, Literal, TypeAlias
 from isthmus.ops.exchange.messages import Progress
 
 MISSES_MAX: Final = 2
-"""Rounds in a row that close without a trace of a member, and without a report of it between, before it is taken to be
-gone. An answer without a single step leaves no trace either, but two of them in a row always have a report between."""
+"""Rounds in a row that close without a trace of a member, and without a report of it between, before it counts as gone.
+An answer without a single step leaves no trace either, but two of them in a row always have a report between."""
 
 Phase: TypeAlias = Literal["ready", "stepping", "final"]
 
 
 @dataclass(slots=True)
 class Learner:
-    """One learner's last report; `step_time` in nanoseconds, `delay_steps` in inner steps, 0 where not known yet;
-    `epochs` of the versions that it holds, by fragment, 0 where it holds none; `links` what its links carry, as [role,
-    slot, bytes a second in the mean, at best]."""
+    """One learner's last report; `step_time` in nanoseconds, `delay_steps` in inner steps, 0 where not known yet.
+
+    `epochs` are those of the versions that it holds, by fragment, 0 where it holds none; `links` the goodput of its
+    links, as [role, slot, bytes a second in the mean, at best].
+    """
 
     slot: int
     incarnation: int
@@ -36,7 +38,7 @@ class Learner:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is taken to be dead; its next report shows that it is not."""
+        """Whether it counts as dead; its next report shows that it is not."""
         return self.misses >= MISSES_MAX
 
     @property
@@ -46,8 +48,7 @@ class Learner:
 
 
 def learners_live(progress: Mapping[Any, Progress] | None, members: Iterable[Any]) -> list[list[int]]:
-    """The members [slot, incarnation] that are live in the roles of those that report, by (replica, key); none where
-    nobody does."""
+    """The live members [slot, incarnation] in the roles of those that report, by (replica, key); empty without any."""
     roles = {replica.role for replica, _ in progress or ()}
     return [[member.replica.slot, member.incarnation] for member in members if member.replica.role in roles]
 
@@ -59,11 +60,11 @@ class Roster:
         self._learners: dict[int, Learner] = {}
 
     def incarnation(self, slot: int) -> int:
-        """The newest life of a slot; 0 if it was never heard of."""
+        """The newest life of a slot; 0 if it never reported."""
         return self._learners[slot].incarnation if slot in self._learners else 0
 
     def hear(self, report: Progress) -> None:
-        """Take a report; one of a former life changes nothing."""
+        """Store a report; one of a former life is ignored."""
         slot, incarnation = report["slot"], report["incarnation"]
         if incarnation >= self.incarnation(slot):
             self._learners[slot] = Learner(
@@ -77,7 +78,7 @@ class Roster:
             )
 
     def miss(self, slot: int, incarnation: int) -> bool:
-        """Note that a round closed without a trace of a life; whether that life has just become one that is gone."""
+        """Record that a round closed without a trace of a life; returns whether that life has thereby become gone."""
         learner = self._learners.get(slot)
         if learner is None or learner.incarnation != incarnation or learner.is_gone:
             return False
@@ -85,11 +86,11 @@ class Roster:
         return learner.is_gone
 
     def live(self) -> list[Learner]:
-        """All that are not gone, by slot."""
+        """The learners that are not gone, by slot."""
         return self._those(lambda learner: not learner.is_gone)
 
     def live_slots(self) -> set[int]:
-        """The slots of those."""
+        """The slots of the learners that are not gone."""
         return {slot for slot, learner in self._learners.items() if not learner.is_gone}
 
     def holding(self, fragment: int) -> list[Learner]:
@@ -101,8 +102,10 @@ class Roster:
         return self._those(lambda learner: learner.phase == "stepping" and not learner.is_gone)
 
     def finishing(self) -> list[Learner]:
-        """All that hold work, by slot: the members of a final round. Those gone are listed too, for the quorum to drop,
-        so that a run whose learners are all gone comes to its end."""
+        """The learners that hold work, by slot: the members of a final round.
+
+        Those gone are listed too, for the quorum to drop, so that a run whose learners are all gone comes to its end.
+        """
         return self._those(lambda learner: learner.phase != "ready")
 
     def _those(self, holds: Callable[[Learner], bool]) -> list[Learner]:

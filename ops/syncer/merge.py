@@ -1,9 +1,9 @@
 """The merge node: one firing per closed round, from answers to one outer gradient.
 
-It refuses what the token accounts refuse, what is not finite, what is not the sender's own and what is out of all
-proportion, or more than float32 can hold (`bounds`), weighs the rest by tokens * (tokens / steps), merges in slot
-order, and books what was merged. The quorum decided which answers came into the round; what the merged gradient does to
-the parameters is outer-step's.
+It refuses answers that the token accounts refuse, that are not finite, whose norms do not match their values, that are
+out of proportion, or that exceed float32 (`bounds`); weighs the rest by tokens * (tokens / steps), merges in slot
+order, and books the result. The quorum decided which answers came into the round; outer-step applies the merged
+gradient to the parameters.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ if TYPE_CHECKING:
 
 
 class Merge:
-    """A round and its answers in, Gradient out; `method` is 'rda' or 'average'; `lr` and `momentum` are those of the
-    outer step, `step_tokens` the tokens of a step, by slot where they differ; `bounded`: one learner's answer counts
-    only as far as it is in proportion to others'."""
+    """A round and its answers in, Gradient out.
+
+    `method` is 'rda' or 'average'; `lr` and `momentum` are those of the outer step, `step_tokens` the tokens of a step,
+    by slot where they differ; `bounded`: one learner's answer counts only in proportion to others'.
+    """
 
     outputs = ("gradient", "reached")
     determined: ClassVar = outputs
 
     @staticmethod
     def schemas(fragments: Sequence[Fragment], *, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
-        """What learners may answer."""
+        """The form of learners' answers."""
         return {"answer": schemas.answer(fragments, step_tokens)}
 
     def __init__(
@@ -66,7 +68,7 @@ class Merge:
         self._epoch = self._shard = self._merges = self._votes = 0
 
     def open(self, context: Any) -> None:
-        """Load the kernels before the first round closes; whoever only builds the graph does without them."""
+        """Load the kernels before the first round closes; code that only builds the graph needs none."""
         from isthmus.ops.kernels import averaging, coding
 
         self._shard, self._epoch = context.member.replica.slot, context.member.incarnation
@@ -78,8 +80,10 @@ class Merge:
     def __call__(
         self, round: Round, answer: Mapping[Any, Answer], decision: Mapping[str, Any] | None = None
     ) -> dict[str, Gradient | Reached]:
-        """The merged outer gradient, or one without direction where nothing could be merged; and how far the fragment
-        is then in the batches of each slot."""
+        """The merged outer gradient, or one without direction where nothing could be merged; and the progress.
+
+        The progress is the position of the fragment's merges in the batches of each slot.
+        """
         merging_record = self._record(round, decision or {})
         answers = sorted(answer.values(), key=lambda vote: vote["slot"])
         if round["kind"] in ("initial", "recover"):
@@ -103,7 +107,7 @@ class Merge:
         return {"reached": reached, "gradient": gradient}
 
     def _bounded(self, round: Round, accepted: list[Answer], record: Merging) -> list[Answer]:
-        """The same answers, those that are too long shortened, without those that are out of all proportion."""
+        """The answers without those that are out of proportion, and with those that are too long shortened."""
         if not self._is_bounding:
             return accepted
         voices = self._voices.setdefault(round["fragment"], Voices())
@@ -121,12 +125,12 @@ class Merge:
         return bounded
 
     def _values(self, vote: Answer) -> Values:
-        """What an answer holds, as kernels take it."""
+        """The values of an answer, in the form that kernels take."""
         values: Values = self._coding.as_sent(vote["gradient"], vote.get("scales"))
         return values
 
     def _held(self, round: Round, bounded: list[Answer], record: Merging) -> list[Answer]:
-        """Those of them after which the model is still finite."""
+        """The answers after which the model is still finite."""
         held = []
         for vote in bounded:
             if work_of(vote)[1] and not self._extents[round["fragment"]].holds(vote["norms"]):
@@ -136,7 +140,7 @@ class Merge:
         return held
 
     def _begin(self, round: Round, answers: list[Answer], record: Merging) -> Gradient:
-        """The first version, as it is: of the one learner that was asked, or the newest that learners still hold."""
+        """The first version, unchanged: of the one learner that was asked, or the newest that learners still hold."""
         p = round["fragment"]
         if p in self._accounts:
             return self._gradient(round, record, None)
@@ -156,11 +160,11 @@ class Merge:
         return self._gradient(round, record, merged)
 
     def _is_version(self, vote: Answer) -> bool:
-        """Whether an answer holds values, which are no codes, and finite."""
+        """Whether an answer's values are finite and not coded."""
         return vote["gradient"].dtype == np.float32 and self._coding.is_finite(vote["gradient"])
 
     def _newest(self, round: Round, answers: list[Answer], record: Merging) -> Answer | None:
-        """The answer to begin from; whoever gives another version than those hold who only hold it is refused."""
+        """The answer to begin from; an answer that differs from the holders' digest of its version is refused."""
         known = {(epoch, count): digest for epoch, count, digest, _ in round["known"]}
         claims: dict[Claim, Answer] = {}
         for vote in answers:
@@ -211,7 +215,7 @@ class Merge:
         return self._gradient(round, record, merged)
 
     def _reach(self, vote: Answer) -> None:
-        """Note how far the batches of a learner are merged now."""
+        """Record the position up to which the batches of a learner are merged now."""
         if not ranges_of(vote):
             return
         positions, slot = self._positions[vote["fragment"]], vote["slot"]
@@ -220,7 +224,7 @@ class Merge:
             self._states[slot] = vote["state"][0], vote["state"][1]
 
     def _opposed(self, votes: Sequence[Answer]) -> list[list[int]]:
-        """Who pulls against everybody else, of those that answer on the same version, and have stepped."""
+        """The learners that pull against all others, of those that answer on the same version, and have stepped."""
         stepped = [vote for vote in votes if vote["steps"]]
         lives = [(vote["slot"], vote["incarnation"]) for vote in stepped]
         if len(stepped) < LEARNERS_MIN:
@@ -230,7 +234,7 @@ class Merge:
         return self._opposition.observe(samples, lives)
 
     def _refusal(self, round: Round, vote: Answer) -> str | None:
-        """Why an answer is not merged."""
+        """The reason why an answer is not merged."""
         if (vote["fragment"], vote["kind"]) != (round["fragment"], round["kind"]):
             return "another round"
         account = self._accounts.get(round["fragment"])
@@ -255,7 +259,7 @@ class Merge:
         return refusal
 
     def _unsound(self, vote: Answer) -> str | None:
-        """What is wrong with the values and norms of an answer."""
+        """The fault in the values and norms of an answer."""
         values, fragment = self._values(vote), self._fragments[vote["fragment"]]
         if not self._coding.is_whole(values, fragment):
             return "codes without their scales"
@@ -320,7 +324,7 @@ class Merge:
 
 
 def ranges_of(vote: Answer) -> list[list[int]]:
-    """What is in an answer, by life, those before its own first: [incarnation, begin, end, steps]."""
+    """The ranges in an answer, by life, those before its own first: [incarnation, begin, end, steps]."""
     own = [vote["incarnation"], vote["begin"], vote["end"], vote["steps"]]
     return [*vote.get("former", ()), *([own] if vote["steps"] else [])]
 

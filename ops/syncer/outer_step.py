@@ -1,17 +1,17 @@
-"""The outer-step node: Nesterov on the merged outer gradient, and the publication of what comes of it.
+"""The outer-step node: Nesterov on the merged outer gradient, and the publication of the result.
 
-Holds Theta and the momentum of this shard's fragments in float32. What is published is Theta bit for bit, in a new
-buffer each time; where updates are coded it is B (`publication`), which all others mean when they speak of a fragment:
-the codes go to `receive` of every host. A fragment is published again, unchanged, where an answer to it was refused:
-its learner may have missed the version before, or hold what nobody can use, and begins again from this one, which names
-it; the others leave it aside. It is published once more as final at the end. A shard that comes back begins with the
-version that learners hold; it publishes that version, for those who hold an older one or none, and whoever holds it
-leaves it aside.
+Holds Theta and the momentum of this shard's fragments in float32. It publishes Theta bit for bit, in a new buffer each
+time; where updates are coded it publishes B (`publication`), which is the fragment for all other nodes: the codes go to
+`receive` of every host. A fragment is published again, unchanged, where an answer to it was refused: its learner may
+have missed the version before, or hold unusable values, and begins again from this one, which names it; the others
+ignore it. It is published once more as final at the end. A shard that comes back begins with the version that learners
+hold; it publishes that version for learners that hold an older one or none, and its holders ignore it.
 
-The hold node of the run's home has, beside what is published, the momentum (port `state`) and, where updates are coded,
-Theta, and gives them to a shard that comes back (port `kept`). The momentum counts if it is of the version that the
-shard began with, or of an older one of the same epoch: it is linear in its past, so what is n outer steps late, or old,
-is added as mu^n of itself. Theta counts if it is of that version and comes before a step; otherwise it begins at B.
+The hold node of the run's home has, beside the published values, the momentum (port `state`) and, where updates are
+coded, Theta, and sends them to a shard that comes back (port `kept`). The momentum counts if it is of the version that
+the shard began with, or of an older one of the same epoch: it is linear in its past, so a momentum that is n outer
+steps late, or old, is added as mu^n of itself. Theta counts if it is of that version and arrives before a step;
+otherwise it begins at B.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 
 
 class OuterStep:
-    """Gradient in; Update to everybody, State to the hold node of the home, Merging to pacer and recorder, and, at the
-    end, Final once. `update` is the format of updates, "auto": that which the round has asked for. The State of a
-    version that is `wanted` leaves a second time (`cut`), where no later one takes its place."""
+    """Gradient in; Update to all hosts, State to the hold node of the home, Merging to pacer and recorder; once, Final.
+
+    `update` is the format of updates; "auto" takes the one that the round asks for. The State of a version that is
+    `wanted` leaves a second time (`cut`), on a port where no later one replaces it. Final leaves at the end.
+    """
 
     outputs = ("update", "state", "merged", "final", "cut")
     determined: ClassVar = ("update", "state", "final")
@@ -58,16 +60,16 @@ class OuterStep:
         self._theta: dict[int, Vector] = {}
         self._velocity: dict[int, Vector] = {}
         self._begun: dict[int, Version] = {}
-        """Fragment -> the version with which this life recovered, as long as its momentum may yet come."""
+        """Fragment -> the version with which this life recovered, as long as its momentum may yet arrive."""
         self._gone_on: dict[int, Version] = {}
-        """Fragment -> the version whose momentum this life goes on with."""
+        """Fragment -> the version whose momentum this life continues with."""
         self._kept: dict[int, Kept] = {}
         self._wanted: list[int] = []
         """The counts of the versions that are wanted for a cut, by fragment."""
         self._now: Any = None
 
     def open(self, context: Any) -> None:
-        """Load the kernel before the first gradient comes."""
+        """Load the kernel before the first gradient arrives."""
         from isthmus.ops.kernels import coding, nesterov
 
         nesterov.warm()
@@ -83,7 +85,7 @@ class OuterStep:
         kept: Mapping[Any, Kept] | None = None,
         wanted: Mapping[Any, Wanted] | None = None,
     ) -> dict[str, Any]:
-        """Step, and publish; where there is nothing to merge only the fact is told."""
+        """Step, and publish; where there is nothing to merge only that fact is reported."""
         p = gradient["fragment"]
         for item in (wanted or {}).values():
             self._wanted = item["counts"]
@@ -107,8 +109,11 @@ class OuterStep:
         return emitted
 
     def _step(self, gradient: Gradient) -> None:
-        """Step. ArithmeticError if what comes of it is not finite: the merge has booked it, so this life ends, and the
-        next one goes on from what learners hold."""
+        """Perform the outer step of a gradient.
+
+        ArithmeticError if the result is not finite: the merge has booked it, so this life ends, and the next one goes
+        on from the version that learners hold.
+        """
         p, direction, scale = gradient["fragment"], gradient["direction"], gradient["scale"]
         assert direction is not None
         assert scale is not None
@@ -116,7 +121,7 @@ class OuterStep:
             self._theta[p] = direction
             if self._format != "float32":
                 assert gradient["version"] is not None
-                # Beyond the places of codes.
+                # Beyond the keys of codes.
                 place = CHAIN * len(self._fragments) + p if self._format == "auto" else None
                 version = gradient["version"]
                 self._publications[p] = Publication(self._fragments[p], version, direction, whole_place=place)
@@ -142,14 +147,14 @@ class OuterStep:
             self._publications[p].step(theta, gradient["version"], self._format_of(gradient))
 
     def _format_of(self, gradient: Gradient) -> Format:
-        """The format of the update that comes of a gradient."""
+        """The format of the update that results from a gradient."""
         if self._format != "auto":
             return self._format
         asked = gradient["merging"].get("asked")
         return "float32" if asked is None else asked["update"]
 
     def _go_on(self, p: int, newest: Version) -> None:
-        """Take what the former life had into the `newest` version, if it has come: its momentum, and its Theta."""
+        """Take over the former life's momentum and Theta for the `newest` version, if they have arrived."""
         begun, kept = self._begun.get(p), self._kept.pop(p, None)
         if begun is None or kept is None or kept["version"][0] != begun[0] or kept["version"] > begun:
             return
@@ -162,12 +167,12 @@ class OuterStep:
         del self._begun[p]
 
     def _tensors(self, p: int) -> dict[str, Vector]:
-        """What a new life of this shard needs of a fragment beside its published values."""
+        """The tensors that a new life of this shard needs of a fragment beside its published values."""
         tensors = {"momentum": self._velocity[p]} if self._momentum else {}
         return {**tensors, "theta": self._theta[p]} if p in self._publications else tensors
 
     def _is_sound(self, kept: Kept) -> bool:
-        """Whether its tensors are those of its fragment: a file may be damaged in ways that no digest tells."""
+        """Whether its tensors fit its fragment: a file may be damaged in ways that no digest shows."""
         p, found = kept["fragment"], kept["tensors"]
         needed = [*(["momentum"] if self._momentum else []), *(["theta"] if self._format != "float32" else [])]
         if p >= len(self._fragments) or not set(needed) <= set(found):

@@ -1,26 +1,27 @@
 """The pacer of a syncer shard: when a round opens, for which fragment, and with which learners.
 
-Decides, from what learners report and merges tell, which rounds are open at any time. It does not collect votes, wait,
-or touch values: the quorum of the merge node reads `members`, `count_min`, `grace`, `required` and `deadline` of the
+Decides, from the reports of learners and merges, which rounds are open at any time. It does not collect votes, wait, or
+touch values: the quorum of the merge node reads `members`, `count_min`, `grace`, `required` and `deadline` of the
 rounds that it opens.
 
-Theory of operation (the rounds of Decoupled DiLoCo, arXiv 2604.21428). Shard s of S has the fragments p with
-p mod S = s. Each is in one of these states, and never has two rounds open:
+Theory of operation (the rounds of Decoupled DiLoCo, arXiv 2604.21428). Shard s of S has the fragments p with p mod S =
+s. Each is in one of these states, and never has two rounds open:
 
     unborn --its initial round--> resting <--is due, its merge round--> merging
                                   resting --stopping and no round open, its final round--> ended
 
 - *initial*: once enough learners are there, the one in the lowest slot sends the first version of all fragments that
   were never published; a model that was merged is not begun anew.
-- *recover*: a shard that came back hears everybody who has trained, or waits a second, before it asks the holders of a
-  fragment for the newest version, which takes the place of the first.
-- *merge*: fragments are due on a grid of H steps of the fastest learner (`pacing`), on the terms of `terms`.
-- *final*: once the tokens are spent, or somebody asks for it, all fragments are merged a last time with everybody; a
-  learner that is live and says nothing is waited for within a learned bound.
+- *recover*: a shard that came back waits for reports of all learners that have trained, at most a second, before it
+  asks the holders of a fragment for the newest version, which takes the place of the first.
+- *merge*: fragments are due on a grid of H steps of the fastest learner (`schedule`), on the terms of `terms`.
+- *final*: once the tokens are spent, or a stop is requested, all fragments are merged a last time with all learners; a
+  live learner that does not answer is waited for within a learned bound.
 
 An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life, unless
-all its members are over: it comes back by itself then. A shard is not told of deaths. A member that neither answered
-nor was left out alive, in two closed rounds in a row, is taken to be gone; any later report of it brings it back.
+the lives of all its members are over: then it closes by itself. A shard receives no notice of deaths. A member that
+neither answered nor was left out alive, in two closed rounds in a row, counts as gone; any later report of it brings it
+back.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from isthmus.ops.syncer.terms import Conditions, Terms
 
 
 class PacerContext(Protocol):
-    """What the pacer uses of the context that its host opens it with."""
+    """The part of the host's context that the pacer uses."""
 
     @property
     def member(self) -> Any:
@@ -52,29 +53,31 @@ class PacerContext(Protocol):
 
     @property
     def traffic(self) -> Any:
-        """`traffic.goodput` is what the links of this host carry, (mean, best) bytes a second by (role, slot)."""
+        """`traffic.goodput` is the rate of this host's links, (mean, best) bytes a second by (role, slot)."""
 
     def now(self) -> int:
-        """Nanoseconds, of the same clock as the instants in a Merging."""
+        """The time in nanoseconds, on the same clock as the times in a Merging."""
 
     def members(self) -> frozenset[Any]:
-        """Who is live, of any role."""
+        """The live members, of any role."""
 
     def publish(self, statistics: dict[str, Any], /) -> None:
         """Show these in the host's status."""
 
 
 OVERDUE: Final = 1.25
-"""In graces of a final round: after that it is closed, also if nobody has answered at all."""
+"""The age, in graces, at which a final round is closed even if no learner has answered."""
 RECOVERY_GRACE: Final = 1_000_000_000
-"""Nanoseconds for which a shard that came back waits for more learners than the first: to be heard of at all, and then
-to say what they hold. Only the newest of it is in all that the others hold."""
+"""Nanoseconds for which a shard that came back waits for more learners than the first: for their reports, and then for
+the versions that they hold. Only the newest version includes everything in the others."""
 
 
 @dataclass(slots=True)
 class OpenRound:
-    """A round whose merge has not been told yet, opened at `opened_at` (nanoseconds); `item` is its newest attempt,
-    `first` its first."""
+    """A round whose merge has not been reported yet, opened at `opened_at` (nanoseconds).
+
+    `item` is its newest attempt, `first` its first.
+    """
 
     item: Round
     first: Round
@@ -85,15 +88,15 @@ class Pacer:
     """Opens the rounds of one shard: the same Round item on ports `round` (to merge) and `pull` (to the learners).
 
     Fires on AnyOf("progress", "merged", "control"). Several rounds may leave in one firing, never two of one fragment.
-    `is_finished` once every own fragment's final round has come back. Changes of what follows the links leave on
-    `changed`; what those who have died knew to be merged, on `held`.
+    `is_finished` once every own fragment's final round has come back. Changes of the settings that follow the links
+    leave on `changed`; the merges known to learners that have died, on `held`.
     """
 
     outputs = ("round", "pull", "place", "changed", "held")
 
     @staticmethod
     def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
-        """What learners, recorder and holders may send."""
+        """The forms of the messages of learners, recorder and holders."""
         told = schemas.progress(fragments, step_tokens)
         return {"progress": told, "control": schemas.CONTROL, "held": schemas.HELD}
 
@@ -115,10 +118,12 @@ class Pacer:
         sizes: Sequence[int] = (),
         late: Literal["count", "refuse"] = "count",
     ) -> None:
-        """P, S, H, tau, K of the run; whether there is grace, and its safety margin gamma in [0, 1); whether answers
-        that are late for their round count in the next of the fragment; how many learners the start waits for; the
-        tokens of the whole run; those of one step, as `schemas` needs them; the formats of answers and updates; and,
-        where one of them, H or tau is "auto", the values of each fragment.
+        """Set the parameters of the run.
+
+        P, S, H, tau, K of the run; whether there is grace, and its safety margin gamma in [0, 1); whether answers that
+        are late for their round count in the next of the fragment; how many learners the start waits for; the tokens of
+        the whole run; those of one step, as `schemas` needs them; the formats of answers and updates; and, where one of
+        them, H or tau is "auto", the number of values of each fragment.
         """
         self.is_finished = False
         self._fragments, self._shards = fragments, shards
@@ -145,7 +150,7 @@ class Pacer:
         self._is_stopping = False
 
     def open(self, context: PacerContext) -> None:
-        """Learn which shard this is."""
+        """Set the shard and its fragments."""
         self._context = context
         self._own = list(range(context.member.replica.slot, self._fragments, self._shards))
         # Answers to the rounds of a former life may still be on their way.
@@ -156,12 +161,12 @@ class Pacer:
 
     @property
     def interval(self) -> int:
-        """H as it is now, in inner steps."""
+        """The present H, in inner steps."""
         return self._terms.adaptation.interval
 
     @property
     def overlap(self) -> int:
-        """tau as it is now, in inner steps."""
+        """The present tau, in inner steps."""
         return self._terms.adaptation.overlap
 
     def __call__(
@@ -172,7 +177,7 @@ class Pacer:
         held: Mapping[Any, Held] | None = None,
         reached: Mapping[Any, Reached] | None = None,
     ) -> list[tuple[str, Any]] | None:
-        """Take what is new, open or renew the rounds that follow from it, and place new lives of learners."""
+        """Process the inputs, open or renew the rounds that follow from them, and place new lives of learners."""
         self._learners_live = len(learners_live(progress, self._context.members()))
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
             self._hear(report)
@@ -198,7 +203,7 @@ class Pacer:
         return [*emitted, *(("changed", change) for change in changes), *news] or None
 
     def statistics(self) -> dict[str, Any]:
-        """What the status shows: counts, inner steps, and durations in nanoseconds."""
+        """The figures for the status: counts, inner steps, and durations in nanoseconds."""
         return {
             "rounds_opened": self._round_last & 0xFFFFFFFF,
             "rounds_in_flight": len(self._rounds),
@@ -209,10 +214,10 @@ class Pacer:
             **self._following.statistics(),
         }
 
-    # -- what is heard -------------------------------------------------------------------------------------------------
+    # -- inputs --------------------------------------------------------------------------------------------------------
 
     def _hear(self, report: Progress) -> None:
-        """Take a learner's report. The totals of a former life still count; nothing else of it does."""
+        """Store a learner's report. The totals of a former life still count; nothing else of it does."""
         slot, incarnation = report["slot"], report["incarnation"]
         known = self._roster.incarnation(slot)
         self._hearsay.hear_learner(report, lambda: self._roster.live_slots() | {slot}, self._learners_live)
@@ -229,22 +234,24 @@ class Pacer:
         self._is_stopping |= report["phase"] == "final" and self._is_final()
 
     def _is_final(self) -> bool:
-        """Whether more than half of the learners say that the run is at its end, as a shard that comes back may hear
-        first: what a single one says is not believed, for the others would lose what they have yet to train."""
+        """Whether more than half of the learners report the end of the run; a shard that comes back may learn of it so.
+
+        The report of a single learner is not believed, because the others would lose the work that they have yet to do.
+        """
         live = self._roster.live()
         final = sum(learner.phase == "final" for learner in live)
         return is_majority(final, max(len(live), self._learners_live))
 
     def _report_steps(self) -> int:
-        """Learners report at least so often, in steps of their own: every ceil(H / P)."""
+        """The greatest number of steps between two reports of a learner: ceil(H / P)."""
         return -(-self.interval // self._fragments)
 
     def _lag_max(self) -> int:
-        """Two learners' last reports are stale by one period each; half an interval leaves room for their ways."""
+        """The greatest lag: two learners' reports are stale by a period each; half an interval covers transfer."""
         return max(self.interval // 2, 2 * self._report_steps())
 
     def _end(self, merging: Merging) -> None:
-        """A merge is told: its round is over. One of a round that is not open any more is left aside."""
+        """End the round of a merge that is reported; a merge of a round that is no longer open is ignored."""
         fragment = merging["fragment"]
         found = self._rounds.get(fragment)
         if found is None or found.item["round"] != merging["round"]:
@@ -263,7 +270,7 @@ class Pacer:
                 self._ended.add(fragment)
 
     def _note_missing(self, found: OpenRound, accounted: set[int]) -> None:
-        """Note who left no trace. Only of the first attempt: a renewal may have come after the round had closed."""
+        """Record members without a trace. Only of the first attempt: a renewal may follow the round's close."""
         for slot, incarnation in found.first["members"]:
             is_listed = [slot, incarnation] in found.item["members"]
             if is_listed and slot not in accounted and self._roster.miss(slot, incarnation):
@@ -288,7 +295,7 @@ class Pacer:
             self._schedule.stretch(self.interval, self._clock.count)
 
     def _follow_links(self) -> None:
-        """Let what is left to the links follow them, once in each turn of a fragment: rounds may not come to an end."""
+        """Adapt the settings that follow the links, once in each turn of a fragment: rounds may not come to an end."""
         following, adaptation, stepping = self._following, self._terms.adaptation, self._roster.stepping()
         if not following.is_needed or self._clock.count - self._followed < self.interval / len(self._own):
             return
@@ -307,16 +314,18 @@ class Pacer:
         self._stretch()
 
     def _is_late(self) -> bool:
-        """Whether a fragment waits for room in flight for longer than the shard has between two of its fragments, and
-        than a report may be late."""
+        """Whether a fragment waits too long for room in flight.
+
+        That is longer than the time between two fragments of the shard, plus the delay that a report may have.
+        """
         waiting = [fragment for fragment in self._own if fragment not in self._rounds]
         late = max((self._schedule.late_steps(fragment, self._clock.count) for fragment in waiting), default=0.0)
         return late > self.interval * self._shards / self._fragments + self._report_steps()
 
-    # -- what follows --------------------------------------------------------------------------------------------------
+    # -- rounds to open ------------------------------------------------------------------------------------------------
 
     def _places(self) -> list[Place]:
-        """The lives that can be told where to begin: none before it is known how far all own fragments are."""
+        """The lives that can be placed: none before the progress of all own fragments is known."""
         if len(self._born) < len(self._own):
             return []
         shard = self._context.member.replica.slot
@@ -345,7 +354,7 @@ class Pacer:
         return [self._open_round(each, "initial", [giver]) for each in fresh]
 
     def _awaits_holders(self) -> bool:
-        """Whether somebody who has trained in this run, and may hold the newest version, is yet to be heard of."""
+        """Whether a report is missing of a learner that has trained in this run, and may hold the newest version."""
         now = self._context.now()
         if self._recovers_at is None:
             self._recovers_at = now + RECOVERY_GRACE
@@ -354,7 +363,7 @@ class Pacer:
         return now < self._recovers_at and not is_heard
 
     def _open_merges(self) -> list[Round]:
-        """What is due, the longest overdue first, as far as there is room in flight."""
+        """The rounds of due fragments, the longest overdue first, as far as there is room in flight."""
         members = _members(self._roster.stepping())
         due = [fragment for fragment in self._schedule.due(self._clock.count) if fragment not in self._rounds]
         room = max(0, self._in_flight_max() - len(self._rounds))
@@ -368,7 +377,7 @@ class Pacer:
         return rounds_in_flight_max(self.overlap, self._fragments, self.interval, self._shards)
 
     def _open_final(self) -> list[Round]:
-        """All final rounds at once, when nothing else is open and somebody has adopted the model."""
+        """All final rounds at once, when nothing else is open and some learner has adopted the model."""
         members = _members(self._roster.finishing())
         if self._rounds or not members:
             return []
@@ -380,9 +389,9 @@ class Pacer:
         for _, found in sorted(self._rounds.items()):
             item = found.item
             if item["kind"] in ("initial", "recover"):
-                continue  # Its members are few or all, and it comes back without an answer when they are gone.
+                continue  # Its members are few or all, and it closes without an answer when they are gone.
             if item["kind"] == "final" and self._is_overdue(found):
-                if item["members"]:  # Nobody is waited for any more: what is merged by now is the end.
+                if item["members"]:  # No member is waited for any more: the merges so far are the end.
                     renewed.append(self._renew(found, []))
                 continue
             members = _members(self._roster.finishing() if item["kind"] == "final" else self._roster.stepping())
@@ -411,7 +420,7 @@ class Pacer:
         return found.item
 
     def _round(self, number: int, fragment: int, attempt: int, kind: Kind, members: list[list[int]]) -> Round:
-        """The item of one attempt, on the terms of this moment."""
+        """The item of one attempt, on the present terms."""
         match kind:
             case "initial":
                 conditions = Conditions(1, 0, [], None)

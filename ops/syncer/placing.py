@@ -1,15 +1,16 @@
-"""Where new lives of learners begin in their slots' batches, as one shard sees it.
+"""The positions at which new lives of learners begin in their slots' batches, as one shard sees them.
 
-Decides when a shard may tell a life how far its slot is merged. It does not merge, nor decide where the life begins:
-that is after the highest of what all shards say (`data.places`).
+Decides when a shard may report to a life how far its slot is merged. It does not merge, nor decide where the life
+begins: that is after the highest position that any shard reports (`data.places`).
 
-Theory of operation. No batch may be trained twice among what is merged, by two lives of a slot. A life that begins
-after everything that was merged of the lives before it keeps to that, as long as nothing more of them is merged later.
-What could be is in rounds that are open when the shard hears of the new life, for a vote that counted stays when its
-voter dies: rounds that open later do not list the former life, and answers to them come from nobody. So a life is
-*placed* once the rounds that were open when it was first heard of are over. All of them end without it, for it is no
-member before it steps; and it steps once it is placed. What the former lives had trained and nobody has merged is
-trained again; what one fragment has merged and another has not is lost to the other, and is in the books as lost.
+Theory of operation. No batch may be trained twice among those merged, by two lives of a slot. A life that begins after
+everything that was merged of the lives before it satisfies that, as long as nothing more of them is merged later. Such
+merges are possible in rounds that are open when the shard first receives a report of the new life, because a vote that
+counted stays when its voter dies: rounds that open later do not list the former life, and no learner answers them for
+it. So a life is *placed* once the rounds that were open at its first report are over. All of them end without it,
+because it is no member before it steps; and it steps once it is placed. Batches that the former lives had trained and
+no shard has merged are trained again; a batch that one fragment has merged and another has not is lost to the other,
+and is booked as lost.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class _Waiting:
 
 
 class Placing:
-    """The lives of learners that a shard has heard of, and how far the batches of each slot are merged in it."""
+    """The lives of learners known to a shard, and the positions up to which it has merged the batches of each slot."""
 
     def __init__(self) -> None:
         self._lives: dict[int, int] = {}
@@ -40,13 +41,13 @@ class Placing:
         self._states: dict[int, tuple[int, Any]] = {}
 
     def hear_learner(self, slot: int, incarnation: int, rounds: Collection[int]) -> None:
-        """A life speaks while these rounds are open. The first of a slot has no former ones to begin after."""
+        """Record a life that reports while these rounds are open. A slot's first has no former ones to follow."""
         if incarnation > self._lives.get(slot, 1):
             self._lives[slot] = incarnation
             self._waiting[slot] = _Waiting(incarnation, frozenset(rounds))
 
     def hear_merges(self, reached: Mapping[Any, Reached] | None) -> None:
-        """Take how far fragments are merged: each tells the whole of its newest version."""
+        """Record the progress of fragments: each item describes all of its newest version."""
         for item in (reached or {}).values():
             self._positions[item["fragment"]] = by_slot(item["positions"])
             for slot, position, state in item["states"]:

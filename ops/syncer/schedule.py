@@ -1,12 +1,12 @@
-"""When a fragment is due, and how far the interval and the overlap must give way to slow round trips.
+"""The times at which fragments are due, and the adaptation of interval and overlap to slow round trips.
 
-Decides the order in which fragments are due, how many rounds may be in flight, and the current H and tau. Does not know
-learners, rounds or members, and reads no clock: `pacer` feeds it.
+Decides the order in which fragments are due, how many rounds may be in flight, and the present H and tau. Does not know
+learners, rounds or members, and reads no clock: `pacer` supplies the counts.
 
 Theory of operation. Time is counted in inner steps of the fastest learner (`StepClock`), so that pacing needs no leader
-and stands still when nobody steps. Each fragment has a due point on a grid of H steps (`Schedule`); a round that opens
-late does not move the grid, hence the mean interval is H and not H plus the latency. H and tau grow by observation
-(`Adaptation`), after the same verdict in PATIENCE rounds in a row, so that one slow round changes nothing.
+and stands still when no learner steps. Each fragment has a due point on a grid of H steps (`Schedule`); a round that
+opens late does not move the grid, hence the mean interval is H and not H plus the latency. H and tau grow by
+observation (`Adaptation`), after the same verdict in PATIENCE rounds in a row, so that one slow round changes nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ PATIENCE: Final = 8
 """Rounds with the same verdict before it changes anything: one sweep at the default of 8 fragments, and the span over
 which the moving averages forget."""
 INTERVAL_PER_ROUND_TRIP: Final = 4
-"""A round trip may take a quarter of the interval: more, and more than a quarter of the work is overwritten unseen."""
+"""A round trip may take a quarter of the interval: beyond that, more than a quarter of the work is overwritten unseen.
+"""
 FIT_SHARE: Final = 0.75
 """The interval shrinks again only where the round trip needs this share of it; the rest is hysteresis."""
 SHRINK_DIVISOR: Final = 8
 """The interval shrinks by an eighth at a time, so that coming back takes several sweeps."""
 ROUNDING_STEPS: Final = 1e-6
-"""Due points are floats; being due is not missed by their rounding."""
+"""The tolerance of due points, which are floats, so that rounding delays none."""
 
 
 def rounds_in_flight_max(overlap: int, fragments: int, interval: int, shards: int) -> int:
-    """How many rounds one shard may have open: ceil(tau P / (H S)), and one where tau is 0.
+    """The number of rounds that one shard may have open: ceil(tau P / (H S)), and one where tau is 0.
 
     With P = H = 24, tau = 2 and one shard these are the two fragments in flight of arXiv 2604.21428.
     """
@@ -40,9 +41,9 @@ class StepClock:
     """The steps of the fastest learner since the first report, as one count that only grows.
 
     Every learner has a position on the count: `count` at its first report, then moved by its own steps. The count is
-    the foremost position. What is known of a learner is stale by up to a period of its reports and their way, so none
-    is taken to be further behind than a `lag_max` of twice that. Where the fastest one slows down or falls silent, the
-    next is in front after so many steps of its own; and a slower one never pushes the count.
+    the foremost position. A learner's last report is stale by up to a period of its reports and their transfer, so no
+    learner counts as further behind than a `lag_max` of twice that. Where the fastest one slows down or stops
+    reporting, the next is in front after so many steps of its own; and a slower one never pushes the count.
     """
 
     def __init__(self) -> None:
@@ -50,19 +51,19 @@ class StepClock:
         self._positions: dict[int, tuple[int, int]] = {}  # Slot -> its own last step, its position.
 
     def report(self, slot: int, step: int) -> None:
-        """Take a learner's own count of steps, which only grows within one of its lives."""
+        """Store a learner's own count of steps, which only grows within one of its lives."""
         last, position = self._positions.get(slot, (step, self.count))
         position += max(0, step - last)
         self._positions[slot] = max(step, last), position
         self.count = max(self.count, position)
 
     def close_up(self, lag_max: int) -> None:
-        """Move up whoever is further behind than `lag_max`, once all reports of one moment are taken, in any order."""
+        """Move up the learners further behind than `lag_max`, after all reports of one moment, in any order."""
         floor = self.count - lag_max
         self._positions = {slot: (step, max(position, floor)) for slot, (step, position) in self._positions.items()}
 
     def forget(self, slot: int) -> None:
-        """Let go of a learner's life; the foremost of the others is in front at once."""
+        """Drop a learner's life; the foremost of the others is in front at once."""
         if self._positions.pop(slot, None) is None or not self._positions:
             return
         shift = self.count - max(position for _, position in self._positions.values())
@@ -85,11 +86,11 @@ class Schedule:
         return [fragment for _, fragment in sorted(found)]
 
     def late_steps(self, fragment: int, count: int) -> float:
-        """For how many steps a fragment has been due; negative where it is not yet."""
+        """The number of steps for which a fragment has been due; negative where it is not yet."""
         return count - self._due[fragment]
 
     def serve(self, fragment: int, count: int) -> None:
-        """Move a fragment's due point on by H from where it was, however late its round opens at `count`.
+        """Move a fragment's due point on by H from its former value, even if its round opens late at `count`.
 
         A fragment that is more than H behind is not served twice in a row: it takes the first of its own points that
         lies at least H / 2 ahead.
@@ -100,22 +101,23 @@ class Schedule:
         self._due[fragment] = due
 
     def stretch(self, interval: int, count: int) -> None:
-        """Change H: what each fragment still has to wait (or is late) at `count` grows or shrinks in proportion."""
+        """Change H: each fragment's remaining wait (or lateness) at `count` grows or shrinks in proportion."""
         ratio = interval / self.interval
         self._due = {fragment: count + (due - count) * ratio for fragment, due in self._due.items()}
         self.interval = interval
 
 
 class Adaptation:
-    """H and tau as they are now, never below what was asked for. One that follows the links (`adaptive`) is set.
+    """The present H and tau, never below their configured values; one that follows the links is set by `ops.adaptive`.
 
-    H: where a round trip takes more than H / 4 steps, H becomes four times its whole steps and one more, so that a tau
-    of H / 4 leaves a step of slack; it comes back by eighths, once a whole sweep has shown that a shorter one fits.
-    tau: raised by one at a time, at most to H / 4.
+    - H: where a round trip takes more than H / 4 steps, H becomes four times its whole steps and one more, so that a
+      tau of H / 4 leaves a step of slack; it comes back by eighths, once a whole sweep has shown that a shorter one
+      fits.
+    - tau: raised by one at a time, at most to H / 4.
     """
 
     def __init__(self, interval: int, overlap: int, auto: Collection[str] = ()) -> None:
-        """H and tau to begin with, and which of 'interval' and 'overlap' follow the links."""
+        """Set the initial H and tau, and which of 'interval' and 'overlap' follow the links."""
         self.interval = interval
         self.overlap = overlap
         self._auto = auto
@@ -127,7 +129,8 @@ class Adaptation:
         """Judge one more round.
 
         Arguments:
-            round_trip_steps: what a round takes now, without grace, in steps of the fastest learner; 0 if unknown.
+            round_trip_steps: the present duration of a round, without grace, in steps of the fastest learner; 0 if
+                unknown.
             is_tight: whether tau is too small for this round: for its slack, or for the rounds in flight.
             sweep: how many rounds a sweep of this shard has.
         """

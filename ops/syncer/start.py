@@ -1,7 +1,7 @@
-"""The start of a run, as one shard sees it: when, and from whom, it asks for the first version of its fragments.
+"""The start of a run, as one shard sees it: when, and from which learner, it requests its fragments' first versions.
 
 Decides the learner that gives the first version; does not open its rounds (`pacer`). Learners that are ready wait until
-as many as the run was asked for have compiled, at most START_WAIT: the only wait of a run. All shards ask the live
+as many as the run was configured for have compiled, at most START_WAIT: the only wait of a run. All shards ask the live
 learner of the lowest slot, so that the first versions of all fragments are of one model; where it fails, the next.
 """
 
@@ -17,19 +17,19 @@ TRIES_MAX: Final = 16
 
 
 class Start:
-    """Asks for the first versions. Members are [slot, incarnation]."""
+    """Chooses the learners that give the first versions. Members are [slot, incarnation]."""
 
     def __init__(self, learners: int) -> None:
-        """How many learners a start waits for."""
+        """`learners` is the number that a start waits for."""
         self._learners = learners
         self._waits_until: int | None = None
         self._tried: list[list[int]] = []
         self._failures: dict[int, int] = {}
         self.has_waited = False
-        """Whether it began with fewer learners than the run was asked for: they have been waited for."""
+        """Whether it began with fewer learners than the run was configured for, after the wait."""
 
     def giver(self, live: Sequence[list[int]], now: int) -> list[int] | None:
-        """The member to ask now, of those `live` (by slot); None as long as there is something to wait for.
+        """The member to ask now, of those `live` (by slot); None as long as the start must wait.
 
         Once all that are live have failed, they are asked again from the lowest slot on.
         """
@@ -40,15 +40,15 @@ class Start:
         if len(live) < self._learners and now < self._waits_until:
             return None
         self.has_waited |= len(live) < self._learners
-        self._waits_until = now  # It has started: whoever dies now is not waited for again.
+        self._waits_until = now  # It has started: a learner that dies now is not waited for again.
         if all(member in self._tried for member in live):
             self._tried = []
         return next(member for member in live if member not in self._tried)
 
     def failed(self, fragment: int, member: list[int], reason: str) -> None:
-        """Note that a member did not give the first version of a fragment.
+        """Record that a member did not give the first version of a fragment.
 
-        Raises RuntimeError after TRIES_MAX failures of one fragment: then it is not the learner that is at fault.
+        Raises RuntimeError after TRIES_MAX failures of one fragment: then the fault is not with the learner.
         """
         if member not in self._tried:
             self._tried.append(member)

@@ -1,8 +1,8 @@
-"""On which terms a round opens: how many votes it needs, its grace, whom it waits for; and H and tau as they are now.
+"""The terms on which a round opens: its number of votes, its grace, its required learners; and the present H and tau.
 
-Decides them from what earlier rounds took. Does not decide when a round opens or with whom (`pacer`). At the start of a
-run a round waits for all its members, until each learner has reported a step time; from then on `grace` has the rules,
-and what rounds take moves H and tau (`pacing.Adaptation`).
+Decides them from the durations of earlier rounds. Does not decide when a round opens or with whom (`pacer`). At the
+start of a run a round waits for all its members, until each learner has reported a step time; from then on `grace` has
+the rules, and the durations of rounds change H and tau (`schedule.Adaptation`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isthmus.ops.syncer.schedule import Adaptation
 
 
 class Conditions(NamedTuple):
-    """What the quorum of a round reads, as in `items.Round`."""
+    """The fields of a round that its quorum reads, as in `messages.Round`."""
 
     count_min: int
     grace: int | None
@@ -26,23 +26,25 @@ class Conditions(NamedTuple):
 
 
 def everybody(count: int) -> Conditions:
-    """The conditions of a round that waits for all its `count` members, however long it takes."""
+    """The conditions of a round that waits for all its `count` members, without a limit."""
     return Conditions(count, None, [], None)
 
 
 FINAL_MIN: Final = 20_000_000_000
-"""Nanoseconds for which a final round waits at least, once one has answered, for others that are live and say nothing:
-a process may be busy, or wait for a core, for some seconds, and its work since the last merge is lost otherwise."""
+"""Nanoseconds for which a final round waits at least, once one has answered, for live learners that have not: a process
+may be busy, or wait for a core, for some seconds, and its work since the last merge is lost otherwise."""
 FINAL_ROUND_TRIPS: Final = 8
-"""All fragments are asked for at once: of each so many usual round trips."""
+"""All fragments are asked for at once: this many usual round trips for each."""
 FINAL_STEPS: Final = 2
-"""An answer leaves at the end of a step, also of a learner that is too slow to set the pace: so many of its steps."""
+"""An answer leaves at the end of a step, also of a learner that is too slow to set the pace: this many of its steps."""
 
 
 def last(round_longest: int, slowest: int, steps: int) -> Conditions:
-    """The conditions of a final round in lock-step, which learners answer after so many more steps: it waits for all
-    that are live, within a bound. `round_longest` is what a round took at most, `slowest` a step of the slowest
-    learner, both in nanoseconds."""
+    """The conditions of a final round in lock-step, which learners answer after so many more steps.
+
+    It waits for all that are live, within a bound. `round_longest` is the longest duration of a round, `slowest` a step
+    of the slowest learner, both in nanoseconds.
+    """
     longest = FINAL_STEPS * (steps + 1) * slowest
     return Conditions(1, max(FINAL_MIN, FINAL_ROUND_TRIPS * round_longest, longest), [], None)
 
@@ -70,8 +72,10 @@ class Terms:
         return Conditions(min(self._quorum, len(stepping)), self._grace(stepping), required, deadline)
 
     def final(self, fragments: int, stepping: Sequence[Learner]) -> Conditions:
-        """The conditions of a final round, of `fragments` that are asked for together: it waits for all that are live,
-        within a bound."""
+        """The conditions of a final round, of `fragments` that are asked for together.
+
+        It waits for all that are live, within a bound.
+        """
         usual = FINAL_ROUND_TRIPS * fragments * (self._delays.round_trip + _slowest(stepping))
         longest = FINAL_STEPS * max((learner.step_time for learner in stepping), default=0)
         return Conditions(1, max(FINAL_MIN, longest, round(usual)), [], None)
@@ -87,13 +91,13 @@ class Terms:
         is_late: bool,
         sweep: int,
     ) -> None:
-        """Learn from a round that somebody answered.
+        """Learn from a round that some learner answered.
 
         Arguments:
-            merging: what came of the round.
+            merging: the result of the round.
             answered: the slots whose answer came in time, whether it was merged or refused.
             required: the slots that it waited for.
-            is_usual: whether it had a grace window: one that waited for everybody tells little.
+            is_usual: whether it had a grace window: one that waited for all members is not representative.
             is_late: whether another fragment waits too long for its turn.
             sweep: how many rounds a sweep of this shard has.
         """
@@ -108,11 +112,11 @@ class Terms:
         self.adaptation.observe(self.round_trip_steps(stepping), is_tight or is_late, sweep)
 
     def forget(self, slot: int) -> None:
-        """Let go of what was known of a slot's earlier life."""
+        """Drop the observations of a slot's earlier life."""
         self._fairness.forget(slot)
 
     def statistics(self, stepping: Sequence[Learner]) -> dict[str, Any]:
-        """What the status shows: H and tau in inner steps, durations in nanoseconds."""
+        """The figures for the status: H and tau in inner steps, durations in nanoseconds."""
         return {
             "interval": self.adaptation.interval,
             "overlap": self.adaptation.overlap,
@@ -131,7 +135,7 @@ class Terms:
         return 0 if self._gamma is None else grace(self._gamma, self._slack(stepping))
 
     def round_steps(self, stepping: Sequence[Learner]) -> float:
-        """What of a round is to fit into tau, in steps of the slowest learner that counts; 0 where none is known."""
+        """The part of a round that must fit into tau, in steps of the slowest learner that counts; 0 if unknown."""
         slowest = _slowest(stepping)
         return (self._delays.quorum.value + self._delays.sync) / slowest if slowest else 0.0
 
