@@ -73,7 +73,7 @@ NO_LINK: Final = Cause(None, 0, 0)
 
 @dataclass(slots=True)
 class Patience:
-    """How often in a row a setting was insufficient, or had room; when it was last taken up, and its relapses."""
+    """Counts of a setting: failures and surpluses in a row, when it was last taken up, and its relapses."""
 
     short: int = 0
     room: int = 0

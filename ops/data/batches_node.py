@@ -163,7 +163,7 @@ def form_of(batch: Any, name: str = "batch") -> dict[str, str]:
 
 
 def _count(made: int, duration_ns: int, size_bytes: int) -> int:
-    """How many batches to make in a firing.
+    """The number of batches to make in a firing.
 
     The last one made `made`, the largest of `size_bytes` (both from 1), in `duration_ns`; where time stands still, the
     maximum.

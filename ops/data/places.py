@@ -1,4 +1,4 @@
-"""Where a life of a learner begins in its slot's batches, and how far it is.
+"""The position at which a life of a learner begins in its slot's batches, and its progress.
 
 Decides when a new life knows its beginning: once every shard has sent it a Place. Does not decide the contents of a
 Place (`syncer.placing`), nor make batches. Positions count the batches of a slot from 0, over all its lives.
@@ -68,7 +68,7 @@ def position_of(positions: Iterable[Sequence[int]], slot: int) -> int:
 
 
 class Beginning(NamedTuple):
-    """Where a life begins, and the newest known state of its stream at or before that."""
+    """The position at which a life begins, and the newest known state of its stream at or before that."""
 
     position: int
     state_position: int
@@ -76,7 +76,7 @@ class Beginning(NamedTuple):
 
 
 def beginning(places: Iterable[Place], slot: int, incarnation: int) -> Beginning | None:
-    """Where a life begins: after everything that any shard has merged of its slot; None until all have sent a Place.
+    """The beginning of a life: after all that any shard has merged of its slot; None until all have sent a Place.
 
     Of the places that one shard has sent in two lives of its own the higher counts.
     """

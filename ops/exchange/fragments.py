@@ -28,12 +28,12 @@ from typing import Final, Literal, Protocol, TypeAlias, get_args
 COUNT_DEFAULT = 8
 
 Cut: TypeAlias = int | Literal["layer", "tensor"]
-"""How a layout is cut: into this number of balanced fragments, or one for each layer, or for each tensor."""
+"""The division of a layout: into this number of balanced fragments, or one for each layer, or for each tensor."""
 _NUMBERED: Final = re.compile(r"\d$")
 """A step of a path that numbers a layer: `3`, `Dense_3`."""
 
 Rule: TypeAlias = Literal["rda", "average", "mean"]
-"""How a unit is merged: by radial-directional averaging of its outer gradients; by their weighted average, for
+"""The merge of a unit: by radial-directional averaging of its outer gradients; by their weighted average, for
 embedding-like tensors; by the weighted mean of its values, which takes no outer step, for statistics."""
 RULES: Final[tuple[Rule, ...]] = get_args(Rule)
 
@@ -55,7 +55,7 @@ class Tensor(Protocol):
 
     @property
     def merge(self) -> Rule:
-        """How it is merged; "average" marks an embedding-like tensor (token embedding, output head)."""
+        """The rule of its merge; "average" marks an embedding-like tensor (token embedding, output head)."""
 
     @property
     def is_stacked(self) -> bool:

@@ -1,4 +1,4 @@
-"""How the processes of one island meet: the others connect to their leader's door, and then all start jax together.
+"""The meeting of one island's processes: the others connect to their leader's door, and then all start jax together.
 
 Decides how long to wait, and names missing processes. The daemons announce the door's address, with a token: only a
 process that knows the token is admitted.

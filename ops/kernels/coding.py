@@ -66,7 +66,7 @@ Values: TypeAlias = Float32 | Coded
 
 
 class Places(NamedTuple):
-    """Where each unit begins: its values, its bytes of int4 and its scales, int64[units + 1]."""
+    """The offsets of each unit: in values, in bytes of int4 and in scales, int64[units + 1]."""
 
     offsets: Int64
     codes: Int64

@@ -1,4 +1,4 @@
-"""How kernels run over a flat payload: compiled without the GIL, over stripes that threads share.
+"""Parallel execution of kernels over a flat payload: compiled without the GIL, over stripes that threads share.
 
 Decides where a payload is cut and how threads split the cuts. Does not decide what is computed.
 

@@ -1,4 +1,4 @@
-"""How arrays lie on the devices of an island: decided from paths and shapes alone.
+"""The layout of arrays on the devices of an island: decided from paths and shapes alone.
 
 A *mesh* arranges the devices of an island along named axes. A *spec* names, for each axis of an array, the axis of the
 mesh along which it is cut, None for not at all; an array whose spec has no name lies whole on every device. The path

@@ -1,4 +1,4 @@
-"""How one learner's state, its fragments and its batches lie on a mesh, in jax's terms."""
+"""The layout of one learner's state, its fragments and its batches on a mesh, in jax's terms."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Leaf(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """How a unit of a fragment crosses between devices and host.
+    """The transfer of a unit of a fragment between devices and host.
 
     Its shape there, which has the same C order, and the shardings of values that leave and that arrive. On an island of
     several processes each has all that leaves. Values that arrive have one more axis, in front, of the processes: the
@@ -76,7 +76,7 @@ class StateLayout:
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
     def of_fragment(self, fragment: Fragment) -> list[Crossing]:
-        """How a fragment's units cross: each lies like its tensor, or is cut separately."""
+        """The transfers of a fragment's units: each lies like its tensor, or is cut separately."""
         shapes = [(unit.tensor, unit.values_shape) for unit in fragment.units]
         return [self._crossing(self._shape.of_rows(self._specs[tensor], shape), shape) for tensor, shape in shapes]
 

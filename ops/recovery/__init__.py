@@ -1,1 +1,1 @@
-"""What a shard or a learner that comes back continues from: holders of state, their claims, and which are believed."""
+"""Recovery of a shard or a learner that comes back: holders of state, their claims, and which of these are believed."""

@@ -111,7 +111,7 @@ class Net:
         stopped: set[Instance],
         instead: Mapping[Instance, tuple[Condition, ...]] = MappingProxyType({}),
     ) -> dict[Instance, tuple[Wait, ...]]:
-        """What `start` waits for once `stopped` have stopped: instances with a shortest chain each, nearest first."""
+        """Instances that `start` waits for once `stopped` have stopped, with a shortest chain each, nearest first."""
         found: dict[Instance, tuple[Wait, ...]] = {start: ()}
         ahead = deque([start])
         while ahead:

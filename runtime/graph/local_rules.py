@@ -30,7 +30,7 @@ _WAITING: Final = {
     "Every": "leave `fires` out to wait for every port",
     "Quorum": "name the port as `port` or `opened_by`",
 }
-"""How to make a node wait for a port, by its firing rule."""
+"""Instructions for making a node wait for a port, by its firing rule."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]*")
 
 

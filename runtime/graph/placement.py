@@ -46,7 +46,7 @@ class Placement:
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """How many processes make up the island of each learner; none where every one is alone."""
+        """The number of processes in the island of each learner; none where every one is alone."""
         counts = Counter(leader(replica) for replica in self.machines if leader(replica).role == LEARNER)
         found = tuple(counts[replica] for replica in sorted(counts))
         return found if max(found, default=1) > 1 else ()

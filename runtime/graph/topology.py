@@ -54,7 +54,7 @@ class Machine:
 
     @property
     def island_devices(self) -> int:
-        """How many devices one island has, on all of its machines."""
+        """The number of devices of one island, on all of its machines."""
         return self.devices * max(1, len(self.together))
 
     @property
@@ -103,7 +103,7 @@ class Topology:
 
     @property
     def learners_max(self) -> int | None:
-        """How many islands there are in all; None where a machine that may have learners gives no number."""
+        """The number of islands in all; None where a machine that may have learners gives no number."""
         counts = [machine.islands for machine in self.machines if machine.offers(LEARNER)]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None

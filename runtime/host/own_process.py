@@ -48,7 +48,7 @@ from isthmus.runtime.tape.writing import Tape
 
 FLUSH_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 3.0
-"""How long bodies may take to end a firing when the host ends."""
+"""The time that bodies have to end a firing when the host ends."""
 
 OpenChannel = Callable[[Clock, Any, Callable[[int, Member, Member, int, Instant, Instant], None]], DiallingChannel]
 """(clock, loop, watch) -> the channel of this host."""

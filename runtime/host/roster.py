@@ -24,7 +24,7 @@ RELAY: Final = "recorder"
 """The role that relays between hosts that both only dial."""
 
 Meeting: TypeAlias = Literal["dial", "wait", "relay"]
-"""How a peer is met: this host dials it, it dials this host, or both dial a third."""
+"""The way to meet a peer: this host dials it, it dials this host, or both dial a third."""
 Row: TypeAlias = Sequence[Any]
 """A row of a roster: [replica, incarnation, endpoints, machine]."""
 
@@ -100,7 +100,7 @@ class Meetings:
 
 
 def meets(mine: Replica, other: Replica) -> Meeting:
-    """How host `mine` meets host `other`.
+    """The way in which host `mine` meets host `other`.
 
     Learners dial all others and are never dialled, so that they may be behind NAT, and reach each other through a
     relay; of two others the one that comes first by name dials.

@@ -1,4 +1,4 @@
-"""What an item on an edge must be: schemas, which bodies declare as plain data, and the check of an item against one.
+"""Schemas of the items on edges, which bodies declare as plain data, and the check of an item against its schema.
 
 Decides whether an item may reach its body, and describes the fault of one that may not. `host` and the home's `watch`
 decide what becomes of the item and its sender. A body declares `schemas`, a dict of its input ports, or a static method

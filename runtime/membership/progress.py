@@ -31,7 +31,7 @@ machine with more of them than cores differ by up to 1.6."""
 RECOVERED_RATIO: Final = 2.0
 """Below this ratio it keeps up again."""
 SLOW_AFTER: Final = seconds(5)
-"""How long the ratio has to hold: one pause of ten seconds leaves the average within two."""
+"""The time for which the ratio has to hold: one pause of ten seconds leaves the average within two."""
 
 
 @dataclass(slots=True)
@@ -77,11 +77,11 @@ class Progress:
         return False
 
     def stalled(self, firing: Duration, now: Instant) -> Duration:
-        """How long it has been in one firing without a step."""
+        """The time for which it has been in one firing without a step."""
         return Duration(min(now - self.since, firing))
 
     def lasting(self, now: Instant) -> Duration:
-        """How long the oldest firing has been seen to last, by this clock, not that of its host."""
+        """The observed duration of the oldest firing, by this clock, not that of its host."""
         since = now if self._firing_since is None else self._firing_since
         return Duration(min(now - since, self._firing))
 

@@ -9,7 +9,7 @@ own bytes or the claimed size of its items, whichever is more, and at least CHAR
 window must be a number of messages, too. Items are counted per pair of members, over all connections: a consumer
 reports how many it took in all.
 
-What was taken is reported at once where the sender may be waiting for it, and otherwise with the next report that goes
+The totals are reported at once where the sender may be waiting for them, and otherwise with the next report that goes
 for another reason, at the latest the next heartbeat. The sender may be waiting where much was taken, or where the rest
 of the window could be too small for the next message; a window that is smaller than a message is therefore reported
 without delay.

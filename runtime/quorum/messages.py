@@ -149,7 +149,7 @@ QuorumCommand: TypeAlias = (
 
 
 def released_count(command: QuorumCommand) -> int:
-    """How many handles leave the core with a command."""
+    """The number of handles that leave the core with a command."""
     match command:
         case CloseRound():
             return 1 + len(command.votes)

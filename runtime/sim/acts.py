@@ -1,4 +1,4 @@
-"""How each kind of fault acts on a universe: on hosts, daemons, the network between machines, and disks.
+"""The effects of each kind of fault on a universe: on hosts, daemons, the network between machines, and disks.
 
 The `injector` decides when: it is called back when a lurking fault strikes, and has the end of each act performed. An
 act returns whether it happened, or lurks.

@@ -82,7 +82,7 @@ class DiedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all daemons of a universe share.
+    """The objects and callbacks that all daemons of a universe share.
 
     `launch` starts a process; `began` and `wrote` are called for each start and incident, `finished` at the end of the
     run, `died` when a daemon comes to the command at which it dies.

@@ -38,7 +38,7 @@ from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import Limits
 
 EXIT_SECONDS: Final = 0.05
-"""How long a host takes to exit on request."""
+"""The time that a host takes to exit on request."""
 FORMING_NS: Final = 1_000_000_000
 """The stall that a host reports for a new form of its island: no devices form here."""
 
@@ -67,7 +67,7 @@ class Witness(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all hosts of a universe share.
+    """The objects and callbacks that all hosts of a universe share.
 
     `spoke` sends a heartbeat to the daemon that a host has dialled, `found` returns the present daemon; `left` is
     called for a host that exits by itself; `forgeries` are the changes to the items that a life sends.

@@ -28,7 +28,7 @@ from isthmus.runtime.sim.faults import (
 )
 
 LURKING_SECONDS: Final = 1.0
-"""How long after the first refused process a machine has room again."""
+"""The time after the first refused process at which a machine has room again."""
 
 
 class Injector:

@@ -15,7 +15,7 @@ ORPHAN_SECONDS: Final = 60.0
 
 
 class Silence:
-    """How long a daemon has sent nothing that this process could have received; all in seconds of one clock."""
+    """The time for which a daemon has sent nothing that could have been received; all in seconds of one clock."""
 
     def __init__(self, now: float, period: float) -> None:
         self._period, self._heard_at, self._due = period, now, now + period

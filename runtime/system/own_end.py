@@ -1,4 +1,4 @@
-"""How a child process, or this one, ends: with its parent, and at once."""
+"""The end of a child process, or of this one: with its parent, and at once."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Frames(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the last whole frame ends."""
+        """The offset at which the last whole frame ends."""
         return self.ends[-1] if self.ends else 0
 
 

@@ -15,7 +15,7 @@ from isthmus.runtime.wire.sockets import Socket
 
 
 class Link(Protocol):
-    """Where the messages of one session go; False means that the link is broken."""
+    """The connection that carries the messages of one session; False means that it is broken."""
 
     def send_control(self, message: bytes) -> bool:
         """Send a control message."""

@@ -22,7 +22,7 @@ from isthmus.runtime.wire.links import Link
 Watch: TypeAlias = Callable[[int, Member, Member, int, Instant, Instant], None]
 """Called with (edge, source, target, size in bytes, begun, arrived) for every transfer."""
 Route: TypeAlias = Endpoints | Member | None
-"""How to reach a peer: its endpoints, the peer that relays, or None for one that dials us."""
+"""The route to a peer: its endpoints, the peer that relays, or None for one that dials us."""
 
 PEERS_MAX: Final = 1024
 

@@ -156,7 +156,7 @@ class SimulatedDisk:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def ask(self, *, size: int = 0, makes: bool = False) -> int:
-        """How many of `size` bytes there is room for; OSError for a refused operation.
+        """The number of `size` bytes for which there is room; OSError for a refused operation.
 
         A full disk refuses one that `makes` a file, for example.
         """

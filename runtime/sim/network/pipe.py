@@ -30,7 +30,7 @@ class Weather(Protocol):
         """The time that an empty message takes; called once for each message."""
 
     def pace(self, source: str, target: str, size_bytes: int) -> Duration:
-        """How long `size_bytes` occupy the link."""
+        """The time for which `size_bytes` occupy the link."""
 
 
 class Pipe:

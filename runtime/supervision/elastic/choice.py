@@ -1,4 +1,4 @@
-"""How many of the present processes train together: a pure function."""
+"""The number of the present processes that train together: a pure function."""
 
 from __future__ import annotations
 

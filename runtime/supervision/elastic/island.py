@@ -22,11 +22,11 @@ from isthmus.runtime.supervision.elastic.choice import largest
 from isthmus.runtime.supervision.messages import Form, Formed
 
 MEET: Duration = seconds(60)
-"""How long the first form waits for all: the time that a process has for its first heartbeat."""
+"""The time for which the first form waits for all: as long as a process has for its first heartbeat."""
 KNOWN: Duration = seconds(1)
-"""How long the report of a process's end may take, once the leader finds that its form has failed."""
+"""The time that the report of a process's end may take, once the leader finds that its form has failed."""
 GATHER: Duration = seconds(3)
-"""How long a process that is back waits for others that are about to come: each form costs seconds."""
+"""The time for which a process that is back waits for others that are about to come: each form costs seconds."""
 
 
 class Changed(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""How the next life of a replica begins: its number is taken and recorded; then it is tracked, if it has a machine."""
+"""The start of a replica's next life: its number is taken and recorded; then it is tracked, if it has a machine."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Home:
 
     @property
     def outcome(self) -> Outcome:
-        """How the run has ended, or 'running'."""
+        """The outcome of the run, or 'running'."""
         return self._run.outcome
 
     @property
@@ -175,7 +175,7 @@ class Home:
 
     @property
     def used(self) -> dict[str, float]:
-        """What ended lives have used, as in the journal."""
+        """The resources that ended lives have used, as in the journal."""
         return self._run.used
 
     def state(self, replica: Replica) -> str:

@@ -1,4 +1,4 @@
-"""What follows the end of a life: the next one, at once or after a back-off, a replica given up, or a run that failed.
+"""Consequences of the end of a life: the next one, at once or after a back-off, a replica given up, or a failed run.
 
 A life ends because its station reports so, because its machine is lost or taken away, or because another one has a
 higher number. The cause decides how soon the next one begins.

@@ -1,4 +1,4 @@
-"""How a run ends: hosts are told to exit, after EXIT they are killed, and after ABANDON more, no machine is awaited.
+"""The end of a run: hosts are ordered to exit, after EXIT killed, and after ABANDON more, no machine is awaited.
 
 A run that was asked to stop comes to its end by itself. One whose outcome is *settled* is over, even if this daemon
 dies; it is finished when no life is left.
@@ -14,9 +14,9 @@ from isthmus.runtime.supervision.home.state import RunState
 from isthmus.runtime.supervision.incidents import Failure
 
 EXIT: Final = seconds(10)
-"""How long hosts may take to exit on request; then they are killed."""
+"""The time that hosts have to exit on request; then they are killed."""
 ABANDON: Final = seconds(5)
-"""How long other machines may take to report the end of their hosts, once all are to be killed."""
+"""The time that other machines have to report the end of their hosts, once all are to be killed."""
 
 
 def stop(run: RunState) -> None:

@@ -75,5 +75,5 @@ class Reach:
         self._condemned[replica] += 1
 
     def _times(self, member: Member) -> int:
-        """How often its patience was doubled."""
+        """The number of times that its patience was doubled."""
         return min(self._condemned[member.replica], DOUBLINGS_MAX)

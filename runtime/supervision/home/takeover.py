@@ -1,4 +1,4 @@
-"""How a daemon starts: from the records of a former one, from the lives that stations report, or from nothing.
+"""The start of a daemon: from the records of a former one, from the lives that stations report, or from nothing.
 
 A daemon that takes over tracks the newest life of each replica, and learns from the stations which of them are running;
 it begins none of these, because whether and where each was begun is unknown. It sends no roster until all hosts that
@@ -26,8 +26,8 @@ from isthmus.runtime.supervision.messages import Gone, Report, Stamp
 from isthmus.runtime.supervision.station_events import NoteFound, NoteLives
 
 ADOPT: Final = seconds(11)
-"""How long a new daemon waits for running hosts to find it, which they do within a few seconds; a second more than a
-station whose ledger was lost."""
+"""The time for which a new daemon waits for running hosts to find it, which they do within a few seconds; a second more
+than a station whose ledger was lost."""
 NUMBERS_SKIPPED: Final = 1000
 """Numbers skipped above the highest known one, after a ledger was lost: a replica whose lives end again and again is
 given up long before."""
