@@ -3,7 +3,7 @@
     learner role:  data --Queue--> inner-step --part, Queue--> ring --mean, Queue--> inner-step
     between:       ring ==passed, Queue==> ring of the next learner, 2 M - 1 times a step
 
-No syncer, and nobody steps before everybody has: any learner that is slow, or gone, holds up all others. The number of
+No syncer, and no learner steps before all have: any learner that is slow, or gone, holds up all others. The number of
 learners is part of the graph. The recorder keeps snapshots of the state, from which they go on where all of them begin
 again.
 """

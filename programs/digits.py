@@ -1,7 +1,7 @@
 """The second shipped task: a small convolutional network that learns to read handwritten digits.
 
-The data are those that scikit-learn brings along (1,797 images of 8 x 8 pixels), so that nothing is downloaded. They
-are in the order in which people wrote them; the last 288 are held out, which are of writers that training has not seen.
+The data are shipped with scikit-learn (1,797 images of 8 x 8 pixels), so that nothing is downloaded. They are in the
+order in which people wrote them; the last 288 are held out, which are of writers that training has not seen.
 
 A task of a step: parameters, the running statistics of batch normalisation, and an optimizer, whose moments stay with
 their learner. A batch is normalised by its own statistics in a step, and by the running ones in an evaluation; islands

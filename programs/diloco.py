@@ -1,11 +1,11 @@
-"""DiLoCo (arXiv 2311.08105): H inner steps alone, then everybody waits for the mean of what all have learned.
+"""DiLoCo (arXiv 2311.08105): H inner steps alone, then all learners wait for the mean of their outer gradients.
 
     learner role:  data --Queue--> inner-step <--permit, Queue-- gate         inner-step --fragment--> outer-gradient
     syncer role:   conductor --Queue--> merge [Quorum of all] --Queue--> outer-step
     between:       outer-step ==update==> gate    conductor ==pull==> gate    outer-gradient ==answer==> merge
 
 The model is one fragment. inner-step needs a permit for every step, and gate gives those of the next H steps when the
-outer step is done: so every learner waits for the slowest, and for the way there and back.
+outer step is done: so every learner waits for the slowest, and for the transfers there and back.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     syncer role:   caller --Queue--> average [Quorum of all members] --averaged--> caller
     between:       inner-step ==vote==> average        caller ==call, with the mean==> inner-step
 
-Like data-parallel it waits for every member at every step. But a member that dies is let go of, and the step is made by
-those left; one that comes, or comes back, gets the state of another and is a member two steps later. If the syncer
-dies, all go back to the last snapshot, which the recorder keeps.
+Like data-parallel it waits for every member at every step. But a member that dies is dropped, and the others make the
+step; one that comes, or comes back, gets the state of another and is a member two steps later. If the syncer dies, all
+go back to the last snapshot, which the recorder keeps.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Decides what is told of settings that followed the links: each change once, what is in use, and in which words."""
+"""Reports of settings that follow the links. Decides which changes are reported, each once, and in which words."""

@@ -1,4 +1,4 @@
-"""What a recorder knows of settings that follow the links: each change once, and what is in use."""
+"""A recorder's view of settings that follow the links: each change once, and the values in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that followed the links: the lines of changes.jsonl, and the one place where sentences are made of them."""
+"""Settings that follow the links: the lines of changes.jsonl, and the one place that words them as sentences."""
 
 from __future__ import annotations
 

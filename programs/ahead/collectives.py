@@ -1,12 +1,13 @@
-"""Which collectives a compiled program has, and how many have computation scheduled beside them: read from its text.
+"""The collectives of a compiled program, and the number that overlap with computation: read from its text.
 
-Of the optimised module of an accelerator's compiler, whose text is a schedule (`is_scheduled=true`): the instructions
-of a computation run in the order of their lines. A collective is asynchronous where it is a pair of a start and a done:
-instructions of their own (`all-gather-start`), or fusions that are called so (`async-collective-start.3`), between
-which its parts may be fused into products. It overlaps where an instruction that computes lies between the two. That is
-evidence of a schedule, not a measurement. Sends to another slice, and receives, are such pairs, too.
+The text is the optimised module of an accelerator's compiler, which is a schedule (`is_scheduled=true`): the
+instructions of a computation run in the order of their lines. A collective is asynchronous where it is a pair of a
+start and a done: instructions of their own (`all-gather-start`), or fusions with such names
+(`async-collective-start.3`), between which its parts may be fused into products. It overlaps where an instruction that
+computes lies between the two. That is evidence of a schedule, not a measurement. Sends to another slice, and receives,
+are such pairs, too.
 
-What a fusion calls is looked at for what it is: an all-reduce inside one is a collective that waits. The parts of a
+The computation that a fusion calls is inspected: an all-reduce inside one is a collective that waits. The parts of a
 collective inside the fusions that carry it along are not counted again.
 """
 

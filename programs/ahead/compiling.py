@@ -1,7 +1,6 @@
-"""Has workers compile, one island after the other, and hears how far they are.
+"""Runs worker processes that compile, one island after the other, and receives their progress.
 
-This process starts no backend of jax and imports none; what a worker writes beside its answers is kept for the case
-that it dies.
+This process starts no backend of jax and imports none; a worker's output beside its answers is kept in case it dies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counts what a function of a learner costs on some devices: lowers it, compiles it, and reads what came out.
+"""The cost of a learner's function on some devices: lowers it, compiles it, and reads the result.
 
 The devices may be those of a topology that is not there, or real ones: nothing is computed on either.
 """

@@ -1,4 +1,4 @@
-"""What is counted of one function of a learner, compiled for an island: as a worker tells it, and as it is kept.
+"""The figures of one function of a learner, compiled for an island: the form that a worker sends, and that is kept.
 
 All sizes are bytes on one device, as the compiler lays them out; operations are those of the whole island.
 """

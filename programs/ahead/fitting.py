@@ -1,4 +1,4 @@
-"""The batch of a step in other sizes: the functions of a step, on shapes, with as many rows as are wanted."""
+"""The batch of a step in other sizes: the functions of a step, on shapes, with any number of rows."""
 
 from __future__ import annotations
 

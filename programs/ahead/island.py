@@ -1,8 +1,8 @@
-"""What a run would be on an island that it was compiled for: whether it fits, what fills the memory, what a step costs.
+"""A run on an island that it was compiled for: whether it fits, the contents of the memory, and the cost of a step.
 
-Decides how the figures of a learner's functions come to those of an island; all but compile times are of the compiler
-and of shapes, and the step time is predicted. Memory counts the state whole, also while a function runs that takes a
-part of it.
+Decides how the figures of a learner's functions add up to those of an island; all but compile times come from the
+compiler and from shapes, and the step time is predicted. Memory counts the state whole, also while a function runs that
+takes a part of it.
 """
 
 from __future__ import annotations

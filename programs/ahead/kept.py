@@ -1,7 +1,7 @@
-"""Figures that are kept from one command to the next: of the same program, options and compiler they are the same.
+"""Figures that are kept from one command to the next: the same program, options and compiler have the same figures.
 
 A file for each, under the digest of all that they depend on. One that cannot be read, or was written by another version
-of this module, is as good as none.
+of this module, is treated as missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Figures of whole islands, kept by `isthmus compile` for who places a run like the one that was compiled.
+"""Figures of whole islands, kept by `isthmus compile` for the placement of a run like the one that was compiled.
 
-They are found again by all that they depend on: the sources of isthmus, of program and task, their settings, the batch
-of the slot, the kind of the devices and how many an island has.
+Their key is all that they depend on: the sources of isthmus, of program and task, their settings, the batch of the
+slot, the kind of the devices and how many an island has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The largest batch whose step fits a device: which batches a compiler is asked about, one after the other.
+"""The largest batch whose step fits a device: the sequence of batches for which a compiler is run.
 
-Memory grows about linearly with the batch, so the next batch to ask about is where a line through what two of them need
-meets the limit. What counts in the end is what the compiler said of the very batch that is found.
+Memory grows about linearly with the batch, so the next batch to try is where a line through the memory of two of them
+meets the limit. The result rests on the compiler's figures for the very batch that is found.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How many floating-point operations of matrix products a traced function makes: analytic, from its jaxpr.
+"""The number of floating-point operations in the matrix products of a traced function: analytic, from its jaxpr.
 
 A compiler's own figure counts the body of a loop once and leaves kernels out, so it is no measure of a model. Here a
 product counts 2 operations per multiply-add (arXiv 2204.02311, appendix B), the body of a scan as often as it runs, of
-a branch the larger side. What is element by element is left out: it is limited by memory. A `while` whose number of
-turns no shape tells counts once, and is said to (`Flops.unbounded`).
+a branch the larger side. Elementwise operations are left out: they are limited by memory. A `while` whose number of
+turns no shape determines counts once, and is reported (`Flops.unbounded`).
 """
 
 from __future__ import annotations

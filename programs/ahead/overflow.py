@@ -1,7 +1,7 @@
-"""What a compiler says where a program does not fit the memory of a device, as numbers.
+"""A compiler's message about a program that does not fit the memory of a device, as numbers.
 
-A TPU's compiler refuses such a program, and says how much it would need, and how much there is: that is how its own
-limit is known, which is a little above or below what is published of the device.
+A TPU's compiler refuses such a program, and reports how much it would need, and how much there is: that gives its own
+limit, which is a little above or below the published figure of the device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What an island that is compiled for is called, `v5p:2x2x1`: a kind of TPU and a topology in chips.
+"""The names of islands that are compiled for, `v5p:2x2x1`: a kind of TPU and a topology in chips.
 
-Decides which names there are, and what the compiler is told for each; the published figures of a kind are in
-`runtime.graph.devices`. The compiler itself does not check that a topology can be had.
+Decides the valid names, and the compiler's options for each; the published figures of a kind are in
+`runtime.graph.devices`. The compiler itself does not check that a topology exists.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An island that was compiled for, in words."""
+"""The description of an island that was compiled for, in words."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A process that compiles a learner's functions for one island: `python -m isthmus.programs.ahead.worker`.
 
 One line of JSON comes in, the request {spec, target, slot, kept, fit}; lines go out: {doing} for each function as it
-begins, and at the end {answer}, or {faults} where the request is wrong, or {error}. It is the only one that starts a
-backend, of the CPU: a TPU's compiler needs no TPU. What libraries write to standard output goes to standard error.
+begins, and at the end {answer}, or {faults} where the request is wrong, or {error}. It is the only process that starts
+a backend, of the CPU: a TPU's compiler needs no TPU. The standard output of libraries goes to standard error.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How a command line becomes options: their declarations, files of settings, and the help that shows them."""
+"""Conversion of a command line into options: their declarations, files of settings, and the help that shows them."""

@@ -1,9 +1,8 @@
-"""The three sections of the configuration, from a cluster file, a TOML file, a preset and options, each above the one
-before.
+"""The three sections of the configuration, from a cluster file, a TOML file, a preset and options; later ones win.
 
-Sections are `run.`, `program.` and `task.`; file, `--set` and options speak of the same keys. In a file, and in --set,
-`run.program` and `run.task` are the PROGRAM argument and `--task`, so that a run's own config.toml says everything.
-Types and ranges are not known here: whoever reads a section checks it.
+Sections are `run.`, `program.` and `task.`; file, `--set` and options use the same keys. In a file, and in --set,
+`run.program` and `run.task` are the PROGRAM argument and `--task`, so that a run's own config.toml is complete. Types
+and ranges are not known here: the reader of a section checks it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A group of commands that turns what goes wrong into one message and an exit status.
+"""A group of commands that turns every failure into one message and an exit status.
 
 Exit status: 0 done; 1 the run failed, or was ended by a second Ctrl-C; 2 the request was wrong, always with one message
-that says what was expected, what was found and what to do, and nothing started.
+that states what was expected, what was found and what to do, and nothing started.
 """
 
 from __future__ import annotations

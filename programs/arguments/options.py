@@ -1,7 +1,7 @@
-"""The options that `isthmus train`, `graph` and `compile` share, and the request that they ask for.
+"""The options that `isthmus train`, `graph` and `compile` share, and the request that they make up.
 
 Options that stand for a key of the configuration are text here: `--learners 8` is `--set run.learners=8`, and the key's
-own type decides what is right.
+own type decides which values are valid.
 """
 
 from __future__ import annotations

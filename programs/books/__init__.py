@@ -1,1 +1,1 @@
-"""Decides what became of every token of a run, and what learners and shards say differently of it."""
+"""The accounts of a run's tokens. Decides the fate of every token, and the differences between learners and shards."""

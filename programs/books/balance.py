@@ -1,18 +1,18 @@
-"""The books of a run, compared: what learners report, what shards report, and what of the one contradicts the other.
+"""The books of a run, compared: the reports of learners, those of shards, and the contradictions between them.
 
-Nothing is made to fit. Of each life of a learner and each fragment an `Entry` has what became of its tokens, by those
-who know it best: what was *merged* is what the shards have in the model; *overlapped* and *refused* are the learner's;
-*pending* is what the learner has not heard of, and *lost* the same of a life that has ended, with what a shard had
-merged and took with it. These are counted one by one, so that they add up to what was trained, or do not: the rest is
-the *difference*, of either sign.
+Nothing is adjusted. For each life of a learner and each fragment an `Entry` has the fate of its tokens, from the best
+source for each: the *merged* tokens are those that the shards have in the model; *overlapped* and *refused* are the
+learner's; *pending* are those whose fate the learner does not know yet, and *lost* the same of a life that has ended,
+with those that a shard had merged and took with it. These are counted one by one, so that they add up to the trained
+tokens, or do not: the rest is the *difference*, of either sign.
 
-Three things are no difference. A learner may end before it hears that its tokens were merged: its pending ones, or
-those that it took for refused. It may have *unreported* tokens, of which others have heard: they are pending, or lost.
-And where the recorder has not seen every merge that is in the model, the larger of both counts holds; where it has, but
-not every one that was undone, what only the learner counts was undone.
+Three things are no difference. A learner may end before it learns that its tokens were merged: its pending ones, or
+those that it took for refused. It may have *unreported* tokens, which others know of: they are pending, or lost. And
+where the recorder has not seen every merge that is in the model, the larger of both counts holds; where it has, but not
+every one that was undone, tokens that only the learner counts were undone.
 
-What a learner trained after anybody heard of it last is in no book. For lives that have ended it is estimated from
-their pace, beside the books: `unreported_estimate`.
+Tokens that a learner trained after its last message are in no book. For lives that have ended their number is estimated
+from their pace, beside the books: `unreported_estimate`.
 """
 
 from __future__ import annotations

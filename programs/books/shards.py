@@ -1,10 +1,10 @@
-"""What shards say that they have merged: the newest merge of each fragment in each epoch, and its origin.
+"""The merges that shards report: the newest merge of each fragment in each epoch, and its origin.
 
 Decides which of the tokens that were ever merged are in the model. A shard that comes back begins with a version that
-others hold, its *origin*; what its former life merged beyond that version is *undone*. So the model's tokens are those
-of the newest epoch, of the epoch before it up to the origin, and so on. Where a recorder has missed a merge, what is
-known of its fragment is only a bound, and what is said of it says so: of what is in the model, where a merge is missing
-that is in it; of what is undone, where any is missing.
+others hold, its *origin*; merges of its former life beyond that version are *undone*. So the model's tokens are those
+of the newest epoch, of the epoch before it up to the origin, and so on. Where a recorder has missed a merge, the counts
+of its fragment are only a bound, and are marked so: those in the model, where a merge is missing that is in it; those
+undone, where any is missing.
 """
 
 from __future__ import annotations

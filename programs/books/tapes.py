@@ -1,14 +1,13 @@
-"""What the tapes of hosts say was trained and merged, counted apart from every report, and compared with the books.
+"""The tokens trained and merged by the tapes of hosts, counted apart from every report, and compared with the books.
 
 A tape has each firing and the fields of items that cores and this count read (`noted` of a body); it has no payload. A
-batch that a firing of the learner took is a step, unless that firing ended idle: a learner that hears at a boundary
-that no step is needed any more leaves the batch, and says so in the report of that same firing. A merge has the tokens
-of the answers that its round was given, by the ranges with which they arrived. So nothing here is the sum of anybody
-else's.
+batch that a firing of the learner took is a step, unless that firing ended idle: a learner that learns at a boundary
+that no more steps are needed leaves the batch, and reports so in that same firing. A merge has the tokens of the
+answers that its round received, by the ranges with which they arrived. So nothing here is another component's sum.
 
-The tape of a life that was killed lacks its last half second; of such a life nothing is demanded but that the books of
-what the tape has agree with it. A tape of which records are missing before those that are there (the oldest segments
-are deleted) cannot be counted: it is named, and nothing that needs it is compared. Does not read files.
+The tape of a life that was killed lacks its last half second; of such a life only the part on the tape must agree with
+the books. A tape that lacks records before those that are there (the oldest segments are deleted) cannot be counted: it
+is named, and nothing that needs it is compared. Does not read files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The books of a run in words: each difference a line, and what the books can only estimate."""
+"""The books of a run in words: a line for each difference, and the estimates beside the books."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`isthmus chaos`: which faults happen to the processes of real runs, that they happened, and what that cost."""
+"""`isthmus chaos`: the faults inflicted on the processes of real runs, the proof that they happened, and their cost."""

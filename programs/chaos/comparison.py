@@ -1,4 +1,4 @@
-"""A program tried twice, undisturbed and under a plan, and the figures of several programs beside each other."""
+"""A program run twice, undisturbed and under a plan, and the figures of several programs beside each other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The figures of one run under a plan, from its run folder: what `isthmus chaos` tells of a program.
+"""The figures of one run under a plan, from its run folder: the results of `isthmus chaos` for a program.
 
-Nothing is measured here that the run did not write down itself: figures are those of `summary.json`, a recovery ends
-where the files show that a host works again, waits are on the tapes. Only when a fault began is told by the strikes.
+Everything comes from the run's own files: figures are those of `summary.json`, a recovery ends where the files show
+that a host works again, waits are on the tapes. Only the beginning of a fault comes from the strikes.
 """
 
 from __future__ import annotations

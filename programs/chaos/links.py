@@ -1,12 +1,12 @@
-"""The links between the hosts of a run, as something may happen to them: a SOCKS5 proxy on loopback.
+"""The links between the hosts of a run, where faults can be inflicted on them: a SOCKS5 proxy on loopback.
 
-Learners and the evaluator dial all other hosts, through this proxy where the environment says so; so all that they send
-and receive passes here. Which host a connection is of, the kernel tells: the socket's inode, and the process
-that has it. Each host has a `Way`, with conditions for both directions that hold for all its connections together, and
-counts of what passed and what was held up.
+Learners and the evaluator dial all other hosts through this proxy if the environment names it; so all of their traffic
+passes here. The kernel tells which host a connection belongs to: the socket's inode, and the process that has it. Each
+host has a `Way`, with conditions for both directions that hold for all its connections together, and counts of the
+bytes that passed and were held up.
 
-A segment that is lost costs what TCP takes to send it again, as in the simulator (`runtime.sim.faults.Lose`): bytes are
-late, in order, and none is missing. The same holds for a way that is mute for a while.
+A lost segment costs the time that TCP takes to send it again, as in the simulator (`runtime.sim.faults.Lose`): bytes
+are late, in order, and none is missing. The same holds for a way that is mute for a while.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The machines of a run: a daemon each on loopback, which is started again when it has ended, as by a service manager.
 
-A machine is killed with everything that runs on it, at once. It is known by the state folder that its daemon, and all
-that the daemon has started, have in their environment: so nothing of it is left, and nothing else is struck.
+A machine is killed with everything that runs on it, at once. Its processes are identified by the state folder in the
+environment of its daemon, and of all that the daemon has started: so nothing of it is left, and nothing else is struck.
 """
 
 from __future__ import annotations

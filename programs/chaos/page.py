@@ -1,5 +1,7 @@
-"""The page of `isthmus chaos`: what the terminal shows, with every learner's steps, the faults and the global loss, in
-one file that loads nothing."""
+"""The page of `isthmus chaos`: the terminal's figures, with every learner's steps, the faults and the global loss.
+
+One file that loads nothing.
+"""
 
 from __future__ import annotations
 

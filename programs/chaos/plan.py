@@ -1,7 +1,7 @@
-"""What is to happen to the processes of a run, and when: a plan, from a file, from a seed, or the one that is built in.
+"""A plan of the faults for the processes of a run, and their times: from a file, from a seed, or the built-in one.
 
-Decides what a plan may say. Pure: which hosts there are it is told, and whether a fault is permitted here others know.
-The words for faults are the simulator's (`runtime.sim.faults`), because they mean the same.
+Decides which plans are valid. Pure: the hosts are an argument, and the permission of a fault is checked elsewhere. The
+words for faults are the simulator's (`runtime.sim.faults`), because they mean the same.
 """
 
 from __future__ import annotations

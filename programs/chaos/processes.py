@@ -1,6 +1,6 @@
-"""The processes of a run that goes on, and what the kernel tells of them (proc(5)).
+"""The processes of a run in progress, and the kernel's information about them (proc(5)).
 
-Everything is read from outside: the daemon says which pid a host has, /proc whether that process is there, stands
+Everything is read from outside: the daemon reports the pid of a host, /proc whether that process is there, stands
 still, and how much CPU time it has had.
 """
 

@@ -1,11 +1,11 @@
-"""Makes the faults of a plan happen to real processes, and proves each from /proc.
+"""Inflicts the faults of a plan on real processes, and proves each from /proc.
 
 Where the learners of a program cannot go on without one of them (`TOGETHER`), all are ended with it, as launchers of
 such programs do, and begin again at once from the last snapshot: each as fast as one that was struck alone.
 
-A fault that is due waits for the process that it names: after an earlier fault it may not be back yet. How late it was
-is written down, and so is what was seen: that the process was gone, that it stood still and used no CPU time, how much
-less of it it had. A fault without such a proof has not happened.
+A fault that is due waits for the process that it names, which may not be back yet after an earlier fault. Its delay is
+recorded, and so is the observation: that the process was gone, that it stood still and used no CPU time, how much less
+of it it had. A fault without such a proof has not happened.
 """
 
 from __future__ import annotations

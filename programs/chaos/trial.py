@@ -1,4 +1,4 @@
-"""One run under a plan: begun as `isthmus train` begins it, struck, and waited for until it is over."""
+"""One run under a plan: started as by `isthmus train`, struck, and awaited until it is over."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The picture of a death: every learner's steps around it, the one that was killed and came back among the others.
 
 Time runs to the right, a lane for each learner, and in it a box for each inner step, as wide as it lasted: a pause of
-others would be seen as a gap. Where steps are too many to be told apart their boxes run together; gaps narrower than
+others would show as a gap. Where steps are too many to be distinguished their boxes run together; gaps narrower than
 half a pixel close. A life that was killed left no trace: it is hatched, and drawn from its reports. Below, the merges
-of the syncer and what the evaluator did.
+of the syncer and the evaluations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Axes: from values to pixels, and where the ticks are.
+"""Axes: the map from values to pixels, and the places of the ticks.
 
-Everything is a function of numbers; the only state is what a `Scale` says. Ticks are at 1, 2 or 5 times a power of
-ten. A range without extent (one value, or none) is widened, so that no chart ever divides by zero.
+Everything is a function of numbers; the only state is a `Scale`. Ticks are at 1, 2 or 5 times a power of ten. A range
+without extent (one value, or none) is widened, so that no chart ever divides by zero.
 """
 
 from __future__ import annotations

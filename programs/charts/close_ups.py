@@ -1,7 +1,7 @@
-"""What a learner did while somebody was away: its single steps where its trace is there, else its reports.
+"""A learner's activity during an absence: its single steps where its trace is there, else its reports.
 
-A host leaves its trace when it ends in good order. One that was killed leaves none, but its reports are there: they say
-how many steps it had made, not when each was. And here are the parts of the run that are worth a look.
+A host leaves its trace when it ends in good order. One that was killed leaves none, but its reports are there: they
+give the number of its steps, not the time of each. This module also selects the parts of the run that are worth a look.
 """
 
 from __future__ import annotations

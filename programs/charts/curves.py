@@ -1,9 +1,9 @@
 """The curves of a run as data, which a script in the page draws: a list of charts, each a list of named curves.
 
-A curve has a value for each of its places, and two ways to say where a place is: the tokens that all learners had
-trained, and seconds since the first inner step. What learners report is drawn as means over equal stretches of time,
-each smoothed with its two neighbours, so a curve neither lags nor shows a single batch. A curve is broken (None) where
-the learner did not step, or the evaluator was away. Each scalar that a task tells beside its loss has a chart.
+A curve has a value for each of its places, and two coordinates of a place: the tokens that all learners had trained,
+and seconds since the first inner step. Learners' reports are drawn as means over equal stretches of time, each smoothed
+with its two neighbours, so a curve neither lags nor shows a single batch. A curve is broken (None) where the learner
+did not step, or the evaluator was away. Each scalar that a task reports beside its loss has a chart.
 """
 
 from __future__ import annotations

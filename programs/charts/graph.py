@@ -1,9 +1,9 @@
 """The graph of the program as a drawing: a box per role, its nodes inside, its edges between them.
 
-Roles stand side by side in the order of the graph, from the third on below one another; nodes stand in the order in
-which they were written. Edges inside a role run down (or, where they skip or return, around the right), edges between
-roles run from side to side. A Queue edge is solid, because its producer can be made to wait; a Latest edge is dashed,
-because its producer never waits. Whatever is not a graph in `graph.json` gives no drawing.
+Roles stand side by side in the order of the graph, from the third on below one another; nodes stand in the order of
+their definition. Edges inside a role run down (or, where they skip or return, around the right), edges between roles
+run from side to side. A Queue edge is solid, because its producer can be made to wait; a Latest edge is dashed, because
+its producer never waits. A `graph.json` that holds no graph gives no drawing.
 """
 
 from __future__ import annotations

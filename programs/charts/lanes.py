@@ -1,8 +1,8 @@
-"""Where everything of the timeline is drawn: hosts from top to bottom, and in each a lane per node worth seeing.
+"""The places of all elements of the timeline: hosts from top to bottom, and in each a lane per node worth seeing.
 
 Learners come first, then the other roles. A shard's pacer and quorum share one lane, `rounds`, with as many rows as
-rounds were under way at once; merge and outer step share another. Nodes that would only be noise (data, recorder) have
-none, and neither have hosts beyond a screenful, of which the chart says how many.
+rounds were open at once; merge and outer step share another. Nodes that would only be noise (data, recorder) have none,
+and neither have hosts beyond a screenful; the chart states their number.
 """
 
 from __future__ import annotations

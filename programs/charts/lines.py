@@ -1,4 +1,4 @@
-"""Lines over numbers that people choose: chips, learners, speeds. Beside a line may be points of another source.
+"""Lines over numbers that people choose: chips, learners, speeds. Points of another source may stand beside a line.
 
 Horizontal places are either even, in the order of their values, or to scale.
 """

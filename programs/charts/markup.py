@@ -1,7 +1,7 @@
 """Elements of SVG as markup, with every foreign string escaped exactly once.
 
-Any string that is no `Markup` is content, and is escaped when an element takes it, so whatever comes out of a run (a
-program's name, a reason) can be handed to `element` as it is. Attribute names are keywords: `class_` is class,
+Any string that is no `Markup` is content, and is escaped when an element takes it, so any string from a run (a
+program's name, a reason) can be passed to `element` as it is. Attribute names are keywords: `class_` is class,
 `stroke_width` is stroke-width, numbers are written with two decimals at most, and None leaves the attribute out.
 """
 

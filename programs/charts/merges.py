@@ -1,7 +1,7 @@
-"""Every merge of the run: a row per fragment, time to the right, a cell for the stretch that a merge brought together.
+"""Every merge of the run: a row per fragment, time to the right, a cell for the stretch of work that a merge combined.
 
-The colour says how many learners contributed. A run with more merges than can be told apart has cells of several, with
-the mean of their contributors, rounded down so that one that was left out is seen.
+The colour gives the number of learners that contributed. A run with more merges than can be distinguished has cells of
+several, with the mean of their contributors, rounded down so that a learner that was left out is visible.
 """
 
 from __future__ import annotations

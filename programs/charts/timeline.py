@@ -1,9 +1,9 @@
 """The picture that explains the system: learners that step without pause while fragments travel and merge.
 
-Time runs to the right. Every firing is a box as wide as it lasted, so that a pause would be seen as a gap; inner steps
-alternate in shade. A transfer is a line from the lane of the node that sent it to the lane of the node that it was
-for, from the instant at which it left to the instant at which it arrived. On a shard's `rounds` lane a bar is one
-round: from the pull to the quorum, the grace window, and the merge at its end, with a dot for each answer.
+Time runs to the right. Every firing is a box as wide as it lasted, so that a pause would show as a gap; inner steps
+alternate in shade. A transfer is a line from the lane of the sending node to the lane of the receiving node, from the
+time of its departure to that of its arrival. On a shard's `rounds` lane a bar is one round: from the pull to the
+quorum, the grace window, and the merge at its end, with a dot for each answer.
 """
 
 from __future__ import annotations

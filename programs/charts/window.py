@@ -1,6 +1,6 @@
-"""Which second or two of a run the timeline shows.
+"""The second or two of a run that the timeline shows.
 
-A window is about thirty inner steps, so that single steps can be seen whatever they take; fewer where rounds follow one
+A window is about thirty inner steps, so that single steps are visible for any step time; fewer where rounds follow one
 another so fast that there would be more than ten, but always long enough for two. It lies in the middle of the trace,
 or as near to it as there is a window with a round from beginning to end. Nothing is chosen for its looks.
 """

@@ -1,4 +1,4 @@
-"""Calls of a user's functions, whose errors are told with the file and line that they come from."""
+"""Calls of a user's functions, whose errors are reported with the file and line that they come from."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether loss and optimizer, or step and evaluate, fit what `init` gives and each other: run on shapes alone.
+"""Whether loss and optimizer, or step and evaluate, fit the result of `init` and each other: run on shapes alone.
 
-What is loaded has to be called for: leaf by leaf, and one at a time in memory.
+Loaded leaves have to be requested: leaf by leaf, and one at a time in memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whether a graph's learners may be of several processes each, and what a process does that follows its leader.
+"""Whether a graph's learners may have several processes each, and the work of a process that follows its leader.
 
 A learner's processes call the same functions in the same order, as its inner-step does. So its inner-step has to be a
-body that names its `follower`, to give fragments only, for no process has all parameters, and to train on what the
-shipped data node makes: every process makes it for itself. And the task's learner has to be the one in jax.
+body that names its `follower`, to give fragments only, because no process has all parameters, and to train on the
+batches of the shipped data node: every process makes them for itself. And the task's learner has to be the one in jax.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Cluster files and machine files. Decides where a run goes, and predicts how fast it will be."""
+"""Cluster files and machine files. Decides where a run goes, and predicts its speed."""

@@ -1,6 +1,6 @@
-"""Where a machine's daemon listens, as the user writes it: tcp://ADDRESS:PORT, on loopback where there are no keys.
+"""The address of a machine's daemon, as the user writes it: tcp://ADDRESS:PORT, on loopback where there are no keys.
 
-Without keys nothing is encrypted, and whoever reaches a daemon may start and end runs.
+Without keys nothing is encrypted, and anyone who reaches a daemon may start and end runs.
 """
 
 from __future__ import annotations

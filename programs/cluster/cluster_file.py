@@ -1,10 +1,10 @@
 """cluster.toml: the machines of a run, their keys, and beside them the keys of its configuration.
 
-Each `[[machine]]` has a name and an `address` (tcp://HOST:PORT, where its daemon listens), which one that only dials
-out leaves away; what else it may say is in `cluster_machine`. `[[device]]` adds kinds of devices, or a price to one
-that is known. `[keys] secret` is the file of the secret key that a command here uses. `[run]`, `[program]` and `[task]`
-are those of a configuration file; who reads them checks them. Whether the graph of a run fits is for `placement`, and
-whether anybody is there for whoever calls.
+Each `[[machine]]` has a name and an `address` (tcp://HOST:PORT, where its daemon listens), which a machine that only
+dials out omits; its other keys are in `cluster_tables`. `[[device]]` adds kinds of devices, or a price to one that is
+known. `[keys] secret` is the file of the secret key that a command here uses. `[run]`, `[program]` and `[task]` are
+those of a configuration file; their readers check them. `placement` checks whether the graph of a run fits, and the
+caller whether the machines are there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One `[[machine]]` and one `[[device]]` of a cluster file, as the data that they stand for.
+"""One `[[machine]]` and one `[[device]]` of a cluster file, as data.
 
-Keys, types and forms are checked here, each table for itself, and all that is wrong with it is told together. Roles are
-names here: which a graph has is known to `placement`.
+Keys, types and forms are checked here, each table for itself, and all its faults are reported together. Roles are names
+here: `placement` knows those of a graph.
 """
 
 from __future__ import annotations

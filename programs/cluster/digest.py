@@ -1,6 +1,7 @@
-"""What the machines of a run must have alike and that does not travel: isthmus, the files of program and task, data.
+"""Digests of everything that a run's machines must have alike and that does not travel: isthmus, sources, data.
 
-It decides by contents, not by names or times. Nothing is imported: files are found by what a reference says.
+The sources are the files of program and task. They are compared by contents, not by names or times. Nothing is
+imported: files are found by their references.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a command hands to the home of a run, in one message: spec, configuration, graph, and who takes part.
+"""The message by which a command hands a run over to its home: spec, configuration, graph, and participants.
 
 The run folder is made from it on the home machine, below the root of its daemon (`run_root`), so a command may be on
-any machine that reaches home. Who takes part is kept in the folder (`cluster.json`), for the next daemon of the home.
+any machine that reaches home. The participants are kept in the folder (`cluster.json`), for the next daemon of the
+home.
 """
 
 from __future__ import annotations

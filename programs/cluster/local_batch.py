@@ -1,10 +1,10 @@
-"""Local batches: how many sequences each learner of the shipped task has in a batch, where islands are not equal.
+"""Local batches: the number of sequences in a batch of each learner of the shipped task, where islands are not equal.
 
 By default every learner has the same batch and its own pace, as in the paper; a slow one then answers with fewer steps.
 With `run.local_batch = "paced"` the batches of a run on a cluster follow the predicted speeds of the islands, so that
 all take steps of one length: together they hold as many sequences as before, and none is empty. Weights of a merge
-follow the tokens either way. What was decided is written into `task.batch`, so that the resolved configuration starts
-the same run again.
+follow the tokens either way. The decision is written into `task.batch`, so that the resolved configuration starts the
+same run again.
 """
 
 from __future__ import annotations

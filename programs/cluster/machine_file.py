@@ -1,18 +1,18 @@
-"""machine.toml: what a machine's daemon may run, and where, its key, whose keys it admits, and who operates it.
+"""machine.toml: the code that a machine's daemon may run, its folders, its key, and the keys that it admits.
 
 `[programs] modules` lists modules (`package.module`) and files (paths from the folder of machine.toml) whose programs
 and tasks this daemon may load beside the shipped ones. Nothing is imported here: a reference is judged by its name.
 
 `[keys] secret` is the file of the machine's own secret key; with it the daemon may listen where others can reach it.
-`[keys] admitted` lists who may connect: NAME.pub, whose stem is the machine's name, or the name and the key itself,
-"NAME KEY". A key alone has no other name than itself. `[keys] operators` lists, in the same way, who may also submit,
-watch, stop and end runs. Paths are relative to the folder of machine.toml.
+`[keys] admitted` lists the keys that may connect: NAME.pub, whose stem is the machine's name, or the name and the key
+itself, "NAME KEY". A key alone has no other name than itself. `[keys] operators` lists, in the same way, the keys that
+may also submit, watch, stop and end runs. Paths are relative to the folder of machine.toml.
 
-`[runs] folder` is the folder below which every run folder is that somebody asks for over the wire; without it that is
-the folder in which the daemon was started.
+`[runs] folder` is the folder below which every run folder is that is requested over the wire; without it that is the
+folder in which the daemon was started.
 
-A file that another user could have written is refused, this one and those of listed modules: they say whose code runs
-here.
+A file that another user could have written is refused, this one and those of listed modules: they decide whose code
+runs here.
 """
 
 from __future__ import annotations

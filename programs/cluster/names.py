@@ -1,4 +1,4 @@
-"""What a machine may be called: in a cluster file, on the command line, in the names of its files."""
+"""Valid names of machines: in a cluster file, on the command line, in the names of its files."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What the hosts of a run need at least of memory: on islands, and of their machines' own.
+"""The least memory that the hosts of a run need: on islands, and of their machines' own.
 
 By shapes alone, P being the merged values in float32. On its machine a learner keeps the fragments that it last adopted
-(P), and its whole state where its island is of CPU cores; a shard its part of the values, the momentum and what was
-published (3 P / shards); the evaluator what it holds of the model, and what it evaluates (2 P); the recorder what it
-holds (P). Processes, batches, answers and buffers come on top. It runs the task's optimizer on shapes, so it imports
-jax. Of islands it may be known better, from a compiler.
+(P), and its whole state where its island is of CPU cores; a shard its part of the values, the momentum and the
+published values (3 P / shards); the evaluator the model that it holds, and the one that it evaluates (2 P); the
+recorder the model that it holds (P). Processes, batches, answers and buffers come on top. It runs the task's optimizer
+on shapes, so it imports jax. For islands there may be better figures, from a compiler.
 """
 
 from __future__ import annotations

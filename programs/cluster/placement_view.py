@@ -1,4 +1,4 @@
-"""Where a run would go on a cluster, and what is predicted of it: below the graph, in its boxes, or in its JSON.
+"""The placement of a run on a cluster, and its predictions: below the graph, in its boxes, or in its JSON.
 
 Nothing is decided here: `placing` places, `prediction` predicts. Every figure stands under the word predicted.
 """

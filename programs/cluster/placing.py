@@ -1,4 +1,4 @@
-"""The placement of a request on the machines of a cluster, with what its task needs of them.
+"""The placement of a request on the machines of a cluster, with the needs of its task.
 
 Only in this room are the two brought together: `runtime.graph.placement` knows no tasks, and a request no machines.
 """

@@ -1,17 +1,17 @@
-"""What a placement is expected to do: step times, memory and link use, from published figures. Nothing is measured.
+"""The expected step times, memory and link use of a placement, from published figures. Nothing is measured.
 
-- A step of an island takes 6 x parameters x tokens FLOPs (forward and backward, attention left out) at `UTILISATION`
-  of the published bfloat16 FLOP/s of its devices, over which batch and model are split evenly; and `ADDED_SECONDS`,
-  which is all that very small models see of a fast device.
+- A step of an island takes 6 x parameters x tokens FLOPs (forward and backward, attention left out) at `UTILISATION` of
+  the published bfloat16 FLOP/s of its devices, over which batch and model are split evenly; and `ADDED_SECONDS`, which
+  is all that very small models see of a fast device.
 - An island holds parameters, gradient and optimizer state at least; activations come on top.
-- Of an island that a compiler was asked about (`isthmus compile`) memory is the compiler's; a step takes its products
-  at that same share, or what it reads and writes at the published bandwidth, whichever is longer.
+- For an island with figures of a compiler (`isthmus compile`) memory is the compiler's; a step takes its products at
+  that same share, or its reads and writes at the published bandwidth, whichever is longer.
 - A learner sends and gets all parameters once in `interval` steps, in float32 (ALGORITHMS: parameters x bits / (H x
   step seconds)). With a syncer rounds go by the fastest learner; without one each learner goes by itself. Where inner
   steps wait for others all go by the slowest; without an interval that is a ring all-reduce in every step.
 
-What a figure needs and nobody said is not guessed: it is None then. With learners of which only some step times are
-known, a pace is that of those, which is said nowhere else.
+A figure that lacks an input is not guessed: it is None. With learners of which only some step times are known, a pace
+is that of those, which is stated nowhere else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Amounts as people write them, "2 Gbit/s" and "80 GB": read into the unit that the program counts in.
+"""Amounts as people write them, "2 Gbit/s" and "80 GB": converted to the unit that the program counts in.
 
 k, M, G, T and P are powers of 1000; Ki, Mi, Gi and Ti, before bytes only, of 1024. A number without a unit is refused:
-bits and bytes are told apart by nothing else.
+nothing else distinguishes bits and bytes.
 """
 
 from __future__ import annotations

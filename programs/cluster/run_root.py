@@ -1,9 +1,9 @@
-"""Where the run folders are that somebody asks for over the wire: below one folder, the root of a machine's daemon.
+"""The place of run folders that are requested over the wire: below one folder, the root of a machine's daemon.
 
-What a request may name is a place below the root, in plain words: no absolute path, no `..`, nothing hidden, no way
-through a link or through the folder of another run, and no folder that has anything in it. So what a daemon writes at a
-request, some of it in the request's own words (`config.toml`), never comes to lie where another program would read it.
-Only the owner of the machine says where the root is.
+A request may name a place below the root, in plain words: no absolute path, no `..`, nothing hidden, no way through a
+link or through the folder of another run, and no folder that has anything in it. So the files that a daemon writes on
+request, some of them in the request's own words (`config.toml`), never lie where another program would read them. Only
+the owner of the machine sets the root.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`isthmus chaos`: what was asked for, checked before anything starts, and what came of it, told."""
+"""`isthmus chaos`: its request, checked before anything starts, and its results."""
 
 from __future__ import annotations
 

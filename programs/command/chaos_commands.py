@@ -1,4 +1,4 @@
-"""The command about runs that are struck on purpose: chaos."""
+"""The command about runs under deliberate faults: chaos."""
 
 from __future__ import annotations
 

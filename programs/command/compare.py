@@ -1,4 +1,4 @@
-"""`isthmus compare`: from what was typed to a comparison that is shown.
+"""`isthmus compare`: from the command line to a comparison that is shown.
 
 Everything is checked in a child, which imports the task, before a folder is made or a run is started.
 """

@@ -1,4 +1,4 @@
-"""`isthmus keygen`, `admit` and `expel`: what a person types to let one machine reach another, or no longer."""
+"""`isthmus keygen`, `admit` and `expel`: the commands that let one machine reach another, or no longer."""
 
 from __future__ import annotations
 

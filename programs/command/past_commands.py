@@ -1,4 +1,4 @@
-"""The commands about what has happened in a run: why, replay."""
+"""The commands about past events of a run: why, replay."""
 
 from __future__ import annotations
 

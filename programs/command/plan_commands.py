@@ -1,4 +1,4 @@
-"""The command about runs that nobody has rented yet: plan."""
+"""The command about runs for which no machines are rented yet: plan."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""`isthmus simulate world`: universes by the hundred, told to people or as JSON.
+"""`isthmus simulate world`: universes by the hundred, shown as text or as JSON.
 
-It decides how the outcomes of seeds are shown; what a seed is, `simulate` says, and `spread` where it is run.
+Decides how the outcomes of seeds are shown; the meaning of a seed is in `simulation.seeds`, and the processes that run
+them in `simulation.workers`.
 """
 
 from __future__ import annotations

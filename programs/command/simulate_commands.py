@@ -1,4 +1,4 @@
-"""The commands about runs that never happen: simulate world, goodput, speeds, borrowed."""
+"""The commands about simulated runs: simulate world, goodput, speeds, borrowed."""
 
 from __future__ import annotations
 

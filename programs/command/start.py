@@ -1,8 +1,7 @@
-"""`isthmus train` in processes: under a private daemon or the one that is the home of a cluster's runs, watched or
-detached.
+"""`isthmus train` in processes: under a private daemon or under the home of a cluster's runs, watched or detached.
 
 A home is called before anything is prepared, and asks all other machines whether they take the request before anything
-is written, so that a request which is wrong leaves nothing behind.
+is written, so that a wrong request leaves nothing behind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A request made ready for the machines of a cluster: placed, and asked of everybody before anything is written."""
+"""A request made ready for the machines of a cluster: placed, and checked with each before anything is written."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Programs side by side: which runs a comparison is made of, carrying them out, and what follows from their figures."""
+"""Programs side by side: the runs of a comparison, their execution, and the conclusions from their figures."""

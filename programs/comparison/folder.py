@@ -1,7 +1,7 @@
 """The folder of a comparison: `compare.json` with the plan, and a folder for every run, `VARIANT/seed-N`.
 
-A run that is done is never made again; one that was broken off or failed stays where it is, and the next attempt has a
-folder of its own beside it, `seed-N-2`. So a call goes on where the one before it ended, however it ended.
+A run that is done is never repeated; one that was interrupted or failed stays where it is, and the next attempt has a
+folder of its own beside it, `seed-N-2`. So a call continues where the one before it ended, for whatever reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What the run folders of a comparison tell: the figures of every run, and how its losses went on by tokens, time and
-bytes.
+"""The measurements in the run folders of a comparison: the figures of every run, and its losses over three axes.
 
-Bytes are those that learners hand over, and, where a syncer sends to them, those that they receive; what the evaluator
-is sent is not among them. Between two reports of a learner they are taken as even.
+The axes are tokens, time and bytes. Bytes are those that learners send, and, where a syncer sends to them, those that
+they receive; those sent to the evaluator are not among them. Between two reports of a learner they are taken as even.
 """
 
 from __future__ import annotations

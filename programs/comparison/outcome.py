@@ -1,4 +1,4 @@
-"""What a comparison comes to: means, spreads, paired differences from the reference and from the control, verdicts."""
+"""The results of a comparison: means, spreads, paired differences from the reference and from the control, verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a comparison: what the terminal shows, with curves and intervals, in one file that loads nothing.
+"""The page of a comparison: the terminal's figures, with curves and intervals, in one file that loads nothing.
 
 A curve is the mean over seeds at equal shares of the tokens: of the loss, and of the time and bytes that it took to get
 there, so that it is one curve along each axis. Thin lines are single seeds.

@@ -1,11 +1,12 @@
-"""What is compared: variants, each a whole configuration, of which every seed is a run. Plain data, kept as JSON.
+"""The plan of a comparison: variants, each a whole configuration, with a run for every seed. Plain data, kept as JSON.
 
 The first variant is the reference. For each number of learners (and each task) there is a control: one learner alone on
-its share of the tokens, what each would reach without the others. It is `diloco` with one learner and an outer step of
-1 without momentum, which gives a learner its own parameters back: the inner optimizer alone, in every task.
+its share of the tokens, the result that each would reach without the others. It is `diloco` with one learner and an
+outer step of 1 without momentum, which gives a learner its own parameters back: the inner optimizer alone, in every
+task.
 
-The `identity` says which runs belong together: configurations, sources, pace. How many seeds there are is not part of
-it, so that a comparison can be given more of them later; nor is the margin, which is given before the first run.
+The `identity` tells which runs belong together: configurations, sources, pace. The number of seeds is not part of it,
+so that a comparison can be given more of them later; nor is the margin, which is given before the first run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Carries the runs of a comparison out: in real time one after another, each as `isthmus train` would; in virtual time
-as many at once as there are cores, each in a process of its own.
+"""Carries out the runs of a comparison, in real or in virtual time.
 
-A run that fails is told, and the others go on. Ctrl-C ends all that are under way; the next call tries these again.
+In real time they run one after another, each as by `isthmus train`; in virtual time as many at once as there are cores,
+each in a process of its own. A run that fails is reported, and the others go on. Ctrl-C ends all that are in progress;
+the next call tries these again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Figures of several seeds: means, spreads, paired differences with a 95 % interval, and what they say of a margin.
+"""Figures of several seeds: means, spreads, paired differences with a 95 % interval, and verdicts about a margin.
 
-Two variants are compared seed by seed: both see the same first parameters and the same batches, and what the seeds do
-to both cancels out. The interval is that of Student's t for the mean of the differences, which takes them for normal
-and independent; with three seeds it is 4.3 standard errors wide to each side, and knows little about tails.
+Two variants are compared seed by seed: both see the same first parameters and the same batches, so the effect of the
+seed on both cancels out. The interval is that of Student's t for the mean of the differences, which takes them for
+normal and independent; with three seeds it is 4.3 standard errors wide to each side, and knows little about tails.
 """
 
 from __future__ import annotations

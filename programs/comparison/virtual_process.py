@@ -1,5 +1,7 @@
-"""The process of one run in virtual time: told what to run on standard input, it leaves a run folder behind, and ends
-with whoever holds the other end."""
+"""The process of one run in virtual time: reads its request from standard input, and leaves a run folder behind.
+
+It ends with the process at the other end of its standard input.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what was asked for to a plan: every variant and control is prepared as a run would be, and nothing is started.
+"""Conversion of a request to a plan: every variant and control is prepared as a run would be, and nothing is started.
 
 Keys of section `program.` go to the programs that know them, because a family of programs has no settings in common; a
 key that none of them knows is refused. Preparing imports the task, and so jax: to be done in a process of its own.
