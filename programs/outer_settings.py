@@ -1,5 +1,4 @@
-"""What the programs of the family share: the settings of an outer step, and what is wrong with them; which tasks some
-cannot train."""
+"""The settings of an outer step, which a family of programs shares, their faults, and tasks that some cannot train."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@
     syncer role:   conductor --Queue--> merge [Quorum of all] --Queue--> outer-step
     between:       outer-step ==update==> gate    conductor ==pull==> gate    fragment-send ==answer==> merge
 
-The same nodes as in diloco. A fragment leaves at one boundary, and the outer step of it is adopted `overlap` steps
-later, at the same step by everybody. What is not there by then is waited for: it is hidden, but still in lock-step.
+The same nodes as in diloco. A fragment leaves at one boundary, and its outer step is adopted `overlap` steps later, at
+the same step by all learners. If it has not arrived by then, they wait for it: communication is hidden, but training
+still in lock-step.
 """
 
 from __future__ import annotations

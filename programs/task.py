@@ -1,9 +1,10 @@
-"""What a program trains: a model, its data, and how it learns, as plain functions.
+"""The object of training: a model, its data, and how it learns, as plain functions.
 
-A Task knows nothing of graphs and hosts: every program trains every task that it can. There are two doors to one thing:
+A Task knows nothing of graphs and hosts: every program trains every task that it can. There are two forms of it:
 `Task(init, loss, batch, ...)` for a loss and an optimizer, `Task.of_step(init, step, evaluate, data, ...)` for a step
-of one's own, on a state of any form. `recipe()` is what a learner sees of either. Checked here is what can be seen
-without calling anything; `layout` runs the task on shapes and finds the rest. Importing this module imports no jax.
+of one's own, on a state of any form. `recipe()` is the form that a learner uses of either. Checked here is what can be
+seen without calling anything; `layout` runs the task on shapes and finds the rest. Importing this module imports no
+jax.
 """
 
 from __future__ import annotations

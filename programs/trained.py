@@ -1,9 +1,9 @@
-"""The trained model of a run, read back: a pytree like the one of its task's `init`, from what the run folder has.
+"""The trained model of a run, read back from its run folder: a pytree like the one of its task's `init`.
 
 Merged leaves are as trained, in the dtype of the task; local ones, which no folder has, are as `init` makes them.
 
 A tensor that was split over fragments has its rows in the names of its pieces, `embedding[0:128]`; they are joined.
-Nothing of the run but its folder is needed, and its task, which says what the tree looks like.
+Nothing of the run but its folder is needed, and its task, which defines the structure of the tree.
 """
 
 from __future__ import annotations

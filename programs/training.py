@@ -1,4 +1,4 @@
-"""Training from Python: `train` prepares a request, runs it, and returns what came of it.
+"""Training from Python: `train` prepares a request, runs it, and returns its result.
 
 The command line does the same by the same functions: `prepare`, and `start` or `start_processes`.
 """

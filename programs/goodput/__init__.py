@@ -1,1 +1,1 @@
-"""Goodput when chips fail, of learners far larger than anything here: an event model, and what was published."""
+"""Goodput under chip failures, of learners far larger than anything here: an event model, and the published figures."""

@@ -1,8 +1,7 @@
-"""Cells of a table: the goodput of a program, a number of learners and a number of chips; and the cells published.
+"""Cells of a table: the goodput of a program, a number of learners and a number of chips; and the published cells.
 
-The terms are *calibrated*: they were chosen so that the model comes near the cells that were published (arXiv
-2604.21428, where a chip is interrupted once a year), so agreement with those cells is no prediction. Each seed is a day
-of a run.
+The terms are *calibrated*: they were chosen so that the model comes near the published cells (arXiv 2604.21428, where a
+chip is interrupted once a year), so agreement with those cells is no prediction. Each seed is a day of a run.
 """
 
 from __future__ import annotations

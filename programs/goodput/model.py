@@ -1,4 +1,4 @@
-"""What failures do to one learner of many slices: an event model of its own, in which nothing is trained.
+"""The effect of failures on one learner of many slices: an event model of its own, in which nothing is trained.
 
 A learner works in steps. Chips fail as a Poisson process, at a rate that belongs to the whole learner. At the end of
 the step in which one failed the learner stalls (it detects, reshards, replays) and goes on without that slice. A slice
@@ -6,8 +6,8 @@ that fails during a stall is lost, too, and neither prolongs the stall nor begin
 nothing at the end of any stall, or else in a stall of their own, the upscale, which comes no sooner than `calm_seconds`
 after the last one. A learner without any slice waits for the first.
 
-Learners do not meet in this model: with Decoupled DiLoCo none waits for another, so that of a run with M learners each
-is one with an M-th of the chips. What data-parallel training does is one learner with all of them.
+Learners do not interact in this model: with Decoupled DiLoCo none waits for another, so each learner of a run with M is
+one with an M-th of the chips. Data-parallel training is one learner with all of them.
 
 The tests compare the model with whole runs of the real cores (tests/programs/goodput/test_against_cores.py).
 """

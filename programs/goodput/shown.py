@@ -1,4 +1,4 @@
-"""Cells as a table of text, as JSON, and as a page with a drawing, beside what was published."""
+"""Cells as a table of text, as JSON, and as a page with a drawing, beside the published figures."""
 
 from __future__ import annotations
 

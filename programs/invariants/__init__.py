@@ -1,1 +1,1 @@
-"""What must hold in every simulated run, judged by what crosses between hosts and by what is on disk."""
+"""The invariants of every simulated run, checked on the messages between hosts and on the files on disk."""

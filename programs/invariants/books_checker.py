@@ -1,8 +1,8 @@
-"""What must hold of the books of every universe: they agree with each other, with what crossed between hosts, and with
-the tapes.
+"""The invariants of the books in every universe: they agree with each other, with all messages, and with the tapes.
 
-It keeps its own count of what is in the model: every version that is published has the tokens of the answers that moved
-its clock, on top of those of the version before. It shares nothing with the books but the word of the answers.
+The checker keeps its own count of the tokens in the model: every published version has the tokens of the answers that
+moved its clock, on top of those of the version before. It shares nothing with the books but the contents of the
+answers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What must hold of the run folder in every universe, whatever became of the disk that it is on.
+"""The invariants of the run folder in every universe, for any faults of its disk.
 
-The run is over, and says what it has written. Now the power fails: what is left must be what was said.
+The run is over, and has reported what it has written. Now the power fails: the files that are left must match that.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A guard that never fires in a search was not tested by it: where the code refuses what must not count (the answer of a
 former life, an order that comes late), faults have to bring it about. `GuardsWitness` counts, and objects to nothing;
-`guards_of` says which guards a search of a program has to see at work, `coverage` whether it did. Guards against hosts
-that send nonsense are not among them: those of a universe are sound.
+`guards_of` returns the guards that a search of a program has to see at work, `coverage` whether it did. Guards against
+hosts that send nonsense are not among them: those of a universe are sound.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What must hold in every universe that runs Decoupled DiLoCo: one checker for each invariant.
+"""The invariants of every universe that runs Decoupled DiLoCo: one checker for each.
 
-They see only what crosses between hosts, and keep books of their own, so that they share no mistake with the code that
-they check. Shards are told apart by life: a shard that comes back begins with a version that learners hold, and what
-its former life merged beyond that is not in the model any more.
+Checkers see only the messages between hosts, and keep books of their own, so that they share no mistake with the code
+that they check. Shards are identified by life: a shard that comes back begins with a version that learners hold, and
+merges of its former life beyond that are no longer in the model.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""What must hold of the model in every universe: its versions grow, one version is the same bytes wherever it is, and
-what was merged is not begun anew."""
+"""The invariants of the model in every universe: its versions grow, one version is the same bytes on every host.
+
+And a model that was merged is not begun anew.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What must hold where shards come back, learners hold what was lost, and learners join late: a checker for each.
+"""The invariants where shards come back, learners hold lost versions, and learners join late: a checker for each.
 
-Like those of `invariants` they see only what crosses between hosts, and keep books of their own.
+Like those of `invariants` they see only the messages between hosts, and keep books of their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must hold of snapshots, whenever everything dies."""
+"""The invariants of snapshots, for any moment at which everything dies."""
 
 from __future__ import annotations
 

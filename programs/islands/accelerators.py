@@ -1,8 +1,8 @@
 """The accelerators that this machine has and its jax can use, found without jax: by device files and installed plugins.
 
-Whoever starts a backend has the devices: on a TPU nobody else can then, on a GPU most of its memory is taken. So only
-the hosts that compute start one, and what is to be known before them is looked up here. What the user's environment
-says of platforms and visible devices is a bound.
+The process that starts a backend has the devices: on a TPU no other can then, on a GPU most of its memory is taken. So
+only the hosts that compute start one, and facts that are needed before that are looked up here. The user's environment
+variables for platforms and visible devices are a bound.
 """
 
 from __future__ import annotations

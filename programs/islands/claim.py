@@ -1,8 +1,8 @@
-"""Which island of this machine a learner takes: the first that no living process has.
+"""The island of this machine that a learner takes: the first that no living process has.
 
-An island is a locked file, for all runs of a user on this machine. The kernel lets go of a lock when its process ends,
-however that comes about, so that nobody has to keep books of who has what: a daemon may die, and be followed by
-another, and a learner's next life finds the island of its last one free.
+An island is a locked file, for all runs of a user on this machine. The kernel releases a lock when its process ends,
+for whatever reason, so that no ownership has to be recorded: a daemon may die, and be followed by another, and a
+learner's next life finds the island of its last one free.
 """
 
 from __future__ import annotations

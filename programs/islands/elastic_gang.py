@@ -1,7 +1,7 @@
-"""What the host of a process of an elastic island knows of the others, and what it tells of how they come together.
+"""The view of the others that the host of an elastic island's process has, and its reports about their forms.
 
-Daemons tell all hosts of the run in which form each island trains; the leader's host says in its heartbeat in which it
-does, so that the home knows what came of it. It hears in the loop's thread, and is asked in that of a node.
+Daemons announce to all hosts of the run in which form each island trains; the leader's host reports in its heartbeat in
+which it does, so that the home knows the result. Announcements arrive in the loop's thread; a node's thread reads them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""With how many of its processes an elastic island may train: as many as its batch and its leaves divide over."""
+"""The numbers of its processes with which an elastic island may train: those over which its batch and leaves divide."""
 
 from __future__ import annotations
 

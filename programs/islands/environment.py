@@ -1,11 +1,12 @@
-"""Which environment a host gets: the platform that its jax starts, and which devices it sees.
+"""The environment of a host: the platform that its jax starts, and the devices that it sees.
 
-A pure function of what the host is, what its machine was declared to have, and what is found there. Nothing falls back:
-a host that is to have an accelerator names its platform alone, so that jax fails, and says why, where it cannot use it.
+A pure function of the host's role, the declared contents of its machine, and the devices found there. Nothing falls
+back: a host that is to have an accelerator names its platform alone, so that jax fails, with the reason, where it
+cannot use it.
 
-Islands are numbered on their machine. Each has devices of its own, in the order of their numbers; where learners are
-more than GPUs and nobody said how many devices an island has, several share one, and its memory. The evaluator is on
-the CPU unless asked otherwise, and then shares the devices of the first island.
+Islands are numbered on their machine. Each has devices of its own, in the order of their numbers; where learners
+outnumber GPUs and the number of devices of an island is not set, several share one, and its memory. The evaluator is on
+the CPU unless requested otherwise, and then shares the devices of the first island.
 """
 
 from __future__ import annotations

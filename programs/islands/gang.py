@@ -1,7 +1,7 @@
-"""What a process that makes up an island together with others knows of them: where their leader is to be found.
+"""The view of the others that a process of a shared island has: the address of their leader.
 
-The leader listens on an address of its machine, and says where to its daemon, beside a token that nobody else knows.
-Daemons tell that to all hosts of the run, as they tell who is live; a follower goes by the row of its own life.
+The leader listens on an address of its machine, and reports it to its daemon, with a secret token. Daemons announce
+both to all hosts of the run, with the live members; a follower goes by the row of its own life.
 """
 
 from __future__ import annotations

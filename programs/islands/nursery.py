@@ -1,8 +1,9 @@
 """Begins the processes that compute for a host of an elastic island, one after the other.
 
 A process that has threads cannot be forked, and a host has; so it forks a *nursery* before it has any, which has none,
-and has all imported and traced that the host had. The nursery forks a worker whenever the host asks for one, and ends
-the one before. Both end with the host: the kernel kills the nursery when the host is gone, and the worker when that is.
+and has all imported and traced that the host had. The nursery forks a worker whenever the host requests one, and ends
+the one before. Both end with the host: the kernel kills the nursery when the host is gone, and the worker when the
+nursery is.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Whom a machine's daemon admits, and who operates it: what its machine.toml says, and what `isthmus admit` and
-`expel` have changed since.
+"""The keys that a machine's daemon admits, and its operators: by machine.toml, and by `isthmus admit` and `expel`.
 
-It decides what is in NAME.admitted, a file beside the daemon's note in the user's state folder, and what a daemon's
-keyring holds. What follows for hosts and runs is decided by whoever is told.
+Decides the contents of NAME.admitted, a file beside the daemon's note in the user's state folder, and of a daemon's
+keyring. The consequences for hosts and runs are decided by the callers that are notified.
 
-Theory of operation. A line of the file is a name, its public key, and how that came: `own`, `configured` (machine.toml
-has it), `admitted` (a command did) or `expelled` (a command did, and machine.toml may still have it); `operator` behind
-that says what else the key is good for. A daemon that starts brings the first two up to date; where a command and
-machine.toml differ in whether a machine is an operator, the command's word stands. Commands change the file under a
-lock, and it is there whole or as it was; a daemon looks at it four times a second. So a command needs neither the
-daemon nor its secret key, and what it did outlives both. Whoever can write to this user's state folder could run the
-daemon, too.
+Theory of operation. A line of the file is a name, its public key, and its origin: `own`, `configured` (machine.toml has
+it), `admitted` (by a command) or `expelled` (by a command, and machine.toml may still have it); `operator` behind that
+marks a further right of the key. A daemon that starts brings the first two up to date; where a command and machine.toml
+differ in whether a machine is an operator, the command wins. Commands change the file under a lock, and it is there
+whole or as it was; a daemon reads it four times a second. So a command needs neither the daemon nor its secret key, and
+its effect outlives both. Anyone who can write to this user's state folder could run the daemon, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who may ask a machine's daemon for what.
+"""The requests that each caller may send to a machine's daemon.
 
-A machine that is admitted offers its islands: it links itself, reports, answers and leaves, each for itself. All else,
-which decides what runs here or tells what does, is for an operator: the machine's own key, one that was admitted with
-`--operator`, and, at a daemon without keys, which listens on loopback only, whoever reaches it.
+A machine that is admitted offers its islands: it links itself, reports, answers and leaves, each for itself. All other
+requests, which decide what runs here or report on it, are for an operator: the machine's own key, one that was admitted
+with `--operator`, and, at a daemon without keys, which listens on loopback only, any caller.
 """
 
 from __future__ import annotations

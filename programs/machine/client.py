@@ -1,8 +1,8 @@
-"""What a command says to the daemon that is the home of runs: find it, hand a run over, watch it, find its runs again.
+"""A command's messages to the daemon that is the home of runs: find it, hand a run over, watch it, find its runs again.
 
 While it watches, every question renews the run's lease; a command that is gone does not ask, and the daemon ends the
 run. A daemon that is gone for a while is waited for, because the next one of its name adopts the run. The run folder
-may be on another machine than the command: whatever it needs to know comes in answers.
+may be on another machine than the command: answers contain everything that the command needs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What hosts on other machines have written, fetched to the home of their run: logs and spans, within bounds.
+"""The files of hosts on other machines, fetched to the home of their run: logs and spans, within bounds.
 
-Spans make the timeline, logs are for people. What stays where it is, because it is beyond the bound or does not come
-whole, is said in the log of the run's daemon; a machine that does not answer, or answers nonsense, costs its files and
-nothing else. Of a machine only files of hosts are taken that it may have had: it writes into no other's. While a run
-goes on, the end of one log is read where it grows.
+Spans make the timeline, logs are for people. Files that stay where they are, because they are beyond the bound or do
+not arrive whole, are named in the log of the run's daemon; a machine that does not answer, or answers nonsense, costs
+its files and nothing else. From a machine only files of hosts are taken that it may have had: it writes into no
+other's. While a run goes on, the end of one log is read where it grows.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Each run has a `Daemon` of its own on the same loop, and its folder is on this machine, which is the run's home. A run
 is running, then finishing (its processes have ended, and summary and report are written), then over: `over.json` is
-there. What may be loaded is judged by name before anything starts; this process imports nobody's code. Every message
-of a command has one answer, and one that asks for what cannot be, or for what its sender may not ask (`authority`), is
-answered with the faults, as a request that is wrong. A message names runs by the folders that this daemon has said, and
-no other. What other machines say, and the parts that this one has in their runs, is with its neighbours.
+there. Code is judged by name before anything starts; this process imports no user's code. Every message of a command
+has one answer. A request that cannot be fulfilled, or that its sender may not send (`authority`), is answered with the
+faults, like a wrong request. A message names runs by the folders that this daemon has announced, and no other. The
+messages of other machines, and the parts that this one has in their runs, are in `neighbours`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""This machine's own link to another, where runs have their home: it dials, says that it is there, and hears orders.
+"""This machine's own link to another, where runs have their home: it dials, announces itself, and receives orders.
 
-One link serves all runs of that home. It is kept for as long as somebody needs it; while the other end is away it
-dials again and again, which costs a packet now and then.
+One link serves all runs of that home. It is kept for as long as a run needs it; while the other end is away it dials
+again and again, which costs a packet now and then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`isthmus join`: a machine that offers its islands to the runs of another, for as long as this process lives.
 
 It only dials out, so it may be behind NAT. Off loopback it has a key, which is made if there is none, and waits until
-the other end has admitted it; it says what to type there. Ctrl-C takes it away again.
+the other end has admitted it; it prints the command to type there. Ctrl-C takes it away again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The links that other machines have to this one, as it sees them: who is there, what they are told and asked.
+"""The links that other machines have to this one: which machines are linked, and the messages to them.
 
-A machine links itself: it dials, and says who it is twice a second. Nothing is dialled from here, so that it may sit
-behind NAT. A message to a machine that is not linked is lost; who sends it says the same again.
+A machine links itself: it dials, and announces itself twice a second. Nothing is dialled from here, so that it may sit
+behind NAT. A message to a machine that is not linked is lost; its sender repeats it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A machine's daemon and the daemons of other machines: links in both directions, and what goes along them.
+"""A machine's daemon and the daemons of other machines: links in both directions, and their messages.
 
 Here runs that have their home on this machine meet the outposts that they have elsewhere, and the outposts on this
-machine their homes. What a machine says counts for that machine only: with keys it is who its key says that it is.
+machine their homes. A machine's messages count for that machine only: with keys, its key identifies it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Makes this machine the home of a run whose home was lost: from its folder here, or from the snapshots in its store.
 
-Whether the home is lost the machines say (`readiness`), and what follows from that `succession` decides. Nothing is
+The machines report whether the home is lost (`readiness`), and `succession` decides the consequences. Nothing is
 changed before, and from there on nothing is waited for, so no other message comes between.
 """
 

@@ -1,11 +1,11 @@
 """The runs of other machines that have hosts here: an outpost each, in a folder of its own among this daemon's state.
 
-A home says what a run is (`station`), which lives are wanted (`orders`), and asks: whether a request would be permitted
-(`check`), which files a run has left here (`files`), and for parts of them (`piece`). What may be loaded is judged by
-name, and data by their digest; nothing is imported. What a home asks for again and again is done once. A home is heard
-of its own runs only, and a machine that becomes the home of a run in its place: one that the home before it has named
-(an *heir*), or an operator. Which of two is followed, the station decides, by their terms. While the home of a run is
-not heard, its heirs are dialled, too, as each of them may be the next home.
+A home describes a run (`station`), lists the wanted lives (`orders`), and asks: whether a request would be permitted
+(`check`), which files a run has left here (`files`), and for parts of them (`piece`). Code is judged by name, and data
+by their digest; nothing is imported. A repeated request is carried out once. Messages of a home count for its own runs
+only, and so do those of a machine that becomes the home of a run in its place: one that the home before it has named
+(an *heir*), or an operator. The station decides which of two it follows, by their terms. While the home of a run is
+silent, its heirs are dialled, too, as each of them may be the next home.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether all machines of a run are there and take it, before anything starts: asked by its home, all faults at once.
+"""Whether all machines of a run are there and take it, before anything starts: checked by its home, all faults at once.
 
 A machine with an address is called there, and then links itself to the home; one without has linked itself before. Each
-is asked what it permits; one that will compute also compares its data. The home is told in time to answer a command
+is asked what it permits; one that will compute also compares its data. The result comes in time to answer a command
 that waits for it (`client.patience`).
 """
 

@@ -1,12 +1,12 @@
 """One run under the daemon of its home machine: its `Daemon`, its lease, its outposts elsewhere, and its end.
 
-A run that is *watched* has a lease, which its command renews with every question. The machine's daemon ticks; when
-nobody has asked for LEASE_TICKS_MAX ticks, the command is gone. A tick that comes late counts once, so a daemon that
-was stopped does not blame its commands. A run that is *detached* has no lease.
+A run that is *watched* has a lease, which its command renews with every question. The machine's daemon ticks; after
+LEASE_TICKS_MAX ticks without a question, the command is gone. A tick that comes late counts once, so a daemon that was
+stopped does not blame its commands. A run that is *detached* has no lease.
 
-An outpost is *stationed* whenever its machine is there and does not say that it has this run. At the end logs and
-spans are fetched from there; then summary and report are written by a process of its own, because this one loads
-nobody's code and has other runs.
+An outpost is *stationed* whenever its machine is there and does not report that it has this run. At the end logs and
+spans are fetched from there; then summary and report are written by a process of its own, because this one loads no
+user's code and has other runs.
 """
 
 from __future__ import annotations

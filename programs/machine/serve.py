@@ -1,6 +1,6 @@
 """`isthmus daemon`: the daemon of a machine, in the foreground.
 
-It says in lines on standard output where it listens and which runs it took, finished and refused. The first Ctrl-C,
+It prints lines to standard output with its address and the runs that it took, finished and refused. The first Ctrl-C,
 SIGTERM or SIGHUP asks its runs to stop and waits for them; a second one ends them at once. Either way nothing is left
 running. A daemon that is killed leaves its runs to the next one of its name; without one they end within a minute.
 """

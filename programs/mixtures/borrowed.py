@@ -1,8 +1,8 @@
-"""Borrowed learners, that join half-way: how long a run takes for the same tokens, against one without them.
+"""Borrowed learners, that join half-way: the duration of a run for the same tokens, against one without them.
 
 Each case is a whole run of the toy in virtual time: machines join by the real supervision, learners by the real
-membership, and take the global fragments. When learners were borrowed was not published; from half
-of the tokens on, without any cost, is 1/2 + 1/2 / (1 + more), within a point of what was published for each case.
+membership, and take the global fragments. When learners were borrowed was not published; from half of the tokens on,
+without any cost, is 1/2 + 1/2 / (1 + more), within a point of the published figure for each case.
 """
 
 from __future__ import annotations

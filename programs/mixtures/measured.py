@@ -1,7 +1,7 @@
 """Whole runs of the toy in virtual time, and the figures that a run leaves in `summary.json`.
 
-The hosts, cores, wire and supervision are those of a real run; how long a step takes, and what happens to whom, says
-the caller. Nothing is checked here beyond what a run checks itself.
+The hosts, cores, wire and supervision are those of a real run; the caller sets the duration of a step, and the events
+of each learner. Nothing is checked here beyond what a run checks itself.
 """
 
 from __future__ import annotations

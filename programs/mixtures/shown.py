@@ -1,4 +1,4 @@
-"""What mixtures of learners come to: a table, JSON, and a page beside what was published."""
+"""The results of mixtures of learners: a table, JSON, and a page beside the published figures."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Learners of two speeds: what their goodput is if everybody waits, or nobody, with and without grace.
+"""Learners of two speeds: their goodput if all wait, or none, with and without grace.
 
 Each case is a whole run of the toy in virtual time: hosts, quorum, membership, supervision and wire are the real ones,
-steps take the time that is said. Half of the learners, the last ones, step at `slower` times the speed of the others;
-every duration has 10 % of jitter. How much slower they are was not published: 0.68 is what lock-step with 84 % implies,
-(1 + 0.68) / 2, so that case is set by what was published.
+steps take the given time. Half of the learners, the last ones, step at `slower` times the speed of the others; every
+duration has 10 % of jitter. How much slower they are was not published: 0.68 is what lock-step with 84 % implies, (1 +
+0.68) / 2, so that case is set by the published figure.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Plans of runs that nobody has rented yet: links, memory, merges, failures and cost of each program."""
+"""Plans of runs for which no machines are rented yet: links, memory, merges, failures and cost of each program."""

@@ -1,15 +1,15 @@
-"""What crosses the links of a run, program by program: bits a second in each direction, full duplex.
+"""The traffic on the links of a run, program by program: bits a second in each direction, full duplex.
 
     decoupled, streaming   mean = N push / (H s) up, N update / (H s) down, one fragment every H / P steps
-    diloco                 the same bits, all at once every H steps, while everybody waits
+    diloco                 the same bits, all at once every H steps, while all wait
     data-parallel          2 (M - 1) / M N gradients in every step, a ring; within a share of it, or all wait
 
 with N parameters, M learners, P fragments, H steps between two merges of a fragment, tau of overlap and s seconds a
 step. A peak is that of the largest fragment, which the layout keeps within 4/3 of the mean one where tensors allow
 (`ops/exchange/fragments.py`). The smallest link without a wait brings the largest fragment to the syncer and back, and
-leaves time for its merge, within tau steps, and is no smaller than the means; latency is left out. Below it, or
-where shards merge more slowly than fragments come, nobody waits in decoupled-diloco, but H is lengthened until
-everything fits.
+leaves time for its merge, within tau steps, and is no smaller than the means; latency is left out. Below it, or where
+shards merge more slowly than fragments come, no learner waits in decoupled-diloco, but H is lengthened until everything
+fits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plan of a run: everything that follows from what was asked for and from the rates of this machine."""
+"""The plan of a run: everything that follows from the request and from the rates of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast this machine merges: the kernels of the syncer, run once on as much as tells, and what follows from it."""
+"""The merge rate of this machine: the kernels of the syncer, run once on enough values, and the consequences."""
 
 from __future__ import annotations
 

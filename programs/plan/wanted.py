@@ -1,4 +1,4 @@
-"""What a plan is asked for, and what is refused of it."""
+"""The request for a plan, and its faults."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Keeps the run folder while a run goes on, and decides when it has ended, and whether it is done."""
+"""Keeps the run folder during a run, and decides when the run has ended, and whether it is done."""

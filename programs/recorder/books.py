@@ -1,8 +1,9 @@
-"""What a recorder knows of a run: what each learner has trained in each life, what was merged, evaluated, and is final.
+"""A recorder's knowledge of a run: the trained tokens of each learner in each life, the merges, evaluations and finals.
 
-Decides what is news, so that nothing is written twice, and counts what a status shows. Everything here only grows: of
-each life of a learner the most tokens, of each fragment the newest merge in each epoch of its shard, every evaluation
-once. So what a recorder before this one has known and written may be heard in any order, and twice (`recorder_memory`).
+Decides which of them is news, so that nothing is written twice, and counts the figures of a status. Everything here
+only grows: of each life of a learner the most tokens, of each fragment the newest merge in each epoch of its shard,
+every evaluation once. So the knowledge of a recorder before this one may be added in any order, and twice
+(`recorder.memory`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Whether a run that is to end is waited for any longer: the one bound that ends every graph.
+"""Whether the end of a run is awaited any longer: the one bound that ends every graph.
 
-Decides that, and nothing else. A run is to end once the token budget is spent or the end was asked for; then its bodies
-come to an end by themselves, in their own way, and say so: learners are final, fragments are final, the model is
+Decides that, and nothing else. A run is to end once the token budget is spent or a stop was requested; then its bodies
+come to an end by themselves, in their own way, and report it: learners are final, fragments are final, the model is
 evaluated. Each of these is a sign. Without a new one for a while, nothing is waited for any more, whatever bodies do.
 
-How long that is was learned from the run: some steps of the slowest learner, some sweeps of the slowest merges. Nobody
-is cut off sooner than `MODEL` where a final model is to come, for a daemon that takes over, a machine that is lost and
-a life that begins again after back-offs take that long together, nor than `PLAIN` where none is. Time in which this
-host was stopped, or its machine asleep, is no time in which the others had nothing to say: it does not count.
+The length of that while was learned from the run: some steps of the slowest learner, some sweeps of the slowest merges.
+No run is cut off sooner than `MODEL` where a final model is to come, because a daemon that takes over, a machine that
+is lost and a life that begins again after back-offs take that long together, nor than `PLAIN` where none is. Time in
+which this host was stopped, or its machine asleep, does not count: the others may have sent signs in it.
 """
 
 from __future__ import annotations

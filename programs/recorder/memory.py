@@ -1,9 +1,9 @@
-"""What a recorder has to know in its next life: a file beside the lines that it writes, and those lines.
+"""The state that a recorder needs in its next life: a file beside the lines that it writes, and those lines.
 
 Decides which life of a recorder may write: the latest that has. One that was replaced may live on for a while, cut off
-from its daemon; what it writes then would be behind what the next one has written. The file is written whole, once a
-second; what came after it is in the lines, which are read when a recorder opens. All that is known only grows, so what
-is read twice changes nothing (`record_books`).
+from its daemon; its writes would then be behind those of the next one. The file is written whole, once a second; later
+changes are in the lines, which are read when a recorder opens. All that is known only grows, so reading something twice
+changes nothing (`recorder.books`).
 """
 
 from __future__ import annotations

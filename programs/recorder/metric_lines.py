@@ -1,5 +1,7 @@
-"""What goes into metrics.jsonl of what learners report, and when: the newest report of each slot, at most every 200 ms,
-with means over all that was reported meanwhile."""
+"""The contents of metrics.jsonl, from learners' reports, and their times.
+
+The newest report of each slot, at most every 200 ms, with means over all reports meanwhile.
+"""
 
 from __future__ import annotations
 

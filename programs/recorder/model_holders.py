@@ -1,11 +1,11 @@
-"""Who holds the model, as far as a recorder is told, and whether the model is lost.
+"""The holders of the model, as far as a recorder knows, and whether the model is lost.
 
-A fragment is held by the hosts that say so (`ops.recovery.hold`), by the learners whose last report has a version of
-it, and by the life of its shard that published it last; each only while that life is live. A model of which a fragment
-was merged, as the books, those who hold it, or a shard that heard them say, and of which nobody holds some fragment any
-more, is lost: no shard begins it anew (`ops.recovery.memory`). In a program in which no host says what it holds nothing
-is lost. Nor is a fragment whose shard is not live: a recorder that comes back before its home has found the other hosts
-again is alone in its roster, and knows nothing of them.
+A fragment is held by the hosts that report so (`ops.recovery.hold`), by the learners whose last report has a version of
+it, and by the life of its shard that published it last; each only while that life is live. A model is lost if a
+fragment of it was merged, by the books, by its holders, or by a shard that heard of them, and some fragment has no
+holder any more: no shard begins it anew (`ops.recovery.memory`). In a program in which no host reports what it holds
+nothing is lost. Nor is a fragment whose shard is not live: a recorder that comes back before its home has found the
+other hosts again is alone in its roster, and knows nothing of them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The recorder: keeps what a run leaves behind, and is where somebody who watches looks.
+"""The recorder: keeps the files of a run, and provides its status to observers.
 
 It writes metrics, evaluations, merges and the final model into the run folder as they come, publishes a status twice a
-second, remembers for its next life what it knows (`record_books`, `recorder_memory`), passes on a request to stop, and
-keeps the token budget, and knows when a run is over: everything final has arrived, and is written, or is waited for no
-longer (`ending`). It decides nothing about training, but for one thing: where a model was merged, and every host that
-held it has ended (`model_holders`), the run has failed.
+second, saves its knowledge for its next life (`recorder.books`, `recorder.memory`), passes on a request to stop, keeps
+the token budget, and detects the end of a run: everything final has arrived, and is written, or is waited for no longer
+(`ending`). It decides nothing about training, but for one thing: where a model was merged, and every host that held it
+has ended (`model_holders`), the run has failed.
 
 A disk that is full or broken does not stop it: lines wait or are lost, and are counted; the final model is written as
 soon as the disk takes it. Only where that lasts too long, the run has failed: the status has an `error` then. As long
-as the disk does not say what a recorder before this one has known, what comes is kept and nothing is done.
+as the disk does not return the knowledge of a recorder before this one, inputs are kept and nothing is done.
 """
 
 from __future__ import annotations

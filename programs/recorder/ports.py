@@ -1,17 +1,17 @@
-"""The ports by which a run and the graph of a program know of each other, and what is refused of them.
+"""The ports by which a run and the graph of a program know of each other, and the faults of such ports.
 
-Decides nothing but that: `recording` connects these ports, `recorder` acts on them. A run finds them by name in any
-graph, so that a body of anybody's own takes part in it like those that are shipped:
+Decides nothing but that: `roles` connects these ports, `node` acts on them. A run finds them by name in any
+graph, so that a body of the user's own takes part in it like those that are shipped:
 
     progress    out, of one node: what its replica has trained, by which the token budget is counted
-    report      out, beside it: the same for those who watch, where those who pace are told more often, or less
-    control     in: what the recorder says of the budget, and that the run is to end
-    stop        out: the program asks for the end of the run
-    parameters  out, beside `progress`: a whole tree, of which an evaluator is made where nothing else evaluates
-    merged, evaluation, final, changed    out: for the recorder, who writes them down
-    held        out: what a body has heard of what was merged, for the recorder, who says whether the model is lost
+    report      out, beside it: the same for observers, where pacing needs it more often, or less
+    control     in: the recorder's word on the budget, and that the run is to end
+    stop        out: the program requests the end of the run
+    parameters  out, beside `progress`: a whole tree, for an evaluator, where no other node evaluates
+    merged, evaluation, final, changed    out: for the recorder, which writes them down
+    held        out: the merges that a body has heard of, for the recorder, which reports whether the model is lost
     moments     out, with `loan` in: local leaves that a learner lends to another through the recorder
-    state       out: a state that all learners have; the recorder keeps the newest, and gives it on their port `kept`
+    state       out: a state that all learners have; the recorder keeps the newest, and sends it to their port `kept`
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a run folder tells of its run by itself: the figures of a recorder that opened it now.
+"""The figures of a run from its folder alone: those of a recorder that opened it now.
 
-A summary is made of it, so that the figures agree with the files beside them whatever ended the recorder before it
-could publish what it had written last. Decides nothing but which of the two knows more, the folder or that status.
+A summary is made of them, so that the figures agree with the files beside them even if the recorder ended before it
+could publish its last lines. Decides nothing but which of the two knows more, the folder or that status.
 """
 
 from __future__ import annotations

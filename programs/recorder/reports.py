@@ -1,7 +1,7 @@
-"""What a body reports to be counted, made whole: of its own it needs to say nothing but `tokens`.
+"""The completion of a body's reports for the token count: a body itself has to report nothing but `tokens`.
 
-    {"tokens": 6400}                                        what this life of this replica has trained, in all
-    {"tokens": 6400, "step": 100, "loss": 0.3, "phase": "stepping"}      and what else is worth showing
+    {"tokens": 6400}                                        tokens that this life of this replica has trained in all
+    {"tokens": 6400, "step": 100, "loss": 0.3, "phase": "stepping"}      and anything else that is worth showing
 
 Everything else of a `Report` is for programs that merge fragments. `phase` is "final" once the body has come to its
 end; `step` counts steps, `step_time` is nanoseconds.

@@ -1,9 +1,9 @@
-"""Adds to every graph what a run needs besides training: a recorder, and evaluation where a program has none.
+"""Adds to every graph the needs of a run besides training: a recorder, and evaluation where a program has none.
 
-The recorder listens, by Latest edges, to the body that reports `progress` (where it has a port `report` for those who
-only watch, there), to `merged`, `final`, `changed`, `stop` and to evaluations, and tells every body with a port
-`control` of the end (`run_ports`). It is a host of its own that nobody waits for. Where shards publish a model,
-recorder and evaluator also hold it, for the case that shards and learners die together.
+The recorder receives, by Latest edges, from the body that reports `progress` (where it has a port `report` for
+observers, there), from `merged`, `final`, `changed`, `stop` and evaluations, and reports the end to every body with a
+port `control` (`ports`). It is a host of its own that no other waits for. Where shards publish a model, recorder and
+evaluator also hold it, in case shards and learners die together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the recorder may be sent, as plain data: by any program, so no more is asked for than it reads."""
+"""The schemas of the recorder's inputs, as plain data: from any program, so no more is required than it reads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The figures of a run, `summary.json`: computed once, at the end, from what the recorder knows and from the trace.
+"""The figures of a run, `summary.json`: computed once, at the end, from the recorder's knowledge and from the trace.
 
-Token accounts. Every trained token is, per fragment, one of merged, overlapped, refused, lost or pending; who counts
-which, and what it means where the counts disagree, `balance` says. `fragment_accounts` holds the integers; the totals
+Token accounts. Every trained token is, per fragment, one of merged, overlapped, refused, lost or pending; `balance`
+defines the source of each count, and the meaning of disagreements. `fragment_accounts` holds the integers; the totals
 are their means, weighted by the sizes of the fragments.
 """
 

@@ -1,4 +1,4 @@
-"""Whether a run that has come to its end is done: what it says of itself must hold of the model that it leaves.
+"""Whether a run that has come to its end is done: its reports must hold of the model that it leaves.
 
 Decides only that; the recorder asks when everything final is there. A run that was stopped may have trained little.
 """

@@ -1,8 +1,8 @@
-"""Computes the merges of a shard again, from the payloads that it kept: the same bodies, given the same, in its order.
+"""Computes the merges of a shard again, from the payloads that it kept: the same bodies and inputs, in the same order.
 
 A body is new at the beginning, as it was in that life; so its firings are computed from the first on, up to the last
-that was kept. What a firing makes for another one of the same host is handed on. Compared are the digests of all items
-that follow from what is given; of the first that differ it is said in which value. Reads files, computes with the
+that was kept. The outputs of a firing for another one of the same host are passed on. The digests of all items that
+follow from the inputs are compared; for the first that differ the value is named. Reads files, computes with the
 kernels of the run, and imports neither its task nor jax.
 """
 

@@ -1,4 +1,4 @@
-"""What came of a replay, as data: of each tape, and of all tapes of a run folder."""
+"""The outcome of a replay, as data: of each tape, and of all tapes of a run folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Replays every tape of a run folder: which core each needs, and what is refused before any is fed.
+"""Replays every tape of a run folder: the core that each needs, and the checks before any is fed.
 
-Plans come from the run's spec, which names the program; neither its task nor jax is imported. What is wrong is told at
-once: a run that goes on, a graph that is no more what it was, tapes that are damaged, cut short, or of another run.
+Plans come from the run's spec, which names the program; neither its task nor jax is imported. Faults are reported at
+once: a run in progress, a graph that has changed, tapes that are damaged, cut short, or of another run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A replay in words and as JSON: the one place where sentences are made of it."""
+"""A replay in words and as JSON: the one place that words it as sentences."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The page `report.html`: templates, and what they show."""
+"""The page `report.html`: templates, and their contents."""

@@ -1,5 +1,7 @@
-"""What went wrong in a run, and what that did to the others: who was away, and what was lost. Why the run failed, if
-it did, stands at the top of the page."""
+"""The failures in a run, and their effects on the others: absences, and losses.
+
+The reason why the run failed, if it did, stands at the top of the page.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The top of the report: what was run, how it ended, and the figures that matter most.
+"""The top of the report: the run, its end, and the figures that matter most.
 
-Every figure is one of summary.json, shown rounded and kept exact in the page, but for three that are computed here:
-what data-parallel training would have sent for the same tokens, tokens a second, and how long all learners waited.
+Every figure is one of summary.json, shown rounded and kept exact in the page, but for three that are computed here: the
+traffic of data-parallel training for the same tokens, tokens a second, and the waits of all learners.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The page: what a `RunRecord` tells, through templates, in one file that needs nothing else; other pages are made
-alike.
+"""The page: the contents of a `RunRecord`, through templates, in one file that needs nothing else; other pages alike.
 
-Each part of the page has a template and a function here or in `sections`, `failures` and `headline` that says what the
-template shows; a part for which the run folder has nothing is listed at the end with the reason. The scripts in the
-page only draw curves. A content security policy names them by their hashes, so a browser runs no other script and
-loads nothing, whatever the texts of a run contain.
+Each part of the page has a template and a function here or in `sections`, `failures` and `headline` that returns the
+template's values; a part for which the run folder has nothing is listed at the end with the reason. The scripts in the
+page only draw curves. A content security policy names them by their hashes, so a browser runs no other script and loads
+nothing, for any texts in a run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The report of a run: one self-contained page, and the pictures of it that can stand alone.
+"""The report of a run: one self-contained page, and its pictures that can stand alone.
 
-Everything is drawn from what is in the run folder: `results.reading` reads it into a `RunRecord`, `page` renders that.
-A folder that lacks files gives a page that says so. A picture is an SVG document that takes the style sheet along, so
-it follows the colour scheme of its reader, and has a background and a margin, because it may stand on any page.
+Everything is drawn from the contents of the run folder: `results.reading` reads it into a `RunRecord`, `page` renders
+that. A folder that lacks files gives a page that states so. A picture is an SVG document that takes the style sheet
+along, so it follows the colour scheme of its reader, and has a background and a margin, because it may stand on any
+page.
 """
 
 from __future__ import annotations

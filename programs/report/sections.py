@@ -1,4 +1,4 @@
-"""The parts of the page: what the template of each shows, or why the run folder has nothing for it.
+"""The parts of the page: the values for the template of each, or the reason why the run folder has nothing for it.
 
 The merges, which fit any width, are drawn twice, for a desk and for a phone, and the style sheet shows one; the
 timeline is drawn once and scrolls.

@@ -1,4 +1,4 @@
-"""A page that is not about a run: drawings, tables and what to know of them, in one file that loads nothing."""
+"""A page that is not about a run: drawings, tables and their explanations, in one file that loads nothing."""
 
 from __future__ import annotations
 

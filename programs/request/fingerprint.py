@@ -1,7 +1,7 @@
 """The fingerprint of a run's graph: hosts that do not agree on it do not run together.
 
 It covers the job (settings, layout, budget), roles, nodes, ports, edges and policies as the builder made them, and the
-sources of the program and of every body. It does not cover where files are: two machines may keep them in different
+sources of the program and of every body. It does not cover the paths of files: two machines may keep them in different
 folders. Nothing in it depends on the process: no addresses, no hash seeds, no order of sets.
 
 Theory of operation. Everything becomes *canonical*: nested lists of text and numbers, whose JSON is hashed (SHA-256, of

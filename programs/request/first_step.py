@@ -1,7 +1,7 @@
-"""What the first step of a task would come to: of shapes one cannot see everything that is wrong with it.
+"""Checks of a task's first step, for faults that shapes do not show.
 
 `without_gradient` traces the gradient, and computes nothing: a parameter that no path leads to from the loss has zeros
-in the traced program itself, whatever the batch is. Batch statistics and buffers are such, and so is a layer that was
+in the traced program itself, for any batch. Batch statistics and buffers are such, and so is a layer that was
 forgotten. It is a warning: a task may well keep something among its parameters that is not to be trained.
 
 `check_loss` computes the loss of the first batch, where the program is so small that it is compiled in a third of a

@@ -1,6 +1,6 @@
-"""A graph as something to look at: plain text, a Mermaid flowchart, or the JSON of `graph.json`.
+"""A graph in readable form: plain text, a Mermaid flowchart, or the JSON of `graph.json`.
 
-Each says what `verify` proved: which nodes run free, and by whom the others can be held up. Nothing is decided here,
+Each shows the results of `verify`: which nodes run free, and which hosts can delay the others. Nothing is decided here,
 and nothing of a body is opened.
 """
 

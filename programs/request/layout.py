@@ -1,9 +1,9 @@
-"""What a task is made of: the names, shapes and dtypes of its tensors.
+"""The layout of a task: the names, shapes and dtypes of its tensors.
 
 `layout` runs the task once under `jax.eval_shape`, so nothing is computed and nothing is allocated but a few batches.
-It is at the same time the check of everything about a task that can be known before a run: whatever would fail in the
-first step of a learner fails here, with the user's own file and line. This module imports jax, and so is imported in a
-child process of the submitting command only.
+It is at the same time the check of everything about a task that can be known before a run: any error of a learner's
+first step appears here, with the user's own file and line. This module imports jax, and so is imported in a child
+process of the submitting command only.
 """
 
 from __future__ import annotations

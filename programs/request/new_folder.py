@@ -1,10 +1,10 @@
-"""The folder that a run leaves behind: which one it will be, making it, and having it to oneself.
+"""The folder that a run leaves behind: its choice, its creation, and its lock.
 
 Choosing touches nothing, so that a request that turns out wrong leaves nothing behind. So two requests may choose one
-folder; making it is what decides. It is made under its lock (`run_lock`), and only where no run is; a folder whose name
-nobody asked for gets the next number instead.
+folder; creating it decides between them. It is made under its lock (`run_lock`), and only where no run is; a folder
+whose name was not requested gets the next number instead.
 
-What is written into the folder while the run lasts is decided by the recorder.
+The recorder decides the files that are written into the folder during the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What to train with: a graph's builder by name, and the settings that it is to be called with.
+"""The program of a run: a graph's builder by name, and the settings for its call.
 
 A Program is frozen data, as a job is: its builder is imported when the graph is built, on the submitting machine and on
 every host. Here is also the list of the programs that come with the package.

@@ -1,7 +1,7 @@
-"""References: how a program or a task that somebody else wrote is named, found and imported.
+"""References: the names of programs and tasks in users' files and modules, and their import.
 
 `package.module:name` or `file.py:name`; a file is imported under its stem, with its folder first on the path, just as
-Python starts a script, but never as `__main__`. `where:function(key = value, ...)` is what the function returns for
+Python starts a script, but never as `__main__`. `where:function(key = value, ...)` is the result of the function for
 those keywords (written as in a TOML inline table), which is how the shipped task names itself in full.
 
 A host resolves a reference to the same object each time, and to the object that `bind` gave it where the request came

@@ -1,9 +1,9 @@
-"""How a request becomes a job that is verified: the one way to a run, for the command line, Python and tests.
+"""Conversion of a request to a verified job: the one way to a run, for the command line, Python and tests.
 
-`prepare` imports what the request names, reads its settings, runs the task on shapes, builds the graph, proves it sound
-and compiles it into plans. Nothing is started or written. What is wrong is found in three steps, and each step shows
-all of its faults together: what can be known of settings, references, data and the run folder; then what the task
-shows when it is run on shapes; then the graph. The first step needs no jax, unless a file of the user's imports it.
+`prepare` imports the modules that the request names, reads its settings, runs the task on shapes, builds the graph,
+proves it sound and compiles it into plans. Nothing is started or written. Faults are found in three steps, and each
+step shows all of its faults together: those of settings, references, data and the run folder; then those of the task
+when it is run on shapes; then those of the graph. The first step needs no jax, unless a file of the user's imports it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A run folder to oneself: a lock on its file `run.lock`, which the kernel lets go of with the process that has it.
+"""Exclusive use of a run folder: a lock on its file `run.lock`, which the kernel releases with the process that has it.
 
-Whoever carries a run out, its daemon or the command itself, has the lock for as long as it lives; so the next daemon of
-a run finds it free, however the one before it ended. The file says which process has had it last, for people, and is
-never taken away: a lock on a file that is gone keeps nobody out.
+The process that carries a run out, its daemon or the command itself, has the lock for as long as it lives; so the next
+daemon of a run finds it free, however the one before it ended. The file names its last owner, for people, and is never
+removed: a lock on a file that is gone keeps no process out.
 """
 
 from __future__ import annotations

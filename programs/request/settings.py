@@ -1,8 +1,8 @@
 """Typed settings: the keywords of a function are the keys of a section of the configuration.
 
 A setting's type is the keyword's annotation, and its default the keyword's. Conversion is strict: 1 is a number, but
-"1" is none, and true is no integer. What was typed on a command line has no type yet and is `Text`: it is read as a
-TOML value first, so that `true`, `12` and `[1, 2]` mean what they mean in a file, and then as plain text.
+"1" is none, and true is no integer. A value from the command line has no type yet and is `Text`: it is read as a TOML
+value first, so that `true`, `12` and `[1, 2]` mean what they mean in a file, and then as plain text.
 """
 
 from __future__ import annotations

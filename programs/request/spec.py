@@ -1,7 +1,7 @@
-"""What a daemon and its hosts are told of a run: the job in full, as JSON in the run folder.
+"""The description of a run for its daemon and hosts: the job in full, as JSON in the run folder.
 
 Every host builds the graph itself from it and compares the fingerprint: no code travels, only references to it. A run
-in one process leaves it, too, for whoever replays its tapes.
+in one process leaves it, too, for the replay of its tapes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Whether processes that import a task get the one that `train` was given.
 
-Processes import a task by its reference: a file and a name there. A task that a script made in a function, in a loop or
-under `if __name__ == "__main__":`, or of something else than its files and arguments, is not what they would find. So
-the file is imported here once more, as they import it, and what it gives is compared with the task in hand: the traced
-programs of its functions, with every constant in them, its first batches, and its plain settings. Two tasks that are
-alike in these train alike; what `load` gives is not compared. Imports jax.
+Processes import a task by its reference: a file and a name there. They would not find a task that a script made in a
+function, in a loop or under `if __name__ == "__main__":`, or of something else than its files and arguments. So the
+file is imported here once more, as they import it, and its task is compared with the task in hand: the traced programs
+of its functions, with every constant in them, its first batches, and its plain settings. Two tasks that are alike in
+these train alike; the results of `load` are not compared. Imports jax.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""TOML: files of the user, read whole or refused with a message; values as text, for the resolved configuration and for
-references. What keys mean is for whoever reads them.
+"""TOML: files of the user, read whole or refused with a message; values as text, for configuration and references.
 
-It writes what settings are made of (text, numbers, true and false, lists, tables) and nothing else. None has no form in
-TOML: a key whose value is None is left out, which means its default.
+The meaning of keys is for the readers. It writes the values of settings (text, numbers, true and false, lists, tables)
+and nothing else. None has no form in TOML: a key whose value is None is left out, which means its default.
 """
 
 from __future__ import annotations

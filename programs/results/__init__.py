@@ -1,1 +1,1 @@
-"""Reads what a run leaves behind, and says it in words."""
+"""Reads the files that a run leaves behind, and words their contents."""

@@ -1,7 +1,7 @@
-"""Absences in words: what became of a host, what that means for the others, and what it cost.
+"""Absences in words: the fate of a host, its consequences for the others, and the cost.
 
-What became of it is an incident, whose words are those of `incident_words`. What it means for the others depends on who
-waits for whom in the program (`waiting`); where that is not known, nothing is said of it.
+The fate is an incident, whose words are those of `incident_words`. The consequences for the others depend on which
+hosts wait for which in the program (`who_waits`); where that is not known, they are left out.
 """
 
 from __future__ import annotations

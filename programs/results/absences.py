@@ -1,12 +1,12 @@
-"""Who was away from a run, from when to when, and why: what a daemon wrote of its hosts, as one story per absence.
+"""The absences of hosts from a run, with their times and reasons: a daemon's records of its hosts, as stories.
 
 A daemon writes single incidents (`events.jsonl`): a process ended, was restarted, was silent, was heard again, was
 adopted. A person asks how long a host was away. An absence begins when a host ends or falls silent, and ends when it
-*works* again: that is no incident of the daemon's, so readers add it (`Works`) from what the host did. A life that ends
-before it worked belongs to the absence that it should have ended; a silence that ends in death is one absence. A host
-that goes with its machine is not away (`remarks`).
+*works* again: that is no incident of the daemon's, so readers add it (`Works`) from the host's activity. A life that
+ends before it worked belongs to the absence that it should have ended; a silence that ends in death is one absence. A
+host that goes with its machine is not away (`remarks`).
 
-Times are seconds, from wherever those who feed the facts count; facts come in the order of their times.
+Times are seconds, from the zero of the caller that feeds the facts; facts come in the order of their times.
 """
 
 from __future__ import annotations

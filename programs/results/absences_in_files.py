@@ -1,8 +1,8 @@
-"""The absences of a run that is told by its files: what the daemon wrote, and when hosts are seen to work again.
+"""The absences of a run from its files: the daemon's records, and the times at which hosts are seen to work again.
 
 A learner works when it reports a step of its new life, a syncer when it merges under its new epoch, the evaluator when
-it has evaluated, the recorder when it writes. What belongs to the end of a run, where hosts are silent because they
-write down what they have, is no absence.
+it has evaluated, the recorder when it writes. Silences at the end of a run, where hosts write their last files, are no
+absences.
 """
 
 from __future__ import annotations

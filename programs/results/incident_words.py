@@ -1,8 +1,8 @@
-"""Incidents, verdicts, ends, refusals and failures in words: the one place where sentences are made of them.
+"""Incidents, verdicts, ends, refusals and failures in words: the one place that words them as sentences.
 
 They travel and are written down as records (`runtime.supervision.incidents`); words are made where people read them,
 and nothing parses words. There are two forms. `reason` stands by itself, and has every figure that a decision rests on;
-`predicate` follows the name of a host, and says what became of it. Both are ASCII as far as the names and errors in
+`predicate` follows the name of a host, and states what happened to it. Both are ASCII as far as the names and errors in
 the records are, because terminals and log files show them.
 """
 

@@ -1,4 +1,4 @@
-"""The lines of a `.jsonl` file of a run folder as plain objects, whatever state the file is in."""
+"""The lines of a `.jsonl` file of a run folder as plain objects, for any state of the file."""
 
 from __future__ import annotations
 

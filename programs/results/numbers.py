@@ -1,6 +1,6 @@
-"""Numbers as people read them, the same on terminals, in files and on pages: few digits, a unit, ASCII only.
+"""Numbers in readable form, the same on terminals, in files and on pages: few digits, a unit, ASCII only.
 
-The fonts and encodings of terminals and logs are unknown. What is not known (None, NaN, infinite) is a dash.
+The fonts and encodings of terminals and logs are unknown. An unknown number (None, NaN, infinite) is a dash.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How a run went on: tokens of all learners over time, and where a learner's reports are broken off.
+"""The progress of a run: tokens of all learners over time, and the gaps in a learner's reports.
 
-Both are read off the learners' reports, which come every few steps: between two of them progress is taken as even,
-across a gap it is not. A gap is longer than any usual distance between reports, or a new incarnation.
+Both come from the learners' reports, which come every few steps: between two of them progress is taken as even, across
+a gap it is not. A gap is longer than any usual distance between reports, or a new incarnation.
 """
 
 from __future__ import annotations

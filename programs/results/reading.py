@@ -1,7 +1,7 @@
-"""Reads a run folder into a `RunRecord`, whatever state it is in.
+"""Reads a run folder into a `RunRecord`, in any state of the folder.
 
-A run may have ended early or be running still, so every file may be missing, torn or empty. Reading never fails: what
-is not there is empty, and is named among the problems. Nothing is computed here but the zero of the trace's clock.
+A run may have ended early or be running still, so every file may be missing, torn or empty. Reading never fails:
+missing data are empty, and are named among the problems. Nothing is computed here but the zero of the trace's clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Everything that a run folder tells, as data: what the report is drawn from.
+"""The contents of a run folder, as data: the source of the report.
 
-`report_reading` fills it in. A run may have ended early, be running still, or be of a program without merges, so
-everything may be empty; `problems` says in words what was missing or unreadable. Numbers that are not finite are None.
+`results.reading` fills it in. A run may have ended early, be running still, or be of a program without merges, so
+everything may be empty; `problems` lists in words what was missing or unreadable. Numbers that are not finite are None.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""What happened to hosts, or to their daemon, and is no absence: told as such, and, but for what was given up, not as
-failures."""
+"""Events of hosts, or of their daemon, that are no absences: reported separately.
+
+They do not count as failures, but for what was given up.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The rounds of a run on its timeline: when each opened, had its quorum, closed and was published, and who answered.
+"""The rounds of a run on its timeline: the times of opening, quorum, close and publication, and the answers.
 
-merges.jsonl says what was decided, trace.json what was measured. A round's outer step is the firing that holds the
-round's own time, its merge the last firing before that; the answer of a learner is its first fragment-send in the
-round that no earlier round took. Where the trace has nothing (it is bounded), the times of merges.jsonl stand alone.
+merges.jsonl has the decisions, trace.json the measurements. A round's outer step is the firing that holds the round's
+own time, its merge the last firing before that; the answer of a learner is its first fragment-send in the round that no
+earlier round took. Where the trace has nothing (it is bounded), the times of merges.jsonl stand alone.
 """
 
 from __future__ import annotations

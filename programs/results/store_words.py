@@ -1,4 +1,4 @@
-"""What is told of the store of a run's snapshots, in words."""
+"""The messages about the store of a run's snapshots, in words."""
 
 from __future__ import annotations
 

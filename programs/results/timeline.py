@@ -1,4 +1,4 @@
-"""The timeline of a run as the report needs it: firings by host and node, transfers, in seconds.
+"""The timeline of a run in the form that the report needs: firings by host and node, transfers, in seconds.
 
 Reads the Trace Event Format that `isthmus.runtime.host.trace` writes (complete events, process and thread names) once,
 with typed decoding: 200,000 events take about a second and no dictionaries. Nothing is drawn here.

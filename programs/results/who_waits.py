@@ -1,9 +1,9 @@
-"""What the graph of a run says of those who are left when a host is away: who goes on, and who waits.
+"""The hosts that go on, and those that wait, when a host is away: by the graph of the run.
 
-It reads `graph.json`, whose nodes say what was proved of them before the start (`blocked_by`), and decides nothing of
-its own. What it says of learners is said of their steps: where a node of theirs is declared free-running, that one
-counts; where none is, all do. A firing rule that counts votes (`Quorum`) lets go of members that are known to be dead,
-so whoever waits in rounds waits for the living only; a Queue between learners lets go of nobody.
+It reads `graph.json`, whose nodes contain what was proved of them before the start (`blocked_by`), and decides nothing
+of its own. For learners the result concerns their steps: where a node of theirs is declared free-running, that one
+counts; where none is, all do. A firing rule that counts votes (`Quorum`) drops members that are known to be dead, so a
+host that waits in rounds waits for the living only; a Queue between learners drops none.
 """
 
 from __future__ import annotations

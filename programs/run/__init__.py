@@ -1,1 +1,1 @@
-"""Carries out a request on this machine, in this process or as processes, and leaves the last files behind."""
+"""Carries out a request on this machine, in this process or as processes, and writes the last files."""

@@ -1,9 +1,8 @@
-"""What a resume may change of a run, and what it may not.
+"""The differences that a resume may make to a run, and those that it may not.
 
-Decides from the job that a run was begun with and the request that its configuration makes today. A snapshot stays true
-as long as fragments, slots and the tokens of a step are what they were: then every version says of the same tokens that
-they are in it. What a default was decided from (the outer settings follow from the number of sweeps) does not change by
-itself.
+Decides from the job with which a run was begun and the request that its configuration makes today. A snapshot stays
+valid as long as fragments, slots and the tokens of a step are what they were: then every version describes the same
+tokens. The basis of a default (the outer settings follow from the number of sweeps) does not change by itself.
 """
 
 from __future__ import annotations

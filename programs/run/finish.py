@@ -1,8 +1,8 @@
-"""The end of a run in processes: summary, trace and report, from what its daemon knew and the hosts left behind.
+"""The end of a run in processes: summary, trace and report, from its daemon's knowledge and the hosts' files.
 
 `finish` builds the graph again, and so imports the run's program. A private daemon calls it in a thread; a machine's
-daemon, which outlives its runs and loads nobody's code, calls `finish_apart`, which starts
-`python -m isthmus.programs.run.finish RUN` with the ending on standard input.
+daemon, which outlives its runs and loads no user's code, calls `finish_apart`, which starts `python -m
+isthmus.programs.run.finish RUN` with the ending on standard input.
 """
 
 from __future__ import annotations

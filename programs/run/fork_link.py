@@ -1,17 +1,17 @@
 """A daemon's link to one fork server: requests go out, answers come back, and its end is seen exactly once.
 
-It decides when a fork server hangs, and that nothing of it is left behind. What becomes of requests that it has not
-answered is for `launch`.
+Decides when a fork server hangs, and ensures that nothing of it is left behind. `launch` decides what happens to
+requests that it has not answered.
 
 Theory of operation. The fork server is a child of the daemon and leads a session and a process group of its own. The
 daemon knows it by its pidfd: that this becomes readable is the only sign of its end, and nothing else reaps it. The end
-of the socket is no such sign, for it comes a moment before or after. At the end everything that it has sent is taken
-first, so that what is then unanswered has become no host: a forked host waits, in this process group, until its pid has
-been sent, and ends by itself if that never comes about (`fork_server`). So a request without an answer may be carried
-out in another way, without two processes for one life.
+of the socket is no such sign, because it comes a moment before or after. At the end everything that it has sent is
+taken first, so that a request that is then unanswered has become no host: a forked host waits, in this process group,
+until its pid has been sent, and ends by itself if that never happens (`fork_server`). So a request without an answer
+may be carried out in another way, without two processes for one life.
 
-Time is counted in ticks, of which a daemon that was stopped sees one: it does not blame a fork server for what it slept
-itself.
+Time is counted in ticks, of which a daemon that was stopped sees one: it does not blame a fork server for its own
+sleep.
 """
 
 from __future__ import annotations

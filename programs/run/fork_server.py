@@ -1,15 +1,15 @@
 """The fork server: `python -m isthmus.programs.run.fork_server RUN SOCKET`, which starts the hosts that compute.
 
 Importing jax and tracing a training step takes longer than everything else that a learner does before its first step.
-So it is done once for a run: this process imports the task, lets the bodies prepare what needs no device and no thread,
-and then forks a host whenever its daemon asks for one; pages that nobody writes are shared. It is safe to fork as long
-as there is only one thread. Where the task has started others, or cannot be prepared, this process says so, and the
-daemon starts such hosts from nothing.
+So it is done once for a run: this process imports the task, lets the bodies prepare everything that needs no device and
+no thread, and then forks a host whenever its daemon requests one; pages that no process writes are shared. It is safe
+to fork as long as there is only one thread. Where the task has started others, or cannot be prepared, this process
+reports that, and the daemon starts such hosts from nothing.
 
-Started by a daemon, never by hand. SOCKET is the number of the inherited socket. Once all is prepared this process says
-{ready}; then a request is {name, incarnation, endpoint}, the answer {pid} or {refused}. A host is forked twice, so that
-it becomes a child of the daemon, which is the nearest subreaper. It waits in this process group until its pid has been
-sent, and ends if this process does before: of a request without an answer nothing is left (`fork_link`).
+Started by a daemon, never by hand. SOCKET is the number of the inherited socket. Once all is prepared this process
+sends {ready}; then a request is {name, incarnation, endpoint}, the answer {pid} or {refused}. A host is forked twice,
+so that it becomes a child of the daemon, which is the nearest subreaper. It waits in this process group until its pid
+has been sent, and ends if this process does before: a request without an answer leaves nothing (`fork_link`).
 
 Without its daemon this process ends: the kernel kills it, even where it is stopped or busy with the user's task.
 """

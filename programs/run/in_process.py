@@ -1,4 +1,4 @@
-"""Carries out a verified request in this process, and leaves behind what a run leaves behind.
+"""Carries out a verified request in this process, and leaves the files of a run behind.
 
 The loop has its thread; this one watches, takes Ctrl-C (once: the last fragments are merged; twice: the end, at once),
 and writes the files of the run that are not the recorder's.

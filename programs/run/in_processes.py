@@ -1,8 +1,9 @@
 """Carries out a request as processes: a daemon on loopback, and under it a host for every replica.
 
 The command stays light: it prepares the request in a child, which runs the task on shapes and so imports jax, and then
-watches. It keeps a daemon there (`private_daemon`), holding a pipe whose end ends the run; the next daemon adopts the
-hosts of one that died. If there is none to be had, the command kills what is left, and writes the end of a failed run.
+watches. It keeps a daemon running (`private_daemon`), holding a pipe whose end ends the run; the next daemon adopts the
+hosts of one that died. If no daemon can be started, the command kills the remaining processes, and writes the end of a
+failed run.
 """
 
 from __future__ import annotations

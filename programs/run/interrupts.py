@@ -1,16 +1,15 @@
-"""Ctrl-C, SIGTERM and SIGHUP: counted instead of raised for as long as a run lasts, otherwise the same as one another.
+"""Ctrl-C, SIGTERM and SIGHUP: counted instead of raised for as long as a run lasts, otherwise treated alike.
 
-What a process inherits is dealt with so that each of them can always end a run:
+Inherited signal settings are corrected so that each of them can always end a run:
 
 - A mask that blocks them, as some tools leave one behind, is undone at the start of every process of ours, and for as
   long as a run lasts in one that is not.
-- SIGINT that is ignored is taken all the same. A shell without job control ignores it for what it starts with `&`, lest
-  a Ctrl-C that is meant for another process ends it; but `kill -INT` is how a script ends a run in good order, and
-  Python code that is started so would lose it, too. To keep a run apart from a terminal there is --detach.
+- SIGINT that is ignored is taken all the same. A shell without job control ignores it for commands started with `&`,
+  lest a Ctrl-C that is meant for another process ends them; but `kill -INT` is how a script ends a run in good order,
+  and Python code that is started so would lose it, too. To keep a run apart from a terminal there is --detach.
 - SIGHUP that is ignored stays ignored: that is what nohup is for.
 
-With SIGHUP the terminal may be gone, and every write to it an error. Nobody reads what is written then, so it goes
-nowhere.
+With SIGHUP the terminal may be gone, and every write to it an error. Output has no reader then, so it goes nowhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The files that come at the end of every run: summary, trace and report.
 
-A run without a summary has failed, whatever was trained; it is tried for a while. The others are for people, and made
-of what is there anyway.
+A run without a summary has failed, whatever was trained; its writing is retried for a while. The others are for people,
+and made of the data that are there anyway.
 """
 
 from __future__ import annotations

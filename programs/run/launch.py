@@ -1,12 +1,12 @@
-"""How a daemon starts the processes of a run's hosts.
+"""The start of the processes of a run's hosts by its daemon.
 
 Hosts that compute come from the run's fork server, which has imported jax and the task already; all others, which are
 to import neither, are started from nothing. Either way they are children of the daemon, in a session of their own, with
-a log in the run folder. The daemon's loop never waits: it hears of a fork when the fork server has answered, which for
+a log in the run folder. The daemon's loop never waits: it learns of a fork when the fork server has answered, which for
 the first one takes about a second.
 
-What a fork server does not carry out, because it refuses, hangs (`fork_link`) or dies, is started from nothing, and the
-log of the daemon says why. The next host that computes gets a new fork server.
+A host that a fork server does not start, because it refuses, hangs (`fork_link`) or dies, is started from nothing, and
+the log of the daemon has the reason. The next host that computes gets a new fork server.
 """
 
 from __future__ import annotations

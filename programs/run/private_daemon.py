@@ -1,14 +1,14 @@
-"""The daemon of one run, as the command keeps it there: started, replaced when it dies, and in the end let go.
+"""The daemon of one run, as the command keeps it running: started, replaced when it dies, and in the end let go.
 
-It decides when the next daemon is started, and when there is no point in another; what a daemon does is its own.
+Decides when the next daemon is started, and when there is no point in another; the behaviour of a daemon is its own.
 
 A daemon that dies is replaced by the rule for hosts (`restarts`): at once the first time, later where daemons end again
 and again, with all forgiven once one has served for HEALTHY. Only a daemon that ends again and again is given up. Where
-the run folder cannot be written it is not the daemon that is at fault: it is tried further, for as long as the run has
-hosts that train without one, which is a minute (ORPHAN_SECONDS). After that there is nothing left to adopt.
+the run folder cannot be written the daemon is not at fault: further ones are tried, for as long as the run has hosts
+that train without one, which is a minute (ORPHAN_SECONDS). After that there is nothing left to adopt.
 
-Whoever gives up ends everything: processes of a run are known by where their output goes, so that one which its daemon
-had not yet noted, or could not, is found as well.
+A command that gives up ends everything: it identifies processes of a run by the destination of their output, so that
+one which its daemon had not yet noted, or could not, is found as well.
 """
 
 from __future__ import annotations

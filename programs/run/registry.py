@@ -1,8 +1,8 @@
-"""Which daemons of this user live on this machine: one small file for each, in the user's state folder.
+"""The living daemons of this user on this machine: one small file for each, in the user's state folder.
 
-It decides that a machine's daemon has its name to itself, by a lock that the kernel lets go of with the process, and it
-is how `isthmus status --all` finds runs. A machine's daemon also notes its runs, so that the next one of that name can
-adopt them. Private daemons, one per run, leave a file while they live; what a killed one left is cleared away here.
+Decides that a machine's daemon has its name to itself, by a lock that the kernel releases with the process, and lets
+`isthmus status --all` find runs. A machine's daemon also notes its runs, so that the next one of that name can adopt
+them. Private daemons, one per run, leave a file while they live; the file of a killed one is cleared away here.
 """
 
 from __future__ import annotations

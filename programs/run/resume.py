@@ -1,16 +1,16 @@
-"""Going on with a run whose processes have all died: what its folder must have for that.
+"""The resumption of a run whose processes have all died: the conditions on its folder.
 
-Decides whether a run can be resumed; what follows is an ordinary takeover. The next daemon finds in the ledger which
-lives there were, takes them for ended, and begins the next life of each host; the recorder recalls its books, and holds
-the versions of the last snapshot; shards and learners take them from it like from any other holder. So nothing is
-restored that is not restored after a death of some hosts, too. A run that failed before its end had begun, as it does
-where its command is gone, was cut off in this sense; one of whose final model a part is written was not.
+Decides whether a run can be resumed; the rest is an ordinary takeover. The next daemon finds in the ledger which lives
+there were, takes them for ended, and begins the next life of each host; the recorder recalls its books, and holds the
+versions of the last snapshot; shards and learners take them from it like from any other holder. So nothing is restored
+that is not restored after a death of some hosts, too. A run that failed before its end had begun, as it does where its
+command is gone, counts as interrupted; one with a part of its final model written does not.
 
-What the configuration asks for today may differ from what the run was begun with (`differences`). The spec that there
-was then stays beside the new one, for the tapes that were written under it.
+Today's configuration may differ from the one with which the run was begun (`differences`). The former spec stays beside
+the new one, for the tapes that were written under it.
 
-A run whose folder is lost, or far away, goes on from a store (`snapshots.stored`) in a folder of its own. What the
-store has becomes that folder's files, and the rest is the same. Lines and tapes of before stay where they were.
+A run whose folder is lost, or far away, goes on from a store (`snapshots.stored`) in a folder of its own. The contents
+of the store become that folder's files, and the rest is the same. Earlier lines and tapes stay where they were.
 """
 
 from __future__ import annotations

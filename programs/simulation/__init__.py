@@ -1,1 +1,1 @@
-"""Decides what a seed means, and what must hold in every simulated run."""
+"""Decides the meaning of a seed, and the invariants of every simulated run."""

@@ -1,5 +1,4 @@
-"""Whether a search has seen enough: every kind of fault, in every phase of the runs in which it can happen, and every
-guard at work."""
+"""Whether a search has covered enough: every kind of fault, in every phase in which it can happen, and every guard."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Runs in which everything dies at once, every process of every machine, at each step of a snapshot; and goes on. Or
-whose home is lost: another machine becomes the home, and the lost one comes back.
+"""Runs in which everything dies at once, every process of every machine, at each step of a snapshot; and goes on.
 
-Decides which steps there are, and at which of them a seed has everything die. What happens then is what happens after a
-real power failure: daemons begin with what their ledgers have, and hosts with what the disk of the home has.
+Or whose home is lost: another machine becomes the home, and the lost one comes back. Decides the steps, and at which of
+them a seed has everything die. The rest is as after a real power failure: daemons begin with the contents of their
+ledgers, and hosts with those of the disk of the home.
 """
 
 from __future__ import annotations

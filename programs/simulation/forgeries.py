@@ -1,7 +1,7 @@
-"""Learners that send what is wrong, as universes have them: which item is forged, and how.
+"""Learners that send wrong data, as universes have them: which item is forged, and how.
 
-Decides which forgery, and when; `simulate` decides how often. Forgeries that nobody can tell from an honest answer, as
-values that point the wrong way, are among them: they cost what they cost, and end nothing.
+Decides which forgery, and when; `seeds` decides how often. Forgeries that cannot be distinguished from an honest
+answer, as values that point the wrong way, are among them: they have their cost, and end nothing.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
         result = world.run("decoupled-diloco", task=task, learners=4, steps=200)
         assert result.waits == 0 and result.eval_loss < 1.0
 
-Bodies compute for real; how long they take, and how long items travel, is what the test says. The same arguments give
-the same losses and the same tape, byte for byte. With faults the hosts are on machines of their own, over the real wire
-on simulated sockets, and are restarted; without, over a simpler network that is faster.
+Bodies compute for real; the test sets their durations, and those of transfers. The same arguments give the same losses
+and the same tape, byte for byte. With faults the hosts are on machines of their own, over the real wire on simulated
+sockets, and are restarted; without, over a simpler network that is faster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Universes by the hundred: each seed is a run of a small task on several machines, with faults of its own.
 
-Decides what a seed means: the shape of the run, the climate, and which faults happen when. Swarm style (Groce et al.,
-Swarm testing, ISSTA 2012): each seed allows a random subset of the kinds, so that some runs know nothing but one of
-them, which finds what a mixture of all hides. How a universe is run and judged, `universes` says.
+Decides the meaning of a seed: the shape of the run, the climate, and which faults happen when. Swarm style (Groce et
+al., Swarm testing, ISSTA 2012): each seed allows a random subset of the kinds, so that some runs have only one of them,
+which finds what a mixture of all hides. `universe` runs and judges a universe.
 """
 
 from __future__ import annotations

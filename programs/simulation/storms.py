@@ -1,6 +1,6 @@
-"""Faults that belong together: what single faults, drawn one by one, would almost never add up to.
+"""Faults that belong together: combinations that single faults, drawn one by one, would almost never produce.
 
-Decides which faults, and when; `simulate` decides how often.
+Decides which faults, and when; `seeds` decides how often.
 """
 
 from __future__ import annotations

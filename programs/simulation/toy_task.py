@@ -1,4 +1,4 @@
-"""A task in plain NumPy, small enough that a whole run of it costs a fraction of a second: what the simulator trains.
+"""The task of the simulator: in plain NumPy, small enough that a whole run of it costs a fraction of a second.
 
 Least squares without data: every parameter is drawn to its own target, and each batch disturbs the gradient. It brings
 its own learner and evaluation (`ops.island.contract`), so that nothing here imports or compiles jax.

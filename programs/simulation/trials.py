@@ -1,7 +1,7 @@
-"""What each program is put through by the simulator: its settings, the hosts of its runs, and the faults left out.
+"""The trials of each program in the simulator: its settings, the hosts of its runs, and the faults left out.
 
-A program that comes with the package is spared what it says that it cannot survive, and nothing else. One of the user's
-own is spared nothing: if something makes it stop for good, that is a violation.
+A program that comes with the package is spared the faults that it declares it cannot survive, and nothing else. One of
+the user's own is spared nothing: if a fault makes it stop for good, that is a violation.
 """
 
 from __future__ import annotations

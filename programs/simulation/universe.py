@@ -1,9 +1,9 @@
-"""One universe: from its shape, which says all that is to happen, to what came of it.
+"""One universe: from its shape, which determines all events, to its outcome.
 
 Decides how a run of the toy is set up and judged: first safety, while faults happen and checkers look on; then
-liveness: everything is healed, and the run has to end within `LIVENESS_SECONDS` of virtual time. Does not decide which
-shapes there are; that is `simulate`. Whatever is raised, by a checker itself too, is a violation of this universe, with
-the last lines of its traceback: it never ends the search.
+liveness: everything is healed, and the run has to end within `LIVENESS_SECONDS` of virtual time. Does not decide the
+shapes; `seeds` does. Every exception, by a checker itself too, is a violation of this universe, with the last lines of
+its traceback: it never ends the search.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""One request carried out in virtual time: its bodies compute for real, and durations are given. What the `world`
-fixture and `isthmus compare` share.
+"""One request carried out in virtual time: its bodies compute for real, and durations are given.
 
-With faults the hosts are on machines of their own, over the real wire on simulated sockets, and are restarted; without,
-over a simpler network that is faster.
+The `world` fixture and `isthmus compare` share it. With faults the hosts are on machines of their own, over the real
+wire on simulated sockets, and are restarted; without, over a simpler network that is faster.
 """
 
 from __future__ import annotations

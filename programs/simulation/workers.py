@@ -1,7 +1,7 @@
-"""Seeds spread over processes, one each at a time: a process that dies takes one seed with it, which is told.
+"""Seeds spread over processes, one each at a time: a process that dies takes one seed with it, which is reported.
 
-It decides where a seed is run and what is said of one whose process has died; not what a seed is, nor how outcomes are
-shown. The outcome of a seed does not depend on the others, so outcomes come as they are ready.
+Decides where a seed is run and the report on one whose process has died; not the meaning of a seed, nor how outcomes
+are shown. The outcome of a seed does not depend on the others, so outcomes come as they are ready.
 """
 
 from __future__ import annotations

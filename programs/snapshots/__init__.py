@@ -1,1 +1,1 @@
-"""Snapshots of a model on disk: what one is, which one is good, and when one is taken."""
+"""Snapshots of a model on disk: their contents, their validity, and their times."""

@@ -1,4 +1,4 @@
-"""How a snapshot gets to a store: in the background, one at a time.
+"""The transfer of a snapshot to a store: in the background, one at a time.
 
 Decides nothing about snapshots. The work is an iterator that is exhausted once it is done, and raises OSError if it
 cannot be. On the real clock a thread of its own does it, so that a store that is slow, or hangs, holds up only itself;

@@ -1,10 +1,11 @@
 """Cuts of a program whose learners step in lock-step.
 
-Decides after which turn a cut is made, and when it is whole; takes no snapshot. A cut is what the turns up to one have
-made of the model, with its momentum, and of every live learner what it had when it had answered that turn, before its
-next step. Which turn that is to be is said some turns before: `AHEAD` at first. Whoever hears of it too late has made
-its next step by then, and does not send; so a cut that is not whole a while after the version of its turn has come, or
-a later one has, is given up, and the next is said twice as far ahead. No step and no merge waits for any of it.
+Decides after which turn a cut is made, and when it is complete; takes no snapshot. A cut is the model that results from
+the turns up to one, with its momentum, and from every live learner the state that it had when it had answered that
+turn, before its next step. The turn is announced some turns before: `AHEAD` at first. A learner that receives the
+announcement too late has made its next step by then, and does not send; so a cut that is not complete a while after the
+version of its turn, or a later one, has arrived, is given up, and the next is announced twice as far ahead. No step and
+no merge waits for any of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A snapshot from a store, as files of a run folder: what a run goes on from on another machine.
+"""A snapshot from a store, as files of a run folder: the basis on which a run goes on on another machine.
 
-Decides what of it may become a file. All that it has was written by whoever could write there, so names are compared
-with those that a run has, sizes and digests with the head, and everything is in a folder of its own until it is known
-to be whole.
+Decides which of its parts may become a file. All of it was written by someone with access to the store, so names are
+compared with those that a run has, sizes and digests with the head, and everything is in a folder of its own until it
+is known to be whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Snapshots of one life of a recorder: recalled once, taken when they are due, brought to a store, and told of.
+"""Snapshots of one life of a recorder: recalled once, taken when they are due, brought to a store, and reported.
 
-Decides when: a snapshot is taken at intervals in which something is new, and only once it is known which ones there
-are. What is in it the hold nodes say. Nobody waits for it, and a disk that takes nothing costs nothing but the
-snapshot: the one before stays.
+Decides when: a snapshot is taken at intervals in which something is new, and only once the existing ones are known. The
+hold nodes decide its contents. No node waits for it, and a disk that refuses costs only that snapshot: the one before
+stays.
 """
 
 from __future__ import annotations

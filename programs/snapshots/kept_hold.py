@@ -1,9 +1,9 @@
-"""The hold node of a run's home: what it holds is also on disk, so that a model outlives every process of its run.
+"""The hold node of a run's home: its versions are also on disk, so that a model outlives every process of its run.
 
-Decides what is in a snapshot (`keeping` when it is taken): a version of every fragment. A hold that opens begins with
-what the last snapshot had: for shards and learners it is a holder like any other, whose versions may be older than
-those of hosts that live. It is given whole states of shards (`State`), and gives a shard in
-a new life what of that no learner has.
+Decides the contents of a snapshot (`keeping` its time): a version of every fragment. A hold that opens begins with the
+contents of the last snapshot: for shards and learners it is a holder like any other, whose versions may be older than
+those of live hosts. It receives whole states of shards (`State`), and sends a shard in a new life the part of them that
+no learner has.
 """
 
 from __future__ import annotations

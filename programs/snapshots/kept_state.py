@@ -1,8 +1,8 @@
-"""Keeps the state that all learners of a program share: in memory, on disk, and for those who begin again.
+"""Keeps the state that all learners of a program share: in memory, on disk, and for those that begin again.
 
-Decides what is given: the newest state that came, of this life or of the snapshot that it began with; the beginning, as
-long as there is none, and it is known that there is none. Each state that comes is a snapshot, for learners send one
-only when it is due.
+Decides the state that is sent: the newest that arrived, of this life or of the snapshot with which it began; the
+initial one, as long as there is none, and it is known that there is none. Each state that arrives is a snapshot,
+because learners send one only when it is due.
 """
 
 from __future__ import annotations

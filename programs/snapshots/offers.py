@@ -1,9 +1,9 @@
-"""When a snapshot that is on the disk is brought to the store, and what is told of that.
+"""The times at which a snapshot on the disk is brought to the store, and the reports about that.
 
-Decides it as a core: events in, and at most one snapshot to bring. One is under way at a time; its files stay on the
-disk meanwhile, and once it is there, or was refused, the newest is next. So a slow store gets fewer snapshots and no
-older ones, the disk keeps at most one more than it would, and no queue grows. After a refusal there is a pause, which
-doubles up to a minute.
+Decides it as a core: events in, and at most one snapshot to bring. One transfer is in progress at a time; its files
+stay on the disk meanwhile, and once it is there, or was refused, the newest is next. So a slow store gets fewer
+snapshots and no older ones, the disk keeps at most one more than it would, and no queue grows. After a refusal there is
+a pause, which doubles up to a minute.
 """
 
 from __future__ import annotations

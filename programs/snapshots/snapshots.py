@@ -1,15 +1,15 @@
 """Snapshots of a model: the newest published version of every fragment, on the disk of the run's home.
 
-Decides what a snapshot is, when one is good, and which one is read; not when one is taken (`kept_hold`).
+Decides the form of a snapshot, when one is good, and which one is read; not when one is taken (`keeping`).
 
-Theory of operation. A fragment's published item says everything that belongs to its values: the version, up to which
-token each life's work is in it (`clock`), and below which batch of each stream (`positions`). So any set of published
-versions, one of each fragment, is a consistent cut: no token is in it twice, and what is in none of them was either
-undone or is said to be lost. No host has to stop for it, nor to agree on a moment with another.
+Theory of operation. A fragment's published item contains everything that belongs to its values: the version, up to
+which token each life's work is in it (`clock`), and below which batch of each stream (`positions`). So any set of
+published versions, one of each fragment, is a consistent cut: no token is in it twice, and tokens in none of them were
+either undone or are reported lost. No host has to stop for it, nor to agree on a moment with another.
 
 Each version is a file of its own, written whole before the manifest that names it. A snapshot is good once its manifest
-is there; the one before it stays until then, and its files as long as it. Only versions that are new are written.
-What is read is checked against the manifest, byte for byte; where anything differs, the snapshot before it is read.
+is there; the one before it stays until then, and its files as long as it. Only versions that are new are written. Files
+are checked against the manifest when they are read, byte for byte; where anything differs, the snapshot before is read.
 """
 
 from __future__ import annotations

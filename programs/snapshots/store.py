@@ -1,8 +1,8 @@
 """A place for snapshots beside the run folder: objects by name, each there whole or not at all.
 
-Decides nothing: what may be relied upon is built on top of it, in `stored`. It asks less of a place than of a disk,
-because object stores have neither renaming nor appending: put an object, get it, list the names, remove one. So one
-protocol serves a folder on another disk, through the `Disk` that a host is given, and whatever fsspec knows (`urls`).
+Decides nothing: guarantees are built on top of it, in `stored`. It requires less of a place than of a disk, because
+object stores have neither renaming nor appending: put an object, get it, list the names, remove one. So one protocol
+serves a folder on another disk, through the `Disk` that a host is given, and every filesystem of fsspec (`urls`).
 """
 
 from __future__ import annotations

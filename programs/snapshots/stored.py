@@ -1,21 +1,22 @@
-"""Snapshots in a store: which objects they are made of, which one is good, and which are taken away.
+"""Snapshots in a store: the objects that make one up, which one is good, and which are removed.
 
 Decides that without renaming or locks, which object stores lack. Theory of operation:
 
 - An object is never changed. Each life of a recorder has names of its own: `TERM-LIFE` before all of them, where a run
-  that goes on from a store is in the next term. So no writer, though it lives on where it was replaced, can spoil what
-  another one has put.
+  that goes on from a store is in the next term. So no writer, though it lives on after it was replaced, can spoil the
+  objects of another.
 - The values of a fragment's version are put once, each as one object. Then comes the *head*, one object with all else:
-  the manifest, with size and digest of each, and the small files that a run goes on from. A store shows an object whole
-  or not at all, and after the answer to everybody (S3 promises both); where one does not, a head that is torn has
-  another digest than it says, and so have values. So a snapshot is good from one moment on: that in which its head is
-  there. Whatever is cut off before leaves the one before as it was.
-- Heads are ordered by term, life and number. What is read is the newest that is whole, compared byte for byte.
-- The two newest heads stay, and what they name. The rest of this life, and of earlier ones, goes; heads first.
+  the manifest, with size and digest of each, and the small files that a run needs to go on. A store shows an object
+  whole or not at all, and to all readers after the answer (S3 promises both); where one does not, a torn head does not
+  match its own digest, and neither do torn values. So a snapshot is good from one moment on: that in which its head is
+  there. A transfer that is interrupted before leaves the snapshot before as it was.
+- Heads are ordered by term, life and number. The newest that is whole is read, compared byte for byte.
+- The two newest heads stay, and the objects that they name. The rest of this life, and of earlier ones, goes; heads
+  first.
 - A writer that finds the head of a later life writes no more: its run has gone on elsewhere.
 
-What is in the store is a copy of what is on the disk of the run's home. So a store that is away costs nothing but age:
-once it is back, it is given the newest snapshot, and what it has of that already is not sent again.
+The contents of the store are a copy of those on the disk of the run's home. So a store that is away costs nothing but
+age: once it is back, it is given the newest snapshot, and objects that it already has are not sent again.
 """
 
 from __future__ import annotations

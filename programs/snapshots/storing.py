@@ -1,8 +1,8 @@
 """Brings the snapshots of a run's home to its store: the shell of `offers`.
 
 It reads the files of a snapshot from the disk one at a time, so it has at most one fragment in memory. Beside the model
-go the files that a run goes on from: its spec and configuration, and what its recorder knows, as it is once the model
-is there, for books only grow and may know more than a snapshot, never less.
+go the files that a run needs to go on: its spec and configuration, and its recorder's knowledge at the time when the
+model is there, because books only grow and may know more than a snapshot, never less.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where the snapshots of a run go beside its folder: what `run.snapshots` may be, and how it is opened.
+"""The places for a run's snapshots beside its folder: the values of `run.snapshots`, and how each is opened.
 
-Decides which places there are: a folder (a path, or file://), which is written through the disk of the host, and every
-URL of which fsspec knows the scheme. Of a place that cannot be used there is one message, before anything is started.
-Credentials are never part of it: each filesystem finds them where its own tools do (environment, files of the user).
+Decides the valid places: a folder (a path, or file://), which is written through the disk of the host, and every URL of
+which fsspec knows the scheme. A place that cannot be used gives one message, before anything is started. Credentials
+are never part of it: each filesystem finds them where its own tools do (environment, files of the user).
 
 A call of fsspec has no limit of time of its own; `courier` keeps one that hangs from holding up anything else.
 """

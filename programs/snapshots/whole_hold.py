@@ -1,8 +1,8 @@
-"""The hold node of a program that goes on from a cut (`cuts`): with the bits of the run that was never cut off.
+"""The hold node of a program that resumes from a cut (`cuts`): with the bits of an uninterrupted run.
 
-Decides what is in its snapshots: a cut, whenever one is due; the newest version alone where a cut was given up, because
-a learner died, or has nothing that it could give. What only a learner had goes to the next life in its slot, once: of
-the cut that is in the newest snapshot, or nothing where there is none.
+Decides the contents of its snapshots: a cut, whenever one is due; the newest version alone where a cut was given up,
+because a learner died, or had no state to give. The state that only a learner had goes to the next life in its slot,
+once: that of the cut in the newest snapshot, or nothing where there is none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole states of learners as files: parameters, moments, and how far they are in their data.
+"""Whole states of learners as files: parameters, moments, and their progress in their data.
 
 Decides the form: a safetensors file with the bytes of each leaf, whose types and shapes are in the manifest, so that
 types which safetensors does not know (those of keys, and of small floats) are as good as others.

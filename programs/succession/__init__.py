@@ -1,2 +1,5 @@
-"""Another machine becomes the home of a run whose home was lost: what its folder there must have, how it is made that
-of the new home, and what becomes of the hosts that are on that machine already."""
+"""The succession of the home of a run: another machine takes the place of a home that was lost.
+
+Here are the conditions on its folder there, its conversion to that of the new home, and the fate of the hosts that are
+on that machine already.
+"""

@@ -1,8 +1,8 @@
 """The folder of a run on the machine that becomes its home: a copy of the former home's, or on a disk that both share.
 
-Decides whether a run can go on there, and what is written for that. The folder may be as old as its copy. So of the
-ledger nothing is relied upon but that the run goes on, and who was left out of it; which lives there are, the stations
-say. The model is in the snapshot, and, where it is newer, with the hosts that live.
+Decides whether a run can go on there, and which files are written for that. The folder may be as old as its copy. So
+from the ledger only two facts are used: that the run goes on, and which machines were left out of it; the stations
+report which lives there are. The model is in the snapshot, and, where it is newer, with the live hosts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The folder of a run whose home was lost together with its folder: made below the root of the next home's daemon, from
-the newest snapshot in the run's store.
+"""The folder of a run whose home was lost together with its folder: made from the newest snapshot in the run's store.
 
-Decides which stores may be read for that, and what becomes of a snapshot. Everything is in a hidden folder first, until
-it is known that the run can go on, so that a wrong request leaves nothing. What the store has not (ledger, lines and
-tapes) is lost with the home, as where a ledger is lost: which lives there are, the stations say.
+It is made below the root of the next home's daemon. Decides which stores may be read for that, and the use of a
+snapshot. Everything is in a hidden folder first, until it is known that the run can go on, so that a wrong request
+leaves nothing. Files that the store lacks (ledger, lines and tapes) are lost with the home, as where a ledger is lost:
+the stations report which lives there are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Hosts of a run that are on a machine already when it becomes the run's home: they go on as the processes they are.
 
 They have the folder of the outpost that this machine had, and find their daemon through the file in it. That file leads
-to the one of the run folder from then on, so they find the home's daemon there, and each after it. What they write
-stays in the outpost's folder until the run is over.
+to the one of the run folder from then on, so they find the home's daemon there, and each after it. Their files stay in
+the outpost's folder until the run is over.
 """
 
 from __future__ import annotations

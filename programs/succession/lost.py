@@ -1,4 +1,4 @@
-"""Whether the home of a run is lost, and which term the next home begins: from what machines have said.
+"""Whether the home of a run is lost, and which term the next home begins: from the answers of machines.
 
 Pure: the machines are asked elsewhere. One yes is enough to refuse: a machine that has the run as its home, or one that
 takes part in it and hears its home.

@@ -1,2 +1,1 @@
-"""Decides what the tapes in a run folder are: which there are, whose, how they are read, and which waits of a learner
-they tell."""
+"""The tapes in a run folder. Decides which there are, their owners, their reading, and a learner's waits on them."""

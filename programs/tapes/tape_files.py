@@ -1,7 +1,7 @@
-"""The tapes in a run folder: which there are, whose they are, and their records.
+"""The tapes in a run folder: which there are, their owners, and their records.
 
 A tape is there as files `NAME.NUMBER.tape`, where NAME is ROLE-SLOT-LIFE, home-PID or station-PID; the oldest may have
-been deleted. Says what is wrong with a file, and decides nothing about its contents.
+been deleted. Describes the faults of a file, and decides nothing about its contents.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How often an inner step waited for another host, by the tape of its learner alone. Pure.
+"""The number of times that an inner step waited for another host, by the tape of its learner alone. Pure.
 
-A wait lies between the end of one step and the beginning of the next. What ended it is the event that the next step was
-begun at; where that is the end of a firing beside it, which itself began during the wait, what ended the wait is what
-that firing began at, and so on. The wait was for another host if the last of these is an item or a credit that came
+A wait lies between the end of one step and the beginning of the next. It was ended by the event that began the next
+step; where that is the end of a firing beside it, which itself began during the wait, the wait was ended by the event
+that began that firing, and so on. The wait was for another host if the last of these is an item or a credit that came
 from one, and for this host's own work, or for a core, if not.
 """
 

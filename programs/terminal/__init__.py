@@ -1,1 +1,1 @@
-"""What a person sees of a run on a terminal."""
+"""The view of a run on a terminal."""

@@ -1,4 +1,4 @@
-"""A comparison on the terminal: a line while its runs go on, and a table of its sides."""
+"""A comparison on the terminal: a line while its runs are in progress, and a table of its sides."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Statuses and summaries of one run as words and numbers, for whoever shows them.
+"""Statuses and summaries of one run as words and numbers, for every view.
 
-A status is what the recorder publishes, beside it `hosts` (what the daemon says of each process) and `pacing`; any key
-may be missing at first. Nothing is decided here, and what is not known is left out.
+A status is published by the recorder, beside it `hosts` (the daemon's information on each process) and `pacing`; any
+key may be missing at first. Nothing is decided here, and unknown figures are left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which run a command is about, and what its daemon says of it."""
+"""The run that a command is about, and its daemon's information on it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tables that fit a terminal: where it is narrow whole columns are left out, and never a part of a figure.
 
-`1234…` may be read as a number, so no cell is ever cut. What is left out does not depend on how long the figures are at
-the moment, as long as they keep to the usual width: columns must not come and go while somebody watches.
+`1234…` may be read as a number, so no cell is ever cut. The choice of columns does not depend on the length of the
+figures at the moment, as long as they keep to the usual width: columns must not come and go before the reader's eyes.
 """
 
 from __future__ import annotations

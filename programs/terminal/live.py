@@ -1,7 +1,7 @@
-"""What a person sees of a run: a live table on a terminal, a line every few seconds elsewhere, or the last line only.
+"""The view of a run in progress: a live table on a terminal, a line every few seconds elsewhere, or the last line only.
 
-A view is given statuses as the recorder publishes them, any key of which may be missing at first, and the summary at
-the end; deaths and returns it takes from `news`. It decides nothing, and what it cannot show it leaves out.
+A view receives statuses as the recorder publishes them, any key of which may be missing at first, and the summary at
+the end; deaths and returns come from `notices`. It decides nothing, and leaves out figures that it cannot show.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What has happened in a run since somebody began to watch it: absences of hosts, told as they begin and as they end.
+"""The events of a run since a viewer attached: absences of hosts, reported as they begin and as they end.
 
-It reads `events.jsonl` in the run folder as far as it has grown, and takes from the statuses which hosts work again.
-A run in one process has no such file, and no news.
+It reads `events.jsonl` in the run folder as far as it has grown, and takes from the statuses which hosts work again. A
+run in one process has no such file, and no news.
 """
 
 from __future__ import annotations

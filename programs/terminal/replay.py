@@ -1,4 +1,4 @@
-"""`isthmus replay`: a row for each tape and, where a core decides otherwise, what it says; or the same as JSON."""
+"""`isthmus replay`: a row for each tape and, where a core decides otherwise, its decision; or the same as JSON."""
 
 from __future__ import annotations
 

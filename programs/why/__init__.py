@@ -1,1 +1,1 @@
-"""Decides what a run folder tells of one merge: who answered, when, with what weight, and why its round closed."""
+"""Decides which facts of one merge a run folder gives: answers, times, weights, and the reason for its close."""

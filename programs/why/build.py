@@ -1,4 +1,4 @@
-"""Builds the facts of one merge from its line of merges.jsonl and from what the shard's tape has of its round. Pure."""
+"""Builds the facts of one merge from its line of merges.jsonl and from its round on the shard's tape. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that is known of one merge, as data. What the run folder does not hold is None.
+"""All known facts of one merge, as data. Facts that the run folder does not hold are None.
 
 Durations are milliseconds, times are seconds since the first inner step, as in merges.jsonl.
 """

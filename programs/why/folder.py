@@ -1,4 +1,4 @@
-"""Finds a merge in a run folder, and reads what there is of it; the run may go on meanwhile."""
+"""Finds a merge in a run folder, and reads its records; the run may go on meanwhile."""
 
 from __future__ import annotations
 

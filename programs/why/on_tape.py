@@ -1,4 +1,4 @@
-"""What the tape of a shard has of one round: its openings, when each answer came, and what became of it. Pure.
+"""The records of one round on the tape of a shard: its openings, the times of its answers, and its outcome. Pure.
 
 A tape has no payloads, but of each item the fields that cores read or that are noted: of an opening its terms, of an
 answer its round and its tokens (begin, end], of a merge the round and when it was published. So nothing here needs the

@@ -1,4 +1,4 @@
-"""A merge in words: the one place where sentences are made of its facts."""
+"""A merge in words: the one place that words its facts as sentences."""
 
 from __future__ import annotations
 
