@@ -72,9 +72,9 @@ class Own(TypedDict):
     It is captured with its answer to the last turn before a cut, before its next step. `standings` are its position by
     fragment, [epoch, count, due, former]: the version that it had adopted, or, where that was made from its answers,
     will have after `due` more steps; None for one that it had. Work since then that is in no version is `former`:
-    [incarnation, begin, end, steps] by life. `leaves` are [type, shape, bytes], the first of which names the owner of
-    the random keys that follow; then local ones, and merged ones where anything of them lasts. `totals` are the
-    progress of the run, as this learner knew it.
+    [incarnation, begin, end, steps] by life. `leaves` are [type, shape, bytes], the first of which names the life whose
+    random keys come next; then local ones, and merged ones where anything of them lasts. `totals` are the progress of
+    the run, as this learner knew it.
     """
 
     slot: int

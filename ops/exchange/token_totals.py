@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 TOLD_MAX: Final = 16
-"""Other lives in a report: the recorder of a large run gets enough reports to cover all."""
+"""Other lives in a report: in a large run, a receiver of many reports gets enough to cover all."""
 
 
 @final

@@ -60,7 +60,7 @@ class Memory:
     def news(self, context: ShardContext) -> list[tuple[str, Held]]:
         """A later life's reports to the recorder (port `held`): merged fragments that the recorder does not know.
 
-        None as long as the recorder is silent, and each only once.
+        No report as long as the recorder is silent, and each only once.
         """
         unknown = self._merged - self._recorded
         if context.member.incarnation == 1 or not self._has_recorder or unknown <= self._told:

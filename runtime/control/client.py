@@ -35,7 +35,7 @@ class ControlClient:
         server_key: str = "",
         on_refused: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """Dial; ConfigError if the endpoint is on another machine, and there are no keys or no `server_key`."""
+        """Dial; ConfigError if the endpoint is off loopback, and there are no keys or no `server_key`."""
         self._loop = loop
         self._handle, self._on_refused = handle, on_refused
         self._keys, self._server_key = keys, server_key

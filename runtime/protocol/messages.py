@@ -172,7 +172,7 @@ class Envelope(Form, frozen=True):
 
 
 class Record(Form, frozen=True):
-    """An item that begins in a batch: its number on its edge, its envelope, and its tree, which Assembly checks."""
+    """An item that begins in a batch: its number on its edge, its envelope, and its tree, which `Assembly` checks."""
 
     sequence: Count
     said: Envelope

@@ -31,7 +31,7 @@ from isthmus.runtime.sim.universe import Universe
 
 EXPECTED: Final = frozenset({"connection", "stranger", "crossed"})
 """Reasons for which a sound peer may be refused: a message of an older connection, or for another life, arrives late;
-two have dialled each other. No other refusal is the fault of a sound peer."""
+two have dialled each other. A sound peer sends nothing that is refused for another reason."""
 WINDOWS_MAX: Final = 2
 """Windows on one connection: that of the peer, and those of the peers that it relays; in a small run two at once are
 many."""
