@@ -39,6 +39,8 @@ def task(
     experts_chosen: int = 2,
     experts_slack: float = 1.25,
     experts_balance: float = 0.01,
+    stacked: bool = False,
+    checkpoint: bool = False,
 ) -> Task:
     """The language model as a Task. ConfigError, with every fault, for a setting out of range and for wrong data.
 
@@ -53,6 +55,8 @@ def task(
       `experts_chosen` of them; an expert has room for `experts_slack` times its even share of a sequence;
       `experts_balance` is the weight, in what is trained, of how uneven tokens are spread ("balance", told beside the
       loss).
+    - `stacked`: all layers are rows of the same tensors, and compiled once: for deep models. `checkpoint`: the backward
+      pass computes each layer again, in place of keeping what it needs of it.
 
     The evaluation is 256 windows of held-out text (or the next multiple of `batch`), the same in every run.
     """
@@ -71,7 +75,16 @@ def task(
 
     routing = Routing(experts, experts_chosen, experts_slack, experts_balance) if experts else None
     config = transformer.ModelConfig(
-        corpus.vocabulary, layers, width, heads, context, tied=tied, dtype=dtype, routing=routing
+        corpus.vocabulary,
+        layers,
+        width,
+        heads,
+        context,
+        tied=tied,
+        dtype=dtype,
+        routing=routing,
+        stacked=stacked,
+        checkpoint=checkpoint,
     )
     return Task(
         partial(transformer.init, config),
@@ -81,6 +94,7 @@ def task(
         optimizer=optimizer.adamw(peak=lr, warmup=warmup, weight_decay=weight_decay, clip=clip),
         evaluation=windows.evaluation_batches,
         merge={"embedding": "average", **({} if tied else {"head": "average"}), "**": "rda"},
+        stacked=("layers/**",) if stacked else (),
     )
 
 
@@ -118,6 +132,8 @@ _RULES: Mapping[str, _Rule] = {
     "data": _Rule((tuple, list), lambda paths: all(isinstance(path, str) for path in paths), "a tuple of paths"),
     "vocabulary": _Rule((int, type(None)), lambda value: value is None or 2 <= value < 1 << 31, "from 2 to 2^31 - 1"),
     "token_dtype": _Rule((str,), _TOKEN_DTYPES.__contains__, " or ".join(_TOKEN_DTYPES)),
+    "stacked": _Rule((bool,), lambda _: True, "true or false"),
+    "checkpoint": _Rule((bool,), lambda _: True, "true or false"),
     "experts": _Rule((int,), lambda value: value >= 0, "an integer of at least 0"),
     "experts_chosen": _COUNT,
     "experts_slack": _Rule(_NUMBER, lambda value: 0 < value < math.inf, "a number above 0"),

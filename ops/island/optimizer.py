@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import optax
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.95, 1e-8
+NORM = "norm"
+"""How the path of a norm ends."""
 FINAL_SHARE = 0.05
 """The learning rate at the end of the run, as a share of its peak."""
 
@@ -45,8 +47,13 @@ def scale_by_progress(*, peak: float, warmup: float) -> optax.GradientTransforma
 
 
 def is_matrix(params: optax.Params) -> Any:
-    """A tree of truth values that marks the tensors with at least two axes: those that decay."""
-    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+    """A tree of truth values that marks the tensors with at least two axes, but for stacks of norms: those that
+    decay."""
+
+    def is_one(path: Any, leaf: Any) -> bool:
+        return leaf.ndim >= 2 and not jax.tree_util.keystr(path, simple=True, separator="/").endswith(NORM)
+
+    return jax.tree_util.tree_map_with_path(is_one, params)
 
 
 def adamw(*, peak: float, warmup: float, weight_decay: float, clip: float) -> optax.GradientTransformationExtraArgs:

@@ -2,8 +2,8 @@
 
 Decides names, shapes, initial values and the forward pass; optimizer and data are elsewhere. The table of `tensors`
 defines all parameters: `init` fills it, and '/' in a name is one level of nesting, so the paths of the tree are the
-names that fragments and safetensors use. Layers are separate entries and not stacked, because a fragment is made of
-whole tensors.
+names that fragments and safetensors use. Layers are separate entries, or, in a `stacked` model, rows of one entry each,
+over which the forward pass is a scan: the compiler then sees one layer, whatever the depth.
 
 Normalisation before each half of a layer (RMSNorm, arXiv 1910.07467), rotary positions (arXiv 2104.09864), SwiGLU
 (arXiv 2002.05202), no biases, `x @ W` throughout. Parameters are float32; `dtype` is that of the matrix products, while
@@ -14,6 +14,7 @@ mixture of them (`experts`), and the router's balance is added to the loss that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -36,7 +37,8 @@ class ModelConfig:
     The defaults are the model called nano: 131,904 parameters. `hidden` is the width of the feed-forward half; None
     is 8/3 of `width`, which gives SwiGLU's three matrices the size of two of 4 x width, rounded up to a multiple of 4.
     `tied` reads the logits off the token embedding; `dtype` is "float32" or "bfloat16". `routing` makes the
-    feed-forward halves of experts, each of that width.
+    feed-forward halves of experts, each of that width. `stacked` keeps all layers in tensors with an axis more, in
+    front; `checkpoint` keeps of a layer its input alone for the backward pass, which computes the rest again.
     """
 
     vocabulary: int = 256
@@ -48,6 +50,8 @@ class ModelConfig:
     tied: bool = False
     dtype: str = "float32"
     routing: Routing | None = None
+    stacked: bool = False
+    checkpoint: bool = False
 
     def __post_init__(self) -> None:
         if self.width % self.heads or self.head_size % 2:
@@ -73,27 +77,36 @@ class Tensor(NamedTuple):
 
 def tensors(config: ModelConfig) -> dict[str, Tensor]:
     """Name -> shape and initial values of every parameter, in the order of the forward pass."""
+    width = config.width
+    table = {"embedding": Tensor((config.vocabulary, width), 0.02)}
+    layer = _layer_tensors(config)
+    if config.stacked:
+        table |= {f"layers/{name}": Tensor((config.layers, *shape), each) for name, (shape, each) in layer.items()}
+    else:
+        table |= {f"layers/{index}/{name}": each for index in range(config.layers) for name, each in layer.items()}
+    table["norm"] = Tensor((width,), None)
+    if not config.tied:
+        table["head"] = Tensor((width, config.vocabulary), 0.02)
+    return table
+
+
+def _layer_tensors(config: ModelConfig) -> dict[str, Tensor]:
+    """The same of one layer, by names within it."""
     width, hidden = config.width, config.hidden_width
     # The two matrices that write to the residual stream are scaled down, so that its variance at the last layer does
     # not grow with the depth.
     residual = (2 * config.layers) ** -0.5
-    table = {"embedding": Tensor((config.vocabulary, width), 0.02)}
-    for index in range(config.layers):
-        attention, feedforward = f"layers/{index}/attention", f"layers/{index}/feedforward"
-        table[f"{attention}/norm"] = Tensor((width,), None)
-        for name in ("query", "key", "value"):
-            table[f"{attention}/{name}"] = Tensor((width, width), width**-0.5)
-        table[f"{attention}/output"] = Tensor((width, width), width**-0.5 * residual)
-        table[f"{feedforward}/norm"] = Tensor((width,), None)
-        count = () if config.routing is None else (config.routing.experts,)
-        if count:
-            table[f"{feedforward}/router"] = Tensor((width, *count), 0.02)
-        table[f"{feedforward}/gate"] = Tensor((*count, width, hidden), width**-0.5)
-        table[f"{feedforward}/up"] = Tensor((*count, width, hidden), width**-0.5)
-        table[f"{feedforward}/down"] = Tensor((*count, hidden, width), hidden**-0.5 * residual)
-    table["norm"] = Tensor((width,), None)
-    if not config.tied:
-        table["head"] = Tensor((width, config.vocabulary), 0.02)
+    table = {"attention/norm": Tensor((width,), None)}
+    for name in ("query", "key", "value"):
+        table[f"attention/{name}"] = Tensor((width, width), width**-0.5)
+    table["attention/output"] = Tensor((width, width), width**-0.5 * residual)
+    table["feedforward/norm"] = Tensor((width,), None)
+    count = () if config.routing is None else (config.routing.experts,)
+    if count:
+        table["feedforward/router"] = Tensor((width, *count), 0.02)
+    table["feedforward/gate"] = Tensor((*count, width, hidden), width**-0.5)
+    table["feedforward/up"] = Tensor((*count, width, hidden), width**-0.5)
+    table["feedforward/down"] = Tensor((*count, hidden, width), hidden**-0.5 * residual)
     return table
 
 
@@ -120,18 +133,40 @@ def logits(config: ModelConfig, params: Parameters, tokens: jax.Array) -> jax.Ar
 
 def _forward(config: ModelConfig, params: Parameters, tokens: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     """The logits, and the mean balance of the layers, None without experts."""
-    params = jax.tree.map(lambda leaf: leaf.astype(config.dtype), params)
-    x = params["embedding"][tokens.astype(jnp.int32)]
-    balances: list[jax.Array] = []
-    for index in range(config.layers):
-        layer = params["layers"][str(index)]
-        x = x + _attention(config, layer["attention"], x)
-        written, balance = _feedforward(config, layer["feedforward"], x)
-        x = x + written
-        balances += [] if balance is None else [balance]
-    head = params["embedding"].T if config.tied else params["head"]
-    scores: jax.Array = _norm(params["norm"], x) @ head
-    return scores.astype(jnp.float32), jnp.mean(jnp.stack(balances)) if balances else None
+    layers, rest = params["layers"], {name: params[name] for name in params if name != "layers"}
+    rest = _typed(config, rest)
+    x = rest["embedding"][tokens.astype(jnp.int32)]
+    if config.stacked:
+        x, balances = jax.lax.scan(partial(_layer, config), x, layers)
+    else:
+        found = list[jax.Array]()
+        for index in range(config.layers):
+            x, balance = _layer(config, x, layers[str(index)])
+            found += [] if balance is None else [balance]
+        balances = jnp.stack(found) if found else None
+    head = rest["embedding"].T if config.tied else rest["head"]
+    scores: jax.Array = _norm(rest["norm"], x) @ head
+    return scores.astype(jnp.float32), None if balances is None else jnp.mean(balances)
+
+
+def _layer(config: ModelConfig, x: jax.Array, params: Parameters) -> tuple[jax.Array, jax.Array | None]:
+    """The residual stream `x` after a layer, and the layer's balance, None without experts."""
+
+    def layer(x: jax.Array, params: Parameters) -> tuple[jax.Array, jax.Array | None]:
+        params = _typed(config, params)
+        x = x + _attention(config, params["attention"], x)
+        written, balance = _feedforward(config, params["feedforward"], x)
+        return x + written, balance
+
+    # What is computed again is not to be found equal to what is there: in a loop it never is.
+    checkpointed = jax.checkpoint(layer, prevent_cse=not config.stacked) if config.checkpoint else layer
+    return checkpointed(x, params)
+
+
+def _typed(config: ModelConfig, params: Parameters) -> Parameters:
+    """Parameters in the dtype of the matrix products."""
+    typed: Parameters = jax.tree.map(lambda leaf: leaf.astype(config.dtype), params)
+    return typed
 
 
 def loss(config: ModelConfig, params: Parameters, batch: dict[str, jax.Array]) -> jax.Array:

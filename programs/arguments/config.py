@@ -30,9 +30,12 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "small": {"layers": 8, "width": 512, "heads": 8, "context": 512, "lr": 0.001},
     "gpt-124m": {"layers": 12, "width": 768, "heads": 12, "context": 1024, "lr": 0.0006} | _LARGE,
     "gpt-1.2b": {"layers": 22, "width": 2048, "heads": 16, "context": 2048, "lr": 0.0002} | _LARGE,
+    "gpt-12b": {"layers": 37, "width": 5120, "heads": 40, "context": 2048, "batch": 16, "lr": 0.0001}
+    | {"stacked": True, "checkpoint": True}
+    | _LARGE,
 }
-"""Sizes of the shipped task: 0.13, 0.86, 4.9, 26, 124 and 1,210 million parameters. Learning rates fall with the
-width."""
+"""Sizes of the shipped task: 0.13, 0.86, 4.9, 26, 124, 1,210 and 11,900 million parameters. Learning rates fall with
+the width."""
 
 
 @final

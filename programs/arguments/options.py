@@ -53,7 +53,7 @@ Model: TypeAlias = Annotated[
     typer.Option(
         "--model",
         metavar="NAME",
-        help="The size of the shipped task: nano (the default), micro, mini, small, gpt-124m or gpt-1.2b.",
+        help="The size of the shipped task: nano (the default), micro, mini, small, gpt-124m, gpt-1.2b or gpt-12b.",
         rich_help_panel=_WHAT,
     ),
 ]

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.island.recipe import Now
 from isthmus.programs.language_model import task
 from isthmus.programs.request.layout import layout
@@ -57,6 +58,14 @@ def test_experts_take_the_place_of_the_feed_forward_half(text: str) -> None:
     assert float(recipe.evaluate(params, batch)["loss"]) == pytest.approx(float(told["loss"]), rel=1e-5)
     _, told_of_step = jax.jit(recipe.step)(recipe.state_of(params), batch, Now(jax.random.key(0), np.float32(0.1)))
     assert float(told_of_step["loss"]) == pytest.approx(float(told["loss"]), rel=1e-5)
+
+
+def test_rows_of_stacked_layers_are_units(text: str) -> None:
+    deep = task(layers=3, width=32, heads=2, context=16, stacked=True, checkpoint=True, data=(text,))
+    specs = {spec.name: spec for spec in layout(deep)}
+    assert specs["layers/feedforward/gate"].shape == (3, 32, 88)
+    cut = {unit.tensor for fragment in partition(layout(deep), 6) for unit in fragment.units if unit.is_split}
+    assert "layers/feedforward/gate" in cut
 
 
 def test_token_files_give_the_model_their_vocabulary(tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ def test_schedule_never_leaves_its_range_and_falls_after_the_warmup() -> None:
 
 def test_only_matrices_decay() -> None:
     params = {"matrix": jnp.ones((2, 3)), "vector": jnp.ones(3), "cube": jnp.ones((1, 1, 1)), "scalar": jnp.ones(())}
-    assert is_matrix(params) == {"matrix": True, "vector": False, "cube": True, "scalar": False}
+    params |= {"layers": {"norm": jnp.ones((4, 3)), "w": jnp.ones((4, 3, 3))}}
+    layers = {"norm": False, "w": True}
+    assert is_matrix(params) == {"matrix": True, "vector": False, "cube": True, "scalar": False, "layers": layers}
 
 
 def test_three_steps_are_the_closed_form() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from isthmus.ops.island import transformer
+from isthmus.ops.island.experts import Routing
 from isthmus.ops.island.transformer import ModelConfig, init, rotate, tensors
 
 # One compilation is faster than the separate operations.
@@ -229,3 +231,43 @@ def test_every_integer_dtype_of_tokens_gives_the_same_loss(dtype: type) -> None:
     tokens = np.random.default_rng(0).integers(0, 11, (2, 7))
     expected = float(loss(TINY, params, {"tokens": jnp.asarray(tokens)}))
     assert float(loss(TINY, params, {"tokens": jnp.asarray(tokens.astype(dtype))})) == expected
+
+
+@pytest.mark.parametrize("routing", [None, Routing(4)])
+@pytest.mark.parametrize(("stacked", "checkpoint"), [(True, False), (False, True), (True, True)])
+def test_layers_that_are_stacked_or_computed_again_train_alike(
+    routing: Routing | None, stacked: bool, checkpoint: bool
+) -> None:
+    config = replace(TINY, routing=routing)
+    params = large(init(config, jax.random.key(0)))
+    batch = {"tokens": np.random.default_rng(3).integers(0, 11, (3, 7))}
+    other = replace(config, stacked=stacked, checkpoint=checkpoint)
+    of_loss = jax.jit(
+        jax.value_and_grad(transformer.balanced_loss if routing else transformer.loss, 1, bool(routing)),
+        static_argnums=0,
+    )
+
+    expected = of_loss(config, params, batch)
+    found = of_loss(other, _stacked(params) if stacked else params, batch)
+
+    expected = expected[0], _stacked(expected[1]) if stacked else expected[1]
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=2e-4, atol=2e-5), found, expected)
+
+
+def test_a_stacked_model_has_the_initial_values_that_are_documented() -> None:
+    config = replace(NANO, layers=3, stacked=True)
+    params = flatten(init(config, jax.random.key(3)))
+    assert {name: value.shape for name, value in params.items()} == {
+        name: tensor.shape for name, tensor in tensors(config).items()
+    }
+    assert params["layers/attention/query"].shape == (3, 64, 64)
+    assert np.std(params["layers/attention/query"][2]) == pytest.approx(1 / 8, rel=0.05)
+    assert np.std(params["layers/feedforward/down"][1]) == pytest.approx((172 * 6) ** -0.5, rel=0.05)
+    np.testing.assert_array_equal(params["layers/attention/norm"], 1.0)
+
+
+def _stacked(params: Any) -> Any:
+    """The same model with its layers as rows."""
+    layers = [params["layers"][str(index)] for index in range(len(params["layers"]))]
+    return {**params, "layers": jax.tree.map(lambda *rows: jnp.stack(rows), *layers)}
