@@ -140,7 +140,15 @@ def _start(coordinator: str, gang: Gang) -> None:
     """Make the devices of all processes known to jax."""
     config: Any = jax.config
     config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(coordinator, gang.size, gang.number, initialization_timeout=round(MEETING_SECONDS))
+    jax.distributed.initialize(
+        coordinator,
+        gang.size,
+        gang.number,
+        # Under Slurm or MPI jax would otherwise take a process for one of a GPU each, and see no other.
+        cluster_detection_method="deactivate",
+        initialization_timeout=round(MEETING_SECONDS),
+        coordinator_bind_address=coordinator,
+    )
     jax.devices()
     # Only process 0 writes what it compiles into the cache, but each process has keys of its own there: the others
     # would compile everything again in every life. That number is used for nothing else once devices are there.

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -43,7 +44,8 @@ def find(environment: Mapping[str, str] = os.environ, root: Path = Path("/dev"))
 
 
 def usable(environment: Mapping[str, str], files: Iterable[str], installed: Iterable[str]) -> Accelerators | None:
-    """What can be used, of the device files below /dev, with the plugins of jax that are installed."""
+    """What can be used, of the device files below /dev, with the plugins of jax that are installed. As CUDA has it, a
+    negative number hides all that are named after it."""
     wanted = environment.get("JAX_PLATFORMS", "").split(",")[0]
     there, plugins = sorted(files), frozenset(installed)
     for platform in ("tpu", "cuda"):
@@ -52,6 +54,7 @@ def usable(environment: Mapping[str, str], files: Iterable[str], installed: Iter
         if is_asked and count and not plugins.isdisjoint(_PLUGINS[platform]):
             visible = environment.get(VISIBLE[platform])
             ids = [str(number) for number in range(count)] if visible is None else visible.split(",")
-            known = tuple(each.strip() for each in ids if each.strip())
+            named = (each.strip() for each in ids if each.strip())
+            known = tuple(takewhile(lambda name: not name.startswith("-"), named))
             return Accelerators(platform, known) if known else None
     return None

@@ -11,7 +11,7 @@ the CPU unless requested otherwise, and then shares the devices of the first isl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -21,6 +21,8 @@ from isthmus.runtime.errors import ConfigError
 
 MEMORY_SHARE: Final = 0.9
 """Of a GPU, for all who share it: the rest is for contexts and the compiler."""
+MEMORY: Final = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
+"""What says how much of a GPU's memory a process takes at its start; jax refuses the first beside the second."""
 _CHIP_BOUNDS: Final = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 """How so many chips of one TPU host lie."""
 _DOING: Final = "Opening an island"
@@ -67,9 +69,11 @@ def _accelerated(count: int, declared: int, found: Accelerators) -> Islands:
     return Islands(found.platform, shared, sharing=-(-count // total), devices=1)
 
 
-def learner_environment(islands: Islands, island: int, total: int, *, has_evaluator: bool) -> dict[str, str]:
+def learner_environment(
+    islands: Islands, island: int, total: int, *, has_evaluator: bool, given: Mapping[str, str]
+) -> dict[str, str]:
     """What a learner on this island sets; `total` is how many devices the machine has, `has_evaluator` whether an
-    evaluator is on them, too."""
+    evaluator is on them, too. What the environment it is `given` says of a GPU's memory holds."""
     if islands.platform is None:
         return {}
     if islands.platform == "cpu":
@@ -81,17 +85,17 @@ def learner_environment(islands: Islands, island: int, total: int, *, has_evalua
         return told | _chips(ids, total)
     told[VISIBLE["cuda"]] = ",".join(ids)
     sharing = islands.sharing + (has_evaluator and island == 0)
-    if sharing > 1:
-        told["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{MEMORY_SHARE / sharing:.2f}"
+    if sharing > 1 and not any(name in given for name in MEMORY):
+        told[MEMORY[0]] = f"{MEMORY_SHARE / sharing:.2f}"
     return told
 
 
-def evaluator_environment(islands: Islands, total: int) -> dict[str, str]:
+def evaluator_environment(islands: Islands, total: int, given: Mapping[str, str]) -> dict[str, str]:
     """What an evaluator sets that is to share an island."""
     if islands.platform == "tpu":
         do = "Leave run.evaluate_on out: a TPU chip has one process."
         raise ConfigError(_DOING, "an evaluator on the CPU beside learners on TPUs", "run.evaluate_on = 'island'", do)
-    return learner_environment(islands, 0, total, has_evaluator=True)
+    return learner_environment(islands, 0, total, has_evaluator=True, given=given)
 
 
 def platform_of(kinds: Sequence[str]) -> str | None:

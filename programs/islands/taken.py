@@ -44,10 +44,11 @@ def take(member: Member, told: Spec) -> Island | None:
     try:
         islands = islands_of(told.here, found)
         if replica.role == EVALUATOR:
-            set_environment(evaluator_environment(islands, total))
+            set_environment(evaluator_environment(islands, total, os.environ))
             return None
         number = _claimed(islands)
-        set_environment(learner_environment(islands, number, total, has_evaluator=not is_on_cpu))
+        is_shared = not is_on_cpu
+        set_environment(learner_environment(islands, number, total, has_evaluator=is_shared, given=os.environ))
         size = told.processes_of(replica.slot)
         gang = (
             GangOfProcesses(member, size, told.here.address) if size > 1 and not told.is_elastic(replica.slot) else None

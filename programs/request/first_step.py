@@ -96,7 +96,7 @@ def check_loss(task: Task, seed: int) -> None:
     size_bytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(batch))
     if size > PARAMETERS_MAX or size_bytes > BATCH_BYTES_MAX or _operations(traced.jaxpr.jaxpr) > OPERATIONS_MAX:
         return
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+    with jax.default_device(_cpu()):
         loss, are_finite = traced.lower().compile(_OPTIONS)(jax.random.key(seed), batch)
     if math.isfinite(float(loss)):
         return
@@ -106,6 +106,14 @@ def check_loss(task: Task, seed: int) -> None:
     do = "Look at what loss divides by, and takes roots and logarithms of; no step can mend this."
     name = "task.loss(params, batch)" if task.loss is not None else "task.step(state, batch, now)"
     raise ConfigError(f"Running {name} on the first batch", "a finite loss", f"{loss}{where}", do)
+
+
+def _cpu() -> Any:
+    """The CPU; None, for what jax takes by itself, where its platforms were said to be others."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
 
 
 def _is_finite(leaf: Any) -> Any:

@@ -6,6 +6,7 @@ import pytest
 
 from isthmus.programs.islands.accelerators import Accelerators, usable
 from isthmus.programs.islands.environment import (
+    MEMORY,
     Islands,
     evaluator_environment,
     islands_of,
@@ -29,8 +30,11 @@ def here(learners: int, islands: int = 0, devices: int = 0, kinds: tuple[str, ..
     return Here("127.0.0.1", learners, islands=islands, devices=devices, kinds=kinds)
 
 
-def learners(islands: Islands, total: int = 8) -> list[dict[str, str]]:
-    return [learner_environment(islands, each, total, has_evaluator=False) for each in range(len(islands.ids))]
+def learners(islands: Islands, total: int = 8, given: dict[str, str] | None = None) -> list[dict[str, str]]:
+    return [
+        learner_environment(islands, each, total, has_evaluator=False, given=given or {})
+        for each in range(len(islands.ids))
+    ]
 
 
 def test_accelerators_are_those_that_files_plugins_and_the_user_agree_on() -> None:
@@ -38,6 +42,8 @@ def test_accelerators_are_those_that_files_plugins_and_the_user_agree_on() -> No
     assert usable({}, GPUS, []) is None
     assert usable({"JAX_PLATFORMS": "cpu"}, GPUS, ["jax_cuda12_plugin"]) is None
     assert usable({"CUDA_VISIBLE_DEVICES": "2,5"}, GPUS, ["jax_cuda13_plugin"]) == Accelerators("cuda", ("2", "5"))
+    assert usable({"CUDA_VISIBLE_DEVICES": "3,-1,2"}, GPUS, ["jax_cuda13_plugin"]) == Accelerators("cuda", ("3",))
+    assert usable({"CUDA_VISIBLE_DEVICES": "-1"}, GPUS, ["jax_cuda13_plugin"]) is None
     assert usable({"CUDA_VISIBLE_DEVICES": ""}, GPUS, ["jax_cuda13_plugin"]) is None
     assert usable({"JAX_PLATFORMS": "cuda,cpu"}, ["vfio/0", *GPUS], ["libtpu", "jax_cuda12_plugin"]) == eight()
     assert usable({}, ["vfio/0", "vfio/1", "vfio/vfio"], ["libtpu"]) == Accelerators("tpu", ("0", "1"))
@@ -57,7 +63,13 @@ def test_more_learners_than_gpus_share_one_and_its_memory() -> None:
     two = Accelerators("cuda", ("0", "1"))
     told = learners(islands_of(here(4), two), 2)
     assert [each["CUDA_VISIBLE_DEVICES"] for each in told] == ["0", "1", "0", "1"]
-    assert {each["XLA_PYTHON_CLIENT_MEM_FRACTION"] for each in told} == {"0.45"}
+    assert {each["XLA_CLIENT_MEM_FRACTION"] for each in told} == {"0.45"}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_what_the_user_says_of_memory_holds(name: str) -> None:
+    told = learners(islands_of(here(2), Accelerators("cuda", ("0",))), 1, {name: "0.3"})
+    assert told == [{"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0"}] * 2
 
 
 def test_declared_islands_have_what_was_declared_or_are_refused() -> None:
@@ -96,12 +108,12 @@ def test_some_chips_of_a_tpu_host_are_a_host_of_their_own() -> None:
 
 def test_an_evaluator_on_an_island_shares_the_memory_of_the_first() -> None:
     islands = islands_of(here(8), eight())
-    shared = evaluator_environment(islands, 8)
-    assert (shared["CUDA_VISIBLE_DEVICES"], shared["XLA_PYTHON_CLIENT_MEM_FRACTION"]) == ("0", "0.45")
-    assert learner_environment(islands, 0, 8, has_evaluator=True) == shared
-    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in learner_environment(islands, 1, 8, has_evaluator=True)
+    shared = evaluator_environment(islands, 8, {})
+    assert (shared["CUDA_VISIBLE_DEVICES"], shared["XLA_CLIENT_MEM_FRACTION"]) == ("0", "0.45")
+    assert learner_environment(islands, 0, 8, has_evaluator=True, given={}) == shared
+    assert "XLA_CLIENT_MEM_FRACTION" not in learner_environment(islands, 1, 8, has_evaluator=True, given={})
     with pytest.raises(ConfigError, match="an evaluator on the CPU beside learners on TPUs"):
-        evaluator_environment(islands_of(here(8), eight("tpu")), 8)
+        evaluator_environment(islands_of(here(8), eight("tpu")), 8, {})
 
 
 def test_learners_of_one_process_have_devices_of_their_own() -> None:

@@ -102,3 +102,15 @@ def test_a_budget_below_one_step_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one step, which is 8 tokens"):
         prepared(TASK, 7)
     assert prepared(TASK, 8).job.tokens == 8
+
+
+def test_where_jax_has_no_cpu_the_loss_is_computed_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with JAX_PLATFORMS=cuda, for a run in one process."""
+
+    def no_cpu(backend: str | None = None) -> Any:
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(jax, "local_devices", no_cpu)
+    first_step.check_loss(TASK, 0)
+    with pytest.raises(ConfigError, match="expected a finite loss"):
+        first_step.check_loss(replace(TASK, loss=lambda params, batch: jnp.log(-jnp.sum(params["w"] ** 2))), 0)
