@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final, NamedTuple, final
 
 import jax
@@ -14,8 +15,10 @@ from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.exchange.path_patterns import Rules
 from isthmus.ops.mesh.sharding import Axes, MeshShape, Shard, Spec, alike, said_of
 
-PROCESS: Final = "process"
-LOCAL: Final = "local"
+PROCESS: Final = "(process)"
+LOCAL: Final = "(local)"
+UNCUT: Final = "(uncut)"
+"""Axes of our own, in parentheses so that no task has named its own alike."""
 
 
 class Leaf(NamedTuple):
@@ -55,7 +58,7 @@ class StateLayout:
         # The compiler cuts from the shardings of inputs and outputs: a task's functions know of no mesh.
         self._mesh = Mesh(np.array(devices).reshape(sizes), [name for name, _ in self._shape.axes])
         self.processes = len({device.process_index for device in devices})
-        self._by_process = Mesh(np.array(devices).reshape(self.processes, -1), (PROCESS, LOCAL))
+        self._by_process = None if self.processes == 1 else self._cut_by_process(devices)
         self._specs = {
             leaf.path: self._shape.of_leaf(leaf.path, leaf.shape, rules, has_rows=leaf.has_rows) for leaf in model
         }
@@ -63,6 +66,15 @@ class StateLayout:
         self.replicated = self._sharding(())
         self.merged = [self._sharding(self._specs[leaf.path]) for leaf in model]
         self.local = [self._sharding(self._of_other(leaf, known, rules)) for leaf in others]
+
+    def _cut_by_process(self, devices: Sequence[Any]) -> Mesh:
+        """The mesh with its axis of data as two, of the processes and within each. Where that does not divide, no axis
+        but that of processes: then units cross whole."""
+        (_, count), *others = self._shape.axes
+        if count % self.processes:
+            return Mesh(np.array(devices).reshape(self.processes, -1), (PROCESS, UNCUT))
+        sizes = [self.processes, count // self.processes, *(size for _, size in others)]
+        return Mesh(np.array(devices).reshape(sizes), (PROCESS, LOCAL, *(name for name, _ in others)))
 
     def put(self, tree: Any, shardings: Any) -> Any:
         """Place a tree of host arrays, which are the same in every process, on the devices."""
@@ -81,18 +93,19 @@ class StateLayout:
         return [self._crossing(self._shape.of_rows(self._specs[tensor], shape), shape) for tensor, shape in shapes]
 
     def _crossing(self, spec: Spec, shape: tuple[int, ...]) -> Crossing:
-        if self.processes == 1:
+        if self._by_process is None:
             return Crossing(shape, self._sharding(spec), self._sharding(spec))
-        inner: Spec = ()
-        if spec and len(self._shape.axes) == 1:
-            # The cut axis as (process, local, rest): each process gathers the parts of the others, and moves nothing.
-            axis = next(axis for axis, name in enumerate(spec) if name is not None)
-            processes, local = self._by_process.devices.shape
-            parts = processes, local, shape[axis] // (processes * local)
-            shape = (*shape[:axis], *parts, *shape[axis + 1 :])
-            inner = (*[None] * (axis + 1), LOCAL)
+        crossed, inner = list(shape), list[str | None]()
+        if LOCAL in self._by_process.shape:
+            # An axis that is cut by data as (process, local, rest): each process gathers the parts of the others along
+            # it, and each device has its part of all.
+            (data, count), crossed = self._shape.data, []
+            for size, name in zip_longest(shape, spec):
+                is_split = name == data
+                crossed += [self.processes, count // self.processes, size // count] if is_split else [size]
+                inner += [None, LOCAL, None] if is_split else [name]
         by_process = [NamedSharding(self._by_process, PartitionSpec(*each)) for each in (inner, (PROCESS, *inner))]  # type: ignore[no-untyped-call]
-        return Crossing(shape, *by_process)
+        return Crossing(tuple(crossed), *by_process)
 
     def of_batch(self, batch: Any) -> Any:
         """The shardings of a batch, as a tree like it; ShardingError if an array does not divide."""
