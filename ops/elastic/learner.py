@@ -13,7 +13,7 @@ like every new life, and the state that is not merged (the optimizer's) continue
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, final
 
@@ -40,7 +40,8 @@ class ElasticError(RuntimeError):
 
 @final
 class ElasticLearner:
-    """`position` returns the position of the batch that comes with a step; `now` the time."""
+    """`position` returns the position of the batch that comes with a step; `now` the time. `has_kept`: the local leaves
+    were created, and are those of the life before."""
 
     def __init__(self, gang: ElasticGang, *, position: Callable[[], int], now: Callable[[], int]) -> None:
         assert gang.workers is not None
@@ -50,7 +51,7 @@ class ElasticLearner:
         self._form: Form | None = None
         self._since: list[tuple[Any, ...]] = []
         self._copied: tuple[int, int] | None = None
-        self._inherits = False
+        self._inherits = self.has_kept = False
         self._copied_at = self._copy_took = 0
         self._broken = 0
         self._kind = self._why = ""
@@ -89,9 +90,33 @@ class ElasticLearner:
 
     def restart(self) -> None:
         """Initialize the local leaves; the first time, those that were taken over from the life before are kept."""
+        self.has_kept = self._inherits
         if not self._inherits:
             self._do("restart")
         self._inherits = False
+
+    def local(self) -> list[Any]:
+        leaves: list[Any] = self._asked(("local",))
+        return leaves
+
+    def take_local(self, leaves: Sequence[Any]) -> bool:
+        return bool(self._do("take_local", list(leaves)))
+
+    def own(self, *, whole: bool) -> list[Any]:
+        leaves: list[Any] = self._asked(("own", whole))
+        return leaves
+
+    def take_own(self, leaves: Sequence[Any]) -> bool:
+        return bool(self._do("take_own", list(leaves)))
+
+    def lend(self) -> list[Any]:
+        """The empty list: an elastic island lends no moments."""
+        return []
+
+    def borrow(self, leaves: Sequence[Any]) -> bool:
+        """False: an elastic island borrows no moments."""
+        del leaves
+        return False
 
     # -- requests to the worker ----------------------------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ class _Worker:
             if order is not None and order[0] == "copy":
                 self._copy(order[1])
             elif order is not None:
-                follow(self._learner, order, batch)
+                follow(self._learner, order, batch, following)
 
     def _lead(self, host: Any) -> NoReturn:
         position = 0
@@ -178,6 +178,14 @@ class _Worker:
                     learner.begin()
                 case ("restart",):
                     learner.restart()
+                case ("local",):
+                    result = learner.local()
+                case ("own", whole):
+                    result = learner.own(whole=whole)
+                case ("take_local", leaves):
+                    result = learner.take_local(leaves)
+                case ("take_own", leaves):
+                    result = learner.take_own(leaves)
                 case ("copy",):
                     self._copies += 1
                     self._orders.give("copy", self._copies)

@@ -7,7 +7,7 @@ Decides when a learner emits one. The recorder keeps the newest, on disk, too, a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NotRequired, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 SECONDS: Final = 15.0
 """Interval of snapshots, as for those of fragments."""
@@ -64,6 +64,11 @@ class Wanted(TypedDict):
 
     fragment: int
     counts: list[int]
+
+
+Taken: TypeAlias = Literal["local", "lent", "own", "whole"]
+"""Which leaves of another life a learner goes on with: all that are local; those of them that others are lent; the
+local ones after the numbers of the random keys that come next, as in a cut; or these, and the merged ones."""
 
 
 class Own(TypedDict):

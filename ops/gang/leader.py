@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
 
+from isthmus.ops.exchange.kept_state import Taken
 from isthmus.ops.exchange.messages import Vector
-from isthmus.ops.gang.orders import Order, Orders
+from isthmus.ops.gang.orders import Following, Order, Orders
 
 
 class Led(Protocol):
@@ -28,6 +29,22 @@ class Led(Protocol):
     def replace(self, fragment: int, values: Vector | None) -> None: ...
 
     def restart(self) -> None: ...
+
+    def local(self) -> list[Any]: ...
+
+    def fits(self, what: Taken, leaves: Sequence[Any]) -> bool: ...
+
+    def forms(self, what: Taken) -> list[Any]: ...
+
+    def take_local(self, leaves: Sequence[Any]) -> bool: ...
+
+    def lend(self) -> list[Any]: ...
+
+    def borrow(self, leaves: Sequence[Any]) -> bool: ...
+
+    def own(self, *, whole: bool) -> list[Any]: ...
+
+    def take_own(self, leaves: Sequence[Any]) -> bool: ...
 
 
 @final
@@ -70,9 +87,42 @@ class Leader:
         self._orders.give("restart")
         self._learner.restart()
 
+    def local(self) -> list[Any]:
+        self._orders.give("local")
+        return self._learner.local()
 
-def follow(learner: Led, order: Order, batch: Callable[[int], Any]) -> None:
-    """Make the leader's call, with the batch of a position from `batch`; ValueError for an unknown order."""
+    def take_local(self, leaves: Sequence[Any]) -> bool:
+        return self._take("local", leaves) and self._learner.take_local(leaves)
+
+    def lend(self) -> list[Any]:
+        self._orders.give("lend")
+        return self._learner.lend()
+
+    def borrow(self, leaves: Sequence[Any]) -> bool:
+        return self._take("lent", leaves) and self._learner.borrow(leaves)
+
+    def own(self, *, whole: bool) -> list[Any]:
+        self._orders.give("own", whole)
+        return self._learner.own(whole=whole)
+
+    def take_own(self, leaves: Sequence[Any]) -> bool:
+        is_whole = self._learner.fits("whole", leaves)
+        return self._take("whole" if is_whole else "own", leaves) and self._learner.take_own(leaves)
+
+    def _take(self, what: Taken, leaves: Sequence[Any]) -> bool:
+        """Send these leaves to the other processes, unless their forms differ; whether they were sent."""
+        if not self._learner.fits(what, leaves):
+            return False
+        self._orders.give("take", what)
+        self._orders.send(leaves)
+        return True
+
+
+def follow(learner: Led, order: Order, batch: Callable[[int], Any], leader: Following) -> None:
+    """Make the leader's call, with the batch of a position from `batch`; ValueError for an unknown order.
+
+    Leaves that belong to an order are read from `leader`.
+    """
     match order:
         case ["begin"]:
             learner.begin()
@@ -86,5 +136,17 @@ def follow(learner: Led, order: Order, batch: Callable[[int], Any]) -> None:
             learner.replace(fragment, None)
         case ["restart"]:
             learner.restart()
+        case ["local"]:
+            learner.local()
+        case ["lend"]:
+            learner.lend()
+        case ["own", bool(whole)]:
+            learner.own(whole=whole)
+        case ["take", "local"]:
+            learner.take_local(leader.receive(learner.forms("local")))
+        case ["take", "lent"]:
+            learner.borrow(leader.receive(learner.forms("lent")))
+        case ["take", "own" | "whole" as what]:
+            learner.take_own(leader.receive(learner.forms(what)))
         case _:
             raise ValueError(f"no order of a leader: {order!r}")

@@ -3,6 +3,8 @@
 Functions over an island of several processes run only where each of them calls the same ones in the same order. So the
 leader announces each call, and the others make the same. An order is a name and numbers: values of fragments cross
 between devices, and each process makes its own batches. A follower learns from the connection that the leader is gone.
+
+Leaves from which a new life continues are on the leader's host alone: they follow their order on the same connection.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeAlias, final
 
 import msgpack  # type: ignore[import-untyped]
+import numpy as np
 
 Order: TypeAlias = list[Any]
 """A name, and numbers or short texts."""
 ORDER_BYTES_MAX: Final = 512
-"""An order is a name and two numbers; the first one has an address."""
+"""An order is a name and eight numbers at most; the first one has an address."""
 _LENGTH: Final = struct.Struct("!I")
 
 
@@ -45,6 +48,13 @@ class Orders:
     def link(self, number: int) -> socket.socket:
         """The connection with process `number`, from 1, for other data."""
         return self._others[number - 1]
+
+    def send(self, leaves: Sequence[Any]) -> None:
+        """Send the leaves that belong to the last order to all others, who know their forms."""
+        for leaf in leaves:
+            data = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data
+            for other in self._others:
+                other.sendall(data)
 
     def wait(self) -> None:
         """Return once all others have reported that they are ready; EOFError if one is gone.
@@ -102,6 +112,17 @@ class Following:
             return count
         self._leader.settimeout(None)
         return self._leader.recv_into(data)
+
+    def receive(self, forms: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+        """The leaves that belong to an order, of these shapes and dtypes; EOFError if the leader is gone."""
+        leaves = [np.empty(form.shape, form.dtype) for form in forms]
+        for leaf in leaves:
+            data, at = leaf.reshape(-1).view(np.uint8).data, 0
+            while at < len(data):
+                if not (count := self.recv_into(data[at:])):
+                    raise EOFError("the leader of this island is gone")
+                at += count
+        return leaves
 
     def sendall(self, data: bytes | memoryview) -> None:
         """Send requested data to the leader, like a socket."""

@@ -56,17 +56,8 @@ class Learning(Protocol):
         """Create the local leaves anew, for the present merged leaves."""
 
 
-class SoleLearning(Learning, Protocol):
-    """The state of a learner whose island is one process, which holds all of it."""
-
-    def adopt_tree(self, parameters: Any) -> None:
-        """Replace all merged leaves by those of a tree as `tree` gives it."""
-
-    def copy(self) -> Any:
-        """A copy of all merged leaves after the steps so far, for `tree`."""
-
-    def tree(self, leaves: Any) -> Any:
-        """A copy as a tree whose leaves have the names of the merged ones, in NumPy arrays of its own."""
+class LastingLearning(Learning, Protocol):
+    """The state of one learner whose local leaves can be read, and replaced by those of another life."""
 
     def local(self) -> list[Any]:
         """The local leaves after the steps so far, in NumPy arrays of their own; empty if it has none to give."""
@@ -92,6 +83,19 @@ class SoleLearning(Learning, Protocol):
 
     def take_own(self, leaves: Sequence[Any]) -> bool:
         """Continue from leaves in the form that `own` returns, as their life would; False if they do not fit."""
+
+
+class SoleLearning(LastingLearning, Protocol):
+    """The state of a learner whose island is one process, which holds all of it."""
+
+    def adopt_tree(self, parameters: Any) -> None:
+        """Replace all merged leaves by those of a tree as `tree` gives it."""
+
+    def copy(self) -> Any:
+        """A copy of all merged leaves after the steps so far, for `tree`."""
+
+    def tree(self, leaves: Any) -> Any:
+        """A copy as a tree whose leaves have the names of the merged ones, in NumPy arrays of its own."""
 
 
 class GradientLearning(Protocol):
@@ -150,7 +154,7 @@ def led_learner_of(
     alpha: float,
     island: Island,
     position: Callable[[], int],
-) -> Learning:
+) -> LastingLearning:
     """The learner of a task on an island of several processes, which this process leads.
 
     `position` returns the index of a step's batch in its slot; the other processes make their part of the batch from

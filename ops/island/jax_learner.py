@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.kept_state import Taken
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.core_turns import CORES
@@ -44,8 +45,10 @@ from isthmus.ops.mesh.state_layout import StateLayout, lying
 _COMPILING = threading.Lock()
 """Learners of one process would each compile the same function if they called it at the same time."""
 WHOLE_BYTES_MAX: Final = 64 << 20
-"""Bytes of leaves that a device holds whole at once, beside its state, while that is copied: enough to make a
-collective operation worth its latency, and little beside a state that needs several devices."""
+"""Of leaves that a device holds whole at once, beside its state, while that is copied: as much as makes a collective
+operation worth its latency, and little beside a state that needs several devices."""
+_KEYS: Final = 6
+"""Numbers that say which random keys come next."""
 _RESTARTS: Final = 1 << 31
 """The key numbers of restarts begin here, beyond those of steps."""
 
@@ -393,12 +396,19 @@ class Learner:
         return [*self._leaves, *self._local]
 
     def whole(self) -> Iterator[np.ndarray[Any, Any]]:
-        """All leaves of the state, merged ones first, on the host, a group at a time: no device holds more whole.
+        """All leaves of the state, merged ones first, on the host."""
+        return self._gathered(self.shapes)
 
-        On an island of several processes each of them must iterate over all.
+    def _gathered(self, leaves: Sequence[Any]) -> Iterator[np.ndarray[Any, Any]]:
+        """Leaves on the host, some at a time: no device holds more than these whole.
+
+        On an island of several processes each has to call this for the same leaves, and to read them all.
         """
-        for leaves in _some(self.shapes):
-            yield from map(np.asarray, leaves if self._functions.layout is None else self._functions.whole(leaves))
+        layout = self._functions.layout
+        for group in _some(leaves):
+            yield from map(
+                np.asarray, group if layout is None or layout.processes == 1 else self._functions.whole(group)
+            )
 
     def take(self, leaves: Sequence[np.ndarray[Any, Any]], counts: tuple[int, int]) -> None:
         """Continue from a state in the form that `whole` returns, after `counts` steps and restarts."""
@@ -419,29 +429,43 @@ class Learner:
 
     def local(self) -> list[np.ndarray[Any, Any]]:
         """The local leaves after the steps dispatched so far, in NumPy arrays of their own."""
-        for leaf in self._local:
+        layout = self._functions.layout
+        for leaf in self._local if layout is None or layout.processes == 1 else ():
             leaf.copy_to_host_async()
-        return [np.array(leaf) for leaf in self._local]
+        return [np.array(leaf) for leaf in self._gathered(self._local)]
+
+    def forms(self, what: Taken) -> list[Any]:
+        """The shapes and dtypes of leaves that can be taken from another life."""
+        if what == "lent":
+            return [self._local[k] for k in self._functions.lent]
+        ahead = [] if what == "local" else [np.empty(_KEYS, np.int64)]
+        return [*ahead, *self._local, *(self._leaves if what == "whole" else [])]
+
+    def fits(self, what: Taken, leaves: Sequence[Any]) -> bool:
+        """Whether leaves of another life have these shapes and dtypes; False for lent ones if there are none."""
+        return (what != "lent" or len(leaves) > 0) and _forms(leaves) == _forms(self.forms(what))
 
     def take_local(self, leaves: Sequence[Any]) -> bool:
         """Place `leaves`, in the form that `local` returns, as the local leaves; False if their forms differ."""
-        if _forms(leaves) != _forms(self._local):
-            return False
-        # Copies on the device, because a step donates its arguments; placed as those of `restart` are, or the step
-        # would be compiled again for them.
-        copies, layout = [jnp.array(leaf) for leaf in leaves], self._functions.layout
-        self._local = copies if layout is None else layout.put(copies, layout.local)
+        return self.fits("local", leaves) and self._take_at(range(len(self._local)), leaves)
+
+    def _take_at(self, places: Sequence[int], leaves: Sequence[Any]) -> bool:
+        """Place leaves at these indices among the local ones; True."""
+        layout = self._functions.layout
+        for place, leaf in zip(places, leaves, strict=True):
+            # A copy on the device, because a step donates its arguments; placed as those of `restart` are, or the step
+            # would be compiled again for it.
+            copied = jnp.array(leaf)
+            self._local[place] = copied if layout is None else layout.put(copied, layout.local[place])
         return True
 
     def lend(self) -> list[np.ndarray[Any, Any]]:
         """The local leaves with which another learner can continue (`lent`), in NumPy arrays of their own."""
-        return [np.array(self._local[k]) for k in self._functions.lent]
+        return [np.array(leaf) for leaf in self._gathered([self._local[k] for k in self._functions.lent])]
 
     def borrow(self, leaves: Sequence[Any]) -> bool:
         """Replace the local leaves by `leaves`, in the form that `lend` returns; False if empty or of another form."""
-        whole = dict(enumerate(self._local)) | dict(zip(self._functions.lent, leaves, strict=False))
-        is_all = 0 < len(leaves) == len(self._functions.lent)
-        return is_all and self.take_local([whole[k] for k in range(len(self._local))])
+        return self.fits("lent", leaves) and self._take_at(self._functions.lent, leaves)
 
     def own(self, *, whole: bool) -> list[np.ndarray[Any, Any]]:
         """`local`, preceded by int64[6]: the words of the life whose keys are drawn, its steps and its restarts.
@@ -449,17 +473,16 @@ class Learner:
         If `whole`, the merged leaves follow.
         """
         keys = np.array([*np.asarray(self._life).tolist(), *self.counts], np.int64)
-        return [keys, *self.local(), *([np.array(leaf) for leaf in self._leaves] if whole else [])]
+        return [keys, *self.local(), *([np.array(leaf) for leaf in self._gathered(self._leaves)] if whole else [])]
 
     def take_own(self, leaves: Sequence[Any]) -> bool:
         """Continue from leaves in the form that `own` returns, with the random keys that would have come next."""
-        count = len(self._local) + 1
-        merged = list(leaves[count:])
-        fits = not merged or _forms(merged) == _forms(self._leaves)
-        if not leaves or leaves[0].shape != (6,) or not fits or not self.take_local(leaves[1:count]):
+        if not self.fits("own", leaves) and not self.fits("whole", leaves):
             return False
-        if merged:
-            self._leaves = self._functions.copy(self._functions.put(merged))
+        count = len(self._local) + 1
+        self.take_local(leaves[1:count])
+        if len(leaves) > count:
+            self._leaves = self._functions.copy(self._functions.put(list(leaves[count:])))
         *words, self._step_number, self._restarts = (int(each) for each in leaves[0])
         life, layout = np.array(words, np.uint32), self._functions.layout
         self._life = jax.device_put(life) if layout is None else layout.put(life, layout.replicated)

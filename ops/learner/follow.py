@@ -83,13 +83,12 @@ class Follow:
             self._attendance.look(ORDER_SECONDS)
             return
         try:
-            order = None if self._orders is None else self._orders.next(ORDER_SECONDS)
-            self.is_finished = self._orders is None
+            if self._orders is None:
+                self.is_finished = True
+            elif (order := self._orders.next(ORDER_SECONDS)) is not None:
+                self._follow(self._learner, order, self._batch, self._orders)
         except EOFError:
             self.is_finished = True  # The daemon ends this host, too.
-            return
-        if order is not None:
-            self._follow(self._learner, order, self._batch)
 
     def _batch(self, position: int) -> Any:
         """The batch at a position, which is greater than that of the last one."""

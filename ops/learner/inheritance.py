@@ -13,13 +13,13 @@ which is in the snapshot, was to be adopted some steps later: the next life adop
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from isthmus.ops.exchange.kept_state import Own, Restored
 from isthmus.ops.exchange.token_accounts import Odometer
 from isthmus.ops.exchange.token_totals import Totals
-from isthmus.ops.island.contract import SoleLearning
+from isthmus.ops.island.contract import LastingLearning
 from isthmus.ops.learner.answers import Held
 from isthmus.ops.recovery.leaves import packed, unpacked
 from isthmus.ops.recovery.local_copies import LocalCopies
@@ -29,20 +29,25 @@ from isthmus.ops.recovery.local_copies import LocalCopies
 class Inheritance:
     """The inheritance of the life that a host opens with `context`.
 
-    `sole` is the learner, None where it has other processes; `held` and `odometer` belong to the learner, and change
-    here, too.
+    `held` and `odometer` belong to the `learner`, and change here, too. `has_kept` returns whether the learner's local
+    leaves, once created, are those of a former life already.
     """
 
     def __init__(
-        self, context: Any, *, sole: SoleLearning | None, held: Sequence[Held | None], odometer: Odometer, alpha: float
+        self,
+        context: Any,
+        *,
+        learner: LastingLearning,
+        held: Sequence[Held | None],
+        odometer: Odometer,
+        alpha: float,
+        has_kept: Callable[[], bool],
     ) -> None:
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
-        self._sole, self._held, self._odometer, self._has_alpha = sole, held, odometer, alpha > 0
-        island = context.island
-        is_elastic = island is not None and island.elastic is not None  # It has all of it in memory.
-        self._has_copies = context.folder is not None and self._incarnation > 1 and not is_elastic
+        self._learner, self._held, self._odometer, self._has_alpha = learner, held, odometer, alpha > 0
+        self._has_copies, self._has_kept = context.folder is not None and self._incarnation > 1, has_kept
         self._copies: LocalCopies | None = None
-        if context.folder is not None and sole is not None:
+        if context.folder is not None:
             self._copies = LocalCopies(context.folder, context.disk, self._slot, self._incarnation, now=context.now)
         self._own: Own | None = None
         self._due: dict[int, int] = {}
@@ -80,6 +85,8 @@ class Inheritance:
         Where this life continues from a cut, returns the progress of the run as known at the cut.
         """
         own = self._own
+        if self._has_kept():
+            return None
         if own is not None and self._take_own(own):
             totals = Totals()  # The totals that this life has received since may exceed those at the cut.
             totals.hear(own["totals"])
@@ -91,7 +98,7 @@ class Inheritance:
 
     def _take_copy(self) -> None:
         copy = None if self._copies is None else self._copies.found()
-        if copy is not None and self._sole is not None and self._sole.take_local(copy.leaves):
+        if copy is not None and self._learner.take_local(copy.leaves):
             self.began = ["copy", copy.incarnation, copy.step]
         else:
             self.began = ["anew", 0, 0]
@@ -99,9 +106,9 @@ class Inheritance:
     def _take_own(self, own: Own) -> bool:
         """Continue as the life that made the cut would have, if this one begins with its versions."""
         versions = [(epoch, count) for epoch, count, _, _ in own["standings"]]
-        if self._sole is None or versions != [held and held.ledger.base for held in self._held]:
+        if versions != [held and held.ledger.base for held in self._held]:
             return False
-        if not self._sole.take_own([unpacked(leaf) for leaf in own["leaves"]]):
+        if not self._learner.take_own([unpacked(leaf) for leaf in own["leaves"]]):
             return False
         for p, (_, _, due, former) in enumerate(own["standings"]):
             ledger = self._of(p).ledger
@@ -116,9 +123,8 @@ class Inheritance:
     def adopt_due(self) -> None:
         """Adopt the versions that are due before the next step."""
         for p in [p for p, step in self._due.items() if step <= self._odometer.steps]:
-            assert self._sole is not None
             held = self._of(p)
-            self._sole.adopt(p, held.anchor)
+            self._learner.adopt(p, held.anchor)
             held.ledger.adopted(held.ledger.base, None)
             del self._due[p]
 
@@ -130,19 +136,19 @@ class Inheritance:
 
     def leave_copy(self) -> None:
         """Store a copy of the local leaves on this machine, when it is due."""
-        if self._copies is not None and self._sole is not None and self._copies.is_due():
-            self._copies.keep(self._odometer.steps, self._sole.local)
+        if self._copies is not None and self._copies.is_due():
+            self._copies.keep(self._odometer.steps, self._learner.local)
 
     def own(self, overlap: int, totals: Totals) -> Own | None:
         """The state that only this learner has, at a boundary at which it has answered.
 
         Answers are adopted `overlap` steps later. None if a later life could not continue with any of it.
         """
-        if self._sole is None or None in self._held:
+        if None in self._held:
             return None
         standings = [self._standing(p, overlap) for p in range(len(self._held))]
         is_whole = self._has_alpha or any(due is None for _, _, due, _ in standings)
-        leaves = [packed(leaf) for leaf in self._sole.own(whole=is_whole)]
+        leaves = [packed(leaf) for leaf in self._learner.own(whole=is_whole)]
         return Own(
             slot=self._slot, incarnation=self._incarnation, standings=standings, totals=totals.told(), leaves=leaves
         )

@@ -31,7 +31,7 @@ from isthmus.ops.exchange.lending import LOAN, Loan
 from isthmus.ops.exchange.messages import Control, Progress, Report, Round, Update
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, clock_of
 from isthmus.ops.exchange.token_totals import Totals
-from isthmus.ops.island.contract import Learning, SoleLearning, led_learner_of, sole_learner_of
+from isthmus.ops.island.contract import LastingLearning, SoleLearning, led_learner_of, sole_learner_of
 from isthmus.ops.island.device_call import DeviceCall
 from isthmus.ops.island.life import Life
 from isthmus.ops.learner.answers import Answers, Held
@@ -137,10 +137,16 @@ class InnerStep:
             odometer=self._odometer,
             feed=self._feed,
         )
+        elastic = self._learner if isinstance(self._learner, ElasticLearner) else None
         self._inheritance = Inheritance(
-            context, sole=self._sole, held=self._held, odometer=self._odometer, alpha=self._alpha
+            context,
+            learner=self._learner,
+            held=self._held,
+            odometer=self._odometer,
+            alpha=self._alpha,
+            has_kept=lambda: elastic is not None and elastic.has_kept,
         )
-        self._lending = Lending(context, self._sole, self._odometer)
+        self._lending = Lending(context, None if elastic is not None else self._learner, self._odometer)
         self._learner.compile(first_batch(self._task, context.seed, self._slot))
         if not self._fragments:
             self._learner.begin()
@@ -151,7 +157,7 @@ class InnerStep:
 
         work((self._task, self._fragments, self._alpha), told, host, batch=None, **at)
 
-    def _made(self, context: Any) -> Learning:
+    def _made(self, context: Any) -> LastingLearning:
         """The learner of this island; also stored as `_sole` if the island has no other processes."""
 
         def position() -> int:

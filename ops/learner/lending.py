@@ -15,7 +15,7 @@ from typing import Any, Final, final
 
 from isthmus.ops.exchange.lending import Loan, Moments
 from isthmus.ops.exchange.token_accounts import Odometer
-from isthmus.ops.island.contract import SoleLearning
+from isthmus.ops.island.contract import LastingLearning
 from isthmus.ops.recovery.leaves import packed, unpacked
 
 BORROW_STEPS: Final = 64
@@ -26,12 +26,12 @@ BORROW_STEPS: Final = 64
 class Lending:
     """The loans of the life that a host opens with `context`.
 
-    `sole` is the learner, None where it has other processes: those neither borrow nor lend.
+    `learner` is None where it neither borrows nor lends: an elastic island has copies of its own.
     """
 
-    def __init__(self, context: Any, sole: SoleLearning | None, odometer: Odometer) -> None:
+    def __init__(self, context: Any, learner: LastingLearning | None, odometer: Odometer) -> None:
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
-        self._sole = sole if "moments" in context.connected else None
+        self._learner = learner if "moments" in context.connected else None
         self._odometer = odometer
         self._lacks: bool | None = None
         """None before the first step."""
@@ -57,19 +57,21 @@ class Lending:
     def _take(self, loan: Loan) -> bool:
         self._lacks = False  # Leaves of another form are not requested again.
         with suppress(ValueError):
-            self._has_taken = self._sole is not None and self._sole.borrow([unpacked(each) for each in loan["leaves"]])
+            self._has_taken = self._learner is not None and self._learner.borrow(
+                [unpacked(each) for each in loan["leaves"]]
+            )
         return self._has_taken
 
     def news(self, *, is_sick: bool) -> list[tuple[str, Moments]]:
         """The announcement of this life's loans, where it has changed."""
-        if self._sole is None or self._lacks is None:
+        if self._learner is None or self._lacks is None:
             return []
         self._lacks = self._lacks and self._odometer.steps < BORROW_STEPS
         lends = self._has_taken or self._odometer.steps >= 2 * BORROW_STEPS
         if self._told == (self._lacks, lends, self._to):
             return []
         self._told = self._lacks, lends, self._to
-        leaves = self._sole.lend() if self._to is not None and lends and not is_sick else []
+        leaves = self._learner.lend() if self._to is not None and lends and not is_sick else []
         told = Moments(
             slot=self._slot,
             incarnation=self._incarnation,

@@ -9,20 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
 from isthmus.ops.data.batches import At
+from isthmus.ops.exchange.path_patterns import Rules
 from isthmus.ops.gang.leader import Leader, follow
 from isthmus.ops.gang.meeting import join, lead
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
+from isthmus.ops.island.recipe import Recipe
+from isthmus.ops.mesh.sharding import Shard
 from isthmus.programs.islands.gang import GangOfProcesses
 from isthmus.runtime.host.contract import Island
 from isthmus.runtime.ids import Member, Replica
-from tests.ops.island.mesh_figures import STEPS, LanguageTask, arrays, fragments_of
+from tests.ops.island.mesh_figures import STEPS, LanguageTask, arrays, fragments_of, part_bytes
 
 DEVICES_EACH, EXCHANGES = 2, 6
 
@@ -39,21 +43,73 @@ def leading(learner: Learner, leader: Leader, count: int) -> dict[str, Any]:
         POSITION[0] = n
         losses.append(float(leader.step(batch(n), n / STEPS)["loss"]))
     shardings = [leaf.sharding for leaf in arrays(learner)]
-    adopted = []
+    again = going_on(leader)
+    adopted, donated = [], 0
     for n in range(EXCHANGES):
         p, POSITION[0] = n % count, STEPS + n
         values = np.asarray(leader.extract(p), np.float32)
         leader.adopt(p, values)
         adopted.append(bool(np.array_equal(np.asarray(leader.extract(p)), values)))
+        before = arrays(learner)
         leader.step(batch(STEPS + n), 1.0)["loss"].block_until_ready()
+        donated += sum(leaf.is_deleted() for leaf in before)
     return {
         "losses": losses,
         "payloads": [hashlib.sha256(payload.tobytes()).hexdigest() for payload in payloads],
         "adopted": all(adopted),
+        "again": again,
         "kept": [before == leaf.sharding for before, leaf in zip(shardings, arrays(learner), strict=True)],
+        "gpus": jax.config.values["jax_cuda_visible_devices"],
         "executables": learner._functions.step._cache_size(),
+        "donated": donated / (EXCHANGES * len(shardings)),
+        "replicated_bytes": sum(leaf.nbytes for leaf in arrays(learner) if leaf.sharding.is_fully_replicated),
         "device_bytes": sum(leaf.addressable_shards[0].data.nbytes for leaf in arrays(learner)),
         "state_bytes": sum(leaf.nbytes for leaf in arrays(learner)),
+    }
+
+
+class SquareTask(LanguageTask):
+    """The same on a mesh of two axes, with leaves cut over the one, the other, and both."""
+
+    def recipe(self) -> Recipe:
+        cut: Rules[Shard] = (("embedding", ("data", "model")), ("head", (None, "model")))
+        return replace(super().recipe(), mesh=(("data", -1), ("model", 2)), shard=cut)
+
+
+def crossing(learner: Learner, leader: Leader, count: int) -> dict[str, Any]:
+    """What goes out, in sum and on a device, and comes in."""
+    leader.begin()
+    extracted = [leader.extract(p) for p in range(count)]
+    payloads = [np.asarray(each, np.float32) for each in extracted]
+    for p, values in enumerate(payloads):
+        leader.adopt(p, 2 * values)
+    doubled = [np.asarray(leader.extract(p), np.float32) for p in range(count)]
+    return {
+        "payloads": [hashlib.sha256(payload.tobytes()).hexdigest() for payload in payloads],
+        "adopted": all(np.array_equal(2 * one, other) for one, other in zip(payloads, doubled, strict=True)),
+        "widest": max(part_bytes(each) for each in extracted),
+        "losses": [float(leader.step(batch(n), n / STEPS)["loss"]) for n in range(3)],
+    }
+
+
+def going_on(leader: Leader) -> dict[str, Any]:
+    """What comes of going on from what a life had: its losses beside those of that life, and what is lent and taken."""
+    had = leader.own(whole=True)
+    lent, local = leader.lend(), leader.local()
+    once = [float(leader.step(batch(n), 0.5)["loss"]) for n in range(3)]
+    is_taken = leader.take_own(had)
+    twice = [float(leader.step(batch(n), 0.5)["loss"]) for n in range(3)]
+    other = [2 * leaf for leaf in lent]
+    is_borrowed = leader.borrow(other)
+    refused = [leader.take_local(local[1:]), leader.take_own(had[1:]), leader.borrow([])]
+    return {
+        "once": once,
+        "twice": twice,
+        "taken": is_taken,
+        "borrowed": is_borrowed and all(np.array_equal(*each) for each in zip(leader.lend(), other, strict=True)),
+        "whole": leader.take_local(local),
+        "refused": refused,
+        "sizes": [leaf.nbytes for leaf in local],
     }
 
 
@@ -73,20 +129,30 @@ def main(number: int, there: str = "") -> None:
     task = LanguageTask()
     fragments = fragments_of(task, 3)
     learner = Learner(task, fragments, life=Life(0, 0, 1), island=Island(("cpu",), DEVICES_EACH, gang=gang))
+    square = Learner(SquareTask(), fragments, life=Life(0, 0, 1), island=Island(("cpu",), DEVICES_EACH, gang=gang))
     if number == 0:
         leader = Leader(learner, given, lambda: POSITION[0])
         leader.compile(batch(0))
-        print(json.dumps(leading(learner, leader, len(fragments))))
+        found = leading(learner, leader, len(fragments))
+        other = Leader(square, given, lambda: POSITION[0])
+        given.give("other")
+        other.compile(batch(0))
+        print(json.dumps({**found, "square": crossing(square, other, len(fragments))}))
         given.close()
         return
     learner.compile(batch(0))
     orders.ready()
     while True:
         try:
-            order = orders.next(60.0)
+            order = orders.next(60.0) or ["nothing"]
         except EOFError:
             return
-        follow(learner, order or ["nothing"], batch)
+        if order == ["other"]:
+            learner = square
+            learner.compile(batch(0))
+            orders.ready()
+        else:
+            follow(learner, order, batch, orders)
 
 
 if __name__ == "__main__":

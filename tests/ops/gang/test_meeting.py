@@ -55,7 +55,7 @@ def test_orders_arrive_in_order_and_what_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="an order of 517 bytes: expected at most 512"):
         following.next(1.0)
     with pytest.raises(ValueError, match="no order of a leader"):
-        follow(None, ["step", "x", 1.0], lambda position: None)  # type: ignore[arg-type]
+        follow(None, ["step", "x", 1.0], lambda position: None, following)  # type: ignore[arg-type]
     orders.close()
     following.close()
 
