@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from isthmus.programs.checks.meshes import mesh_faults
 from isthmus.programs.checks.processes import process_faults
 from isthmus.programs.cluster.needs import Find, host_faults, learner_bytes, not_asked
+from isthmus.programs.islands.elastic_sizes import sizes_on
 from isthmus.programs.recorder.summary import roster_counts
 from isthmus.programs.request.request import Request
 from isthmus.programs.results.numbers import size
@@ -21,7 +22,7 @@ from isthmus.runtime.roles import LEARNER
 
 def placed(request: Request, topology: Topology, compiled: Find = not_asked) -> Placement:
     """Where every replica of the request goes; PlacementError with everything that is in the way, among it what a
-    compiler has `compiled`, and found too large."""
+    compiler has `compiled`, and found too large; ConfigError as for `elastic_sizes`."""
     counts = roster_counts(request.graph, request.job.learners)
     placement = place(request.graph, counts, topology, memory_bytes={LEARNER: learner_bytes(request)})
     if faults := list(process_faults(request.plans, request.task, placement.processes, request.job.learners)):
@@ -37,11 +38,19 @@ def placed(request: Request, topology: Topology, compiled: Find = not_asked) -> 
         dict.fromkeys(fault for slot, machine in hosts for fault in _mesh_faults(request, machine, slot))
     ):
         raise PlacementError.of(faults)
+    elastic_sizes(request, topology, placement)
     if faults := [fault for slot, machine in hosts for fault in _memory_faults(machine, slot, compiled)]:
         raise PlacementError.of(faults)
     if faults := list(host_faults(request, topology, placement)):
         raise PlacementError.of(faults)
     return placement
+
+
+def elastic_sizes(request: Request, topology: Topology, placement: Placement) -> list[list[int]]:
+    """With how many of its processes each learner's island may train, by slot; ConfigError as for `sizes_on`."""
+    machines = topology.by_name()
+    devices = [machines[name].devices for name in placement.of_role(LEARNER)][: len(placement.processes)]
+    return sizes_on(request, placement.processes, devices)
 
 
 def _mesh_faults(request: Request, machine: Machine, slot: int) -> Iterator[Fault]:

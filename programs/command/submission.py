@@ -9,15 +9,13 @@ from isthmus.programs.ahead.known import finder
 from isthmus.programs.cluster import digest
 from isthmus.programs.cluster.cluster_file import Cluster
 from isthmus.programs.cluster.handover import Handover, Sites
-from isthmus.programs.cluster.placing import placed
-from isthmus.programs.islands.elastic_sizes import sizes_on
+from isthmus.programs.cluster.placing import elastic_sizes, placed
 from isthmus.programs.machine.client import Daemon
 from isthmus.programs.request import spec
 from isthmus.programs.request.new_folder import document
 from isthmus.programs.request.request import Request
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
 from isthmus.runtime.graph.placement import Placement
-from isthmus.runtime.roles import LEARNER
 
 
 def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
@@ -40,9 +38,7 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     told = spec.of(request, zero_ns=0, cpu_seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))
     told["processes"] = list(placement.processes)
     if not faults:
-        machines = cluster.topology.by_name()
-        devices = [machines[name].devices for name in placement.of_role(LEARNER)][: len(placement.processes)]
-        told["elastic"] = sizes_on(request, placement.processes, devices)
+        told["elastic"] = elastic_sizes(request, cluster.topology, placement)
     message = {
         "type": "check",
         "program": job.program,

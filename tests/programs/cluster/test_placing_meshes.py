@@ -18,11 +18,13 @@ from isthmus.runtime.graph.topology import Machine, Topology
 
 @pytest.fixture(scope="module")
 def request_of_nano(tmp_path_factory: pytest.TempPathFactory) -> Request:
-    folder: Path = tmp_path_factory.mktemp("request")
+    return nano(tmp_path_factory.mktemp("request"), learners=2)
+
+
+def nano(folder: Path, **run: int) -> Request:
     (folder / "text.txt").write_text("two seas and a narrow land between them, " * 200)
     settings = {"data": (str(folder / "text.txt"),), "layers": 1, "batch": (8, 12)}
-    run = {"tokens": 10_000, "learners": 2}
-    return prepare(run=run, task_settings=settings, run_dir=folder / "run")
+    return prepare(run={"tokens": 10_000, **run}, task_settings=settings, run_dir=folder / "run")
 
 
 def machines(devices: int) -> Topology:
@@ -84,3 +86,10 @@ def test_machines_that_cannot_be_one_island_are_refused_together(tmp_path: Path)
         "an address of 'alpha', its first machine",
         "two machines or more that are one island",
     ]
+
+
+def test_more_devices_than_an_island_has_are_refused_where_it_is_placed(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(pod(alpha={"address": '"tcp://127.0.0.1:7400"'}, beta={"address": '"tcp://127.0.0.1:7401"'}))
+    with pytest.raises(ConfigError, match="at most the 8 devices of the island of learner 0, found 9"):
+        placed(nano(tmp_path, learners=1, devices_min=9), cluster_file.read(file).topology)
