@@ -63,6 +63,7 @@ soak: .venv/installed-test
 	$(BIN)/python -m tests.programs.simulation.mutants
 	$(BIN)/isthmus simulate world --seeds 10000 --each 20
 	$(BIN)/isthmus simulate world --seeds 2000 --each 20 --deaths
+	$(BIN)/isthmus simulate world --seeds 500 --each 1 --gangs
 	$(BIN)/python tests/bench/soak_kills.py
 
 mutate: .venv/installed-mutate

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from isthmus.programs.request.program import DEFAULT
 from isthmus.programs.results.numbers import seconds
-from isthmus.programs.simulation import deaths, workers
+from isthmus.programs.simulation import deaths, gangs, workers
 from isthmus.programs.simulation.coverage import PHASES, idle, rare, rare_steps
 from isthmus.programs.simulation.seeds import run, shape_of
 from isthmus.programs.simulation.universe import Outcome
@@ -26,10 +26,21 @@ SEED_MAX: Final = (1 << 63) - 1
 PROGRESS_SECONDS: Final = 0.5
 
 
-def world(seed: int, seeds: int, program: str, *, least: int = 0, is_deadly: bool = False, as_json: bool) -> bool:
+def world(
+    seed: int,
+    seeds: int,
+    program: str,
+    *,
+    least: int = 0,
+    is_deadly: bool = False,
+    has_gangs: bool = False,
+    as_json: bool,
+) -> bool:
     """Run seeds `seed` to `seed + seeds - 1`, and show what came of them; whether nothing was wrong, every kind of
     fault happened at least `least` times in every phase of the runs, and, where any is asked for, every guard fired.
-    As it `is_deadly`, everything dies in each of them, and `least` is how often it is to at each step of a snapshot.
+    As it `is_deadly`, everything dies in each of them, and `least` is how often it is to at each step of a snapshot. As
+    it `has_gangs`, islands have several processes, and what happens to such islands has to happen, where `least` is
+    asked for.
 
     ConfigError for numbers out of range and for programs that cannot be simulated.
     """
@@ -37,10 +48,15 @@ def world(seed: int, seeds: int, program: str, *, least: int = 0, is_deadly: boo
     if is_deadly and program != DEFAULT:
         do = "Leave --program out, or --deaths."
         raise ConfigError("Reading the options of `isthmus simulate world`", f"--deaths of {DEFAULT}", program, do)
-    again = partial(command, program=program, is_deadly=is_deadly)
+    if is_deadly and has_gangs:
+        doing = "Reading the options of `isthmus simulate world`"
+        raise ConfigError(doing, "--deaths or --gangs", "both", "Leave one of them out.")
+    if has_gangs:
+        gangs.check(program)
+    again = partial(command, program=program, more=" --deaths" * is_deadly + " --gangs" * has_gangs)
     begun = time.monotonic()
     outcomes, told, failed = [], begun, 0
-    tried = partial(deaths.run if is_deadly else run, program=program)
+    tried = partial(deaths.run if is_deadly else gangs.run if has_gangs else run, program=program)
     for outcome in workers.outcomes(tried, range(seed, seed + seeds)):
         outcomes.append(outcome)
         failed += outcome.violation is not None
@@ -57,6 +73,8 @@ def world(seed: int, seeds: int, program: str, *, least: int = 0, is_deadly: boo
     took = time.monotonic() - begun
     if is_deadly:
         missing = rare_steps(_phases(outcomes), least)
+    elif has_gangs:
+        missing = gangs.unseen(_guards(outcomes)) if least else []
     else:
         missing = rare(_phases(outcomes), program, least) + (idle(_guards(outcomes), program) if least else [])
     if as_json:
@@ -81,10 +99,10 @@ def story(outcome: Outcome, again: Callable[[int], str]) -> str:
     return "\n".join([*lines, f"  again: {again(outcome.seed)}", ""])
 
 
-def command(seed: int, program: str, *, is_deadly: bool = False) -> str:
-    """The command that runs a seed again."""
-    more = "" if program == DEFAULT else f" --program {program}"
-    return f"isthmus simulate world --seed {seed}{more}{' --deaths' if is_deadly else ''}"
+def command(seed: int, program: str, *, more: str = "") -> str:
+    """The command that runs a seed again, with `more` options."""
+    named = "" if program == DEFAULT else f" --program {program}"
+    return f"isthmus simulate world --seed {seed}{named}{more}"
 
 
 def table(outcomes: list[Outcome], took: float) -> str:

@@ -38,6 +38,13 @@ def world(
             help="Also have every process die at once, at each step of a snapshot; --each counts these then.",
         ),
     ] = False,
+    has_gangs: Annotated[
+        bool,
+        typer.Option(
+            "--gangs",
+            help="Islands of several processes, some elastic; --each asks that all happens to them that can.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run whole clusters in virtual time, with faults from the seed, and check that nothing is broken.
@@ -46,7 +53,9 @@ def world(
     """
     from isthmus.programs.command import simulate as simulating
 
-    if not simulating.world(seed, seeds, program, least=each, is_deadly=is_deadly, as_json=as_json):
+    if not simulating.world(
+        seed, seeds, program, least=each, is_deadly=is_deadly, has_gangs=has_gangs, as_json=as_json
+    ):
         raise typer.Exit(FAILED)
 
 

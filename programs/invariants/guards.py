@@ -19,7 +19,17 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.roles import LEARNER
 from isthmus.runtime.sim import Checker, Forge, Universe, ViolationError
 from isthmus.runtime.sim.host import Life
-from isthmus.runtime.supervision.incidents import Happened, Refused
+from isthmus.runtime.supervision.incidents import (
+    Bereft,
+    Condemned,
+    Happened,
+    ProcessBack,
+    ProcessLost,
+    ProcessMissing,
+    Reformed,
+    Refused,
+    Undermanned,
+)
 
 WIRE: Final = ("stale", "refused_connection", "refused_stranger", "refused_crossed")
 """Counts of a channel that are refusals of what a sound peer sent too late, or to a life that is over."""
@@ -45,8 +55,8 @@ OF_DECOUPLED: Final = (
     "moments lent",
 )
 """Of syncers and holders."""
-
-
+OF_ISLANDS: Final = (Bereft, Undermanned, ProcessLost, ProcessBack, ProcessMissing, Reformed)
+"""What happens to islands of several processes."""
 JUDGED: Final = "answers judged"
 OF_FORGERIES: Final = ("not finite", "norms of other values", "out of proportion", NOT_FINITE)
 """Why a shard refuses the answer of a learner that is not sound; no answer of a sound one is refused for it."""
@@ -94,9 +104,13 @@ class GuardsWitness(Checker):
             self._fired["moments lent"] += 1
 
     def happened(self, universe: Universe, happened: Happened) -> None:
-        """Look at hosts that are no members."""
-        if isinstance(happened.incident, Refused):
-            self._fired[f"member: {happened.incident.refusal}"] += 1
+        """Look at hosts that are no members, and at processes of islands."""
+        incident = happened.incident
+        if isinstance(incident, Refused):
+            self._fired[f"member: {incident.refusal}"] += 1
+        found = incident.verdict if isinstance(incident, Condemned) else incident
+        if isinstance(found, OF_ISLANDS):
+            self._fired[f"island: {found.__struct_config__.tag}"] += 1
 
     def fired(self, universe: Universe) -> Counter[str]:
         """How often each guard fired so far."""

@@ -4,11 +4,15 @@ comes to its end."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
 from isthmus.programs import Program
+from isthmus.programs.command import simulate as shown
+from isthmus.programs.simulation import gangs
 from isthmus.programs.simulation.universe import Shape, outcome_of
+from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.roles import leader
 from isthmus.runtime.sim import Blackout, Checker, Climate, Cut, Fault, Kill, KillDaemon, Pause, Universe
@@ -87,3 +91,34 @@ def faults(rng: random.Random) -> tuple[Fault, ...]:
             )
         )
     return tuple(made)
+
+
+@pytest.mark.parametrize(
+    ("program", "seeds"),
+    [
+        ("decoupled-diloco", range(2, 4)),
+        soaked("decoupled-diloco", range(100)),
+        soaked("diloco", range(200, 230)),
+        soaked("streaming-diloco", range(300, 330)),
+    ],
+)
+def test_islands_of_seeds_live_with_the_faults_of_all_hosts(program: str, seeds: range) -> None:
+    guards: Counter[str] = Counter()
+    for seed in seeds:
+        outcome = gangs.run(seed, program)
+        assert outcome.violation is None, (seed, outcome.violation)
+        guards += outcome.guards
+    assert sum(guards[f"island: {word}"] for word in gangs.WORDS)
+
+
+def test_what_never_happened_to_an_island_is_told() -> None:
+    happened = Counter(dict.fromkeys((f"island: {word}" for word in gangs.WORDS), 1))
+    assert gangs.unseen(happened) == []
+    del happened["island: reformed"]
+    assert gangs.unseen(happened) == ["of islands 'reformed' never happened"]
+
+
+def test_programs_whose_learners_are_one_process_have_no_such_search() -> None:
+    for asked in (("data-parallel", False), ("decoupled-diloco", True)):
+        with pytest.raises(ConfigError, match="--gangs"):
+            shown.world(0, 1, asked[0], is_deadly=asked[1], has_gangs=True, as_json=False)
