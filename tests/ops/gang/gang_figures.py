@@ -72,7 +72,7 @@ class SquareTask(LanguageTask):
     """The same on a mesh of two axes, with leaves cut over the one, the other, and both."""
 
     def recipe(self) -> Recipe:
-        cut: Rules[Shard] = (("embedding", ("data", "model")), ("head", (None, "model")))
+        cut: Rules[Shard] = (("embedding", ("data", "model")), ("head", (None, "model")), ("hidden", ("model",)))
         return replace(super().recipe(), mesh=(("data", -1), ("model", 2)), shard=cut)
 
 
