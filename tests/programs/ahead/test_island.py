@@ -79,6 +79,9 @@ def test_an_island_is_told_as_json_and_in_words() -> None:
     assert told(refused).startswith("v6e:2x2 (4 x TPU v6 lite, learner 1): does not fit\n")
     assert "a smaller batch, or jax.checkpoint in the loss, or an island of more devices" in told(refused)
     assert "predicted" not in told(refused)
+    assert "collectives" not in told(refused)
+    assert "machines  " not in told(fits)
+    assert "machines     4, each with a process of the island" in told(replace(fits, hosts=4))
 
 
 def test_the_largest_batch_is_told_with_its_tokens() -> None:
