@@ -28,13 +28,16 @@ Model = Counter[tuple[int, int]]
 
 
 class BooksChecker(Checker):
-    """At the end of a run learners and shards agree about what became of every token, what is said to be in the model
-    is in it, and of a learner that is there nobody has heard more than it says itself."""
+    """At the end of a run the books agree.
+
+    Learners and shards agree about what became of every token; the model contains the tokens that the books count in
+    it; and no receiver heard more from a live learner than the learner itself reports.
+    """
 
     def __init__(self) -> None:
         self._answers: dict[tuple[Member, int, int, int, int], set[int]] = {}
         self._former: dict[tuple[Member, int, int, int, int, int], int] = {}
-        """Of the same answers, how many tokens of each life before are in them."""
+        """Tokens of each earlier life in the same answers."""
         self._models: dict[tuple[int, Version], Model] = {}
         self._clocks: dict[tuple[int, Version], dict[int, tuple[int, int]]] = {}
         self._newest: dict[tuple[Member, int], Version] = {}
@@ -42,7 +45,7 @@ class BooksChecker(Checker):
         self.merged: dict[int, Model] = {}
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """Note from where to where each answer goes that reaches a shard."""
+        """Note the token range of each answer that reaches a shard."""
         if edge.target_port == "answer":
             own = [item["incarnation"], item["begin"], item["end"], item["steps"]]
             *former, (incarnation, begin, end, _) = ranges_of(item) or [own]
@@ -51,7 +54,7 @@ class BooksChecker(Checker):
             self._former |= {(*key, of): last - first for of, first, last, _ in former}
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Count what is in each version that is published for the first time."""
+        """Count the tokens in each version when it is first published."""
         if edge.source_port != "update":
             return
         p, version = item["fragment"], (item["version"][0], item["version"][1])
@@ -62,7 +65,7 @@ class BooksChecker(Checker):
             return
         base = (p, before) if before is not None else None
         if base is None and version[1]:
-            self._unsure.add(p)  # It goes on from a version that nobody was ever sent.
+            self._unsure.add(p)  # It goes on from a version that was never sent.
         model = Counter(self._models.get(base, {})) if base else Model()
         former = self._clocks.get(base, {}) if base else {}
         for slot, moved in clock.items():
@@ -80,7 +83,7 @@ class BooksChecker(Checker):
         return to[1] - max(begins, default=to[1])
 
     def ended(self, universe: Universe) -> None:
-        """Look at what the last recorder published, if it came to its end."""
+        """Check the last status of the last recorder, if that finished."""
         last = universe.last(RECORDER)
         status = {} if last is None else last.host.published.get("record", {})
         if universe.outcome not in ("done", "stopped") or status.get("phase") != "done":
@@ -92,7 +95,7 @@ class BooksChecker(Checker):
         self._check_merged(status, found)
 
     def _check_merged(self, status: dict[str, Any], found: list[Entry]) -> None:
-        """Compare what is said to be in the model with what is."""
+        """Compare the tokens that the books count as merged with those in the model."""
         last = {p: shard for shard, p in sorted(self._newest, key=lambda of: of[0].incarnation)}
         for p, shard in last.items():
             self.merged[p] = self._models[p, self._newest[shard, p]]
@@ -106,19 +109,21 @@ class BooksChecker(Checker):
 
 
 class TapesChecker(Checker):
-    """Every merge that a shard tells of merged the tokens of the answers on its tape; and where the recorder came to
-    its end, its books have the steps and the merges of the tapes."""
+    """Every reported merge merged the tokens of the answers on its shard's tape.
+
+    Where the recorder finished, its books have the steps and merges of the tapes.
+    """
 
     def __init__(self) -> None:
         self._mergings: dict[tuple[int, int, int], Mapping[str, Any]] = {}
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Note what shards say of merges."""
+        """Note merges that shards report."""
         if edge.source_port == "merged":
             self._mergings[item["fragment"], item["epoch"], item["round"]] = item
 
     def objection(self, plans: Mapping[str, Plan], tapes: Mapping[str, bytes], status: Mapping[str, Any]) -> str | None:
-        """What is wrong, in words, in a universe that is over; `status` is what the recorder said last."""
+        """The violation in a finished universe, in words; None if there is none. `status`: the recorder's last."""
         summary: dict[str, Any] = {"books": {"lives": [], "fragments": []}, "outer_steps": None}
         if status.get("phase") == "done" and status["error"] is None:
             told = books(status, entries(status, len(status["merged_tokens"])), None, {})

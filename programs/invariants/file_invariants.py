@@ -23,9 +23,11 @@ RECORDER = Replica("recorder", 0)
 
 
 class FilesChecker(Checker):
-    """The final model is there, whole, and as it was sent. In each file of lines everything was written by a recorder;
-    at most one line is torn by each end of one; and what the last one says that it has written is there, and the rest
-    is counted."""
+    """The final model exists, complete and as it was sent; so do the lines of each file.
+
+    A recorder wrote every line of a file; each end of a recorder tears at most one line; the lines that the last
+    recorder counts as written exist, and the rest are counted.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -37,11 +39,11 @@ class FilesChecker(Checker):
             self._models.setdefault(item["fragment"], set()).add(zlib.crc32(encoded(item["tensors"])))
 
     def ended(self, universe: Universe) -> None:
-        """Look at all files, and again after a power failure."""
+        """Check all files, and again after a power failure."""
         disk, recorder = universe.disks[universe.home], universe.last(RECORDER)
         nothing: dict[str, Any] = {"files": {}, "error": None}
         status = nothing if recorder is None else recorder.host.published.get("record", nothing)
-        # One that was killed may have written a line that it had not counted; what came after its end took some away.
+        # A killed recorder may have written a line that it had not counted; later disk failures removed some.
         is_as_told = recorder is not None and recorder.failures_at_end == disk.failures
         counts = {name: told if is_as_told else None for name, told in status["files"].items()}
         deaths = sum(life.member.replica == RECORDER and life.was_killed for life in universe.lives)
@@ -67,7 +69,7 @@ class FilesChecker(Checker):
                 raise ViolationError(f"{path.name} is not what was sent: {len(files[path])} bytes")
 
     def _check_lines(self, disk: SimulatedDisk, name: str, deaths: int) -> None:
-        """Compare a file with what was written into it."""
+        """Compare a file with the lines written into it."""
         path = self._folder / f"{name}.jsonl"
         known = {line for writing in disk.written.get(path, []) for line in _lines(writing.data)}
         found = _lines(disk.files().get(path, b""))
@@ -81,8 +83,10 @@ class FilesChecker(Checker):
                 raise ViolationError(f"{path.name} has a line that nobody has written: {line!r}")
 
     def _check_counts(self, disk: SimulatedDisk, name: str, recorder: str, counts: Mapping[str, Any]) -> None:
-        """Compare what the last recorder says that it has written with what it did; the file ends in that. One that
-        booted late, and heard that it is not the present life, may have opened the file after it."""
+        """Compare the last recorder's counts with the lines it wrote, which the file ends in.
+
+        A recorder that booted late, and learned that it is not the current life, may have opened the file after it.
+        """
         path = self._folder / f"{name}.jsonl"
         own = [writing.data for writing in disk.written.get(path, []) if writing.writer == recorder]
         last = [line for data in own for line in _lines(data)]
@@ -98,7 +102,7 @@ def _lines(data: bytes | bytearray) -> list[bytes]:
 
 
 def _has_unwritten(counts: Mapping[str, Any]) -> bool:
-    """Whether there is a line that the disk did not take, or only a part of it."""
+    """Whether the disk rejected a line, or took only a part of it."""
     return bool(counts["waiting"] or counts["lost"])
 
 

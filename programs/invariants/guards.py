@@ -32,7 +32,7 @@ from isthmus.runtime.supervision.incidents import (
 )
 
 WIRE: Final = ("stale", "refused_connection", "refused_stranger", "refused_crossed")
-"""Counts of a channel that are refusals of what a sound peer sent too late, or to a life that is over."""
+"""Channel counters of refused messages that a sound peer sent too late, or to a life that is over."""
 VOTES: Final = ("vote refused: ", "opening ")
 """How the reasons begin for which the rounds of a Quorum node drop an item."""
 OF_ALL: Final = (
@@ -69,11 +69,11 @@ class HonestChecker(Checker):
         self._liars: Mapping[Replica, Sequence[Forge]] = {}
 
     def began(self, universe: Universe, member: Member) -> None:
-        """Note where forgeries are found."""
+        """Keep the injector's record of forgeries."""
         self._liars = universe.injector.forgeries
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Look at what merges refused."""
+        """Check the refusals of merges."""
         if edge.source_port == "merged":
             for slot, why in item["refused"]:
                 if why in OF_FORGERIES and Replica(LEARNER, slot) not in self._liars:
@@ -81,15 +81,18 @@ class HonestChecker(Checker):
 
 
 class GuardsWitness(Checker):
-    """Counts, by the name of the guard: answers that shards judged, and those that they say they refused, copies that
-    holders gave, items that learners forged, and, at the end, what all channels, rounds and stations have refused."""
+    """Counts by the name of the guard.
+
+    Answers that shards judged and refused, copies that holders gave, items that learners forged, and, at the end, all
+    refusals of channels, rounds and stations.
+    """
 
     def __init__(self) -> None:
         self._fired: Counter[str] = Counter()
         self._seen: set[tuple[Member, int, int | None]] = set()
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Look at what merges refused, and at copies."""
+        """Count judged and refused answers, copies and loans."""
         if edge.source_port == "merged":
             for slot, why in item["refused"]:
                 if (life.member, item["round"], slot) not in self._seen:

@@ -24,15 +24,18 @@ LEFT_OUT_MAX: Final = 8
 """Merges of a fragment in a row, in calm, without a learner that lives and is connected: four may leave it out, the
 next waits for it up to a learned deadline."""
 CALM_NS: Final = 3_000_000_000
-"""After the last fault: a connection that was lost is made anew within a second, and what was late has come."""
+"""After the last fault: a lost connection is made anew within a second, and late messages have arrived."""
 WEIGHT_TOLERANCE: Final = 1e-9
 
 
 @dataclass(slots=True)
 class _Books:
-    """Of one fragment in one life of a shard: the newest version and its clock, all versions that it sent, the answers
-    that arrived while their learner was live, who voted with which weight for which version, and when which slot gave
-    which version to a shard that had none."""
+    """Books of one fragment in one life of a shard.
+
+    The newest version and its clock; all versions that it sent (`known`); answers that arrived while their learner was
+    live; voters and their weights by version; and (time, slot, version) of each version that a slot gave to the shard
+    while it recovered.
+    """
 
     newest: Version = (0, 0)
     clock: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -45,10 +48,13 @@ class _Books:
 
 
 class MergesChecker(Checker):
-    """Every merge is of answers that arrived from those who were live, once each, in slot order, on bases that the
-    shard published, of tokens that are not in the model yet, weighted by tokens x tokens / steps; the clock of the new
-    version says just that; and a shard that comes back goes on from no older version than the newest that it was given
-    of those that holders know, and than the one that half of those that answered have reached."""
+    """Every merge is of valid answers, and a shard that comes back loses no version.
+
+    Merged answers arrived from live learners, once each, in slot order, on bases that the shard published, with tokens
+    that are not in the model yet, weighted by tokens x tokens / steps; the clock of the new version agrees. A shard
+    that comes back goes on from a version no older than the newest it was given up to the holders' newest, and than the
+    one that half of the answering learners have reached.
+    """
 
     def __init__(self) -> None:
         self._books: dict[tuple[Member, int], _Books] = {}
@@ -62,14 +68,14 @@ class MergesChecker(Checker):
         books = self._of(life, item["fragment"])
         if item["kind"] == "recover" and item["base"] is not None:
             books.recovered.append((life.clock.now(), item["slot"], (item["base"][0], item["base"][1])))
-        # The clock goes as far as the last life that has trained anything of it.
+        # The clock ends at the last life that trained any of it.
         own = [item["incarnation"], item["begin"], item["end"], item["steps"]]
         *former, (incarnation, begin, end, steps) = ranges_of(item) or [own]
         vote = {**item, "incarnation": incarnation, "begin": begin, "end": end, "steps": steps, "former": former}
         books.answers.setdefault((item["slot"], incarnation, end), []).append(vote)
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Compare each new version with the one before, and with who is said to have voted."""
+        """Compare each new version with the one before, and with its reported voters."""
         if edge.source_port == "merged" and item["version"] is not None and item["kind"] in ("merge", "final"):
             voters = list(item["voters"])
             if voters != sorted(set(voters)):
@@ -94,7 +100,7 @@ class MergesChecker(Checker):
         if version == books.newest and clock != books.clock:
             raise ViolationError(f"{doing}: clock {clock} where it was {books.clock}")
         if update["kind"] == "recover" and not books.known:
-            # Of a slot once: an answer to a former life of the shard may come before the one to this.
+            # Once per slot: an answer to a former life of the shard may arrive before the one to this life.
             newest_of = {slot: each for at, slot, each in books.recovered if at <= books.closed_at}
             given = sorted(newest_of.values(), reverse=True)
             sure = [given[(len(given) - 1) // 2]] if given else [version]
@@ -112,7 +118,7 @@ class MergesChecker(Checker):
         books.known.add(version)
 
     def _check_weights(self, found: Mapping[int, Sequence[Any]], voters: Mapping[int, float], doing: str) -> None:
-        """Compare the weights of a merge with those of its answers, where it is known which these were."""
+        """Compare the weights of a merge with those of its answers, if these are unambiguous."""
         weights = {}
         for slot, votes in found.items():
             tokens = {work_of(vote) for vote in votes}
@@ -126,7 +132,7 @@ class MergesChecker(Checker):
                 raise ViolationError(f"{doing}: slot {slot} has the weight {weight}, not {weights[slot] / total}")
 
     def _moved(self, books: _Books, slot: int, to: tuple[int, int], doing: str) -> list[Any]:
-        """Find the answers of which one moved the clock of a slot."""
+        """The candidate answers, one of which moved the clock of a slot."""
         incarnation, position = books.clock.get(slot, (0, 0))
         found = books.answers.get((slot, *to), [])
         if to[0] < incarnation:
@@ -144,9 +150,11 @@ class MergesChecker(Checker):
 
 
 class AnswersChecker(Checker):
-    """A pull is answered after the updates that had come from the same life of the shard: never on a base older than
-    the newest of them. (What a former life has sent is dropped with it, if nobody has looked at it yet; and so are
-    codes in whose place others come before they may have been looked at, with all that follows them.)"""
+    """A pull is answered after the updates that arrived before it from the same life of the shard.
+
+    The base of an answer is never older than the newest of them. (Two kinds of updates do not count, unless the learner
+    has sampled them: those of a former life, dropped with it; and codes that others replace, with all that follow.)
+    """
 
     def __init__(self) -> None:
         self._newest: dict[tuple[Member, Member, int], Version] = {}
@@ -156,14 +164,14 @@ class AnswersChecker(Checker):
         self._places: dict[tuple[Member, Member, int], tuple[int, Version]] = {}
         self._liars: Mapping[Replica, Sequence[Forge]] = {}
         self._is_in_turns = False
-        """Whether the program is one in lock-step, where copies are for those who hold nothing yet."""
+        """Whether the program is in lock-step, where copies are for learners that hold nothing yet."""
 
     def began(self, universe: Universe, member: Member) -> None:
-        """Note who forges."""
+        """Keep the injector's record of forgeries."""
         self._liars = universe.injector.forgeries
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """Note what had come before each pull."""
+        """Note the updates that arrived before each pull."""
         if edge.target_port == "update" and "version" in item:
             key = life.member, source, item["fragment"]
             if "base" in item:
@@ -175,7 +183,7 @@ class AnswersChecker(Checker):
             self._pulled.setdefault((life.member, item["fragment"], item["round"]), newest)
 
     def _displace(self, life: Life, source: Member, item: Any) -> None:
-        """Forget the codes in whose place others come, if nobody may have looked at them yet."""
+        """Forget codes that the item replaces, if the learner may not have sampled them yet."""
         place, now = (life.member, source, item["place"]), life.true_now()
         came_at, base = self._places.get(place, (-ASKED_NS, (0, 0)))
         self._places[place] = now, (item["base"][0], item["base"][1])
@@ -186,7 +194,7 @@ class AnswersChecker(Checker):
             self._newest.pop((life.member, source, item["fragment"]), None)
 
     def _reach(self, life: Life, item: Any) -> Version:
-        """The newest version that can be adopted now that an item has come: codes follow the version before them."""
+        """The newest version that can be adopted after an item: codes need the version before them."""
         of, version = (life.member, item["fragment"]), (item["version"][0], item["version"][1])
         codes, reached = self._codes.setdefault(of, {}), self._reached.get(of, (0, 0))
         if item["kind"] == "copy" and "frame" not in item and self._is_in_turns and reached > (0, 0):
@@ -204,7 +212,7 @@ class AnswersChecker(Checker):
         """Compare the base of an answer."""
         if edge.source_port == "answer" and item["base"] is not None:
             newest = self._pulled.get((life.member, item["fragment"], item["round"]), (0, 0))
-            # One who says that it does not step is left out of turns: its gate goes ahead without the updates of those.
+            # A forger that reports no steps is left out of turns: its gate goes ahead without their updates.
             is_left_out = self._is_in_turns and life.member.replica in self._liars
             if (item["base"][0], item["base"][1]) < newest and not is_left_out:
                 doing = f"{life.member} answers round {item['round']} of fragment {item['fragment']}"
@@ -218,7 +226,7 @@ class AccountsChecker(Checker):
     """
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Look at reports."""
+        """Check reports."""
         if edge.source_port == "report" and item["phase"] != "ready":
             for fragment, account in enumerate(item["accounts"]):
                 if sum(account) != item["tokens"] or min(account) < 0:

@@ -25,8 +25,8 @@ from isthmus.runtime.supervision.home.core import Home
 from isthmus.runtime.supervision.incidents import RecorderFailed
 
 NOTED_NS: Final = 4_000_000_000
-"""After so long a recorder has certainly written down what it heard of, on a disk that took it all the time: it does
-once a second."""
+"""Nanoseconds after which a recorder has certainly written what it heard, on a working disk: it writes once a
+second."""
 SAMPLED_NS: Final = 2 * PERIOD + 50_000_000
 """Between two looks of a hold node, and a little more for a clock that drifts."""
 Version = tuple[int, int]
@@ -35,14 +35,14 @@ Version = tuple[int, int]
 class VersionsChecker(Checker):
     """Versions only grow: of a fragment as one life of a shard publishes it, and as one life of a learner holds it.
 
-    By edge and receiver: who joins is sent again what was sent last.
+    By edge and receiver: a host that joins is sent the last item again.
     """
 
     def __init__(self) -> None:
         self._newest: dict[tuple[Member, Member, int, int], Version] = {}
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Look at updates, at what learners report that they hold, and at what they answer on."""
+        """Check the versions of updates, of learners' reports, and of the bases of answers."""
         place = (life.member, target, edge.index)
         if edge.source_port == "update":
             self._take((*place, item["fragment"]), item["version"])
@@ -63,33 +63,35 @@ class VersionsChecker(Checker):
 
 
 class BytesChecker(Checker):
-    """Equal version means equal bytes: of updates as they are published; and, where those are coded, of what the codes
-    make, as learners, those who hold the model, and shards send it whole. Where at least half of
-    those who told a shard that came back what they hold of a version forge answers, it may believe them
-    (`ops.recovery.belief`)."""
+    """Equal version means equal bytes.
+
+    This holds for published updates and, where these are coded, for the decoded values that learners, holders of the
+    model and shards send whole. Where at least half of the learners that gave a version to a shard that came back forge
+    answers, the shard may believe them (`ops.recovery.belief`).
+    """
 
     def __init__(self) -> None:
         self._digests: dict[tuple[int, Version, bool], int] = {}
         self._values: dict[tuple[int, Version], Any] = {}
         self._liars: Mapping[Replica, Sequence[Forge]] = {}
         self._givers: dict[tuple[Member, int, Version], set[Replica]] = {}
-        """Those who told a life of a shard that they hold a version of a fragment."""
+        """Learners that gave a version of a fragment to a life of a shard."""
         self._doubtful: set[tuple[int, Version]] = set()
 
     def began(self, universe: Universe, member: Member) -> None:
-        """Note where forgeries are found."""
+        """Keep the injector's record of forgeries."""
         self._liars = universe.injector.forgeries
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """Note who tells a shard what it holds."""
+        """Note the givers of versions to a shard that came back."""
         if edge.source_port == "answer" and item["kind"] == "recover" and item["base"] is not None:
             held = life.member, item["fragment"], (item["base"][0], item["base"][1])
             self._givers.setdefault(held, set()).add(source.replica)
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Look at updates, at whole values of any version, and at what learners give a shard that came back."""
+        """Check updates, whole values of any version, and the values that learners give a shard that came back."""
         is_told = edge.source_port in ("update", "state", "copy", *KeyFrames.outputs) and "version" in item
-        if is_told and item["version"][0]:  # Of a program without fragments a state has no version.
+        if is_told and item["version"][0]:  # In a program without fragments a state has no version.
             p, version = item["fragment"], (item["version"][0], item["version"][1])
             if "base" not in item:
                 self._compare(life, (p, version, False), item["values"])
@@ -116,7 +118,7 @@ class BytesChecker(Checker):
 
 
 def _decoded(item: Any, fragment: Any) -> Any:
-    """What the codes of an update stand for, one block after the other."""
+    """The values that the codes of an update represent, one block after the other."""
     codes = item["values"]
     if "scales" not in item:
         return codes.astype(np.float32)
@@ -133,28 +135,31 @@ def _decoded(item: Any, fragment: Any) -> Any:
 
 
 class ModelChecker(Checker):
-    """A model that was merged is never begun anew as long as anybody knows of it: an evaluator or recorder that is
-    there and has heard of it, or a recorder that has had the time to write it down. And it is lost only where of some
-    fragment all have ended at once that hold it: shards, learners, evaluator and recorder.
+    """A merged model is never begun anew while it is known, and lost only with all its holders.
 
-    Who holds a model takes what has come once every SAMPLED_NS: what came within that before it heard that the sender
-    is gone, it has not seen."""
+    It is known to a live evaluator or recorder that has heard of it, and to a recorder that has had time to write it
+    down. It is lost only where, for some fragment, all its holders (shards, learners, evaluator and recorder) have
+    ended at once.
+
+    A holder samples its inputs once every SAMPLED_NS: it has not seen an item that arrived within that time before the
+    news that the sender is gone.
+    """
 
     def __init__(self) -> None:
         self._heard: dict[int, dict[Life, tuple[int, Member]]] = {}
-        """Fragment -> who has heard of a merge of it, since when, and from whom."""
+        """Fragment -> lives that have heard of a merge of it, with the time and the sender."""
         self._shown: dict[int, dict[Life, tuple[int, Member]]] = {}
-        """As `_heard`, of any version of a fragment, the first one too."""
+        """Like `_heard`, for any version of a fragment, the initial one included."""
         self._published: set[int] = set()
         self._told_of: set[int] = set()
         self._noted: set[int] = set()
         self._begun: set[tuple[Member, int]] = set()
         self._was_in_trouble = False
         self._troubled_at = -NOTED_NS
-        """Up to when, at most, the disk of the home was in trouble."""
+        """The latest time at which the disk of the home may have been in trouble."""
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """Note what evaluator and recorder hear of: a merge may be told before its values come."""
+        """Note merges that evaluator and recorder hear of: the report of one may arrive before its values."""
         if edge.source_port == "merged" and item["version"] is not None and item["kind"] in ("merge", "final"):
             self._told_of.add(item["fragment"])
         if edge.source_port == "held" and item["merged"]:
@@ -168,7 +173,7 @@ class ModelChecker(Checker):
                 heard.setdefault(item["fragment"], {}).setdefault(life, (life.true_now(), source))
 
     def told(self, life: Life, rows: Sequence[Row]) -> None:
-        """Note what it will never see, because the sender is gone."""
+        """Forget items that a life will never sample, because their sender is gone."""
         known = {(name, incarnation) for name, incarnation, *_ in rows}
         for heard in [*self._heard.values(), *self._shown.values()]:
             at, source = heard.get(life, (-SAMPLED_NS, life.member))
@@ -176,7 +181,7 @@ class ModelChecker(Checker):
                 del heard[life]
 
     def asked(self, universe: Universe) -> None:
-        """Note what recorders have had the time to write down since the disk is in no trouble."""
+        """Note fragments that recorders have had time to write down since the disk last was in trouble."""
         is_in_trouble = bool(universe.disks[universe.home].troubles)
         if is_in_trouble or self._was_in_trouble:
             self._troubled_at = universe.clock.now()
@@ -194,7 +199,7 @@ class ModelChecker(Checker):
         if edge.source_port == "update" and item["kind"] == "initial":
             fragment = item["fragment"]
             if (life.member, fragment) in self._begun:
-                return  # Who joins is sent again what was sent, the first version under codes on it, too.
+                return  # A host that joins is sent the items again, the first version included, under codes.
             self._begun.add((life.member, fragment))
             known = [str(each.member) for each in self._heard.get(fragment, {}) if not each.is_dead]
             if fragment in self._noted or known:
@@ -203,14 +208,14 @@ class ModelChecker(Checker):
                 )
 
     def finished(self, universe: Universe, home: Home) -> None:
-        """Look at a model that is said to be lost."""
+        """Check the claim that the model is lost."""
         failure = home.failure
         if isinstance(failure, RecorderFailed) and failure.error.startswith("the model is lost"):
             holders = [Replica(role, 0) for role in HOLDERS]
             kept = [each for each in holders if sum(life.member.replica == each for life in universe.lives) == 1]
             merged = sorted(self._told_of | self._heard.keys())
             hearers = [{life.member.replica for life in self._heard.get(fragment, ())} for fragment in merged]
-            # One that is not known to be merged is not begun anew either, and may be the one that is lost.
+            # A fragment without a known merge is not begun anew either, and may be the lost one.
             others = sorted(self._published.difference(merged))
             hearers += [{life.member.replica for life in self._shown.get(fragment, ())} for fragment in others]
             if all(heard & set(kept) for heard in hearers):

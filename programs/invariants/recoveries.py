@@ -15,15 +15,15 @@ from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe
 
 ASKED_NS: Final = 200_000_000
-"""What a pacer heard so long ago it has taken in: it fires within 8 ms, within 80 ms where its host is slow."""
+"""Nanoseconds after which a pacer has taken in an item: it fires within 8 ms, within 80 ms on a slow host."""
 RECOVERY_NS: Final = 900_000_000
-"""A second, less what the opening takes from pacer to pull."""
+"""A second, less the time of the opening from pacer to pull."""
 PENDING: Final = 4
-"""In the account of a fragment, behind what was closed: merged, overlapped, refused, lost."""
+"""Index in the account of a fragment, after merged, overlapped, refused and lost."""
 
 
 class _Heard(NamedTuple):
-    """What a shard has heard of a learner: when, by its own clock, and the progress that it was told."""
+    """A learner's progress as a shard heard it, and the time by the shard's clock."""
 
     at: int
     told: Any
@@ -31,8 +31,10 @@ class _Heard(NamedTuple):
 
 @dataclass(slots=True)
 class _Asking:
-    """A round as the shard pulls it: of which fragment, whom it asks last, and who answered by when. Times are of the
-    shard's clock."""
+    """A round as the shard pulls it: fragment, kind, members asked first and last, and members that answered.
+
+    Times are of the shard's clock.
+    """
 
     fragment: int
     kind: str
@@ -41,11 +43,11 @@ class _Asking:
     first_members: set[tuple[int, int]] = field(default_factory=set)
     answered: set[tuple[int, int]] = field(default_factory=set)
     is_turn: bool = False
-    """Of a program in lock-step."""
+    """Whether the program is in lock-step."""
 
 
 class _AskingChecker(Checker):
-    """Knows the rounds that each life of a shard has asked for, and which learners it has heard."""
+    """Tracks the rounds that each life of a shard pulls, and the learners that it has heard."""
 
     def __init__(self) -> None:
         self._rounds: dict[tuple[Member, int], _Asking] = {}
@@ -54,7 +56,7 @@ class _AskingChecker(Checker):
         self._judged: set[tuple[Member, int]] = set()
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """Note what a shard hears of learners: what each said first, and first in its present phase."""
+        """Note the first progress that a shard hears from each learner, and the first in its present phase."""
         if edge.target_port == "progress" and "phase" in item and life.member.replica.role == "syncer":
             heard, key = _Heard(life.clock.now(), item), (life.member, source)
             self._first.setdefault(key, heard)
@@ -64,7 +66,7 @@ class _AskingChecker(Checker):
             self._rounds[life.member, item["round"]].answered.add((source.replica.slot, source.incarnation))
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Note rounds as they are pulled; judge each when its merge is told."""
+        """Note rounds as they are pulled; judge each when its merge is reported."""
         if edge.source_port == "pull":
             known = self._rounds.get((life.member, item["round"]))
             members = {(slot, incarnation) for slot, incarnation in item["members"]}
@@ -81,7 +83,7 @@ class _AskingChecker(Checker):
                 self.judge(life, found, item)
 
     def live_learners(self, life: Life) -> list[Member]:
-        """The lives of learners that a shard knows to be live."""
+        """The learners that are live for a shard."""
         return [member for member in life.meetings.live.values() if member.replica.role == "learner"]
 
     def judge(self, life: Life, asked: _Asking, merging: Any) -> None:
@@ -89,12 +91,14 @@ class _AskingChecker(Checker):
 
 
 class NewestChecker(_AskingChecker):
-    """A shard that comes back goes on from the newest version that can be reached: it asks all who had told it that
-    they hold one, and waits for those that live, a second at most. (That it takes the newest of what it was given by
-    then, `MergesChecker` knows.)"""
+    """A shard that comes back goes on from the newest version that can be reached.
+
+    It asks all learners that have reported one, and waits at most a second for the live ones. (`MergesChecker` checks
+    that it takes the newest version given by then.)
+    """
 
     def judge(self, life: Life, asked: _Asking, merging: Any) -> None:
-        """Look at whom a shard that came back has asked, and waited for."""
+        """Check which learners a shard that came back asked and waited for."""
         if asked.kind != "recover" or merging["version"] is None:
             return
         doing = f"{life.member} recovers fragment {asked.fragment}"
@@ -111,12 +115,15 @@ class NewestChecker(_AskingChecker):
 
 
 class FinalChecker(_AskingChecker):
-    """Who joins late is in the final round: a learner that steps, and that a shard has heard of before it closed the
-    last round of a fragment, was asked for its work. In lock-step the last turns are of those that were there when they
-    were opened: who begins or comes back later takes part from the next turn on, and there is none."""
+    """A learner that joins late is in the final round.
+
+    A learner that steps, and that a shard has heard of before it closed the last round of a fragment, was asked for its
+    work. In lock-step the last turns are of the learners present when they were opened: one that begins or comes back
+    later takes part from the next turn on, and there is none.
+    """
 
     def judge(self, life: Life, asked: _Asking, merging: Any) -> None:
-        """Look at whom the last round of a fragment has left out."""
+        """Check which learners the last round of a fragment left out."""
         if asked.kind != "final" or asked.is_turn or not asked.members:  # Without members it is overdue.
             return
         for member in self.live_learners(life):
@@ -129,10 +136,12 @@ class FinalChecker(_AskingChecker):
 
 
 class KeptWorkChecker(Checker):
-    """Work since a version is kept as long as the learner holds that version: the books of its tokens are closed, and
-    its answers begin anew, only where a newer one is adopted, where an answer of its own was refused, where the version
-    was said to be the final one, or where a life before it had answered, and it adopts what came of that some steps
-    later."""
+    """Work since a version is kept as long as the learner holds that version.
+
+    The books of its tokens are closed, and its answers begin anew, only where it adopts a newer version, where its own
+    answer was refused, where the version is the final one, or where an earlier life had answered, and it adopts the
+    result some steps later.
+    """
 
     def __init__(self) -> None:
         self._refused: set[tuple[Member, int, tuple[int, int]]] = set()
@@ -140,7 +149,7 @@ class KeptWorkChecker(Checker):
         self._begun: dict[tuple[Member, int], tuple[tuple[int, int], int]] = {}
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """Note which learners are told to begin again from a version."""
+        """Note learners that have to begin again from a version."""
         me = [life.member.replica.slot, life.member.incarnation]
         if edge.target_port == "update" and (me in item["refused"] or item["kind"] == "final"):
             self._refused.add((life.member, item["fragment"], (item["version"][0], item["version"][1])))
@@ -179,8 +188,11 @@ class KeptWorkChecker(Checker):
 
 
 class CountedChecker(Checker):
-    """No answer counts twice: what a shard says that it has merged of a slot grows by the tokens of one answer of that
-    slot, and only where it is among the voters."""
+    """No answer counts twice.
+
+    A slot's merged tokens, as its shard reports them, grow by the tokens of one answer of that slot, and only where it
+    is among the voters.
+    """
 
     def __init__(self) -> None:
         self._ranges: dict[tuple[Member, int, int], set[int]] = {}
@@ -188,7 +200,7 @@ class CountedChecker(Checker):
         self._rounds: set[tuple[Member, int]] = set()
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """Note how many tokens the answers of each slot have."""
+        """Note the token counts of each slot's answers."""
         if edge.target_port == "answer":
             key = life.member, item["fragment"], source.replica.slot
             ranges = self._ranges.setdefault(key, set())
@@ -196,7 +208,7 @@ class CountedChecker(Checker):
             ranges.update(end - begin for _, begin, end, _ in item.get("former", ()))
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Compare what was merged with what was before."""
+        """Compare the merged tokens with those of the merge before."""
         if edge.source_port != "merged" or item["version"] is None or (life.member, item["round"]) in self._rounds:
             return
         self._rounds.add((life.member, item["round"]))
@@ -205,7 +217,7 @@ class CountedChecker(Checker):
         last, before = self._merged.get(place, (None, {}))
         self._merged[place] = count, now
         if last is None or count != last + 1:
-            return  # Of the merges between nobody was told: a recorder was not there.
+            return  # The merges between were not reported: there was no recorder.
         for (slot, incarnation), tokens in now.items():
             more = tokens - before.get((slot, incarnation), 0)
             expected = self._ranges.get((*place, slot), set()) if slot in item["voters"] else {0}
@@ -215,9 +227,12 @@ class CountedChecker(Checker):
 
 
 class PositionsChecker(Checker):
-    """No batch is trained twice among what is merged: of each slot, what any fragment of the last model holds of a life
-    lies behind what any of them holds of the lives before it. `merged` is the result: for each slot and incarnation,
-    from which batch to which. Positions are what answers and votes say of themselves."""
+    """No batch is merged twice.
+
+    For each slot, the batches of a life in any fragment of the last model lie behind those of earlier lives in all
+    fragments. `merged` is the result: the range of batches of each slot and incarnation. Positions are those stated in
+    answers and votes.
+    """
 
     def __init__(self) -> None:
         self._answers: dict[tuple[int, int, int, int], _Batches] = {}
@@ -230,7 +245,7 @@ class PositionsChecker(Checker):
         self.merged: dict[tuple[int, int], _Batches] = {}
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """Note which batches each answer and each vote is made of."""
+        """Note the batches of each answer and each vote."""
         if edge.target_port not in ("answer", "vote") or item.get("kind") in ("initial", "recover"):
             return
         lives, end = (item["slot"], item["incarnation"]), dict(item["positions"])[item["slot"]]
@@ -240,7 +255,7 @@ class PositionsChecker(Checker):
             self._answers[item["fragment"], *lives, item["end"]] = _Batches(end - item["steps"], end)
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
-        """Note what is in each version that is published for the first time, and in each mean."""
+        """Note the batches in each mean, and in each version when it is first published."""
         if edge.source_port == "update":
             self._published(life.member, item)
         elif edge.source_port == "call" and item["mean"] is not None and item["round"] not in self._calls:
@@ -285,7 +300,7 @@ class _Batches(NamedTuple):
     end: int
 
     def beside(self, other: _Batches | None) -> _Batches:
-        """What both are in."""
+        """The smallest range that contains both."""
         return self if other is None else _Batches(min(self.begin, other.begin), max(self.end, other.end))
 
 

@@ -15,15 +15,17 @@ RECORDER: Final = Replica("recorder", 0)
 
 
 class SnapshotsChecker(Checker):
-    """A snapshot that was said to be taken, or a newer one, is what the next life of a recorder reads; and a model of
-    which there was one is never lost."""
+    """The next life of a recorder reads a snapshot that was reported as taken, or a newer one.
+
+    A model with a snapshot is never lost.
+    """
 
     def __init__(self) -> None:
         self._taken = 0
         self._known: set[Life] = set()
 
     def asked(self, universe: Universe) -> None:
-        """Look at what recorders say of snapshots: what a life says first is what it has read, or the next."""
+        """Check the recorders' status of snapshots: the first number of a life is the one it has read, or the next."""
         for life in universe.living():
             is_home = life.member.replica == RECORDER and life.machine == universe.home
             told = _told(life) if is_home else None
@@ -37,7 +39,7 @@ class SnapshotsChecker(Checker):
             self._taken = max(self._taken, told["number"])
 
     def finished(self, universe: Universe, home: Home) -> None:
-        """Look at a model that is said to be lost."""
+        """Check the claim that the model is lost."""
         failure = home.failure
         is_lost = isinstance(failure, RecorderFailed) and failure.error.startswith("the model is lost")
         if is_lost and self._taken and not universe.disks[universe.home].troubles:
@@ -45,6 +47,6 @@ class SnapshotsChecker(Checker):
 
 
 def _told(life: Life) -> dict[str, Any] | None:
-    """What a recorder shows of its snapshots, once it knows which there are."""
+    """A recorder's status of its snapshots, once it has listed them; else None."""
     shown = [each for each in life.host.published.values() if "taken_at" in each]
     return dict(shown[0]) if shown else None

@@ -46,7 +46,7 @@ class Entry:
     is_operator: bool = False
 
     def line(self, key: str) -> str:
-        """As it stands in the file."""
+        """The entry's line in the file."""
         return f"{self.name} {key} {self.way}{f' {OPERATOR}' if self.is_operator else ''}\n"
 
 
@@ -60,7 +60,7 @@ def path_of(machine: str) -> Path:
 
 
 def read(machine: str) -> Entries:
-    """What is in the file, nothing if there is none; ConfigError if it is damaged."""
+    """The entries of the file, empty if it is missing; ConfigError if it is damaged."""
     path = path_of(machine)
     doing = f"Reading {path}"
     try:
@@ -97,7 +97,7 @@ def has_keys(machine: str) -> bool:
 
 
 def keyring(machine: str, config: MachineConfig) -> Keyring | None:
-    """What a daemon that starts lives by, None without keys; brings its file up to date.
+    """The keyring of a daemon that starts, None without keys; brings its file up to date.
 
     ConfigError if machine.toml and file contradict each other, or the file cannot be written.
     """
@@ -122,7 +122,7 @@ def keyring(machine: str, config: MachineConfig) -> Keyring | None:
 
 
 def _settled(configured: Entry, changed: Entry | None) -> Entry:
-    """What is so of a machine of machine.toml of which commands have said something since, or not."""
+    """The entry of a machine of machine.toml, overridden by a command's change, if any."""
     if changed is None or changed == replace(configured, way=ADMITTED):
         return configured
     return replace(changed, name=configured.name)
@@ -148,7 +148,7 @@ def admit(machine: str, name: str, key: str, *, is_operator: bool = False) -> bo
 
 
 def expel(machine: str, name: str) -> bool:
-    """Let a machine's daemon admit another one no longer; False if it did not.
+    """Have a machine's daemon stop admitting another one; False if it did not admit it.
 
     ConfigError for the machine itself, or a file that cannot be written.
     """
@@ -164,7 +164,7 @@ def expel(machine: str, name: str) -> bool:
 
 @contextmanager
 def _changing(machine: str, doing: str) -> Iterator[Entries]:
-    """The entries of a file, to be changed by nobody else meanwhile; written if they have."""
+    """The entries of a file, under its lock; written at the end if they have changed."""
     path = path_of(machine)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ class Admissions:
         self._timer = loop.call_later(LOOK_SECONDS, self._look)
 
     def close(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         self._timer.cancel()
 
     def _look(self) -> None:
@@ -241,7 +241,7 @@ class Admissions:
 
 
 def machine_here(asked: str | None, doing: str) -> str:
-    """The machine whose daemon is meant by a command on this computer: the one asked for, or the only one there is.
+    """The machine whose daemon a command on this computer addresses: `asked`, or the only one.
 
     ConfigError if there is none, or more than one.
     """

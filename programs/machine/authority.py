@@ -27,20 +27,22 @@ OPERATORS: Final = {
     "end": "to end a run",
     "expel": "to expel a machine",
 }
-"""What an operator may ask for: the type of a message, and what that means."""
+"""Requests that need an operator's key: message type, and its meaning in words."""
 
 
 @final
 class Authority:
-    """Judges what is sent to the daemon of `machine`, by its keys as they are at that moment; `tell` is given a line
-    for people about each machine that asks for more, once of each thing."""
+    """Checks messages to the daemon of `machine` against its current keys.
+
+    `tell` gets one line for people about each machine and request type that is refused.
+    """
 
     def __init__(self, machine: str, keys: Keyring | None, tell: Callable[[str], None]) -> None:
         self._machine, self._keys, self._tell = machine, keys, tell
         self._told: set[tuple[str | None, str]] = set()
 
     def check(self, kind: str, caller: str | None) -> None:
-        """ConfigError if a message of this type is not for the machine `caller` to send."""
+        """ConfigError if the machine `caller` may not send a message of this type."""
         keys = self._keys
         if kind not in OPERATORS or keys is None or (caller is not None and caller in keys.operators):
             return

@@ -31,8 +31,7 @@ from isthmus.runtime.security.keys import Keyring, is_loopback, read_pair
 
 ANSWER_SECONDS: Final = 5.0
 LONG_SECONDS: Final = {"check": 90.0, "resume": 90.0, "restore": 600.0}
-"""How long a command waits for what a daemon answers once it has asked other machines, which may have data to read, or
-has fetched a snapshot."""
+"""How long a command waits for answers that need other machines, which may have data to read, or a snapshot fetched."""
 SILENCE_SECONDS_MAX: Final = 60.0
 """Hosts without a daemon end after so long: there is nothing left to wait for."""
 
@@ -54,8 +53,10 @@ class Daemon:
 
     @classmethod
     def next_of(cls, cluster: Cluster, name: str | None) -> Daemon:
-        """The machine of a cluster of that name, or else the first that can be a home and whose daemon is there;
-        ConfigError if there is none."""
+        """The machine `name` of a cluster, or without a name the first that can be a home and whose daemon listens.
+
+        ConfigError if there is none.
+        """
         able = [machine for machine in cluster.machines if machine.address is not None]
         if name is not None:
             chosen = next((machine for machine in able if machine.name == name), None)
@@ -78,22 +79,22 @@ class Daemon:
 
     @classmethod
     def here(cls, name: str) -> Daemon | None:
-        """The daemon of this name on this machine, if there is one that a command needs no keys for."""
+        """The daemon of this name on this machine, if it listens on loopback and so needs no keys."""
         for entry in registry.living():
             if entry.name == name and is_loopback(entry.endpoint):
                 return cls(name, entry.endpoint)
         return None
 
     def find(self, message: Message | None = None) -> dict[str, Any]:
-        """What it says of itself; ConfigError if nobody is there, or somebody else."""
+        """The daemon's description of itself; ConfigError if nothing listens there, or another daemon."""
         return find(self.name, self.address, message, keys=self.keys, server_key=self.server_key)
 
     def ask(self, message: Message, seconds_max: float) -> Message | None:
-        """Its answer; None if none comes in time."""
+        """The daemon's answer; None if none arrives in time."""
         return ask(self.address, message, seconds_max, keys=self.keys, server_key=self.server_key)
 
     def say(self, message: Message) -> Message:
-        """Its answer to what has to be answered; ConfigError with what it refuses."""
+        """The daemon's answer; ConfigError for a refusal, or if none arrives in time."""
         seconds_max = patience(str(message["type"]))
         answer = self.ask(message, seconds_max)
         if answer is None:
@@ -113,7 +114,7 @@ def patience(kind: str) -> float:
 def find(
     name: str, address: str, message: Message | None = None, *, keys: Keyring | None = None, server_key: str = ""
 ) -> dict[str, Any]:
-    """What the daemon of a machine answers; ConfigError if nobody is there, or somebody else, or what it refuses."""
+    """The answer of a machine's daemon; ConfigError for a refusal, or if nothing listens there, or another daemon."""
     doing = f"Calling the daemon {name!r} at {address}"
     start = f"isthmus daemon --name {name} --listen {address}"
     if not addresses.is_listening(address):
@@ -131,8 +132,10 @@ def find(
 
 
 def folder_there(daemon: Daemon, root: str, run_dir: Path | None) -> str:
-    """What --run-dir means to a daemon whose runs are below `root`: a relative path begins there, an absolute one has
-    to be there (ConfigError); empty without one."""
+    """The run folder that --run-dir names for a daemon with run root `root`; empty without --run-dir.
+
+    A relative path begins at the root; ConfigError for an absolute one outside it.
+    """
     if run_dir is None:
         return ""
     path = run_dir.expanduser()
@@ -141,7 +144,7 @@ def folder_there(daemon: Daemon, root: str, run_dir: Path | None) -> str:
 
 
 def hand_over(daemon: Daemon, handed: Handover, *, is_watched: bool) -> Submitted:
-    """Let a daemon make the run folder and start the run; which folder that is there. ConfigError if it does not.
+    """Have a daemon make the run folder and start the run; returns the folder there. ConfigError if it refuses.
 
     If the folder turns out to be on this machine, runs/latest points to it.
     """
@@ -153,9 +156,11 @@ def hand_over(daemon: Daemon, handed: Handover, *, is_watched: bool) -> Submitte
 
 
 def resume_there(daemon: Daemon, cluster: Cluster, run: str, run_dir: Path | None) -> Message:
-    """Make the machine of a daemon the home of a run, as its answer says: of one whose folder lies there, or whose
-    snapshots are at a URL, which go into a new folder there, `run_dir` or any. ConfigError where that is refused, as it
-    is where any machine with an address has the run."""
+    """Make the machine of a daemon the home of a run; returns the daemon's answer.
+
+    `run` is a folder there, or a URL of snapshots, which go into a new folder there (`run_dir`, if given). ConfigError
+    if it is refused, for example because a machine with an address has the run.
+    """
     is_store = "://" in run
     if run_dir is not None and not is_store:
         do = "Leave it out: the run goes on in its folder."
@@ -173,7 +178,7 @@ def resume_there(daemon: Daemon, cluster: Cluster, run: str, run_dir: Path | Non
 
 
 def hand_over_detached(daemon: Daemon, handed: Handover) -> Submitted:
-    """The same for a run that nobody watches; a Ctrl-C meanwhile ends it again."""
+    """Like `hand_over`, for a run without a watching command; a Ctrl-C meanwhile ends the run again."""
     with interrupts() as interrupted:
         submitted = hand_over(daemon, handed, is_watched=False)
         if interrupted.count:

@@ -38,7 +38,7 @@ _FORK_SERVER: Final = "logs/forkserver.log"
 async def gather(
     links: Links, run: str, folder: Path, machines: Mapping[str, Collection[Replica]], log: Callable[[str], None]
 ) -> None:
-    """Fetch what the machines have of a run, each of the hosts that it may have had, into its folder."""
+    """Fetch a run's files from `machines` into its folder; each maps to the replicas that it may have hosted."""
 
     async def one(machine: str) -> None:
         try:
@@ -68,7 +68,7 @@ async def _fetch_all(
         data = await fetch(links, run, machine, name, size)
         if len(data) < size:
             log(f"{name} of {machine} is not whole: {len(data)} of {size} bytes came")
-        if len(data) == size or name.endswith(".log"):  # The beginning of a log tells something, that of spans nothing.
+        if len(data) == size or name.endswith(".log"):  # The beginning of a log is useful, that of spans is not.
             append_bytes(folder / here(name, machine), data)
 
 
@@ -79,8 +79,10 @@ def is_of(name: object, hosts: Collection[Replica]) -> bool:
 
 
 async def fetch(links: Links, run: str, machine: str, name: str, size: int) -> bytes:
-    """The first bytes of a file of a run on a machine, fewer where it ends before; ConfigError if that does not answer,
-    ValueError if it sends more at once than was asked for."""
+    """The first `size` bytes of a run's file on a machine, fewer where the file is shorter.
+
+    ConfigError if the machine does not answer, ValueError if a piece is larger than PIECE_BYTES.
+    """
     data = bytearray()
     while len(data) < size:
         asked = {"type": "piece", "run": run, "name": name, "offset": len(data)}
@@ -94,7 +96,7 @@ async def fetch(links: Links, run: str, machine: str, name: str, size: int) -> b
 
 
 def here(name: str, machine: str) -> str:
-    """What a file of another machine is called at home: the fork servers of all machines have logs of one name."""
+    """The name at home of another machine's file: the fork servers' logs have the same name on all machines."""
     return name.replace("forkserver.log", f"forkserver-{machine}.log")
 
 
@@ -104,8 +106,10 @@ def names(folder: Path) -> dict[str, Path]:
 
 
 async def end_of_log(folder: Path, name: str, run: str, elsewhere: Mapping[str, str], links: Links) -> str:
-    """The end of a host's log; ConfigError, with the nearest name, if there is none. `elsewhere` says which
-    machine other hosts of the run are on."""
+    """The end of a host's log; ConfigError, with the nearest name, if there is none.
+
+    `elsewhere`: host -> machine, for the run's hosts on other machines.
+    """
     here = names(folder)
     if name in elsewhere and links.is_up(elsewhere[name]):
         path = str(Path("logs") / log_of(folder, Replica.parse(name)).name)

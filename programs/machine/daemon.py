@@ -51,7 +51,7 @@ from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.security.keys import Keyring
 
 ANSWERED_SHARE: Final = 0.9
-"""Of the time that a command waits: whatever is not done by then, it is told in time."""
+"""Share of a command's waiting time within which a refusal for lack of time leaves."""
 FORMER_MAX: Final = 100
 """How many runs that are over it remembers."""
 ENDED_BY_COMMAND: Final = f"the command that watched the run has not been heard of for {LEASE_TICKS_MAX} s"
@@ -60,10 +60,12 @@ ENDED_BY_DAEMON: Final = "ended with the daemon of its machine"
 
 @final
 class MachineDaemon:
-    """The runs of the machine `name`, for which commands and other daemons speak to the endpoint `listen`, with `keys`
-    or, on loopback, without. Its parts in runs of others are in `folder`, its own runs below the root that `config`
-    names. `tell` is given lines for people; `on_change` is called with the runs that are not over whenever they change,
-    `on_idle` when it is ending and no run is left."""
+    """The daemon of the machine `name`; commands and other daemons reach it at `listen`.
+
+    It has `keys`, or listens on loopback only. Its parts of other homes' runs are in `folder`, its own runs below the
+    root that `config` names. `tell` gets lines for people; `on_change` is called with the runs that are not over
+    whenever they change, `on_idle` when the daemon is ending and no run is left.
+    """
 
     def __init__(
         self,
@@ -128,8 +130,7 @@ class MachineDaemon:
     # -- from outside --------------------------------------------------------------------------------------------------
 
     def adopt(self, run: Run) -> None:
-        """Go on with a run of the daemon before this one: with its hosts that live, from its snapshot, or to its end if
-        there is neither."""
+        """Adopt a run of the previous daemon: with its live hosts or from its snapshot; end it if there is neither."""
         folder = Path(run.folder)
         if (folder / NOTE).exists():
             self.neighbours.outposts.adopt(folder)
@@ -169,7 +170,7 @@ class MachineDaemon:
         self._leave_if_idle()
 
     def fail(self, fault: ConfigError) -> None:
-        """End, because what this daemon was started for cannot be."""
+        """End, because the daemon cannot do what it was started for."""
         self.fault = fault
         self.request_end()
 
@@ -219,7 +220,7 @@ class MachineDaemon:
                 "runs": runs, "former": former}  # fmt: skip
 
     def _call(self, message: Message) -> Message:
-        """Another machine is the home of a run, and wants this one to link itself."""
+        """The home of a run asks this machine to link itself."""
         home = Home(**message["home"])
         if self.keys is not None and self.keys.name_of(home.public_key) != home.name:
             do = f"Type here: isthmus admit {home.name} KEY."
@@ -318,7 +319,7 @@ class MachineDaemon:
         return {"type": "expelled", "runs": count, "was_linked": was_linked or count > 0}
 
     def _expelled(self, home: str) -> None:
-        """Another machine's runs have no place for this one any more."""
+        """Another machine has expelled this one from its runs."""
         self.tell(f"expelled by {home}")
         if self.ends_when_expelled:
             self.request_end()
@@ -365,7 +366,7 @@ class MachineDaemon:
         self._changed()
 
     def _remember(self, folder: str, outcome: str) -> None:
-        """Note a run that is over, of which commands may ask."""
+        """Note the outcome of a run that is over, for commands that ask."""
         self._former[folder] = outcome
         if len(self._former) > FORMER_MAX:
             del self._former[next(iter(self._former))]
@@ -388,7 +389,7 @@ class MachineDaemon:
         self._leave_if_idle()
 
     def _say(self, run: MachineRun, line: str) -> None:
-        """Tell people, and the run's own log of its daemon."""
+        """Print a line, and write it to the run's own log of its daemon."""
         self.tell(line)
         run.log(line)
 

@@ -21,7 +21,7 @@ from isthmus.runtime.security.handshakes import UNADMITTED, WORDS
 from isthmus.runtime.security.keys import Keyring
 
 INSTANCE: Final = secrets.token_hex(8)
-"""Tells this process from any other of the same name."""
+"""Distinguishes this process from any other of the same name."""
 REDIAL_BEATS: Final = 6
 """After three seconds of silence the connection is made anew: one that a cut has left half open may take minutes to
 find out."""
@@ -30,7 +30,7 @@ find out."""
 @final
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Another machine, and where its daemon listens; `public_key` is empty without keys."""
+    """Another machine and its daemon's address; `public_key` is empty without keys."""
 
     name: str
     address: str
@@ -42,8 +42,11 @@ class Home:
 
 @final
 class Link:
-    """The link to `home`. `describe` says what this machine is; `orders` is given what comes; `answer` answers
-    requests, now or later, by what it returns or awaits."""
+    """The link to `home`.
+
+    `describe` gives this machine's announcement; `orders` receives every message but requests; `answer` is awaited for
+    the answer to a request.
+    """
 
     def __init__(
         self,
@@ -72,26 +75,26 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """Whether the other end was heard lately."""
+        """Whether a message arrived within the last UP_SECONDS."""
         return time.monotonic() - self._heard_at < UP_SECONDS
 
     def send(self, message: Message) -> None:
-        """Tell the home something; it is lost while the link is down."""
+        """Send a message to the home; dropped while the link is down."""
         self._client.send(message)
 
     def name_home(self, name: str) -> None:
-        """Learn who is at the other end, which has taken this machine."""
+        """Note the name of the home, which has accepted this machine."""
         self.home, self.refused, self.faults = replace(self.home, name=name), "", []
 
     def refuse(self, faults: list[Fault]) -> None:
-        """Learn what the other end has against this machine."""
+        """Note the home's reasons for refusing this machine."""
         if not self.faults:
             self._refused_since = time.monotonic()
         self.refused, self.faults = faults[0].found, faults
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it was refused for so long that what is in its way cannot be a process that has just died."""
+        """Whether it was refused for so long that the cause cannot be a process that has just died."""
         return bool(self.faults) and time.monotonic() - self._refused_since > 2 * UP_SECONDS
 
     def close(self) -> None:

@@ -24,9 +24,9 @@ ANSWER_SECONDS: Final = 5.0
 
 
 def join(address: str, name: str, islands: int, server_key: str | None, config: Path | None) -> int:
-    """Offer `islands` until signals end it, or the home sends it away; the exit status.
+    """Offer `islands` until signals end it, or the home expels this machine; returns the exit status.
 
-    ConfigError if something of it is wrong, or nobody is there.
+    ConfigError if an argument is wrong, or no daemon listens at `address`.
     """
     faults: list[Fault] = []
     home, permitted = Home("", address), machine_file.MachineConfig()
@@ -59,7 +59,7 @@ def join(address: str, name: str, islands: int, server_key: str | None, config: 
 
 
 def _home(address: str, server_key: str | None) -> Home:
-    """Where to dial; ConfigError if that is no address, or has to have a key and has none."""
+    """The home to dial; ConfigError if `address` is not valid, or needs a key and has none."""
     doing = "Reading the address of the home"
     endpoint = addresses.checked(address, doing, has_keys=True)
     if server_key is not None:
@@ -71,7 +71,7 @@ def _home(address: str, server_key: str | None) -> Home:
 
 
 def _key_file(name: str) -> Path:
-    """The machine's secret key in this folder, made if it is not there."""
+    """The machine's secret key in this folder, made if it is missing."""
     path = Path(f"{name}.key").absolute()
     if not path.exists():
         KeyPair.make().write(Path.cwd(), name)
@@ -79,7 +79,7 @@ def _key_file(name: str) -> Path:
 
 
 def _follow(machine: MachineDaemon, link: Link, admit: str, islands: int) -> None:
-    """Tell people, whenever it changes, whether the home is there and has admitted this machine."""
+    """Print a line whenever the state of the link changes: waiting, refused, linked, lost."""
     told, was_up = "", False
 
     def look() -> None:

@@ -16,23 +16,23 @@ from isthmus.runtime.control.messages import Message
 from isthmus.runtime.errors import ConfigError, Fault
 
 MALFORMED: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, OSError)
-"""What reading a message may fail with, whatever is in it."""
+"""Errors that reading a message may raise, whatever it contains."""
 LINK: Final = "link"
 EXPELLED: Final = "expelled"
 REQUEST: Final = "request"
 RESPONSE: Final = "response"
 LINK_SECONDS: Final = 0.5
-"""How often a machine says that it is there."""
+"""Interval of a machine's announcements."""
 UP_SECONDS: Final = 2.0
-"""A machine that was heard of so lately is there."""
+"""A machine counts as linked for so long after its last announcement."""
 LOOK_SECONDS: Final = 0.05
 INSTANCE_LENGTH_MAX: Final = 64
-"""Of the name of a machine, and of what tells its daemon from others of that name."""
+"""Of a machine's name, and of the identifier of its daemon's process."""
 
 
 @dataclass(slots=True)
 class _Linked:
-    """A machine, and where it was heard from."""
+    """A machine's link: its peer, its daemon's instance, the time of its last announcement."""
 
     peer: bytes
     instance: str
@@ -50,7 +50,7 @@ class Links:
         self._number = 0
 
     def hear(self, peer: bytes, message: Message) -> str:
-        """A machine says that it is there; its name. ConfigError if another of that name is there, too."""
+        """Note a machine's announcement; returns its name. ConfigError if another of that name is linked."""
         name, instance, now = str(message["name"]), str(message["instance"]), time.monotonic()
         if len(instance) > INSTANCE_LENGTH_MAX or len(name) > INSTANCE_LENGTH_MAX:
             raise ValueError(f"a machine that calls itself {name[:INSTANCE_LENGTH_MAX]!r}")
@@ -66,33 +66,33 @@ class Links:
         return next((name for name, linked in self._linked.items() if linked.peer == peer), None)
 
     def is_up(self, name: str) -> bool:
-        """Whether a machine was heard of lately."""
+        """Whether a machine announced itself within the last UP_SECONDS."""
         linked = self._linked.get(name)
         return linked is not None and time.monotonic() - linked.heard_at < UP_SECONDS
 
     def send(self, name: str, message: Message) -> None:
-        """Tell a machine something; it is lost if that is not linked."""
+        """Send a message to a machine; dropped if it is not linked."""
         linked = self._linked.get(name)
         if linked is not None:
             self._send(linked.peer, message)
 
     def instance(self, name: str) -> str:
-        """The process that has a machine's link; empty if there is none."""
+        """The instance of a machine's daemon; empty if it is not linked."""
         return self._linked[name].instance if name in self._linked else ""
 
     def drop(self, name: str) -> None:
-        """Forget a machine, until it says again that it is there."""
+        """Forget a machine until its next announcement."""
         self._linked.pop(name, None)
 
     async def wait_for(self, name: str, seconds_max: float) -> bool:
-        """Whether a machine is there, at the latest after some time."""
+        """Wait at most `seconds_max` for a machine to be linked; returns whether it is."""
         until = time.monotonic() + seconds_max
         while not self.is_up(name) and time.monotonic() < until:
             await asyncio.sleep(LOOK_SECONDS)
         return self.is_up(name)
 
     async def request(self, name: str, message: Message, seconds_max: float) -> Message:
-        """Ask a machine something; ConfigError with what it refuses, or if it does not answer in time."""
+        """Send a request; returns the answer. ConfigError for a refusal, or if no answer arrives in time."""
         self._number += 1
         number = self._number
         answer: asyncio.Future[Message] = self._loop.create_future()
@@ -115,14 +115,14 @@ class Links:
         return found
 
     def hear_response(self, name: str, message: Message) -> None:
-        """A machine answers what it was asked."""
+        """Hand a machine's answer to the request that waits for it."""
         asked, answer = self._asked.get(int(message["number"]), ("", None))
         if answer is not None and asked == name and not answer.done():
             answer.set_result(dict(message["message"]))
 
 
 def refusal(error: Exception) -> dict[str, Any]:
-    """A refusal as a message says it: what is wrong with a request, or one of MALFORMED."""
+    """The message of a refusal, from a ConfigError or one of MALFORMED."""
     if not isinstance(error, ConfigError):
         found = f"{type(error).__name__}: {error}"[:500]
         error = ConfigError("Reading a message", "one that a daemon can act on", found, "Use one version everywhere.")
@@ -130,8 +130,10 @@ def refusal(error: Exception) -> dict[str, Any]:
 
 
 async def answered(work: Awaitable[Message], doing: str, seconds_max: float) -> Message:
-    """The answer that some work comes to; a refusal where it refuses, and where it takes longer than `seconds_max`, so
-    that whoever waits is told before they give up."""
+    """The answer of `work`; a refusal if it raises, or takes longer than `seconds_max`.
+
+    The limit lets the refusal reach the caller before its own time-out.
+    """
     timeout = asyncio.timeout(seconds_max)
     try:
         async with timeout:

@@ -28,10 +28,13 @@ LEAVE: Final = "leave"
 
 @final
 class Neighbours:
-    """The other machines of the daemon `name`, whose state is below `folder`. `runs` gives the runs that have their
-    home here, `send` takes a message to a peer of the control server, whose `caller` gives the machine whose message
-    is being handled, by its key, None without keys. `tell` is given lines for people; `on_change` is called when there
-    is an outpost more or less, `on_expelled` with the name of a home that has sent this machine away."""
+    """The other machines of the daemon `name`, whose state is below `folder`.
+
+    `runs` returns the runs that have their home here; `send` sends a message to a peer of the control server; `caller`
+    returns the machine whose message is being handled, by its key, None without keys. `tell` gets lines for people;
+    `on_change` is called when an outpost is added or removed, `on_expelled` with the name of a home that has expelled
+    this machine.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class Neighbours:
     # -- homes of others -----------------------------------------------------------------------------------------------
 
     def link(self, home: Home) -> Link:
-        """The link to a home, which is dialled if there is none yet."""
+        """The link to a home; dials it if there is none yet."""
         known = self._homes.get(home.address)
         if known is None:
             link = Link(
@@ -123,7 +126,7 @@ class Neighbours:
             self.outposts.hear(link, message)
 
     def _part_from(self, link: Link) -> None:
-        """Take part in no run of a home any more."""
+        """Leave all runs of a home, and close its link."""
         self.outposts.end_of(link.home)
         self._homes.pop(link.home.address, None)
         link.close()
@@ -131,8 +134,10 @@ class Neighbours:
     # -- machines that are linked here ---------------------------------------------------------------------------------
 
     def expel(self, name: str) -> int:
-        """Have a machine take part in nothing here any more, and this one in none of its runs; in how many runs it did.
-        A second time changes nothing."""
+        """Remove a machine from all runs here, and this one from all of its; returns the number of runs that it left.
+
+        Idempotent.
+        """
         for link in [link for link in self._homes.values() if link.home.name == name]:
             self._part_from(link)
         self._expelled[self.links.instance(name)] = name
@@ -142,7 +147,7 @@ class Neighbours:
         return count
 
     def leave(self) -> None:
-        """Tell all homes that this machine takes part no more, and end what is here."""
+        """Tell all homes that this machine leaves, and end its outposts."""
         for link in self._homes.values():
             link.send({"type": LEAVE})
         self.outposts.end()
@@ -155,7 +160,7 @@ class Neighbours:
         return len(runs)
 
     def _left(self, peer: bytes, message: Message) -> None:
-        """A machine takes part no more, because its daemon ends."""
+        """A machine leaves all runs, because its daemon ends."""
         name = self._name_of(peer)
         if name is not None:
             self._tell(f"machine {name} leaves")
@@ -163,15 +168,15 @@ class Neighbours:
             self.links.drop(name)
 
     def expel_quietly(self, name: str) -> None:
-        """The same for whoever does not count."""
+        """`expel` as a callback without a result."""
         self.expel(name)
 
     def readmit(self, name: str) -> None:
-        """Let a machine that was expelled come again."""
+        """Let an expelled machine link itself again."""
         self._expelled = {instance: each for instance, each in self._expelled.items() if each != name}
 
     def _linked(self, peer: bytes, message: Message) -> None:
-        """A machine is there: it is given what it lacks."""
+        """Handle a machine's announcement: send it the runs that it lacks, or let it join."""
         name, instance = str(message["name"]), str(message["instance"])
         held = {str(run) for run in message["runs"]}
         islands = None if message["islands"] is None else int(message["islands"])
@@ -195,7 +200,7 @@ class Neighbours:
                 self._let_join(run, name, instance, islands)
 
     def _let_join(self, run: MachineRun, name: str, instance: str, islands: int) -> None:
-        """Let a machine into a run, once it has said that it may load what that needs; ask each process once."""
+        """Let a machine join a run, once it confirms that it may load the program; asks each process once."""
         key = run.name, instance
         if key in self._joining or key in self._refused:
             return
@@ -227,7 +232,7 @@ class Neighbours:
         name = self._name_of(peer)
         run = next((run for run in self._runs() if run.name == message["run"]), None)
         if name is None:
-            return  # Its next word says who it is.
+            return  # Its next announcement identifies it.
         if run is None or name in run.daemon.home.fleet.away:
             term = read_report(message)[0].obeyed.term if run is None else run.daemon.home.term
             self._send(peer, {**over(self._name, term), "run": message["run"]})
@@ -235,7 +240,7 @@ class Neighbours:
             run.daemon.hear(name, message)
 
     def _called(self, link: Link, run: str, term: int) -> bool:
-        """A machine says that it is the home of a run; whether that has its home here."""
+        """A machine claims to be the home of a run; returns whether that run has its home here."""
         for mine in self._runs():
             if mine.name == run:
                 mine.call(link, term)
@@ -243,8 +248,10 @@ class Neighbours:
         return False
 
     def _superseded(self, peer: bytes, message: Message) -> None:
-        """A machine says that a run has another home than this one. That counts as a hint: the other home is dialled,
-        and says so itself, if it is true."""
+        """A machine reports another home for a run than this one.
+
+        The report is only a hint: the other home is dialled, and makes the claim itself if it is true.
+        """
         name = self._name_of(peer)
         for run in self._runs():
             if name is not None and run.name == message["run"] and name in run.daemon.home.fleet.others:
@@ -253,7 +260,7 @@ class Neighbours:
                     self.link(heir)
 
     def _name_of(self, peer: bytes) -> str | None:
-        """The machine that speaks: the one that has this link, and whose key it is."""
+        """The sender of the message: the machine that has this link, and whose key was used."""
         name, caller = self.links.name_of(peer), self._caller()
         return name if caller in (None, name) else None
 

@@ -29,16 +29,18 @@ from isthmus.runtime.security.keys import Keyring
 
 
 class Hold(Protocol):
-    """Takes a run of which this machine is the home now, by its folder; one of UNABLE if that cannot be."""
+    """Takes over a run whose home this machine has become, by its folder; raises one of UNABLE on failure."""
 
     def __call__(self, folder: Path, told: Spec, sites: Sites) -> None: ...
 
 
 @final
 class NextHome:
-    """For the machine `name`, whose run folders are below `root`, with a file of its `secret` key, or none. `permit`
-    raises ConfigError for a program, task and run that may not be carried out here; `runs` names those whose home this
-    machine is."""
+    """Makes the machine `name` the next home of runs; run folders are below `root`, `secret` is its key file, if any.
+
+    `permit` raises ConfigError for a program, task and run that are not permitted here; `runs` returns the names of the
+    runs whose home this machine is.
+    """
 
     def __init__(
         self,
@@ -57,13 +59,13 @@ class NextHome:
         self._doing = f"Making {name!r} the home of a run"
 
     async def resume(self, message: Message) -> Message:
-        """From a folder that is here. ConfigError where that cannot be."""
+        """Resume from a folder on this machine; ConfigError if that is impossible."""
         estate = succession.read(self._root.existing(str(message["run"]), self._doing), self._doing)
         term, missing = await self._next_term(estate, message)
         return self._succeed(succession.read(estate.folder, self._doing), message, term, missing)
 
     async def restore(self, message: Message) -> Message:
-        """From a store, in a new folder. ConfigError where that cannot be, and then nothing is left of it."""
+        """Resume from a store, in a new folder; ConfigError if that is impossible, and then the folder is removed."""
         store = from_store.place(str(message["url"]), self._doing)
         with aside(self._root.folder, self._doing) as fresh:
             found = await fetched_into(store, fresh, self._doing)
@@ -76,8 +78,10 @@ class NextHome:
             raise
 
     async def _next_term(self, estate: Estate, message: Message) -> tuple[int, dict[str, str]]:
-        """The next term of a run whose home was lost, and the machines that cannot be reached, and why; ConfigError if
-        any that takes part in it hears its home, or would not take part, or if this one may not carry it out."""
+        """The next term of a run whose home was lost, and the machines that cannot be reached, with reasons.
+
+        ConfigError if a machine of the run hears its home, or refuses to take part, or if this one may not run it.
+        """
         run, job, name = estate.told.run, estate.told.job, self._name
         self._permit(job.program, job.task.text, run)
         going_on = {str(machine): list(map(str, names)) for machine, names in dict(message["going_on"]).items()}
@@ -90,11 +94,11 @@ class NextHome:
         asked = [Asked(site, here, check) for site in lost.to_ask(name, estate, sites)]
         own = name, lambda: self._neighbours.outposts.standing(run, name)
         found, missing = await standings(self._neighbours.links, asked, self._keys, own)
-        lost.check_nowhere(run, {name: self._runs()}, self._doing)  # Somebody else may have asked for it meanwhile.
+        lost.check_nowhere(run, {name: self._runs()}, self._doing)  # Another request may have taken it meanwhile.
         return lost.next_term(estate, found, self._doing), missing
 
     def _succeed(self, estate: Estate, message: Message, term: int, missing: dict[str, str]) -> Message:
-        """Be the home of a run in this term, with the hosts of it that are here; ConfigError where that cannot be."""
+        """Become the home of a run in this term, with its hosts on this machine; ConfigError on failure."""
         run, folder, outposts = estate.told.run, estate.folder, self._neighbours.outposts
         former = outposts.release(run)
         moved = estate.sites.moved(self._name, _sites(message), term)

@@ -41,13 +41,13 @@ from isthmus.runtime.system.files import write_json
 STATION: Final = "station"
 UNSTATIONED: Final = "unstationed"
 SUPERSEDED: Final = "superseded"
-"""Says to a machine which takes itself for the home of a run that another one is."""
+"""Tells a machine that believes itself the home of a run that another one is."""
 HEIR_SECONDS: Final = 2.0
-"""How often homes are looked for that are not heard."""
+"""Interval between dials of possible heirs of a silent home."""
 NOTE: Final = "outpost.json"
 PIECE_BYTES: Final = 1 << 18
 FILES: Final = re.compile(r"(logs|spans)/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""What a home may ask for."""
+"""Files that a home may request."""
 _UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError)
 
 
@@ -70,9 +70,12 @@ class Held:
 
 @final
 class Outposts:
-    """The outposts of the daemon `name`, below `folder`. `tell` is given lines for people, `on_change` is called when
-    there is one more or one less, `link` gives the link to a home, `is_operator` says so of a public key, and `at_home`
-    takes a home's call for a run that has its home here: whether there is one."""
+    """The outposts of the daemon `name`, below `folder`.
+
+    `tell` gets lines for people; `on_change` is called when an outpost is added or removed; `link` returns the link to
+    a home; `is_operator` judges a public key; `at_home` takes a home's call for a run that has its home here, and
+    returns whether there is one.
+    """
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class Outposts:
         return [run for run, held in self._held.items() if held.link.home.address == home.address]
 
     def hear(self, link: Link, message: Message) -> None:
-        """Do what a home says; what no home of ours says, or of another home's run, is refused."""
+        """Carry out a home's message; refuses those from unknown homes, or about another home's run."""
         try:
             if message["type"] == STATION:
                 self._station(link, message)
@@ -119,11 +122,11 @@ class Outposts:
             self._tell(f"refused what {link.home.name} says, a {message['type']}: {type(error).__name__}: {error}")
 
     async def answer(self, home: Home, message: Message) -> Message:
-        """Answer a home; ConfigError with what is refused."""
+        """The answer to a home's request; ConfigError for a refusal."""
         return await self._requests[message["type"]](home, message)
 
     def _of(self, home: Home, message: Message) -> Outpost:
-        """The outpost that a message of a home is about; KeyError if there is none, or it is another home's."""
+        """The outpost that a home's message names; KeyError if there is none, or it is another home's."""
         run = str(message["run"])
         held = self._held[run]
         if held.link.home.address != home.address:
@@ -141,13 +144,13 @@ class Outposts:
         return held
 
     def adopt(self, folder: Path) -> None:
-        """Go on with what a daemon before this one held."""
+        """Adopt an outpost of the previous daemon."""
         try:
             told = json.loads((folder / NOTE).read_text())
             spec.count_on(folder)
             heirs = tuple(Home(**heir) for heir in told["heirs"])
             self._hold(folder, str(told["run"]), self._link(Home(**told["home"])), int(told["term"]), heirs)
-            for heir in heirs if int(told["term"]) > 1 else ():  # One of them was its home, and may take itself for it.
+            for heir in heirs if int(told["term"]) > 1 else ():  # One of them was its home and may believe it still is.
                 self._dial(heir)
         except (KeyError, TypeError, ValueError, ConfigError, *_UNABLE) as error:
             self._tell(f"leaves {folder}, a run of the daemon before it: {error}")
@@ -155,7 +158,7 @@ class Outposts:
         self._tell(f"adopts its part of {told['run']}, a run of {told['home']['name']}")
 
     def end(self) -> None:
-        """End every host here, and take no more."""
+        """End every host here, and accept no new stations."""
         self._is_ending = True
         for held in list(self._held.values()):
             held.outpost.end()
@@ -166,7 +169,7 @@ class Outposts:
             self._held[run].outpost.end()
 
     def standing(self, run: str, caller: str) -> Standing:
-        """What is known here of a run's home, for the machine `caller`, which is about to be the next one."""
+        """This machine's knowledge of a run's home, for the machine `caller`, which is about to be the next one."""
         held = self._held.get(run)
         if held is None:
             return Standing("", 0, is_heard=False)
@@ -174,7 +177,7 @@ class Outposts:
         return Standing(home.name, held.term, is_heard=held.link.is_up and home.name != caller)
 
     def release(self, run: str) -> Path | None:
-        """Let go of a run whose home is this machine from now on; the folder that its hosts here know, which go on."""
+        """Release a run whose home this machine becomes; returns the folder of its hosts here, which go on."""
         held = self._held.pop(run, None)
         if held is None:
             return None
@@ -249,20 +252,20 @@ class Outposts:
             speaker.send({"type": SUPERSEDED, "run": run, "by": command.by})
 
     def _look_for_homes(self) -> None:
-        """While a home is not heard, another machine may have become that."""
+        """Dial the heirs of homes that are silent, because one may have become the home."""
         self._loop.call_later(HEIR_SECONDS, self._look_for_homes)
         for held in self._held.values():
             for heir in held.heirs if not held.link.is_up else ():
                 self._dial(heir)
 
     def _dial(self, heir: Home) -> None:
-        """Have a link to a machine that may be a home, unless it is this one."""
-        with suppress(ConfigError, zmq.ZMQError):  # It needs keys, and there are none; or nobody can dial it.
+        """Open a link to a machine that may be a home, unless it is this one."""
+        with suppress(ConfigError, zmq.ZMQError):  # It needs keys that are missing, or cannot be dialled.
             if heir.name != self._name:
                 self._link(heir)
 
     def _over(self, run: str) -> None:
-        """Every host has ended; what its home wanted of the files, it has."""
+        """Every host has ended, and the home has the files it requested: remove the outpost."""
         held = self._held.pop(run)
         held.outpost.close()
         with suppress(OSError):

@@ -33,15 +33,15 @@ LINK_SECONDS_MAX: Final = 8.0
 CHECK_SECONDS_MAX: Final = 60.0
 """How long a machine may read its data."""
 STANDING_SECONDS_MAX: Final = 5.0
-"""How long a machine may take to say what it knows of a home, which it knows without looking."""
+"""Time limit for a machine's answer about a home, which needs no reading of data."""
 HEARD_TRIES: Final = 3
-"""How often machines are asked whether they hear the home of a run, which takes as long as they take to miss it."""
+"""How often machines are asked whether they hear the home of a run: they need UP_SECONDS to miss it."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of one machine: to link itself to `home`, and whether it would take `check`."""
+    """A request to one machine: link itself to `home`, and answer `check`."""
 
     site: Site
     home: Home
@@ -49,8 +49,10 @@ class Asked:
 
 
 def to_take_part(sites: Sites, home: str, program: str, task: str, computing: list[str]) -> list[Asked]:
-    """What the machines of a run are asked by `home`, before it starts: whether they take program and task. Those whose
-    hosts may compute, by their roles, compare sources and data, too."""
+    """The requests of `home` to the machines of a run before it starts: whether they take program and task.
+
+    Machines whose hosts may compute, by their roles, also compare sources and data.
+    """
     at_home = sites.sites[sites.home]
     here, check = Home(home, str(at_home.address), at_home.public_key or ""), {"program": program, "task": task}
     return [
@@ -60,7 +62,7 @@ def to_take_part(sites: Sites, home: str, program: str, task: str, computing: li
 
 
 async def muster(links: Links, asked: list[Asked], keys: Keyring | None) -> list[Fault]:
-    """What is in the way, of all machines together."""
+    """The faults of all machines together."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_faults(links, each, keys)) for each in asked]
     return [fault for task in tasks for fault in task.result()]
@@ -69,9 +71,11 @@ async def muster(links: Links, asked: list[Asked], keys: Keyring | None) -> list
 async def standings(
     links: Links, asked: list[Asked], keys: Keyring | None, own: tuple[str, Callable[[], Standing]]
 ) -> tuple[dict[str, Standing], dict[str, str]]:
-    """What machines know of the home of a run, by name, that of the `own` name among them; and of those that cannot be
-    reached, why. ConfigError with what the others refuse. They are asked again while one hears the home, which it may
-    not have missed yet."""
+    """Each machine's knowledge of a run's home, by name, `own` included; and the reasons of unreachable machines.
+
+    ConfigError with the others' refusals. They are asked again while one hears the home, which it may not have missed
+    yet.
+    """
     name, here = own
     for left in reversed(range(HEARD_TRIES)):
         found, missing = await _standings(links, asked, keys)
@@ -108,8 +112,7 @@ async def _standings(
 
 
 async def check_sources(job: Job, wanted: str, doing: str) -> None:
-    """ConfigError if this machine has other sources or data than those of a run, whose digest is `wanted`, and may need
-    them; where that is '', it does not."""
+    """ConfigError if this machine's sources and data differ from the run's digest `wanted`; '' for none needed."""
     found = await asyncio.to_thread(digest.digest, job.program, job.task.text)
     if wanted not in ("", found):
         do = "Put the same isthmus, program, task and data here."
@@ -117,8 +120,10 @@ async def check_sources(job: Job, wanted: str, doing: str) -> None:
 
 
 async def fetched_into(store: Place, folder: Path, doing: str) -> Fetched:
-    """Fetch a snapshot as `from_store.fetched` does, in a thread, which nothing stops: where nobody waits for it any
-    more, the folder is taken away once it has come to its end."""
+    """Fetch a snapshot with `from_store.fetched`, in a thread, which cannot be stopped.
+
+    If the caller is cancelled, the folder is removed once the thread has ended.
+    """
     work = asyncio.get_running_loop().run_in_executor(None, from_store.fetched, store, folder, doing)
     try:
         return await asyncio.shield(work)
@@ -128,7 +133,7 @@ async def fetched_into(store: Place, folder: Path, doing: str) -> Fetched:
 
 
 def _take_away(done: asyncio.Future[Fetched], folder: Path) -> None:
-    done.exception()  # What it was, nobody waits for any more.
+    done.exception()  # Retrieved, so that asyncio does not report it.
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -43,17 +43,16 @@ from isthmus.runtime.system.files import write_json
 
 TICK_SECONDS: Final = 1.0
 CHECK_SECONDS_MAX: Final = 60.0
-"""How long a machine that joins may read its data."""
+"""Time limit for a joining machine's check, which may read its data."""
 UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError, InUseError)
-"""What a run may fail with that cannot be supervised."""
+"""Errors that mean that a run cannot be supervised."""
 LEASE_TICKS_MAX: Final = 10
 """A command asks four times a second; ten seconds without a question are long for a busy machine, too."""
 
 
 @final
 class MachineRun:
-    """A run from when it is taken until it is over, when it lets go of the `lock` on its folder; `on_over` is called
-    then, once."""
+    """A run from its start here until it is over; then it releases the `lock` on its folder and calls `on_over`."""
 
     def __init__(
         self,
@@ -103,16 +102,16 @@ class MachineRun:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not come to its end."""
+        """Whether it has not ended."""
         return self.daemon.outcome == "running"
 
     def check(self) -> Message:
-        """What a machine is asked before it takes part."""
+        """The request to a machine before it takes part."""
         job = self._told.job
         return {"type": "check", "program": job.program, "task": job.task.text, "digest": self._sites.digest}
 
     def station(self, machine: str, islands: int = 0) -> None:
-        """Tell a machine what this run is; one that is about to join, before its learners have slots."""
+        """Send a machine this run's description; `islands`: of one that joins, whose learners have no slots yet."""
         if not self.is_running:
             return
         data = json.loads((self.folder / spec.SPEC).read_text())
@@ -129,9 +128,9 @@ class MachineRun:
         return next((_home(site) for site in self._sites.heirs if name == site.name != self._machine), None)
 
     def call(self, link: Link, term: int) -> None:
-        """Another machine says that it is the home of this run."""
+        """Another machine claims to be the home of this run."""
         known = self.heir(link.home.name)
-        if known == link.home:  # Whom this home does not know by its address and key, it does not believe.
+        if known == link.home:  # Only an heir with the known address and key is believed.
             self._callers[known.name] = link
             self.daemon.call(known.name, term)
 
@@ -142,12 +141,12 @@ class MachineRun:
         self._links.send(machine, {**message, "run": self.name})
 
     def renew(self) -> None:
-        """Its command has asked something."""
+        """Renew the lease: the run's command has sent a request."""
         if self._unheard is not None:
             self._unheard = 0
 
     def tick(self) -> bool:
-        """Whether its command is gone, a tick after the last time."""
+        """Count a tick without a request; returns whether the command is gone."""
         if self._unheard is None or self.daemon.outcome != "running":
             return False
         self._unheard += 1
@@ -169,7 +168,7 @@ class MachineRun:
             self.daemon.end(f"its processes could not be started: {type(error).__name__}: {error}")
 
     def _gather(self, daemon: Daemon) -> None:
-        """Every process has ended: fetch what they have left elsewhere."""
+        """Every process has ended: fetch their files from other machines."""
         self._gathering = self._loop.create_task(self._fetch(daemon))
 
     async def _fetch(self, daemon: Daemon) -> None:
@@ -190,13 +189,13 @@ class MachineRun:
         return {each for each in fleet.replicas if fleet.name(each) == machine or each.role in offers}
 
     def _finish(self, daemon: Daemon) -> None:
-        """Write what comes at the end."""
+        """Write the end of the run into its folder, in a thread."""
         by_hosts = sum(value for name, value in daemon.home.used.items() if name.endswith(".cpu_seconds"))
         ending = Ending.of(daemon, by_hosts + self._launch.cpu_seconds)
 
         def work() -> None:
             try:
-                with suppress(OSError):  # The folder is gone: nobody is interested any more.
+                with suppress(OSError):  # The folder is gone, and with it the reader.
                     finish_apart(self.folder, ending)
             finally:
                 self._loop.call_soon_threadsafe(self._over)
@@ -216,7 +215,7 @@ def _home(site: Site) -> Home:
 
 
 def told_of(folder: Path, doing: str) -> spec.Spec:
-    """What the run folder says; ConfigError if nobody has prepared a run there."""
+    """The spec in a run folder; ConfigError if no run was prepared there."""
     try:
         if not folder.is_absolute():
             raise FileNotFoundError(f"{folder} is no absolute path")
@@ -227,13 +226,13 @@ def told_of(folder: Path, doing: str) -> spec.Spec:
 
 
 def unable(doing: str, error: BaseException) -> ConfigError:
-    """Says that a run cannot be supervised, and why."""
+    """The error for a run that cannot be supervised, with its cause."""
     do = "Look at the folder and at what the machine has left: space, memory, processes."
     return ConfigError(doing, "to supervise it", f"{type(error).__name__}: {error}", do)
 
 
 def outcome_in(folder: Path) -> str:
-    """How a run went that is over, as its folder says; failed where that cannot be read."""
+    """The outcome of a run that is over, from its folder; "failed" if that cannot be read."""
     try:
         return str(json.loads((folder / "over.json").read_text())["outcome"])
     except (OSError, LookupError, TypeError, ValueError):

@@ -36,7 +36,7 @@ LINE_LENGTH_MAX: Final = 2000
 
 
 def serve(name: str, listen: str, config: Path | None) -> int:
-    """Serve until signals end it; the exit status: 0, or 1 if a second one ended runs at once.
+    """Serve until signals end it; returns the exit status: 0, or 1 if a second signal ended runs at once.
 
     ConfigError if name, address or configuration are wrong, or taken.
     """
@@ -55,9 +55,10 @@ def serve(name: str, listen: str, config: Path | None) -> int:
 
 
 def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[MachineDaemon], None]) -> int:
-    """Be the daemon `name` until signals, or another machine, end it; the exit status. `begin` is called at the start.
+    """Run the daemon `name` until signals, or another machine, end it; returns the exit status.
 
-    ConfigError if name or address are taken, or with what `begin` found out later (`MachineDaemon.fail`).
+    `begin` is called at the start. ConfigError if name or address are taken, or for a later fault
+    (`MachineDaemon.fail`).
     """
     claim = Claim(name)
     loop = uvloop.new_event_loop()
@@ -122,7 +123,7 @@ def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: 
 
 
 def _who(endpoint: str) -> str:
-    """Who has a port, as far as it tells."""
+    """The daemon that listens on a taken port, if it answers."""
     answer = None
     with suppress(ConfigError):
         answer = ask(endpoint, {"type": "machine"}, seconds_max=1.0)
@@ -132,8 +133,11 @@ def _who(endpoint: str) -> str:
 
 
 def _tell(line: str) -> None:
-    """A line for people, some of it in the words of another machine, which is to be one line and to move no cursor;
-    nobody may be there any more to read it."""
+    """Print a line for people; standard output may be closed.
+
+    Parts of it come from other machines: unprintable characters are escaped, so that it stays one line and moves no
+    cursor.
+    """
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
     with suppress(OSError, ValueError):
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {shown[:LINE_LENGTH_MAX]}\n")

@@ -35,18 +35,18 @@ _LEARNER_FIELDS: Final = (
 SNAPSHOT_FAULTS_MAX: Final = 16
 """A life of the recorder reads two snapshots."""
 _NOTED_FIELDS: Final = ("reported_at", "gone_at", "accounted", "accounted_steps")
-"""What is noted beside a report: when it came and when its life was known to be gone; and the tokens and steps that it
-told of, where lines of metrics.jsonl tell of more."""
+"""Noted beside a report: when it arrived, and when its life was known to be gone; and its own tokens and steps, where
+lines of metrics.jsonl have more."""
 
 
 class Books:
     """The books of one run. `sizes` of the fragments in values, none where whole trees are exchanged.
 
-    `zero` is the first inner step of any learner, `stepping_until` when one was last heard of that steps, `final_at`
-    when the last of the `final` fragments was written: instants of the recorder's clock. `reports` are the last of
-    each slot, by slot; `former` those of lives that are over. `snapshot_faults` say what is wrong with snapshots that
-    were damaged. `versions` are the newest that were merged, [epoch, count] by fragment; `publishers` the shards'
-    lives that published a fragment last, [shard, epoch] by fragment.
+    `zero` is the first inner step of any learner, `stepping_until` the last report of a step, `final_at` the write of
+    the last of the `final` fragments: instants of the recorder's clock. `reports` are the last of each slot, by slot;
+    `former` those of lives that are over. `snapshot_faults` describe damaged snapshots. `versions` are the newest
+    merged ones, [epoch, count] by fragment; `publishers` the shards' lives that published a fragment last, [shard,
+    epoch] by fragment.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -70,10 +70,10 @@ class Books:
         self.changes = Changes()
         self._sizes = tuple(sizes)
 
-    # -- what a recorder before this one has known ---------------------------------------------------------------------
+    # -- memory of an earlier recorder ---------------------------------------------------------------------------------
 
     def recall(self, memory: Memory) -> None:
-        """Take in what was kept."""
+        """Load the memory of an earlier recorder."""
         self.totals.hear(memory.totals)
         self.reports = {report["slot"]: cast(Report, report) for report in memory.reports}
         self.former = [cast(Report, report) for report in memory.former]
@@ -104,7 +104,7 @@ class Books:
             self._recall_metric(line, now)
 
     def _recall_metric(self, line: Mapping[str, Any], now: int) -> None:
-        """Take in what a life of a learner had trained; and, if the zero of all times is forgotten, by when it was."""
+        """Take in a life's trained tokens, and an upper bound of zero, in case that is forgotten."""
         slot, incarnation = line["learner"], line["incarnation"]
         self.totals.hear([[slot, incarnation, line["tokens"]]])
         for report in (*self.former, *self.reports.values()):
@@ -136,7 +136,7 @@ class Books:
             early=list(early),
         )
 
-    # -- what comes ----------------------------------------------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------------------------------------------
 
     def take_report(self, report: Report, now: int) -> bool:
         """Take in a report; whether it is of the newest life of its slot."""
@@ -168,21 +168,23 @@ class Books:
                 self._note_gone(report, now)
 
     def _note_gone(self, report: Report, now: int) -> None:
-        """Note since when a life is known to be gone: of one that only the recorder before this one has heard of, which
-        may have died with everybody, since that heard of any."""
+        """Note since when a life is known to be gone.
+
+        A life that only an earlier recorder heard may have died with all others: it is gone since that heard any.
+        """
         is_recalled = (report["slot"], report["incarnation"]) in self._recalled
         cast(dict[str, Any], report).setdefault("gone_at", self._heard_until if is_recalled else now)
 
     def note_snapshots(self, faults: Iterable[str]) -> None:
-        """Note what is wrong with snapshots; of very many the first."""
+        """Note faults of snapshots, the first SNAPSHOT_FAULTS_MAX."""
         for fault in faults:
             if fault not in self.snapshot_faults and len(self.snapshot_faults) < SNAPSHOT_FAULTS_MAX:
                 self.snapshot_faults.append(fault)
 
     def take_merge(self, merging: Merging) -> bool:
-        """Take in a merge; whether it is newer than what is known of its fragment in this epoch."""
+        """Take in a merge; returns whether it is newer than the known ones of its fragment in this epoch."""
         fragment, epoch, version = merging["fragment"], merging["epoch"], merging["version"]
-        self.totals.hear(merging["merged_tokens"])  # Of a life whose reports do not come, or were refused, the least.
+        self.totals.hear(merging["merged_tokens"])  # A lower bound for lives whose reports are missing or refused.
         if not self.shards.take(merging):
             return False
         if version is not None and epoch >= self.publishers.get(fragment, [0, 0])[1]:
@@ -192,14 +194,14 @@ class Books:
         return True
 
     def take_change(self, change: Mapping[str, Any]) -> bool:
-        """Take in a change of what follows the links; whether it is news."""
+        """Take in a change of a link-dependent setting; returns whether it is new."""
         at = None if self.zero is None else round((change["at"] - self.zero) / 1e9, 6)
         return self.changes.take(change, at)
 
     def take_evaluation(self, evaluated: Evaluated) -> Evaluated | None:
-        """Take in a point of the curve; the result is what it is in the curve, None where it is known.
+        """Take in a point of the curve; returns the point as it enters the curve, None if it is known.
 
-        Of an evaluator that began again only what lies beyond what is known is a point, and none is the first.
+        From a restarted evaluator only points beyond the known ones count, and none as the initial one.
         """
         kind, tokens = evaluated["kind"], evaluated["tokens"]
         if kind == "initial" and self.evaluations:
@@ -211,7 +213,7 @@ class Books:
         self.evaluations.append(cast(Evaluated, {"metrics": [], **evaluated, "kind": kind}))
         return self.evaluations[-1]
 
-    # -- what it comes to ----------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def published(self) -> list[list[int]]:
         """The newest version of each fragment that is known to be merged, as [fragment, epoch, count]."""
@@ -222,7 +224,7 @@ class Books:
         return any(evaluated["kind"] == "final" for evaluated in self.evaluations)
 
     def figures(self, learners: int) -> dict[str, Any]:
-        """What a status says of all this, and all that the summary is made of; a run of so many `learners`."""
+        """The figures of a status, from which the summary is made; the run has `learners` slots."""
         former = [_learner(report) for report in self.former]
         present = {slot: _learner(report) for slot, report in sorted(self.reports.items())}
         lives = [*former, *present.values()]
@@ -256,7 +258,7 @@ class Books:
         return fragment_accounts(entries(told, len(self._sizes)), len(self._sizes))
 
     def _unheard(self, live: Set[tuple[int, int]]) -> list[list[int]]:
-        """The lives that are there no more, of those of which there is no report: only others told of them."""
+        """Lives that are gone and never reported: known from others' reports only."""
         reported = {(report["slot"], report["incarnation"]) for report in (*self.former, *self.reports.values())}
         known = {(slot, incarnation) for slot, incarnation, _ in self.totals.told()}
         return [[*life] for life in sorted(known - reported - live)]
@@ -278,8 +280,11 @@ class Books:
         return sum(count for count, _ in newest.values()), sum(votes for _, votes in newest.values())
 
     def _by_shards(self) -> dict[str, Any]:
-        """What shards say of each fragment: the tokens of each life that are in the model, those that are undone; and
-        whether no merge is missing of those in the model, and of all."""
+        """The shards' figures by fragment.
+
+        Tokens of each life in the model, and undone ones; whether all merges in the model are known, and all merges
+        ever.
+        """
         told: dict[str, Any] = {"merged_tokens": {}, "undone_tokens": {}, "model_whole": {}, "merges_whole": {}}
         for p in range(len(self._sizes)):
             merged, told["model_whole"][p] = self.shards.in_model(p)

@@ -19,11 +19,11 @@ from isthmus.runtime.clock import Duration, seconds
 PLAIN: Final = seconds(10)
 MODEL: Final = seconds(90)
 EVALUATION: Final = seconds(600)
-"""Where only the last evaluation is missing, and its host is there: it may take this long."""
+"""Time limit for the last evaluation, if nothing else is missing and its host lives."""
 TIMES: Final = 4
 """How many times the slowest step, or sweep of merges, is waited for."""
 GAP: Final = seconds(2)
-"""The most that counts of the time between two looks, which come several times a second."""
+"""Upper limit for the time that counts between two looks, which come several times a second."""
 
 
 class Ending:
@@ -38,7 +38,7 @@ class Ending:
         self._waited = 0
 
     def step_took(self, duration: int) -> None:
-        """A step of some learner took so many nanoseconds."""
+        """A step of some learner took `duration` nanoseconds."""
         self._slowest = max(self._slowest, duration)
 
     def merged(self, fragment: int, now: int) -> None:
@@ -47,7 +47,7 @@ class Ending:
         self._merged_at[fragment] = now
 
     def look(self, signs: object, now: int) -> None:
-        """The run is to end, and this is all that has come of its end by now; to be called again and again."""
+        """Note the `signs` of progress of an end that is due; called repeatedly."""
         if self._looked_at is None or signs != self._signs:
             self._signs, self._waited = signs, 0
         else:
@@ -60,5 +60,5 @@ class Ending:
         return Duration(max(self._least, TIMES * self._slowest))
 
     def is_late(self, *, is_evaluating: bool = False) -> bool:
-        """Whether nothing is waited for any more, since the last look."""
+        """Whether the time limit was exceeded at the last look."""
         return self._waited >= (max(self.limit, EVALUATION) if is_evaluating else self.limit)

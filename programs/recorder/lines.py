@@ -30,13 +30,13 @@ class RecordLines:
 
     @property
     def has_begun(self) -> bool:
-        """Whether lines are written as they come."""
+        """Whether lines are written on arrival."""
         return self._zero is not None
 
     def recall(self, early: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """Take over what waited in a life before this one, but for what is written; OSError if the disk does not say.
+        """Take over lines that waited in an earlier life and are not written yet; OSError if the disk cannot be read.
 
-        Lines are compared without their times, which count from a first step that this one may not know of.
+        Lines are compared without their times, which count from a first step that this life may not know.
         """
         written = {name: self._read(name) if early else [] for name in FILES}
         self.early = []
@@ -56,27 +56,27 @@ class RecordLines:
             self._append(name, timed, self._zero)
 
     def begin(self, zero: int) -> None:
-        """The first step was at `zero`: what has waited for it is written, and what comes need not wait."""
+        """Set `zero`, the time of the first step: writes the waiting lines; later ones need not wait."""
         self._zero = zero
         self.give_up_waiting(zero)
 
     def give_up_waiting(self, zero: int) -> None:
-        """Write what waits with times from `zero`, because nobody may ever step."""
+        """Write waiting lines with times from `zero`, because a first step may never come."""
         for name, line in self.early:
             self._append(name, line, zero)
         self.early = []
 
     def flush(self) -> bool:
-        """Try to write what the disk has not taken; whether it has all lines."""
+        """Try to write the lines that the disk has not taken; returns whether it has all."""
         waiting = [name for name, lines in self._files.items() if not self._is_closed and not lines.flush()]
         return not waiting
 
     def counts(self) -> dict[str, dict[str, Any]]:
-        """What became of the lines of each file, for a status."""
+        """Counts of the lines of each file by their fate, for a status."""
         return {name: lines.counts() for name, lines in self._files.items()}
 
     def close(self) -> None:
-        """Close the files; what the disk does not take now is lost. May come twice."""
+        """Close the files; lines that the disk does not take now are lost. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             for lines in self._files.values():

@@ -20,7 +20,7 @@ from isthmus.runtime.system.files import write_bytes
 
 FILE: Final = "recorder.state"
 TAIL_BYTES: Final = 1 << 20
-"""Of each file of lines that is read where there is a state: more than ever comes within a second."""
+"""Read from the end of each file of lines if there is a state: more than a second ever adds."""
 
 
 class Memory(msgspec.Struct):
@@ -51,7 +51,7 @@ class Remembering:
         self._saved: bytes | None = None
 
     def is_replaced(self) -> bool:
-        """Whether a later life has written; no, where the disk does not say."""
+        """Whether a later life has written; False if the disk cannot be read."""
         try:
             found = load(self._folder, self._disk)
         except OSError:
@@ -59,7 +59,7 @@ class Remembering:
         return found is not None and found.incarnation > self._incarnation
 
     def save(self, memory: Memory) -> None:
-        """Write what is new, to stay; what the disk does not take now it is given the next time."""
+        """Write the memory durably if it has changed; a failed write is repeated with the next call."""
         memory.incarnation = self._incarnation
         data = msgspec.msgpack.encode(memory)
         if data == self._saved or self.is_replaced():
@@ -72,8 +72,10 @@ class Remembering:
 
 
 def load(folder: Path, disk: Disk) -> Memory | None:
-    """What a recorder before this one has known; None if there was none, or its file is torn. OSError if the disk does
-    not say."""
+    """The memory of an earlier recorder; None if there was none, or its file is torn.
+
+    OSError if the disk cannot be read.
+    """
     try:
         return msgspec.msgpack.decode(disk.read(folder / FILE), type=Memory)
     except (FileNotFoundError, ValueError):
@@ -81,8 +83,10 @@ def load(folder: Path, disk: Disk) -> Memory | None:
 
 
 def lines(path: Path, disk: Disk, *, is_tail: bool) -> Iterator[dict[str, Any]]:
-    """The lines of a file that can be read, or those at its end; none where there is no file. OSError if the disk does
-    not say."""
+    """The valid lines of a file, or of its last TAIL_BYTES; none if there is no file.
+
+    OSError if the disk cannot be read.
+    """
     try:
         data = disk.read(path)
     except FileNotFoundError:

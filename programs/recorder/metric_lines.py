@@ -20,7 +20,7 @@ _TRAFFIC: Final = ("staleness", "bytes_sent", "bytes_received", "sick", "sick_st
 
 @final
 class TokenMeans:
-    """What was heard of one slot since it was asked for last; what is not finite does not count."""
+    """Token-weighted means of one slot's metrics since the last `take`; values that are not finite do not count."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, int]] = {}
@@ -33,7 +33,7 @@ class TokenMeans:
                 self._sums[name] = total + tokens * mean, weight + tokens
 
     def take(self) -> dict[str, float]:
-        """The means, by name; begins anew."""
+        """The means, by name; resets them."""
         means = {name: total / weight for name, (total, weight) in self._sums.items()}
         self._sums.clear()
         return means
@@ -54,7 +54,7 @@ class MetricLines:
         """Lives of which it is written what they went on with."""
 
     def hear(self, report: Report, known: Mapping[str, Any] | None, now: int) -> None:
-        """Take the report that follows the `known` one of its slot; write it, or withhold it for a while."""
+        """Take the report that follows the `known` one of its slot; write it now, or withhold it for a while."""
         slot = report["slot"]
         if known is not None and known["incarnation"] < report["incarnation"]:
             self._write(slot, now)
@@ -70,7 +70,7 @@ class MetricLines:
             self._write(slot, now)
 
     def write_all(self, now: int) -> None:
-        """Write what is withheld."""
+        """Write the withheld reports."""
         for slot in sorted(self._withheld):
             self._write(slot, now)
 
@@ -93,7 +93,7 @@ class MetricLines:
 
 
 def finite(value: float | None) -> float | None:
-    """A loss as files and figures have it: None where it is not finite, which is no number in JSON."""
+    """A loss for files and figures: None if it is not finite, which JSON cannot express."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -117,6 +117,6 @@ def mean_of(lives: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _told(report: Report) -> tuple[Any, ...]:
-    """What tells one line from another."""
+    """The fields that distinguish one line from another."""
     fields: Mapping[str, Any] = {**report}
     return tuple(fields[name] for name in _PLACE)

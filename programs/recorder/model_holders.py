@@ -18,8 +18,8 @@ from isthmus.programs.recorder.books import Books
 from isthmus.runtime.roles import LEARNER, SYNCER
 
 LOST_TIMES: Final = 100
-"""Ten seconds of looking: hosts that come back say what they hold within a second or two, and a recorder that comes
-back hears it then. Looks are counted, and not the time, because a clock may leap."""
+"""Ten seconds of looks: hosts that come back report what they hold within a second or two, and a recorder that comes
+back hears it then. Looks are counted, not time, because a clock may leap."""
 
 
 class ModelHolders:
@@ -32,7 +32,7 @@ class ModelHolders:
         self._lost_times = 0
 
     def hear(self, held: Mapping[Any, Held]) -> None:
-        """Take what hosts say that they hold, by (replica, key)."""
+        """Take the holders' reports, by (replica, key)."""
         self._held |= {replica: frozenset(item["fragments"]) for (replica, _), item in held.items()}
         self._is_merged |= any(item["merged"] for item in held.values())
 

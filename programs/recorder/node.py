@@ -36,20 +36,20 @@ from isthmus.runtime.system.files import write_tensors
 
 STATUS_NS: Final = 500_000_000
 CONTROL_NS: Final = 1_000_000_000
-"""Between two words to pacers: they fire on what they hear, and this lets them notice, too, that time has passed."""
+"""Between two messages to pacers: they fire on messages, and so notice, too, that time has passed."""
 SETTLE_NS: Final = 2_000_000_000
-"""How long after the last final fragment the learners' last reports are waited for: that of a dead one never comes."""
+"""Wait after the last final fragment for the learners' last reports: a dead one sends none."""
 MEMORY_NS: Final = 1_000_000_000
-"""Between two writings of what the next recorder has to know; what comes between them is in the lines, and where lines
-wait, it is written at once."""
+"""Between two writes of the memory for the next recorder; the lines have the input between them, and where lines wait,
+the memory is written at once."""
 EVALUATOR: Final = "evaluator"
 EVALUATOR_NS: Final = 30_000_000_000
-"""How long an evaluator that is not there is waited for at the end: its next life begins within four seconds and some
-for its imports, until it is given up."""
+"""Wait at the end for an absent evaluator: its next life begins within four seconds and its imports, until it is given
+up."""
 RETRY_NS: Final = 500_000_000
 SAVE_TRIES_MAX: Final = 1200
-"""How often a disk may refuse the final model: within ten minutes, in which somebody may make room for it. Tries are
-counted, and not the time, because a clock may leap."""
+"""How often a disk may refuse the final model: ten minutes of tries, in which an operator may make room. Tries are
+counted, not time, because a clock may leap."""
 LINES_NS_MAX: Final = 30_000_000_000
 """How long, at the end, lines are waited for that the disk does not take."""
 _MERGE_FIELDS: Final = (
@@ -61,9 +61,9 @@ _MERGE_FIELDS: Final = (
 
 class Recorder:
     """Fires by timer and samples everything. `sizes` of the fragments in values, none where whole trees are exchanged;
-    `has_model`: a final model comes, in `final` fragments; `has_evaluator`: a final evaluation comes. `learners` are
-    those whose tokens count. `keeps_budget`: learners do not find out by themselves when it is spent; where they do, as
-    in programs that go back to a state which all share, what is undone counts as trained here, and not there.
+    `has_model`: a final model arrives, in `final` fragments; `has_evaluator`: a final evaluation arrives. `learners`:
+    replicas whose tokens count. `keeps_budget`: learners do not notice themselves that it is spent; where they do, as
+    in programs that go back to a shared state, undone tokens count as trained here, but not there.
     """
 
     outputs = ("control",)
@@ -104,7 +104,7 @@ class Recorder:
         self.is_finished = False
 
     def open(self, context: Any) -> None:
-        """Open the files, and go on from what a recorder before this one has known."""
+        """Open the files, and go on from the memory of an earlier recorder."""
         self._context = context
         self._began_at = context.now()
         self._disk: Disk = context.disk
@@ -114,7 +114,7 @@ class Recorder:
         self._recall()
 
     def close(self) -> None:
-        """Close the files; what another life of this recorder has taken over is that one's to write."""
+        """Close the files; writes nothing if a later life of this recorder has taken over."""
         if self._has_recalled and not self._memory.is_replaced():
             self._metrics.write_all(self._context.now())
             self._lines.give_up_waiting(self._began_at)
@@ -131,7 +131,7 @@ class Recorder:
         changed: Any = None,
         stop: Any = None,
     ) -> dict[str, Control] | None:
-        """Write down what is new; say stop where somebody asked, or where the budget is this recorder's to keep."""
+        """Record the new inputs; signal stop if it was requested, or if this recorder keeps the budget and it is spent."""
         now = self._context.now()
         came = {"progress": progress, "merged": merged, "evaluation": evaluation, "final": final, "held": held}
         for port, items in {**came, "changed": changed, "stop": stop}.items():
@@ -149,7 +149,7 @@ class Recorder:
             self._metrics.write_all(now)
             self.is_finished = self._is_flushed(now)
         if self.is_finished:
-            self._lines.close()  # What is told of them now is the last word.
+            self._lines.close()  # Their counts in this status are final.
             self._error = self._error or self._failure()
         if self.is_finished or now - self._published_at >= STATUS_NS:
             self._published_at = now
@@ -162,7 +162,7 @@ class Recorder:
     # -- from life to life ---------------------------------------------------------------------------------------------
 
     def _recall(self) -> bool:
-        """Go on from what a recorder before this one has known and written; whether the disk says what that is."""
+        """Go on from an earlier recorder's memory and lines; returns whether the disk could be read."""
         try:
             memory = recorder_memory.load(self._folder, self._disk)
             read = {
@@ -182,14 +182,14 @@ class Recorder:
         return True
 
     def _remember(self, now: int) -> None:
-        """Write down what the next recorder has to know."""
+        """Write the memory for the next recorder."""
         self._remembered_at, self._early_count = now, len(self._lines.early)
         self._memory.save(self._books.memory(self._lines.early))
 
-    # -- what came -----------------------------------------------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------------------------------------------
 
     def _take(self, arrived: Mapping[str, Mapping[Any, Any]], now: int) -> None:
-        """Take in all that has come since the last firing, by port and key."""
+        """Take in the items that arrived since the last firing, by port and key."""
         self._holders.hear(arrived["held"])
         for item in arrived["held"].values():
             self._books.shards.saved(item["saved"])
@@ -219,7 +219,7 @@ class Recorder:
             if not self._is_to_end():
                 self._stop_reason = str(asked["reason"])
         if self._books.zero is not None and not self._lines.has_begun:
-            self._remember(now)  # The next recorder may have to go on in the middle of what is written now.
+            self._remember(now)  # The next recorder may have to go on amid the lines that follow.
             self._lines.begin(self._books.zero)
 
     def _take_report(self, report: Report, now: int) -> None:
@@ -232,7 +232,7 @@ class Recorder:
         self._metrics.hear(report, known, now)
 
     def _save(self, now: int) -> None:
-        """Write the final model, as much of it as is here; what the disk does not take is tried again."""
+        """Write the fragments of the final model that have arrived; those that the disk refuses are tried again."""
         where = self._folder / "snapshots" / "final"
         try:
             for fragment in sorted(self._unsaved):
@@ -254,25 +254,25 @@ class Recorder:
         else:
             self._save_tries, self._save_error = 0, None
 
-    # -- what follows --------------------------------------------------------------------------------------------------
+    # -- decisions -----------------------------------------------------------------------------------------------------
 
     def _control(self, now: int) -> dict[str, Control] | None:
-        """What bodies with a port `control` are told: the budget, what is trained of it, and whether to end."""
+        """The item for ports `control`: whether to end, the budget, and the tokens trained and versions merged so far."""
         stop = self._is_to_end()
         is_news = stop != self._is_stopping or now - self._controlled_at >= CONTROL_NS
-        if self._sizes and not is_news:  # Where whole trees are exchanged, nobody else tells how much is trained.
+        if self._sizes and not is_news:  # Whole trees have no other source of trained tokens.
             return None
         self._is_stopping, self._controlled_at = stop, now
         totals, published = self._books.totals, self._books.published()
         return {"control": Control(stop=stop, tokens=self._budget, totals=totals.told(), published=published)}
 
     def _is_to_end(self) -> bool:
-        """Whether the budget is spent, or the end was asked for."""
+        """Whether the budget is spent, or a stop was requested."""
         is_spent = self._keeps_budget and self._books.totals.trained >= self._budget
         return is_spent or self._stop_reason is not None or self._context.stop_requested()
 
     def _judge_end(self, now: int) -> None:
-        """See how far the end has come; fail where a model is to come, and does not."""
+        """Track the progress of the end; fail if the final model is due and does not arrive."""
         if self._is_to_end():
             come = self._books.final | self._unsaved.keys()
             self._ending.look((len(self._ended), len(come), self._books.is_evaluated()), now)
@@ -285,7 +285,7 @@ class Recorder:
             )
 
     def _is_late(self, now: int) -> bool:
-        """Whether what is not there by now is waited for no longer; a disk has its own time."""
+        """Whether the wait for missing items is over; a slow disk has its own limit."""
         is_evaluating = self._is_saved() and self._has_evaluator and now - self._evaluator_at < EVALUATOR_NS
         return not self._unsaved and self._ending.is_late(is_evaluating=is_evaluating)
 
@@ -295,13 +295,13 @@ class Recorder:
         return not self._unsaved and len(self._books.final) >= max(fragments, 1)
 
     def _judge_model(self) -> None:
-        """Fail, loudly, where nobody is left who held a fragment of what was merged."""
+        """Fail the run if no holder is left of a fragment of the merged model."""
         if self._error is None:
             saved = self._books.final | self._unsaved.keys()
             self._error = self._holders.lost(self._books, saved, self._context.members())
 
     def _failure(self) -> str | None:
-        """Why a run of which everything final is there is not done."""
+        """Why a run that has all its final items has still failed; None if it has not."""
         books = self._books
         figures = books.figures(self._learners)
         return verdict.failure(
@@ -314,19 +314,19 @@ class Recorder:
         )
 
     def _is_flushed(self, now: int) -> bool:
-        """Whether no line waits for the disk, or none is waited for any more, once all the rest is there."""
+        """Whether no line waits for the disk, or their time limit after completion is over."""
         self._complete_at = now if self._complete_at is None else self._complete_at
         self._lines.give_up_waiting(self._began_at)
         return self._lines.flush() or now - self._complete_at >= LINES_NS_MAX
 
     def _is_complete(self, now: int) -> bool:
-        """Whether everything final has arrived, and the model is written, or no more of it is waited for."""
+        """Whether everything final has arrived and the model is written, or the wait is over."""
         if any(member.replica.role == EVALUATOR for member in self._context.members()):
             self._evaluator_at = now
         return self._is_late(now) or (self._has_come(now) if self._has_model else self._are_final())
 
     def _has_come(self, now: int) -> bool:
-        """Whether the model is there, and evaluated, and so are the learners' last reports."""
+        """Whether the model is written and evaluated, and the learners' last reports have arrived."""
         reports, final_at = self._books.reports.values(), self._books.final_at
         if not reports or final_at is None or not self._is_saved():
             return False
@@ -338,16 +338,16 @@ class Recorder:
         return settled or now - final_at >= SETTLE_NS
 
     def _are_final(self) -> bool:
-        """Whether all have come to their end in a program that gives no model."""
+        """Whether all learners are final, in a program without a final model."""
         final = [report["phase"] == "final" for report in self._books.reports.values()]
         return bool(final) and all(final) and (not self._has_evaluator or self._books.is_evaluated())
 
     def _is_evaluated(self, now: int, final_at: int) -> bool:
-        """Whether the last evaluation is here, or comes no more because its host was given up."""
+        """Whether the last evaluation has arrived, or its host was given up."""
         return self._books.is_evaluated() or now - max(self._evaluator_at, final_at) >= EVALUATOR_NS
 
     def _status(self, now: int) -> dict[str, Any]:
-        """Everything that somebody who watches wants to know, and all that the summary is made of."""
+        """The status for watching commands, from which the summary is made."""
         zero = self._books.zero
         is_stepping = any(report["phase"] == "stepping" for report in self._books.reports.values())
         phase = "starting" if zero is None and is_stepping else self._phase()
@@ -372,7 +372,7 @@ class Recorder:
 
 
 def _merge_line(merging: Merging) -> dict[str, Any]:
-    """What is written of a merge."""
+    """The line of a merge."""
     fields: Mapping[str, Any] = {**merging}
     line = {name: fields[name] for name in _MERGE_FIELDS}
     line["quorum_ms"] = (merging["quorum_at"] - merging["opened_at"]) / 1e6
@@ -384,5 +384,5 @@ def _merge_line(merging: Merging) -> dict[str, Any]:
 
 
 def _lives(members: Iterable[Any]) -> frozenset[tuple[int, int]]:
-    """The lives of learners among those who are live."""
+    """The learners among live members, as (slot, incarnation)."""
     return frozenset((member.replica.slot, member.incarnation) for member in members if member.replica.role == LEARNER)

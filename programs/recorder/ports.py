@@ -39,12 +39,12 @@ def emitting(nodes: Sequence[Node], port: str) -> list[Node]:
 
 
 def reporting(graph: Graph) -> Node | None:
-    """The node whose reports count the tokens; None in a graph that cannot be trained by."""
+    """The node whose reports count the tokens; None in a graph that cannot train."""
     return next(iter(emitting(graph.nodes, "progress")), None)
 
 
 def learning(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes whose trees an evaluator can take the mean of, because they say how much each has trained."""
+    """The nodes whose trees an evaluator can average, because they report how much each has trained."""
     return [node for node in emitting(nodes, "parameters") if "progress" in node.outputs]
 
 
@@ -54,7 +54,7 @@ def keeping(nodes: Sequence[Node]) -> list[Node]:
 
 
 def lending(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes whose replicas lend each other what only they have."""
+    """The nodes whose replicas lend each other their moments."""
     return [node for node in emitting(nodes, "moments") if node.input("loan") is not None]
 
 
@@ -64,12 +64,12 @@ def needs_evaluator(nodes: Sequence[Node]) -> bool:
 
 
 def told_by_recorder(graph: Graph, node: Node) -> bool:
-    """Whether a node hears of the end on its `control`: one that is pulled hears of it from whoever pulls."""
+    """Whether a node learns of the end on its `control`: a pulled node learns of it from the node that pulls."""
     return node.input("control") is not None and not (node.input("pull") and graph.edges_into(node, "pull"))
 
 
 def faults(graph: Graph) -> Iterator[Fault]:
-    """What a run cannot do with a graph, before the recorder is in it."""
+    """Faults that make a graph, before the recorder is added, unusable for a run."""
     yield from _names(graph)
     counted = emitting(graph.nodes, "progress")
     if len(counted) > 1:

@@ -17,7 +17,7 @@ from isthmus.runtime.system.disk import DISK
 
 
 def figures(folder: Path, status: Mapping[str, Any], *, sizes: Sequence[int], learners: int) -> dict[str, Any]:
-    """The status that was published last, with the figures of the folder where that knows more."""
+    """The last published status, with the figures of the folder where these are ahead."""
     try:
         found = _books(folder, sizes).figures(learners)
     except (OSError, KeyError, TypeError):  # Nothing was recorded, or nothing of it can be read.
@@ -49,5 +49,5 @@ def _books(folder: Path, sizes: Sequence[int]) -> Books:
 
 
 def _extent(status: Mapping[str, Any]) -> tuple[int, ...]:
-    """How much is known, of what only grows."""
+    """The figures of a status that only grow, for comparison."""
     return tuple(int(status.get(name) or 0) for name in ("tokens", "outer_steps", "evaluations"))

@@ -33,7 +33,7 @@ _UNTOLD: Final[Mapping[str, Any]] = {
 
 
 class Reports:
-    """Makes reports whole, as they come to a recorder."""
+    """Completes the reports that arrive at a recorder."""
 
     def __init__(self) -> None:
         self._began: dict[Member, int] = {}
@@ -47,7 +47,7 @@ class Reports:
     def _whole(
         self, replica: Replica, told: Mapping[str, Any], lives: Mapping[Replica, Member], now: int
     ) -> Report | None:
-        """One of them; None if it is on another slot, or of nobody knows which life."""
+        """One completed report; None if it is about another slot, or its life is unknown."""
         if told.get("slot", replica.slot) != replica.slot or not ("incarnation" in told or replica in lives):
             return None
         member = Member(replica, told["incarnation"] if "incarnation" in told else lives[replica].incarnation)

@@ -49,7 +49,7 @@ RUN_FOLDER: Final = Reference("isthmus:run-folder")
 SNAPSHOT_SECONDS: Final = Reference("isthmus:snapshot-seconds")
 SNAPSHOT_PLACE: Final = Reference("isthmus:snapshot-place")
 OF_RUN: Final = (RUN_FOLDER, SNAPSHOT_SECONDS, SNAPSHOT_PLACE)
-"""Resolved by whoever runs the recorder; not part of what a program is."""
+"""Resolved by the process that runs the recorder; not part of the program."""
 SNAPSHOT_SECONDS_DEFAULT: Final = 15.0
 PERIOD: Final = milliseconds(100)
 
@@ -60,14 +60,16 @@ def resolving(
     snapshot_seconds: float = SNAPSHOT_SECONDS_DEFAULT,
     snapshot_place: Place | None = None,
 ) -> Callable[[Reference], Any]:
-    """`resolve`, for a run in `folder`: with what is no part of its program."""
+    """`resolve`, extended by the references OF_RUN, for a run in `folder`."""
     of_run = {RUN_FOLDER: folder, SNAPSHOT_SECONDS: snapshot_seconds, SNAPSHOT_PLACE: snapshot_place}
     return lambda reference: of_run[reference] if reference in of_run else resolve(reference)
 
 
 def with_recorder(graph: Graph, job: Job) -> None:
-    """Add the roles `recorder` and, where nothing evaluates, `evaluator` to a program's graph. GraphError, with all
-    faults, for a graph that a run can do nothing with."""
+    """Add the roles `recorder` and, where nothing evaluates, `evaluator` to a program's graph.
+
+    GraphError, with all faults, for a graph that a run cannot use.
+    """
     if found := list(faults(graph)):
         raise GraphError.of(found)
     authored = list(graph.nodes)
@@ -113,12 +115,12 @@ def with_recorder(graph: Graph, job: Job) -> None:
 
 
 def _slots(graph: Graph, job: Job) -> int:
-    """How many replicas a run begins with whose tokens count."""
+    """The number of replicas, at the start of a run, whose tokens count."""
     node = reporting(graph)
     if node is None or node.role == LEARNER:
         return job.learners
     least: Any = graph.role_of(node.role).replicas_min
-    return max(1, least) if isinstance(least, int) else 1  # Of any other number `verify` says what is wrong.
+    return max(1, least) if isinstance(least, int) else 1  # `verify` reports any other value.
 
 
 def least_replicas(graph: Graph) -> dict[str, int]:
@@ -131,8 +133,10 @@ def least_replicas(graph: Graph) -> dict[str, int]:
 
 
 def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
-    """Have a role hold what an outer step publishes, the recorder on disk, too; and give copies to learners when nobody
-    else has it any more."""
+    """Add a node that holds what an outer step publishes, in the recorder also on disk.
+
+    It gives copies to learners when no other host has them.
+    """
     every, shards = Every(Duration(2 * PERIOD)), graph.role_of(outer.role).replicas_max
     name, sizes = f"hold-{role.name}", tuple(fragment_sizes(graph))
     whole = [node for node in graph.nodes if node.role == LEARNER and node.input("restored") is not None]
@@ -161,7 +165,7 @@ def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
 
 
 def _add_keep(graph: Graph, role: Role, authored: list[Node], record: Node) -> None:
-    """Have the recorder keep the states that learners send, and give the newest to whoever goes on from it."""
+    """Have the recorder keep the states that learners send, and give the newest to nodes that go on from it."""
     sending = keeping(authored)
     if not sending:
         return
@@ -175,7 +179,7 @@ def _add_keep(graph: Graph, role: Role, authored: list[Node], record: Node) -> N
 
 
 def _add_lend(graph: Graph, role: Role, node: Node) -> None:
-    """Have the replicas of a node lend each other what one that begins anew has not."""
+    """Have the replicas of a node lend their moments to one that begins anew."""
     lend = role.node(LEND, Lend, role=node.role, fires=AnyOf("moments"))
     graph.edge(node["moments"], lend["moments"], Latest())
     graph.edge(lend["loan"], node["loan"], Latest("slot"), to=graph.role_of(node.role).at("slot"))

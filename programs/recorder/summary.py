@@ -22,13 +22,13 @@ from isthmus.runtime.host.trace import Span
 from isthmus.runtime.ids import Replica
 
 FRAGMENTS_NAMED_MAX = 16
-"""Fragments that are listed where a shard is lost."""
+"""Fragments that the message of a lost shard lists."""
 UPTIME_STEPS = 3
 """A learner counts as up for so many median steps after the end of its last step."""
 
 
 def fragment_sizes(graph: Graph) -> list[int]:
-    """The sizes of the fragments that a program exchanges, in values; none where it exchanges whole trees."""
+    """The sizes of a program's fragments, in values; none if it exchanges whole trees."""
     return [fragment.size for fragment in _fragments(graph)]
 
 
@@ -54,7 +54,7 @@ def _fragments(graph: Graph) -> Sequence[Fragment]:
 
 
 def roster_counts(graph: Graph, learners: int) -> dict[str, int]:
-    """How many replicas of each role a run starts with: the learners asked for; of every other role the fewest."""
+    """The number of replicas of each role at the start: `learners`, and the minimum of every other role."""
     counts = {role.name: max(1, role.replicas_min) for role in graph.roles}
     return {**counts, "learner": learners} if "learner" in counts else counts
 
@@ -74,8 +74,8 @@ def summarise(
     merges_recorded: int | None = None,
     tokens_per_batch: int | Sequence[int] = (),
 ) -> dict[str, Any]:
-    """All keys of `summary.json`. `status` is what the recorder published last, `ended` the instant of the end;
-    `merges_recorded` counts the merges in merges.jsonl, `tokens_per_batch` is the task's, empty where it is not known.
+    """All keys of `summary.json`. `status` is the recorder's last, `ended` the instant of the end; `merges_recorded`
+    counts the merges in merges.jsonl, `tokens_per_batch` is the task's, empty if unknown.
     """
     reports: Mapping[int, Mapping[str, Any]] = status.get("learners", {})
     former: Sequence[Mapping[str, Any]] = status.get("former", ())
@@ -135,9 +135,9 @@ def summarise(
 
 
 def lines_missing(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """How many lines were `lines_lost` because the disk did not take them, how many are torn, and the `disk_error`.
+    """Counts of lines that the disk did not take (`lines_lost`) and of torn ones, and the `disk_error`.
 
-    `files` is what the recorder says of its files of lines; what still waits there is counted as lost.
+    `files` are the recorder's counts of its files of lines; lines that still wait count as lost.
     """
     counts = [files[name] for name in sorted(files)]
     errors = [str(count["error"]) for count in counts if count["error"]]
@@ -166,7 +166,7 @@ def goodput(
     lives: Sequence[Mapping[str, Any]], found: Sequence[Entry], sizes: Sequence[int], allocated: float
 ) -> float:
     """Inner-step wall time whose tokens were neither lost nor refused, over the `allocated` seconds: those of all slots
-    from the run's first step to the last report of a step. Of each life in `lives` the entries say what was wasted.
+    from the run's first step to the last report of a step. The entries `found` have the wasted tokens of each life.
     """
     wasted: dict[Life, float] = {}
     for entry in found:

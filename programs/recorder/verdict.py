@@ -25,10 +25,10 @@ def failure(
     is_stopped: bool,
     loss: float | None,
 ) -> str | None:
-    """Why the run is not done, or None where it is.
+    """Why the run has failed, or None if it is done.
 
-    `figures` are those of a status, `accounts` those of its fragments, `loss` that of the last evaluation, None where
-    nothing was evaluated.
+    `figures` are those of a status, `accounts` those of its fragments, `loss` that of the last evaluation, None if
+    there was none.
     """
     tokens = figures["tokens"]
     if not is_stopped and tokens < TRAINED_SHARE_MIN * budget:

@@ -23,16 +23,15 @@ MAY_PROGRAM: Final = (
     *("interval", "overlap", "quorum", "grace", "gamma", "merge", "alpha", "bounded", "push", "update"),
     *("outer_lr", "outer_momentum"),
 )
-"""Settings of the shipped programs that say how fragments are merged and when, and not which there are."""
+"""Settings of the shipped programs that decide how and when fragments are merged, but not their division."""
 MAY_TASK: Final = ("lr", "warmup", "weight_decay", "clip")
-"""Settings of the shipped task that say how it is trained."""
+"""Settings of the shipped task that decide how it is trained."""
 _OUTER: Final = {"outer_lr": "lr", "outer_momentum": "momentum"}
 _DO: Final = "Leave it as it was, or start a new run."
 
 
 def changes(told: Spec, wanted: Job, doing: str) -> dict[str, tuple[Any, Any]]:
-    """What a job changes of a run, by key: what it was, and what it is to be. ConfigError, with every key that may not
-    change, if there is one."""
+    """The settings of a run that a job changes: key -> (before, after); ConfigError with every key that may not change."""
     found = dict(_differences(told.job, wanted))
     faults = [
         Fault(f"{doing}, which would change {key}", f"{was!r}, with which it was begun", f"{now!r}", _DO)
@@ -60,7 +59,7 @@ def _may_change(key: str, wanted: Job) -> bool:
 
 
 def _differences(told: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Each key that differs, once, with both values; and what follows from none of them."""
+    """Each key that differs, once, with both values; and a difference in sizes that no key explains."""
     pairs: list[tuple[str, Any, Any]] = [
         (f"run.{name}", getattr(told, name), getattr(wanted, name))
         for name in ("program", "tokens", "learners", "slots_max", "seed")

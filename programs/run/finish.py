@@ -38,9 +38,11 @@ FINISH_SECONDS_MAX: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended: `record` is what the recorder published last, `cpu_seconds` what daemon and hosts used,
-    `ended_ns` the instant on the machine's monotonic clock, `lost` the replica that could not be had back,
-    `retired` the learners' slots that have gone with their machines."""
+    """How a run ended.
+
+    `record`: the recorder's last status; `cpu_seconds`: of daemon and hosts; `ended_ns`: on the machine's monotonic
+    clock; `lost`: the replica that could not be restarted; `retired`: slots of learners that left with their machines.
+    """
 
     outcome: str
     error: str | None
@@ -75,10 +77,10 @@ def cpu_seconds() -> float:
 
 
 def finish(folder: Path, ending: Ending) -> None:
-    """Write what comes at the end of a run: summary, trace and report.
+    """Write the files at the end of a run: summary, trace and report.
 
-    RunError if the disk does not take the summary in time; of the others one that cannot be written is missing, which
-    is said on standard error.
+    RunError if the disk does not take the summary in time; trace or report are left out with a line on standard error
+    if they cannot be written.
     """
     told = spec.load(folder)
     spans = spans_in(folder)
@@ -108,8 +110,7 @@ def finish(folder: Path, ending: Ending) -> None:
 
 
 def spans_in(folder: Path) -> list[Span]:
-    """What the hosts of a run did, some of it told by other machines; a file that cannot be read is left out, which is
-    said."""
+    """The spans of a run's hosts, some from other machines; skips unreadable files with a line on standard error."""
     spans: list[Span] = []
     for path in sorted((folder / "spans").glob("*.json")):
         try:
@@ -128,7 +129,7 @@ def _graph(told: spec.Spec) -> Graph | None:
 
 
 def finish_apart(folder: Path, ending: Ending) -> None:
-    """The same in a process of its own; what goes wrong there is in the run's log of the daemon."""
+    """`finish` in a process of its own; its errors are in the run's log of the daemon."""
     with (folder / "logs" / "daemon.log").open("ab") as log:
         subprocess.run(
             [sys.executable, "-m", "isthmus.programs.run.finish", str(folder)],
@@ -137,7 +138,7 @@ def finish_apart(folder: Path, ending: Ending) -> None:
             stderr=log,
             timeout=FINISH_SECONDS_MAX,
             check=False,
-            start_new_session=True,  # A Ctrl-C on the daemon's terminal is not for it.
+            start_new_session=True,  # Shields it from Ctrl-C on the daemon's terminal.
         )
 
 

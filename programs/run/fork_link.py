@@ -44,8 +44,8 @@ Asked = TypeVar("Asked")
 
 @final
 class ForkLink(Generic[Asked]):
-    """One fork server, from its start to its end. `spawn` starts it, given its end of the socket, as the leader of a
-    session, and returns its pid.
+    """One fork server, from its start to its end. `spawn` starts it with its end of the socket, as a session leader,
+    and returns its pid.
 
     `answered(asked, answer)` is called for each request, in order; `used(cpu_seconds)` for each process that was
     reaped; `ended(unanswered, how)` once, if it ends before it is closed.
@@ -60,14 +60,14 @@ class ForkLink(Generic[Asked]):
         used: Callable[[float], None],
         ended: Callable[[list[Asked], str], None],
     ) -> None:
-        """Start it; OSError if there is no room for it."""
+        """Start it; OSError if the process cannot be created."""
         self._loop, self._answered, self._used, self._ended = loop, answered, used, ended
         self._asked: deque[Asked] = deque()
         self._ticks = 0
         self._is_ready = self._is_ticking = self._is_reaped = False
         self._verdict = ""
         self.is_gone = False
-        """Nothing is left of it, nor of what it had in its group."""
+        """Whether it and its whole process group are gone."""
         self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with its:
@@ -82,7 +82,7 @@ class ForkLink(Generic[Asked]):
 
     def ask(self, asked: Asked, request: Mapping[str, Any]) -> None:
         """Send a request; OSError if it cannot be sent now, and then it is not answered."""
-        with suppress(ConnectionError):  # It has ended, which its pidfd says; the request is among the unanswered then.
+        with suppress(ConnectionError):  # It has ended; the pidfd reports it, and `ended` gets the request.
             self._socket.send(json.dumps(request).encode())
         if not self._asked:
             self._ticks = 0
@@ -90,7 +90,7 @@ class ForkLink(Generic[Asked]):
         self._keep_ticking()
 
     def close(self) -> None:
-        """End it, with everything that it has started and that is still in its group; hosts are not. May come twice."""
+        """End it with its process group, which hosts have left. Idempotent."""
         if not self._is_reaped:
             os.killpg(self._pid, signal.SIGKILL)  # It is not reaped, so that the number is its own.
             poll = select.poll()
@@ -101,16 +101,16 @@ class ForkLink(Generic[Asked]):
             os.killpg(self._pid, signal.SIGKILL)  # One of its group is a child of this process, and holds the number.
         self._reap_group_soon()
 
-    # -- what comes ----------------------------------------------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        """Take everything that it has sent."""
-        while not self._is_reaped:  # What it has sent may lead to its being closed.
+        """Read everything that it has sent."""
+        while not self._is_reaped:  # An answer may cause `close`.
             try:
                 data = self._socket.recv(ANSWER_BYTES_MAX)
             except BlockingIOError:
                 return
-            except ConnectionError:  # Said once, where it ended with requests unread: what it sent is still there.
+            except ConnectionError:  # Raised once, if it ended with unread requests: its answers remain.
                 continue
             if not data:
                 self._loop.remove_reader(self._socket.fileno())
@@ -153,7 +153,7 @@ class ForkLink(Generic[Asked]):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _reap(self) -> str:
-        """Reap it, and let go of its descriptors; how it ended."""
+        """Reap it and close its descriptors; returns how it ended."""
         self._is_reaped = True
         self._loop.remove_reader(self._watch)
         self._loop.remove_reader(self._socket.fileno())
@@ -166,18 +166,18 @@ class ForkLink(Generic[Asked]):
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
 
     def _reap_group_soon(self) -> None:
-        """Reap what has ended of its group now, and what will have a tick from now."""
+        """Reap the ended processes of its group now and, if some are left, a tick from now."""
         if not self._reap_group():
             self._loop.call_later(TICK_SECONDS, self._reap_group)
 
     def _reap_group(self) -> bool:
-        """Reap what has ended of its group; whether nothing is left of it that is a child of this process."""
+        """Reap the ended processes of its group; returns whether none is left that is a child of this process."""
         while not self.is_gone and self._wait(-self._pid)[0]:
             pass
         return self.is_gone
 
     def _wait(self, which: int) -> tuple[int, int]:
-        """Reap a child that has ended: its pid, or 0 if there is none, and its status; what it used is counted."""
+        """Reap a child that has ended and count its CPU time; returns its pid, 0 if there is none, and its status."""
         try:
             pid, status, usage = os.wait4(which, os.WNOHANG)
         except ChildProcessError:
@@ -189,7 +189,7 @@ class ForkLink(Generic[Asked]):
 
 
 def _watch(pid: int) -> int:
-    """The pidfd of a child; OSError, and the child is no more, if there is no room for it."""
+    """The pidfd of a child; if it cannot be opened, kills the child and raises OSError."""
     try:
         return os.pidfd_open(pid)
     except OSError:

@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     refusal = _refusal(folder)
     gc.collect()
     gc.freeze()
-    with suppress(ConnectionError):  # The daemon died between a request and its answer: nobody is left to tell.
+    with suppress(ConnectionError):  # The daemon died between a request and its answer.
         _send(daemon, {"ready": True})
         while request := daemon.recv(REQUEST_BYTES_MAX):
             if refusal:
@@ -67,7 +67,7 @@ def _send(daemon: socket.socket, answer: dict[str, Any]) -> None:
 
 
 def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any]) -> None:
-    """Fork a host, say its pid once it is a child of the daemon, which may want to wait for it, and let it go."""
+    """Fork a host; send its pid once it is a child of the daemon, which may wait for it; then let the host start."""
     reader, writer = os.pipe()
     held, let_go = os.pipe()
     try:
@@ -84,7 +84,7 @@ def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any]) -> None:
             raise OSError("no room for another process")
         _send(daemon, {"pid": int(host)})
         os.write(let_go, b"!")  # This process holds the other end, too: the host may have been killed by now.
-    except OSError as error:  # If it is that the daemon is gone, this says so again.
+    except OSError as error:  # If the cause is a dead daemon, this raises again.
         _send(daemon, {"refused": f"it could not be forked: {error}"})
     finally:
         for each in (reader, writer, held, let_go):
@@ -93,7 +93,7 @@ def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any]) -> None:
 
 
 def _refusal(folder: Path) -> str:
-    """Prepare every host that may be asked for; why it cannot be forked, or ''."""
+    """Prepare every host that may be requested; returns why hosts cannot be forked, or ''."""
     try:
         told = spec.load(folder)
         sys.argv = list(told.argv)
@@ -110,7 +110,7 @@ def _refusal(folder: Path) -> str:
 
 
 def _prepare(node: Any) -> None:
-    """Let a body prepare what its hosts would each do in vain."""
+    """Let a body prepare once what each of its hosts would otherwise repeat."""
     if not hasattr(node.body, "prepare"):
         return
     given = {name: _resolved(value) for name, value in node.keywords.items()}
@@ -122,7 +122,7 @@ def _resolved(value: Any) -> Any:
 
 
 def _fork_host(folder: Path, daemon: socket.socket, writer: int, held: int, request: dict[str, Any]) -> None:
-    """In the child: leave a grandchild behind, say which, and end. The grandchild waits until it is let go."""
+    """In the child: fork a grandchild, write its pid to `writer`, and end. The grandchild waits for a byte on `held`."""
     try:
         host = os.fork()
     except OSError:
@@ -134,7 +134,7 @@ def _fork_host(folder: Path, daemon: socket.socket, writer: int, held: int, requ
 
 
 def _serve_host(folder: Path, daemon: socket.socket, writer: int, held: int, request: dict[str, Any]) -> int:
-    """In the grandchild: be the host, once the daemon knows this process."""
+    """In the grandchild: run the host, once the daemon knows this process."""
     daemon.close()
     os.close(writer)
     if not os.read(held, 1):

@@ -37,8 +37,8 @@ PROXY: Final = "ISTHMUS_SOCKS_PROXY"
 def settle_on_core(replica: Replica, learners: int) -> None:
     """Keep a learner on one core, where learners share the cores of this machine.
 
-    Each has its part then. Left to the kernel, three may sit on one core for a second while the fourth has another one
-    to itself, and theirs are the answers that come too late (docs/decisions/0012).
+    Each gets an equal share. The kernel may leave three on one core for a second while the fourth has another to
+    itself, and the answers of the three arrive too late (docs/decisions/0012).
     """
     cores = sorted(os.sched_getaffinity(0))
     if leader(replica).role == LEARNER and learners > len(cores):
@@ -46,7 +46,7 @@ def settle_on_core(replica: Replica, learners: int) -> None:
 
 
 def begin_nursery(plan: Plan, member: Member, island: Island, seed: int, resolve: Callable[[Reference], Any]) -> None:
-    """Begin what begins the processes that compute for this host: before it has threads."""
+    """Start the nursery, which forks the processes that compute for this host: before it has threads."""
     node = next(node for node in plan.nodes if hasattr(node.body, "work"))
     place = island.elastic.place(island.devices, island.kinds)
 
@@ -62,7 +62,7 @@ def begin_nursery(plan: Plan, member: Member, island: Island, seed: int, resolve
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until the daemon says that it is over; the exit status."""
+    """Serve until the daemon ends the run; returns the exit status."""
     folder, replica = Path(arguments[0]), Replica.parse(arguments[1])
     member = Member(replica, int(arguments[2]))
     setproctitle(f"isthmus {replica}")

@@ -43,7 +43,7 @@ RECORD: Final = "recorder/0/record"
 
 
 class Watch(Protocol):
-    """Somebody who watches a run."""
+    """An observer of a run."""
 
     def update(self, status: dict[str, Any]) -> None:
         """The newest status; keys may be missing early."""
@@ -54,17 +54,17 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a run: its figures, and the folder that holds the rest."""
+    """The result of a run: its figures, and the folder with the rest."""
 
     summary: dict[str, Any]
     folder: Path
 
 
 def run_inproc(request: Request, *, watch: Watch | None, islands: Mapping[Replica, Island] | None = None) -> Outcome:
-    """Train in this process a request whose run folder is made. RunError if a body failed, or if Ctrl-C came twice;
-    what there is by then is written. InUseError if another process has the folder.
+    """Train in this process a request whose run folder exists.
 
-    `islands` are the devices of the learners; where nobody says, each has as many as the others.
+    RunError if a body failed, or after a second Ctrl-C; results so far are written. InUseError if another process has
+    the folder. `islands` are the devices of the learners; by default they share equally.
     """
     with RunLock(request.run_dir):
         return _run_inproc(request, watch, _islands(request) if islands is None else islands)
@@ -143,7 +143,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
 
 
 def _watch_until_over(run: LocalRun, watch: Watch | None, interrupted: Interrupts) -> bool:
-    """Wait for the end, showing how it goes; whether somebody asked for it."""
+    """Wait for the end, updating `watch`; returns whether a stop was requested."""
     is_stopping = False
     while not run.wait(STATUS_SECONDS):
         if interrupted.count and not is_stopping:

@@ -43,11 +43,11 @@ from isthmus.runtime.system.files import write_json
 
 STATUS_SECONDS: Final = 0.25
 DAEMON_SECONDS: Final = 20.0
-"""How long a daemon may take to say where it is: it imports a few modules and binds a socket."""
+"""Time limit for a daemon to publish its endpoint: it imports a few modules and binds a socket."""
 HURRIED_SECONDS: Final = 5.0
-"""How long a daemon that is to end the run at once may take for it, if Ctrl-C comes a third time."""
+"""Time limit for a daemon to end the run at once, after a third Ctrl-C."""
 SIGNAL_SECONDS: Final = 0.05
-"""How often it is looked whether a signal has come."""
+"""Interval of checks for a signal."""
 SUMMARY: Final = "summary.json"
 OVER: Final = "over.json"
 SECOND: Final = "ended at once by a second Ctrl-C"
@@ -55,7 +55,7 @@ SECOND: Final = "ended at once by a second Ctrl-C"
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A request whose run folder is there, with its spec: all that whoever watches needs to know."""
+    """A request whose run folder exists, with its spec: everything that a watching command needs."""
 
     name: str
     job: Job
@@ -64,7 +64,7 @@ class Submitted:
 
 
 def submit(request: Request) -> Submitted:
-    """Make the run folder of a verified request, with what daemon and hosts read."""
+    """Make the run folder of a verified request, with the files that daemon and hosts read."""
     from isthmus.programs.request.graph_view import as_json
 
     elastic = sizes_here(request)
@@ -94,18 +94,17 @@ def submit_apart(make: Callable[[], Request]) -> Submitted:
 
 
 def apart(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `work` returns, as JSON would have it, done in a child, so that this process imports neither jax nor the
-    task.
+    """The result of `work`, as JSON; runs in a child, so that this process imports neither jax nor the task.
 
-    Raises what `work` raises, as a RequestError with the same faults; RunError if the child dies; KeyboardInterrupt at
-    a signal. The child goes with this process, however it ends, and its jax computes on the CPU: accelerators are for
+    Raises the child's errors, as a RequestError with the same faults; RunError if the child dies; KeyboardInterrupt at
+    a signal. The child ends with this process, however that ends, and its jax computes on the CPU: accelerators are for
     the hosts. Where jax has a backend already there is no child, because a process with its threads must not be forked.
     """
     if has_backend():
         return work()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    # Counted, because what a handler raises in the middle of a fork is lost.
+    # Counted, because an exception that a handler raises in the middle of a fork is lost.
     with interrupts() as interrupted:
         reader, writer = os.pipe()
         child = os.fork()
@@ -132,7 +131,7 @@ def apart(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _read(reader: int, interrupted: Interrupts) -> bytes:
-    """All that comes through a pipe; KeyboardInterrupt if a signal comes first."""
+    """All bytes of a pipe; KeyboardInterrupt if a signal arrives first."""
     parts = []
     while True:
         if interrupted.count:
@@ -144,12 +143,12 @@ def _read(reader: int, interrupted: Interrupts) -> bytes:
 
 
 def _prepare(work: Callable[[], dict[str, Any]], writer: int) -> NoReturn:
-    """In the child: write what came of the work into the pipe, and end, or end with whoever reads it."""
+    """In the child: write the result of the work into the pipe and end; end earlier if the reader does."""
 
     def end_with_reader() -> None:
         poll = select.poll()
         poll.register(writer, 0)
-        poll.poll()  # Nothing is asked for, so this can only be the error that nobody reads any more.
+        poll.poll()  # No events are requested, so this returns only when the reader has closed.
         os._exit(1)
 
     ignore()  # A terminal sends them here, too; the command acts on them.
@@ -166,7 +165,7 @@ def _prepare(work: Callable[[], dict[str, Any]], writer: int) -> NoReturn:
 
 
 def submitted(folder: Path, name: str) -> Submitted:
-    """What was submitted into a run folder."""
+    """The submitted request of a run folder."""
     return Submitted(name, spec.load(folder).job, folder)
 
 
@@ -180,14 +179,14 @@ def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def run_processes(request: Submitted, *, watch: Watch | None) -> Outcome:
-    """Train; RunError if the run failed, or if Ctrl-C came twice."""
+    """Train; RunError if the run failed, or after a second Ctrl-C."""
     with interrupts() as interrupted:
         _watch_until_over(request.run_dir, watch, interrupted)
     return outcome_of(request.run_dir, watch)
 
 
 def outcome_of(folder: Path, watch: Watch | None) -> Outcome:
-    """What came of a run that is over; RunError if it failed."""
+    """The outcome of a run that is over; RunError if it failed."""
     path, over = folder / SUMMARY, folder / OVER
     if not path.exists() and over.exists() and (error := json.loads(over.read_text())["error"]):
         raise RunError(str(error))
@@ -195,7 +194,7 @@ def outcome_of(folder: Path, watch: Watch | None) -> Outcome:
 
 
 def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> Outcome:
-    """What came of a run with this summary; RunError if it failed."""
+    """The outcome of a run with this summary; RunError if it failed."""
     if summary is None:
         raise RunError(f"the run ended without a summary; look at {folder / 'logs' / 'daemon.log'}")
     if watch is not None:
@@ -244,7 +243,7 @@ def _watch_until_over(folder: Path, watch: Watch | None, interrupted: Interrupts
             status = None if daemon.endpoint is None else ask(daemon.endpoint, {"type": "status"}, seconds_max=1.0)
             if status is not None:
                 daemon.answered()
-                # A new daemon knows nothing of the training until the recorder speaks.
+                # A new daemon has no training status until the recorder reports.
                 seen.update({name: value for name, value in status.items() if value or name not in seen})
                 if watch is not None:
                     _tell(partial(watch.update, shown(status)))
@@ -259,14 +258,16 @@ def _watch_until_over(folder: Path, watch: Watch | None, interrupted: Interrupts
 
 @final
 class _Ending:
-    """Passes Ctrl-C on: the first asks the daemon to stop the run, the second to end it at once. A daemon that is busy,
-    stopped or dead is asked again; it is not waited for without end, and less long after a third."""
+    """Passes Ctrl-C on: the first asks the daemon to stop the run, the second to end it at once.
+
+    A daemon that is busy, stopped or dead is asked again; the wait is bounded, and shorter after a third Ctrl-C.
+    """
 
     def __init__(self, interrupted: Interrupts) -> None:
         self._interrupted, self._heard, self._since = interrupted, 0, 0.0
 
     def pass_on(self, endpoint: str | None) -> None:
-        """Ask for what has not been confirmed; RunError if the daemon does not do it in time."""
+        """Send the request that is not confirmed yet; RunError if the daemon does not carry it out in time."""
         wanted = min(self._interrupted.count, 2)
         if wanted and not self._since:
             self._since = time.monotonic()
@@ -287,10 +288,10 @@ class _Ending:
 
 
 def _tell(show: Callable[[], None]) -> None:
-    """Show something. A terminal that is gone, or a full disk under a file, costs what is shown, and no run."""
+    """Call `show`. A lost terminal, or a full disk under a file, costs the output, not the run."""
     try:
         show()
-    except BrokenPipeError:  # The reader of a pipe has had enough, and means the run as well.
+    except BrokenPipeError:  # Closing the pipe ends the run as well.
         raise
     except OSError:
         pass
@@ -302,8 +303,10 @@ def _is_heard(endpoint: str | None, kind: str) -> bool:
 
 
 def leave_failed(folder: Path, seen: Mapping[str, Any], error: str) -> bool:
-    """Write the end of a run that has no daemon any more, from the status that was seen last; whether it is there: a
-    disk that takes nothing now is not waited for."""
+    """Write the end of a run without a daemon, from the last status; returns whether it is written.
+
+    Does not wait for a disk that takes nothing now.
+    """
     from isthmus.programs.run.finish import Ending, finish_apart
 
     if private_daemon.refusal_of(folder):
@@ -321,7 +324,7 @@ def leave_failed(folder: Path, seen: Mapping[str, Any], error: str) -> bool:
 
 
 def _say(line: str) -> None:
-    """A line for people; nobody may be there to read it."""
+    """Print a line for people; standard error may be closed."""
     with suppress(OSError):
         sys.stderr.write(f"isthmus: {line}\n")
         sys.stderr.flush()

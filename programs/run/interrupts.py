@@ -39,7 +39,7 @@ class Interrupts:
         _leave_terminal(number)
 
     def error(self) -> KeyboardInterrupt:
-        """What the last one would have raised."""
+        """The KeyboardInterrupt of the last signal."""
         return KeyboardInterrupt(*_names(self._last))
 
 
@@ -61,23 +61,23 @@ def ignore() -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """A handler that makes a signal what Ctrl-C is: a KeyboardInterrupt, with the name of the signal."""
+    """Signal handler that acts like Ctrl-C: raises KeyboardInterrupt with the name of the signal."""
     _leave_terminal(number)
     raise KeyboardInterrupt(*_names(number))
 
 
 def _names(number: int) -> list[str]:
-    """The name of a signal; nothing for that of Ctrl-C, as Python has it."""
+    """The name of a signal; nothing for SIGINT, as in Python's own KeyboardInterrupt."""
     return [] if number == signal.SIGINT else [signal.Signals(number).name]
 
 
 def _leave_terminal(number: int) -> None:
-    """After SIGHUP, let standard streams whose terminal is gone lead nowhere."""
+    """After SIGHUP, redirect standard streams whose terminal is gone to /dev/null."""
     for stream in (0, 1, 2) if number == signal.SIGHUP else ():
         try:
             termios.tcgetattr(stream)
         except termios.error as error:
-            if error.args[0] == errno.EIO:  # Where it was never one, it is ENOTTY.
+            if error.args[0] == errno.EIO:  # ENOTTY if it never was a terminal.
                 nothing = os.open(os.devnull, os.O_RDWR)
                 os.dup2(nothing, stream)
                 os.close(nothing)
@@ -85,8 +85,7 @@ def _leave_terminal(number: int) -> None:
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Count, where this is the main thread, and no mask keeps them from it; elsewhere the caller keeps its own
-    handlers."""
+    """Count signals, unmasked, in the main thread; in other threads the handlers stay as they are."""
     counted = Interrupts()
     before: dict[int, Any] = {}
     masked: set[int] = set()

@@ -23,8 +23,10 @@ SUMMARY_SECONDS_MAX: Final = 60.0
 
 
 def leave_behind(folder: Path, summary: Mapping[str, Any], spans: Sequence[Span], zero: Instant) -> None:
-    """Write summary, trace and report. RunError if the disk does not take the summary in time; of the others one that
-    cannot be written is missing, which is said on standard error.
+    """Write summary, trace and report.
+
+    RunError if the disk does not take the summary in time; trace or report are left out with a line on standard error
+    if they cannot be written.
     """
     path, seconds_max = folder / "summary.json", SUMMARY_SECONDS_MAX
     try:

@@ -28,14 +28,14 @@ from isthmus.runtime.roles import leader
 
 FORK_SERVER_LOG: Final = "forkserver.log"
 RETRY_SECONDS: Final = 1.0
-"""Between two attempts to start a process that there is no room for."""
+"""Between two attempts to start a process for which there is no room."""
 SOCKET_THERE: Final = 3
 """The number that a fork server's end of the socket has there."""
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class _Wanted(NamedTuple):
-    """A host that was asked for."""
+    """A requested host."""
 
     member: Member
     endpoint: str
@@ -43,9 +43,9 @@ class _Wanted(NamedTuple):
 
 
 class Launcher:
-    """Starts the hosts of the run in `folder`, of whose roles those named in `computing` import jax and the task.
+    """Starts the hosts of the run in `folder`; hosts of the `computing` roles import jax and the task.
 
-    `cpu_seconds` is what fork servers have used that have ended.
+    `cpu_seconds`: used by fork servers that have ended.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path, computing: Iterable[str]) -> None:
@@ -59,15 +59,19 @@ class Launcher:
             raise RunError(f"this process cannot become a subreaper: {os.strerror(ctypes.get_errno())}")
 
     def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
-        """Start the fork server, if one of these needs it; they come last, because it is not ready at once."""
+        """Start the fork server if one of `wanted` needs it; returns `wanted` with those last, as it is not ready at
+        once.
+        """
         if any(self._computes(replica) for replica in wanted):
-            with suppress(OSError):  # There is no room for it, which whoever asks it for a host is told.
+            with suppress(OSError):  # The next request for a host meets the same error.
                 self._fork_server()
         return sorted(wanted, key=self._computes)
 
     def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
-        """Start one host, which finds its daemon at `endpoint`, and call `started` with its pid; OSError if there is no
-        room for it."""
+        """Start one host with its daemon's `endpoint`, and call `started` with its pid.
+
+        OSError if there is no room for the process.
+        """
         wanted = _Wanted(member, endpoint, started)
         if not self._computes(member.replica):
             started(self._start(wanted))
@@ -80,7 +84,7 @@ class Launcher:
             self._start_from_nothing(wanted, f"the fork server takes no request: {error}")
 
     def close(self) -> None:
-        """End the fork server, and what a former one has left; the hosts go on. May come twice."""
+        """End the fork server and the remains of former ones; hosts go on. Idempotent."""
         self._is_closed = True
         servers = self._former if self._server is None else [*self._former, self._server]
         for server in servers:
@@ -106,7 +110,7 @@ class Launcher:
         return _spawn(arguments, self._folder / "logs" / FORK_SERVER_LOG, computes=True, given=its)
 
     def _answered(self, wanted: _Wanted, answer: Mapping[str, Any]) -> None:
-        """The fork server has started a host, or says why it does not."""
+        """The fork server has started a host, or refused with a reason."""
         if "pid" in answer:
             wanted.started(answer["pid"])
         else:
@@ -116,7 +120,7 @@ class Launcher:
         self.cpu_seconds += cpu_seconds
 
     def _server_ended(self, unanswered: list[_Wanted], how: str) -> None:
-        """The fork server is gone: what was asked of it is started without it, and later hosts get a new one."""
+        """The fork server is gone: start the hosts requested from it without one; later hosts get a new one."""
         if self._server is not None:
             self._former.append(self._server)
             self._server = None
@@ -128,13 +132,12 @@ class Launcher:
     # -- from nothing --------------------------------------------------------------------------------------------------
 
     def _start_from_nothing(self, wanted: _Wanted, why: str) -> None:
-        """Start a host that should have been forked, and say so."""
+        """Start a host that should have been forked, and print why."""
         say(f"{wanted.member} is started from nothing: {why}")
         self._insist(wanted, is_first=True)
 
     def _insist(self, wanted: _Wanted, *, is_first: bool = False) -> None:
-        """Start a host from nothing, as soon as there is room for a process: nobody waits here who could be told that
-        there is none."""
+        """Start a host from nothing, as soon as there is room for a process: no caller waits who could get the error."""
         if self._is_closed:
             return
         try:
@@ -168,7 +171,7 @@ def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, given: int | 
 
 
 def opened_log(path: Path) -> BinaryIO:
-    """The end of a log; of nothing, where the disk does not take one, for a host without a log is better than none."""
+    """A log opened for appending; /dev/null if the disk refuses, because a host without a log is better than none."""
     try:
         return path.open("ab")
     except OSError:
@@ -182,5 +185,5 @@ def say(line: str) -> None:
 
 
 def log_of(folder: Path, replica: Replica) -> Path:
-    """Where a host's output goes, over all its lives."""
+    """The log of a host's output, over all its lives."""
     return folder / "logs" / f"{replica.role}-{replica.slot}.log"

@@ -34,7 +34,7 @@ from isthmus.runtime.supervision.home.restarts import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes
 
 END_SECONDS_MAX: Final = 90.0
-"""For a daemon to kill its hosts and write what comes at the end, for which a full disk has a minute."""
+"""For a daemon to kill its hosts and write the last files, for which a full disk has a minute."""
 GONE_SECONDS_MAX: Final = 10.0
 """For processes that are killed to be gone."""
 LOG: Final = "daemon.log"
@@ -47,22 +47,22 @@ _PROBE_BYTES: Final = 4096
 
 @final
 class PrivateDaemon:
-    """Keeps a daemon there for the run in `folder`; `say` is given lines for people."""
+    """Keeps a daemon running for the run in `folder`; `say` gets lines for people."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        """Start the first; RunError if that cannot be."""
+        """Start the first; RunError if it cannot be started."""
         self._folder, self._say = folder, say
         self._restarts = Restarts()
         self._served_at: Instant | None = None
         self._due = Instant(0)
         self._is_told = False
         self.is_unwritten = False
-        """The run is over, and the disk does not even take that it is."""
+        """The run is over, and the disk does not even take that fact."""
         self._process: subprocess.Popen[bytes] | None = start(folder)
 
     @property
     def endpoint(self) -> str | None:
-        """Where it listens; None as long as it has not said so, and where there is none."""
+        """The daemon's endpoint; None until it is published, and while there is no daemon."""
         return None if self._process is None else endpoint_of(self._folder, self._process.pid)
 
     def answered(self) -> None:
@@ -72,7 +72,7 @@ class PrivateDaemon:
             self._is_told = False
 
     def tend(self) -> None:
-        """Start the next daemon, once its time has come; RunError if there is no point in another."""
+        """Start the next daemon once it is due; RunError if another is pointless."""
         if self._process is not None and self._process.poll() is not None:
             self._follow(self._process)
         if self._process is None and _now() >= self._due:
@@ -91,8 +91,10 @@ class PrivateDaemon:
         kill_all(self._folder)
 
     def close(self, patience: Callable[[], float]) -> None:
-        """Let it go, and wait until it has ended; so does the run, if it is not over. What goes on for longer than
-        `patience` seconds, which may change meanwhile, is killed."""
+        """Close the daemon's pipe, and wait until it has ended, and the run with it, if that is not over.
+
+        Kills the daemon after `patience` seconds, which may change meanwhile.
+        """
         if self._process is None:
             self.kill()
             return
@@ -112,7 +114,7 @@ class PrivateDaemon:
         self._put_off(f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}")
 
     def _put_off(self, how: str) -> None:
-        """Put the next start off for as long as is right after this end; RunError if there is no point in it."""
+        """Delay the next start by the back-off after this end; RunError if another daemon is pointless."""
         now = _now()
         delay = self._restarts.delay(_DAEMON, self._served_at, now)
         has_served, self._served_at = self._served_at is not None, None
@@ -130,7 +132,7 @@ class PrivateDaemon:
         self._due = Instant(now + delay)
 
     def _despair(self, how: str, refusal: str) -> str:
-        """Why there is no point in another daemon."""
+        """Why another daemon is pointless."""
         count = self._restarts.failures(_DAEMON)
         if refusal:
             return (
@@ -165,7 +167,7 @@ def wait(process: subprocess.Popen[bytes], patience: Callable[[], float] = lambd
 
 
 def endpoint_of(folder: Path, pid: int) -> str | None:
-    """Where the daemon of this pid listens; None as long as it has not said so."""
+    """The endpoint of the daemon with this pid; None until it is published."""
     try:
         told = json.loads((folder / "daemon.json").read_text())
     except (OSError, ValueError):
@@ -187,7 +189,7 @@ def refusal_of(folder: Path) -> str:
 
 
 def processes_of(folder: Path) -> Iterator[tuple[int, str]]:
-    """pid and name of the log of each process whose output goes where that of a process of the run does."""
+    """Pid and log name of each process whose output goes to a log of the run."""
     logs = os.path.realpath(folder / "logs")
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and int(path.name) != os.getpid() and (name := _log_of(int(path.name), logs)):
@@ -195,7 +197,7 @@ def processes_of(folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def has_hosts(folder: Path) -> bool:
-    """Whether a host of the run is there."""
+    """Whether a host of the run lives."""
     return any(_HOST_LOG.fullmatch(name) for _, name in processes_of(folder))
 
 
@@ -225,7 +227,7 @@ def _log_of(pid: int, logs: str) -> str:
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:
-    """Let go of the pipe to a daemon."""
+    """Close the pipe to a daemon."""
     assert process.stdin is not None
     process.stdin.close()
 

@@ -24,7 +24,7 @@ from isthmus.runtime.system.processes import started_at
 @final
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of a daemon; `is_watched` says that a command has to renew its lease."""
+    """A run of a daemon; `is_watched`: a command has to renew its lease."""
 
     folder: str
     is_watched: bool
@@ -53,7 +53,7 @@ class Entry:
 
 
 def state_folder() -> Path:
-    """Where daemons of this user note themselves."""
+    """The folder where this user's daemons register."""
     home = os.environ.get("XDG_STATE_HOME")
     return _below(Path(home) if home else Path.home() / ".local" / "state")
 
@@ -71,7 +71,7 @@ def living() -> list[Entry]:
 
 
 def machine(name: str, home: Path) -> Entry | None:
-    """A machine's daemon whose XDG_STATE_HOME is `home`, if it lives and listens."""
+    """The daemon of machine `name` whose XDG_STATE_HOME is `home`, if it lives."""
     entry = _read(_below(home) / _MACHINES / f"{name}.json")
     return entry if entry is not None and entry.is_living else None
 
@@ -111,7 +111,7 @@ class Claim:
         self.former: tuple[Run, ...] = () if entry is None else entry.runs
 
     def write(self, endpoint: str, runs: Iterable[Run]) -> None:
-        """Note where this daemon listens, and its runs."""
+        """Write this daemon's endpoint and runs."""
         write_json(self._path, asdict(Entry.mine(self._name, endpoint, runs)))
 
     def close(self, *, forget: bool) -> None:
@@ -137,7 +137,7 @@ class Private:
 
 
 def _read(path: Path) -> Entry | None:
-    """What a file says; None for one that is gone or no entry."""
+    """The entry in a file; None if the file is missing or not an entry."""
     try:
         told = json.loads(path.read_text())
         runs = tuple(Run(str(run["folder"]), bool(run["is_watched"])) for run in told["runs"])

@@ -51,13 +51,13 @@ from isthmus.runtime.system.files import write_bytes, write_json
 
 OVER: Final = ("summary.json", "over.json")
 AT_END: Final = (*OVER, "report.html", "trace.json")
-"""What is written when a run is over."""
+"""Files that are written when a run is over."""
 
 
 def resumed(folder: Path, request: Callable[[list[str]], Request]) -> Submitted:
-    """A run that was cut off, ready to go on in its folder; ConfigError, with nothing changed, where it cannot.
+    """A run that was cut off, ready to go on in its folder; ConfigError, with nothing changed, if it cannot.
 
-    `request` makes what is asked for today, with some more settings, as texts of --set.
+    `request` makes today's request, given more settings as texts of --set.
     """
     doing = f"Resuming {folder}"
     _check_folder(folder, doing)
@@ -83,10 +83,10 @@ def is_store(text: str) -> bool:
 def resumed_from_store(
     text: str, run_dir: Path | None, asked: Callable[[Path, str], Callable[[list[str]], Request]]
 ) -> Submitted:
-    """A run whose snapshots are in the store that `text` names, ready to go on in a folder that is made for it, which
-    is `run_dir`, or any; ConfigError, with nothing left, where it cannot.
+    """A run whose snapshots are in the store `text`, ready to go on in a new folder, `run_dir` if given.
 
-    `asked` is given a folder with the configuration of the run, and the store, and gives what `resumed` is given.
+    ConfigError, with nothing left, if it cannot go on. `asked` takes a folder with the configuration of the run, and
+    the store, and returns the `request` argument of `resumed`.
     """
     place = place_of(text)
     doing = f"Resuming {place.text}"
@@ -114,7 +114,7 @@ def _reopen(folder: Path) -> None:
 
 
 def _settle(folder: Path, found: Fetched) -> None:
-    """Have a run count its lives and its time on from where they were."""
+    """Set a run's count of lives and its time to continue from the snapshot."""
     head = found.head
     spec.count_from(folder, head.at)
     with closing(Ledger(folder)) as ledger:
@@ -124,7 +124,7 @@ def _settle(folder: Path, found: Fetched) -> None:
 
 
 def tell_faults(folder: Path, faults: list[str]) -> None:
-    """Have a run tell what was wrong with snapshots of it."""
+    """Add faults of snapshots to the run's recorder memory, which reports them."""
     memory = recorder_memory.load(folder, DISK)
     if faults and memory is not None:
         memory.snapshot_faults = [*memory.snapshot_faults, *faults]
@@ -132,7 +132,7 @@ def tell_faults(folder: Path, faults: list[str]) -> None:
 
 
 def spec_of(folder: Path, head: Head, doing: str) -> spec.Spec:
-    """The spec of a run that was fetched; ConfigError for one that is alive here, or has none that can be read."""
+    """The spec of a fetched run; ConfigError if the run is alive here, or its spec cannot be read."""
     if found := _why_no_spec(folder):
         raise ConfigError(doing, "the spec of a run in processes", found, "Start the run again.")
     machine, _, home = head.home.partition(":")
@@ -144,7 +144,7 @@ def spec_of(folder: Path, head: Head, doing: str) -> spec.Spec:
 
 @contextmanager
 def aside(base: Path, doing: str) -> Iterator[Path]:
-    """A new folder in `base`, for as long as it is not known yet what becomes of it."""
+    """A new temporary folder in `base`, removed at the end with whatever was not moved out of it."""
     had = base.exists()
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ def aside(base: Path, doing: str) -> Iterator[Path]:
 def _files(
     told: spec.Spec, request: Callable[[list[str]], Request], doing: str, *, is_elsewhere: bool = False
 ) -> dict[str, Any]:
-    """What is written in place of the run's files by name, where anything changes, as it does `is_elsewhere`."""
+    """Replacements of the run's files, by name; empty if nothing changes, never empty if `is_elsewhere`."""
     from isthmus.programs.request.graph_view import as_json
 
     try:
@@ -190,15 +190,14 @@ def _files(
 
 
 def _change(folder: Path, files: Mapping[str, Any]) -> None:
-    """Write the files of a run that goes on in another way; the spec last, so that whatever comes between, the next
-    resume finds the change not made yet."""
+    """Write the changed files of a run; the spec last, so that after an interruption the next resume starts over."""
     write_bytes(folder / new_folder.CONFIG, files[new_folder.CONFIG].encode())
     for name in ("graph.json", spec.SPEC):
         write_json(folder / name, files[name])
 
 
 def _why_no_spec(folder: Path) -> str:
-    """Why there is no run in processes in a folder, or ''."""
+    """Why a folder has no run in processes, or ''."""
     try:
         return "one in one process" if spec.load(folder).transport == spec.INPROC else ""
     except FileNotFoundError:
@@ -229,7 +228,7 @@ def _check_folder(folder: Path, doing: str) -> None:
 
 
 def has_snapshot(folder: Path) -> bool:
-    """Whether there is something to go on from."""
+    """Whether the folder has a snapshot to go on from."""
     return any((folder / FOLDER / name).exists() for name in (MANIFEST, BEFORE))
 
 
