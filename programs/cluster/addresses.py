@@ -35,7 +35,7 @@ def checked(text: str, doing: str, *, may_choose: bool = False, has_keys: bool =
 
 
 def is_listening(endpoint: str) -> bool:
-    """Whether anybody accepts connections there; a name that nobody listens at is refused at once by the kernel."""
+    """Whether a process accepts connections at `endpoint`; the kernel refuses an unused port at once."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS_MAX).close()

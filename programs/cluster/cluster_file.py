@@ -32,8 +32,10 @@ _OWN: Final = (*_ARRAYS, "keys")
 @final
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a cluster file says: machines in its order, sections of the configuration as they stand there, and the file
-    of the secret key, None where there are no keys."""
+    """Contents of a cluster file: machines in its order, configuration sections verbatim, and the secret key's file.
+
+    `secret` is None without keys.
+    """
 
     file: Path
     machines: tuple[Machine, ...]
@@ -47,7 +49,7 @@ class Cluster:
 
 
 def read(file: Path) -> Cluster:
-    """What is in a cluster file; ConfigError with all that is wrong with its machines, devices and keys."""
+    """The contents of a cluster file; ConfigError with all faults of its machines, devices and keys."""
     document = toml.read_file(file, "the cluster", "Name a file with --cluster.")
     faults: list[Fault] = []
     secret = None
@@ -87,7 +89,7 @@ def _joined(machines: list[Machine]) -> tuple[Machine, ...]:
 
 
 def _apart(machines: list[Machine], file: Path) -> Iterator[Fault]:
-    """Why machines cannot make up an island that say they do."""
+    """Faults of machines that are declared as one island."""
     for name in dict.fromkeys(machine.island for machine in machines if machine.island is not None):
         doing, them = f"Reading island {name!r} of {file}", [each for each in machines if each.island == name]
         devices = {f"{each.devices} x {None if each.device is None else each.device.kind}" for each in them}
@@ -130,7 +132,7 @@ def _keys(*, secret: str) -> None:
 
 
 def _shared(names: list[Any], machines: list[Machine], file: Path) -> Iterator[Fault]:
-    """What several machines have that each has for itself; names are those of wrong machines, too."""
+    """Faults of names, addresses and keys that several machines share; `names` includes those of faulty machines."""
     values: Mapping[str, list[str | None]] = {
         "name": [name for name in names if isinstance(name, str)],
         "address": [machine.address for machine in machines],

@@ -23,7 +23,7 @@ from isthmus.runtime.security.keys import read_public
 def read_machine(
     table: Mapping[str, Any], where: str, folder: Path, catalogue: Iterable[Device], *, has_keys: bool
 ) -> Machine:
-    """The machine that a table says, with a device of `catalogue`; ConfigError with all that is wrong with it.
+    """The machine of a table, with a device of `catalogue`; ConfigError with all its faults.
 
     Paths are relative to `folder`.
     """
@@ -71,9 +71,9 @@ def read_machine(
 
 
 def read_device(table: Mapping[str, Any], where: str) -> Device:
-    """The device that a table says: a new kind, or one that is known, with what the table changes of it.
+    """The device of a table: a new kind, or a known one with the table's changes.
 
-    ConfigError with all that is wrong with it.
+    ConfigError with all its faults.
     """
     faults: list[Fault] = []
     values = _values("device", _device, table, where, ("kind", "TPU v6e"), faults)
@@ -102,7 +102,7 @@ def read_device(table: Mapping[str, Any], where: str) -> Device:
 def _values(
     section: str, keys: Any, table: Mapping[str, Any], where: str, required: tuple[str, str], faults: list[Fault]
 ) -> dict[str, Any]:
-    """The values of a table; what is wrong is added to `faults`, and its default taken, or the example `required`."""
+    """The values of a table; adds faults to `faults`, and replaces wrong values by the default, or the example."""
     name, example = required
     if name not in table:
         do = f'Write for example {name} = "{example}" below [[{section}]].'
@@ -119,7 +119,7 @@ def _values(
 
 
 def _keys_faults(values: Mapping[str, Any], where: str, *, has_keys: bool) -> list[Fault]:
-    """Whether a machine has a key where machines have keys, and only there."""
+    """Faults unless a machine has a key exactly where the cluster has keys and the machine an address."""
     doing, has_key = f"Reading {where}", values["public_key"] is not None
     if has_key and not has_keys:
         do = 'Write [keys], and below it secret = "NAME.key": what a key is for is told by your own.'

@@ -42,7 +42,7 @@ def digest(program: str, task: str) -> str:
 
 
 def _add(found: xxhash.xxh3_128, path: Path) -> None:
-    """Take in a file: what it is called, how long it is, what it holds."""
+    """Add a file to the digest: name, size and contents."""
     try:
         with path.open("rb") as file:
             found.update(f"{path.name}/{path.stat().st_size}".encode())

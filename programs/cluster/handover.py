@@ -34,9 +34,11 @@ MOVABLE: Final = (SYNCER, "evaluator")
 @final
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A machine as a run knows it: where its daemon listens, if anywhere, its public key, if there are keys, the roles
-    that it takes (any, where none are named), and what it was declared to have: `islands` of so many `devices`, of a
-    kind with these names, 0 and none where nothing was said."""
+    """A machine as a run knows it.
+
+    The address of its daemon and its public key, where it has them; the roles that it takes (all, if empty); and the
+    declared number of `islands`, of `devices` in each, and the names of their kind: 0 and empty if not declared.
+    """
 
     name: str
     address: str | None = None
@@ -60,11 +62,11 @@ class Site:
 
     @property
     def host(self) -> str:
-        """Where its hosts listen: on the address of its daemon."""
+        """The address at which its hosts listen: that of its daemon."""
         return "127.0.0.1" if self.address is None else self.address.removeprefix("tcp://").rpartition(":")[0]
 
     def here(self, address: str, learners: int, secret: str = "") -> spec.Here:
-        """What its processes are told of it."""
+        """The description of this machine for its processes."""
         return spec.Here(
             address, learners, self.name, secret, islands=self.islands, devices=self.devices, kinds=self.kinds
         )
@@ -78,9 +80,11 @@ class Site:
 @final
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """Who takes part in a run: its home, all sites by name, which replica is where, and the digest of the files and
-    data that those who compute must have alike. `term` counts the homes that it has had; `former` is the one before,
-    which was lost."""
+    """The machines of a run: its home, all sites by name, the placement of replicas, and a digest.
+
+    The digest is of the files and data that must be equal on all machines that compute. `term` counts the homes so far;
+    `former` is the previous one, which was lost.
+    """
 
     home: str
     sites: Mapping[str, Site]
@@ -100,12 +104,14 @@ class Sites:
 
     @property
     def heirs(self) -> list[Site]:
-        """The sites that may be its home: whoever lacks the present one looks for the next there."""
+        """The sites that may be its home: machines that lose the present one look for the next there."""
         return [site for site in self.sites.values() if site.address is not None]
 
     def moved(self, home: str, sites: Sequence[Site], term: int) -> Sites:
-        """The same run with another home, in that term. What was at the former one is there from now on, but for
-        learners, which belong to the islands of their machines. `sites` are as a cluster file has them by now."""
+        """The same run with another home, in that term; `sites` are those of today's cluster file.
+
+        Replicas at the former home move to the new one, except learners, which belong to the islands of their machines.
+        """
         by_name = {**self.sites, **{site.name: site for site in sites}}
         placement = {
             replica: home if name == self.home and leader(replica).role != LEARNER else name
@@ -119,8 +125,10 @@ class Sites:
         return not (there | set(site.movable)).isdisjoint(computing)
 
     def here(self, secret: Path | None) -> spec.Here:
-        """What the processes at home are told of their machine, which has a file with a `secret` key, or none. A run
-        without keys that is on one machine stays on loopback."""
+        """The description of the home machine for its processes; `secret` is its key file, if any.
+
+        A run without keys on a single machine stays on loopback.
+        """
         home = self.sites[self.home]
         learners = sum(name == self.home and leader(who).role == LEARNER for who, name in self.placement.items())
         address = home.host if secret is not None or self.others else "127.0.0.1"
@@ -197,8 +205,8 @@ class Handover:
         return cls(name, folder, config, json.loads(data["graph"]), data["spec"], sites)
 
     def check(self, told: Spec, machine: str, names: Collection[str], doing: str) -> None:
-        """ConfigError for a run, of which its spec has `told`, whose home is another machine than this one, that has
-        the name of one of its runs, or hosts without end."""
+        """ConfigError for a run with spec `told` whose home is not this `machine`, whose name is taken or invalid, that
+        has too many hosts, or snapshots at no URL."""
         if self.sites.home != machine:
             do = "Hand a run to its home: the first machine with an address in the cluster file."
             raise ConfigError(doing, f"a run whose home is {machine!r}", repr(self.sites.home[:100]), do)
@@ -215,8 +223,10 @@ class Handover:
             raise ConfigError(doing, f"at most {HOSTS_MAX} hosts, and slots", ", ".join(map(str, counts))[:200], do)
 
     def make_folder(self, root: RunRoot, zero_ns: int, secret: Path | None) -> Path:
-        """Make the run folder on the home machine, whose clock shows `zero_ns`, and which has a file with a `secret`
-        key; ConfigError if it cannot be made."""
+        """Make the run folder on the home machine; ConfigError if it cannot be made.
+
+        `zero_ns` is the present time of its clock, `secret` its key file.
+        """
         folder = root.make(self.folder, self.name, datetime.now(), self.config)
         with new_folder.prepared(folder):
             write_json(folder / "graph.json", self.graph)

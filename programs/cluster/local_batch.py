@@ -24,9 +24,9 @@ _DOING: Final = "Reading run.local_batch"
 
 def paced(request: Request, topology: Topology | None) -> tuple[int, ...]:
     """`task.batch` for which the learners of `request` keep pace on these machines: the number of sequences of each
-    slot, and last, for those that join, the one that was asked for.
+    slot, and last, for learners that join, the requested one.
 
-    ConfigError if that cannot be known; PlacementError if the request does not fit on the machines.
+    ConfigError if it cannot be determined; PlacementError if the request does not fit on the machines.
     """
     if not request.job.task.text.startswith(SHIPPED_TASK):
         do = "Let task.batch and tokens_per_batch follow at.slot there, and leave run.local_batch out."

@@ -40,9 +40,12 @@ DO_KEYS: Final = 'Write [keys], and below it secret = "NAME.key", which `isthmus
 @final
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
-    """What machine.toml says: the modules and absolute files that may be loaded, the machine's own pair of keys, None
-    without keys, whom it admits, public key -> name, the file of its secret key, the public keys of its operators, and
-    the folder of its runs, None for where the daemon is started."""
+    """Contents of machine.toml.
+
+    `modules`: modules and absolute files that may be loaded; `pair`: the machine's keys, None without; `admitted`:
+    public key -> name of the machines it admits; `secret`: the file of its secret key; `operators`: their public keys;
+    `runs`: the folder of its runs, None for the daemon's working folder.
+    """
 
     modules: tuple[str, ...] = ()
     pair: KeyPair | None = None
@@ -52,7 +55,7 @@ class MachineConfig:
     runs: Path | None = None
 
     def faults(self, program: str, task: str, machine: str) -> Iterator[Fault]:
-        """What this machine may not load, of the references of a program and a task."""
+        """Faults of a program and a task that this machine may not load."""
         shipped = {*SHIPPED, *SHIPPED.values(), SHIPPED_TASK}
         for kind, text in (("program", program), ("task", task)):
             if text.partition("(")[0] in shipped or self._permits(text):
@@ -70,7 +73,7 @@ class MachineConfig:
 
 
 def read(file: Path | None) -> MachineConfig:
-    """What a machine.toml says, or the default without one; ConfigError with all that is wrong with it."""
+    """The contents of a machine.toml, or the default without one; ConfigError with all its faults."""
     if file is None:
         return MachineConfig()
     document = toml.read_file(file, "the machine's configuration", "Name a file with --config.")
@@ -102,7 +105,7 @@ def read(file: Path | None) -> MachineConfig:
 
 
 class _Keys(NamedTuple):
-    """What [keys] says."""
+    """Contents of [keys]."""
 
     pair: KeyPair | None = None
     secret: Path | None = None
@@ -111,7 +114,7 @@ class _Keys(NamedTuple):
 
 
 def _read_keys(told: Mapping[str, Any], folder: Path, faults: list[Fault]) -> _Keys:
-    """The same; adds what is wrong."""
+    """The contents of [keys]; adds faults to `faults`."""
     pair = secret = None
     with collecting(faults):
         pair = _pair(told["secret"], folder)
@@ -138,7 +141,7 @@ def _runs(*, folder: str = "") -> None:
 
 
 def _folder(text: str, folder: Path) -> Path | None:
-    """The folder of the runs; None where nothing is said."""
+    """The folder of the runs; None if not given."""
     if not text:
         return None
     path = Path(os.path.abspath(folder / os.path.expanduser(text)))
@@ -156,8 +159,7 @@ def _pair(text: str, folder: Path) -> KeyPair:
 
 
 def _add(known: dict[str, str], texts: Iterable[str], folder: Path, what: str) -> list[str]:
-    """Add those who are listed under keys.`what` to the public keys, and their names, that are known; the keys of those
-    listed."""
+    """Add the machines listed under keys.`what` to `known`, public key -> name; returns their public keys."""
     faults: list[Fault] = []
     found = []
     for text in texts:
@@ -185,8 +187,10 @@ def _module(text: str, folder: Path) -> str:
 
 
 def _check_module(module: str) -> None:
-    """ConfigError for a module whose file another user could have written: what runs here would be theirs to say. One
-    that is not there yet is refused when it is asked for."""
+    """ConfigError for a module whose file another user could have written, who would then decide what runs here.
+
+    A missing module is refused when it is requested.
+    """
     doing = f"Reading programs.modules, {module!r}"
     for path in [Path(module)] if reference.is_file(module) else _files_of(module):
         if path.exists():

@@ -29,9 +29,12 @@ FLOAT32_BYTES: Final = 4
 @final
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Bytes of each device that the function which needs most takes, and that programs can have; seconds that the
-    products of a step take at all of the published operations, and that a step takes at best, None where the compiler
-    refused it."""
+    """Needs of a compiled step, per device.
+
+    `memory_bytes`: of the function that needs most; `limit_bytes`: available to programs; `products_seconds`: of a
+    step's products at the full published rate; `step_seconds`: of a step at best. Seconds are None where the compiler
+    refused the step.
+    """
 
     memory_bytes: int
     limit_bytes: int
@@ -45,15 +48,15 @@ class Compiled:
 
 
 Find = Callable[[Machine, int], Compiled | None]
-"""What is known of an island of a machine for the learner in a slot; None where no compiler was asked."""
+"""The needs of a slot's learner on an island of a machine; None where no compiler was asked."""
 
 
 def not_asked(machine: Machine, slot: int) -> None:
-    """Nothing is known of any island."""
+    """A `Find` without a compiler."""
 
 
 def learner_bytes(request: Request) -> int:
-    """What a learner holds on its island at least: its state, and a gradient of what is merged. No activations."""
+    """Minimum bytes of a learner on its island: its state, and a gradient of the merged leaves. No activations."""
     import jax
 
     recipe = request.task.recipe()
@@ -78,7 +81,7 @@ def _size_bytes(array: Any) -> int:
 
 
 def host_bytes(request: Request, topology: Topology, placement: Placement) -> dict[str, int]:
-    """What the hosts on each machine need at least of its own memory, by its name."""
+    """Minimum bytes that the hosts on each machine need of its own memory, by the machine's name."""
     machines, values = topology.by_name(), FLOAT32_BYTES * parameter_count(request)
     counts = {role: len(placement.of_role(role)) for role in (SYNCER, EVALUATOR, RECORDER)}
     has_model = counts[SYNCER] > 0
@@ -119,7 +122,6 @@ def _unfollowed(replicas: tuple[Replica, ...]) -> list[Replica]:
 
 
 def _state_bytes(machine: Machine, state: int) -> int:
-    """What of a learner's state lies in the memory of one of its machines: all of it on CPU cores, of several machines
-    that are one island a part."""
+    """Bytes of a learner's state in the main memory of one of its machines: on CPU cores its share, else 0."""
     is_on_cores = machine.device is None or machine.device.is_cpu
     return state // max(1, len(machine.together)) if is_on_cores else 0

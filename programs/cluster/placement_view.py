@@ -25,8 +25,10 @@ from isthmus.runtime.roles import LEARNER
 
 
 def shown(request: Request, cluster: Cluster, form: str, compiled: Find, *, plans: bool) -> str:
-    """The graph of a request on a cluster, as 'text', 'mermaid' or 'json', with what a compiler has `compiled` of it;
-    PlacementError if it does not fit."""
+    """The graph of a request on a cluster, as 'text', 'mermaid' or 'json'; `compiled` gives the compiler's figures.
+
+    PlacementError if it does not fit.
+    """
     placement = placed(request, cluster.topology, compiled)
     prediction = predict(request, cluster.topology, placement, compiled)
     graph, proof = request.graph, request.proof
@@ -40,7 +42,7 @@ def shown(request: Request, cluster: Cluster, form: str, compiled: Find, *, plan
 
 
 def nodes_placed(request: Request, placement: Placement) -> dict[str, str | Sequence[str]]:
-    """The machine of each node, or those of its replicas by their numbers where they differ."""
+    """The machine of each node, or those of its replicas in order where they differ."""
     result: dict[str, str | Sequence[str]] = {}
     for node in request.graph.nodes:
         machines = placement.of_role(node.role)
@@ -49,7 +51,7 @@ def nodes_placed(request: Request, placement: Placement) -> dict[str, str | Sequ
 
 
 def text(topology: Topology, placement: Placement, prediction: Prediction) -> Iterator[str]:
-    """Lines: the replicas of each machine, then what is predicted of islands and links."""
+    """Lines: the replicas of each machine, then the predictions for islands and links."""
     yield f"where it goes; the run's home is {placement.home}"
     yield from graph_view.table([_machine(machine, placement, prediction) for machine in topology.machines])
     yield ""
@@ -77,7 +79,7 @@ def captions(topology: Topology, placement: Placement, prediction: Prediction) -
 
 
 def as_json(prediction: Prediction) -> dict[str, Any]:
-    """The prediction as plain data; what is not known is null."""
+    """The prediction as plain data; unknown values are null."""
     return {
         "assumptions": prediction.assumptions,
         "price_per_hour": prediction.price_per_hour,
@@ -111,7 +113,7 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
 
 
 def _machine(machine: Machine, placement: Placement, prediction: Prediction) -> tuple[str, str, str]:
-    """Name, what there is, and who is there."""
+    """Name, resources and replicas of a machine."""
     replicas = placement.on(machine.name)
     roles = {role: [replica.slot for replica in each] for role, each in groupby(replicas, lambda item: item.role)}
     takes = ", ".join(f"{role}/{_ranges(numbers)}" for role, numbers in roles.items())
@@ -123,7 +125,7 @@ def _machine(machine: Machine, placement: Placement, prediction: Prediction) -> 
 
 
 def _alike(topology: Topology, islands: Sequence[Island]) -> Iterator[list[Island]]:
-    """Islands with a learner, those of one machine together of which the same is predicted; in the machines' order."""
+    """Islands with a learner, grouped by machine and equal prediction, in the machines' order."""
     for machine in topology.machines:
         groups: dict[Island, list[Island]] = {}
         for island in islands:

@@ -21,8 +21,11 @@ from isthmus.runtime.roles import LEARNER
 
 
 def placed(request: Request, topology: Topology, compiled: Find = not_asked) -> Placement:
-    """Where every replica of the request goes; PlacementError with everything that is in the way, among it what a
-    compiler has `compiled`, and found too large; ConfigError as for `elastic_sizes`."""
+    """The placement of every replica of the request.
+
+    PlacementError with all obstacles of one kind, among them steps that were `compiled` and are too large; ConfigError
+    as for `elastic_sizes`.
+    """
     counts = roster_counts(request.graph, request.job.learners)
     placement = place(request.graph, counts, topology, memory_bytes={LEARNER: learner_bytes(request)})
     if faults := list(process_faults(request.plans, request.task, placement.processes, request.job.learners)):

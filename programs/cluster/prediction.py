@@ -42,7 +42,7 @@ UTILISATION: Final = 0.4
 FLOPS_PER_PARAMETER: Final = 6
 """And token: two forwards, four backwards (arXiv 2001.08361, section 2.1)."""
 ADDED_SECONDS: Final = 0.8e-3
-"""What the runtime adds to a step, as measured on CPU cores (docs/explanation/processes.md)."""
+"""Overhead of the runtime per step, as measured on CPU cores (docs/explanation/processes.md)."""
 EVALUATOR: Final = "evaluator"
 STEP: Final = "inner-step"
 
@@ -50,8 +50,11 @@ STEP: Final = "inner-step"
 @final
 @dataclass(frozen=True, slots=True)
 class Island:
-    """What is predicted of a learner's island: seconds a step, bytes at least and at most, mean bits a second that the
-    learner sends, and gets, and whether memory and step are those of a compiler."""
+    """The prediction for a learner's island.
+
+    Seconds a step; minimum and maximum bytes; mean bits a second that the learner sends, and as many that it receives;
+    `is_compiled`: memory and step are a compiler's.
+    """
 
     learner: int
     machine: str
@@ -77,8 +80,10 @@ class Link:
 @final
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of all islands by learner, of all links, and `host_bytes` that the hosts on each machine need at least of its own
-    memory; `assumptions` says in words what the figures rest on."""
+    """Predictions for islands by learner and for links; the assumptions behind the figures, in words.
+
+    `host_bytes`: minimum that the hosts on each machine need of its own memory.
+    """
 
     islands: tuple[Island, ...]
     links: tuple[Link, ...]
@@ -88,7 +93,7 @@ class Prediction:
 
 
 def predict(request: Request, topology: Topology, placement: Placement, compiled: Find = not_asked) -> Prediction:
-    """What is expected of `request`, placed so, with what a compiler has `compiled` of it."""
+    """The prediction for `request` under `placement`, with the compiler's figures from `compiled`."""
     machines = topology.by_name()
     hosts = [machines[name] for name in placement.of_role(LEARNER)]
     parameters, tokens = parameter_count(request), request.task.tokens_per_batch
@@ -117,8 +122,10 @@ def predict(request: Request, topology: Topology, placement: Placement, compiled
 
 
 def step_seconds(machine: Machine, parameters: int, tokens: int, compiled: Compiled | None = None) -> float | None:
-    """Seconds that a step on `tokens` tokens is predicted to take on an island of `machine`, for which it may have been
-    compiled; None if that cannot be known."""
+    """Predicted seconds of a step on `tokens` tokens on an island of `machine`; None if unknown.
+
+    `compiled` has the figures of a compiler, if the step was compiled.
+    """
     if compiled is not None and compiled.products_seconds is not None and compiled.step_seconds is not None:
         return max(compiled.products_seconds / UTILISATION, compiled.step_seconds) + ADDED_SECONDS
     if machine.island_flops is None:
@@ -148,7 +155,7 @@ def _rates(request: Request, parameters: int, steps: Sequence[float | None]) -> 
 
 
 def _links(topology: Topology, placement: Placement, rates: Sequence[float | None]) -> tuple[Link, ...]:
-    """What crosses the link of each machine; None where learners are there whose rates nobody knows."""
+    """The load of each machine's link; bits are None if a learner's rate is unknown."""
     sent: defaultdict[str, float] = defaultdict(float)
     received: defaultdict[str, float] = defaultdict(float)
     is_known = all(rate is not None for rate in rates)
@@ -167,7 +174,7 @@ def _links(topology: Topology, placement: Placement, rates: Sequence[float | Non
 
 
 def _flows(placement: Placement, rates: Sequence[float]) -> Iterator[tuple[str, str, float]]:
-    """Who sends how much to whom, as machines: to and from every shard, or round the learners where there is none."""
+    """Flows between machines (source, target, bits a second): to and from every shard, or else round the learners."""
     learners, shards = placement.of_role(LEARNER), placement.of_role(SYNCER)
     for shard in shards:
         for learner, rate in zip(learners, rates, strict=True):
@@ -181,7 +188,7 @@ def _flows(placement: Placement, rates: Sequence[float]) -> Iterator[tuple[str, 
 
 
 def _price(hosts: Sequence[Machine]) -> float | None:
-    """What the islands' devices cost an hour, if the price of each is known."""
+    """Price of the islands' devices per hour; None unless each price is known."""
     prices = [None if host.device is None else host.device.price_per_hour for host in hosts]
     known = [price * host.island_devices for price, host in zip(prices, hosts, strict=True) if price is not None]
     return sum(known) if known and len(known) == len(hosts) else None

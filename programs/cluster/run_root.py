@@ -21,7 +21,7 @@ from isthmus.runtime.errors import ConfigError
 
 PARTS_MAX: Final = 8
 RUN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""What a run may be called among the daemons of its machines; an outpost's folder has this name."""
+"""Valid names of a run among the daemons of its machines; an outpost's folder has this name."""
 _PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _DO: Final = "Name a folder below it with --run-dir, or let its owner set [runs] folder in machine.toml."
 
@@ -39,7 +39,7 @@ class RunRoot:
         return cls(Path(os.path.realpath(folder or Path.cwd())))
 
     def name_of(self, path: Path, doing: str) -> str:
-        """What a folder is called from here; ConfigError if it is not below the root."""
+        """The name of a folder relative to the root; ConfigError if it is not below it."""
         if not path.is_relative_to(self.folder) or path == self.folder:
             raise ConfigError(doing, f"a folder below {self.folder}", str(path), _DO)
         return str(path.relative_to(self.folder))
@@ -58,7 +58,7 @@ class RunRoot:
         return new_folder.make(path, text, is_given=bool(name))
 
     def existing(self, name: str, doing: str) -> Path:
-        """The folder of that name, which is there; ConfigError for a name that is none."""
+        """The existing folder of that name; ConfigError if there is none."""
         path = self._place(name, doing)
         self._check_links(path, doing)
         if not path.is_dir():
@@ -67,7 +67,7 @@ class RunRoot:
         return path
 
     def _place(self, name: str, doing: str) -> Path:
-        """Where a name leads; ConfigError if it is none."""
+        """The path of a name; ConfigError if the name is invalid."""
         parts = name.split("/")
         if len(parts) > PARTS_MAX:
             raise ConfigError(doing, f"a path of at most {PARTS_MAX} parts", f"{len(parts)} of them", _DO)
@@ -76,7 +76,7 @@ class RunRoot:
         return self.folder.joinpath(*parts)
 
     def _check_way(self, path: Path, doing: str) -> None:
-        """ConfigError if a link is on the way to a folder, or a run, or if there is something in it."""
+        """ConfigError if the path to a folder contains a symbolic link or a run, or the folder is not empty."""
         self._check_links(path, doing)
         for above in path.parents:
             if above == self.folder:
@@ -92,7 +92,7 @@ class RunRoot:
 
 
 def _check_part(part: str, doing: str) -> None:
-    """ConfigError for what is no plain name of a folder."""
+    """ConfigError unless `part` is a plain folder name."""
     if not _PART.fullmatch(part):
         expected = "names of letters, digits, '.', '_' and '-', which begin with no '.', between single '/'"
         raise ConfigError(doing, expected, repr(part[:200]), _DO)

@@ -131,7 +131,7 @@ class Recorder:
         changed: Any = None,
         stop: Any = None,
     ) -> dict[str, Control] | None:
-        """Record the new inputs; signal stop if it was requested, or if this recorder keeps the budget and it is spent."""
+        """Record the new inputs; signal stop if it was requested, or this recorder keeps the budget and it is spent."""
         now = self._context.now()
         came = {"progress": progress, "merged": merged, "evaluation": evaluation, "final": final, "held": held}
         for port, items in {**came, "changed": changed, "stop": stop}.items():
@@ -257,7 +257,7 @@ class Recorder:
     # -- decisions -----------------------------------------------------------------------------------------------------
 
     def _control(self, now: int) -> dict[str, Control] | None:
-        """The item for ports `control`: whether to end, the budget, and the tokens trained and versions merged so far."""
+        """The item for ports `control`: whether to end, the budget, the tokens trained and the versions merged."""
         stop = self._is_to_end()
         is_news = stop != self._is_stopping or now - self._controlled_at >= CONTROL_NS
         if self._sizes and not is_news:  # Whole trees have no other source of trained tokens.

@@ -31,7 +31,7 @@ _DO: Final = "Leave it as it was, or start a new run."
 
 
 def changes(told: Spec, wanted: Job, doing: str) -> dict[str, tuple[Any, Any]]:
-    """The settings of a run that a job changes: key -> (before, after); ConfigError with every key that may not change."""
+    """A run's settings that a job changes: key -> (before, after); ConfigError with every key that may not change."""
     found = dict(_differences(told.job, wanted))
     faults = [
         Fault(f"{doing}, which would change {key}", f"{was!r}, with which it was begun", f"{now!r}", _DO)

@@ -122,7 +122,7 @@ def _resolved(value: Any) -> Any:
 
 
 def _fork_host(folder: Path, daemon: socket.socket, writer: int, held: int, request: dict[str, Any]) -> None:
-    """In the child: fork a grandchild, write its pid to `writer`, and end. The grandchild waits for a byte on `held`."""
+    """In the child: fork a grandchild, write its pid to `writer`, end. The grandchild waits for a byte on `held`."""
     try:
         host = os.fork()
     except OSError:

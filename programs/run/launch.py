@@ -137,7 +137,7 @@ class Launcher:
         self._insist(wanted, is_first=True)
 
     def _insist(self, wanted: _Wanted, *, is_first: bool = False) -> None:
-        """Start a host from nothing, as soon as there is room for a process: no caller waits who could get the error."""
+        """Start a host from nothing, as soon as there is room for a process: no caller waits for an error."""
         if self._is_closed:
             return
         try:
