@@ -21,7 +21,7 @@ _SHARED: Final = {
 def prepare_environment(learners: int) -> None:
     """Make this process ready for `learners` learners that share its cores.
 
-    Compiled programs are kept under the user's cache folder, the smallest too, so that a second run starts at once.
+    Compiled programs of any size are kept under the user's cache folder, so that a second run starts at once.
     """
     if learners > 1:
         for name, value in _SHARED.items():
@@ -42,8 +42,7 @@ def has_backend() -> bool:
 
 
 def cache_folder(name: str) -> Path | None:
-    """The folder of this name among those of isthmus in the user's cache, which need not be there yet; None where it
-    cannot be written to."""
+    """The folder `name` of isthmus in the user's cache, which need not exist yet; None if it cannot be written to."""
     home = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(home) if home else Path.home() / ".cache") / "isthmus" / name
     return folder if _is_writable(folder) else None
@@ -57,7 +56,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _set_jax(**options: Any) -> None:
-    """Set jax options where nobody has; the environment is read only once, when jax is imported."""
+    """Set jax options unless the user has; jax reads the environment only once, at import."""
     if any(name.upper() in os.environ for name in options):
         return
     jax = sys.modules.get("jax")

@@ -33,9 +33,9 @@ _DIGITS: Final = 32
 
 
 def fingerprint(graph: Graph, job: Job, builder: Callable[..., Any]) -> str:
-    """32 hexadecimal digits; equal where graph, job and sources are, in any process, at any time.
+    """32 hexadecimal digits; equal for equal graph, job and sources, in any process, at any time.
 
-    GraphError if the arguments of a body are no data, because they hold themselves.
+    GraphError if the arguments of a body are no data, because they contain themselves.
     """
     content = {
         "job": {field.name: _canonical(getattr(job, field.name)) for field in fields(job) if field.name != "program"},
@@ -66,7 +66,7 @@ def sources(functions: Iterable[Callable[..., Any]]) -> dict[str, str]:
 
 
 def _source(function: Any) -> Path | None:
-    """The file of a class or function; None for what was typed into a notebook or a shell."""
+    """The file of a class or function; None for one from a notebook or a shell."""
     try:
         path = Path(inspect.getfile(function))
     except (TypeError, OSError):

@@ -30,11 +30,11 @@ OPERATIONS_MAX: Final = 300
 """Beyond any of these the loss of the first batch is left to the first step. A transformer of two layers has 500
 operations, and takes two seconds to compile."""
 _OPTIONS: Final = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""It runs once: half of what compiling takes is for speed."""
+"""It runs once: half of the compile time would go into its speed."""
 
 
 def warnings(task: Task, seed: int) -> tuple[Fault, ...]:
-    """What is odd about a task that can train."""
+    """Oddities of a task that can train."""
     names = without_gradient(task, seed) if task.loss is not None else untouched(task, seed)
     if not names:
         return ()
@@ -60,7 +60,7 @@ def without_gradient(task: Task, seed: int) -> list[str]:
 
 
 def untouched(task: Task, seed: int) -> list[str]:
-    """The names of the merged leaves that a step gives back as it got them, whatever the batch is."""
+    """The names of the merged leaves that a step returns unchanged, whatever the batch is."""
     assert task.step is not None
     state, now = jax.eval_shape(task.init, abstract_key()), Now(abstract_key(), np.float32(0.0))
     traced = jax.make_jaxpr(task.step)(state, first_batch(task, seed), now).jaxpr
@@ -70,7 +70,7 @@ def untouched(task: Task, seed: int) -> list[str]:
 
 def _is_zero(variable: Any, made: dict[Any, Any]) -> bool:
     """Whether an output of a traced program is zeros that depend on nothing."""
-    while not hasattr(variable, "val"):  # What has a value is a literal.
+    while not hasattr(variable, "val"):  # A literal has a value.
         equation = made.get(variable)
         if equation is None or equation.primitive.name not in ("broadcast_in_dim", "convert_element_type", "copy"):
             return False
@@ -109,7 +109,7 @@ def check_loss(task: Task, seed: int) -> None:
 
 
 def _cpu() -> Any:
-    """The CPU; None, for what jax takes by itself, where its platforms were said to be others."""
+    """The CPU; None, for jax's default device, if its configured platforms exclude the CPU."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:

@@ -21,7 +21,7 @@ WIDTH: Final = 120
 
 
 def text(graph: Graph, proof: Proof, plans: Mapping[str, Plan] | None = None) -> str:
-    """Roles with their nodes, edges with their policies, who can hold up whom; and `plans`, by role, if given."""
+    """Roles with their nodes, edges with their policies, proofs of blocking; and `plans`, by role, if given."""
     sizes = (_count(graph.roles, "role"), _count(graph.nodes, "node"), _count(graph.edges, "edge"))
     lines = [f"{graph.name}: {', '.join(sizes)}"]
     for role in graph.roles:
@@ -69,9 +69,11 @@ def mermaid(graph: Graph, proof: Proof, captions: Mapping[str, Sequence[str]] | 
 def as_json(
     graph: Graph, proof: Proof, fingerprint: str, placement: Mapping[str, str | Sequence[str]]
 ) -> dict[str, Any]:
-    """The graph as plain data. `placement` names the machine of each node, or those of its replicas by their numbers
-    where they differ; `initial` counts a Queue's initial items; `mode` is 'free-running', 'may-block' (both as
-    declared) or 'waiting'."""
+    """The graph as plain data.
+
+    `placement` names the machine of each node, or those of its replicas in order where they differ; `initial` counts a
+    Queue's initial items; `mode` is 'free-running', 'may-block' (both as declared) or 'waiting'.
+    """
     return {
         "program": graph.name,
         "fingerprint": fingerprint,
@@ -139,13 +141,15 @@ def _fires(node: Node) -> str:
 
 
 def _marks(node: Node) -> str:
-    """What its author declared."""
+    """The declarations of its author."""
     return ", ".join(["declared free-running"] * node.free_running + ["may block"] * node.may_block)
 
 
 def _verdict(verdict: Verdict, width: int) -> Iterator[str]:
-    """What is proved of a node: in one sentence who can hold it up, and below that for what it waits itself. The rest
-    of a chain stands with the nodes that it leads through."""
+    """The proof about a node: one sentence with the nodes that can hold it up, and below it the node's own waits.
+
+    The rest of a chain stands with the nodes that it leads through.
+    """
     near = [hold for hold in verdict.holds if hold.is_near and hold.waits]
     said = [] if verdict.holds else ["free-running: waits for no other host"]
     if any(not hold.waits for hold in verdict.holds):
@@ -192,7 +196,7 @@ def _whose(hold: Hold) -> str:
 
 
 def _plan(node: NodePlan, plan: Plan) -> Iterator[str]:
-    """What one node of a host takes and gives, with the fields of items that cores see; ? marks optional ones."""
+    """Inputs and outputs of one node of a host, with the fields of items that cores see; ? marks optional ones."""
     yield f"  {node.name}"
     rows = [("takes", port.name, *_taken(node, port, plan)) for port in node.inputs]
     for output in node.outputs:
@@ -204,7 +208,7 @@ def _plan(node: NodePlan, plan: Plan) -> Iterator[str]:
 
 
 def _taken(node: NodePlan, port: InputPlan, plan: Plan) -> tuple[str, str]:
-    """Where the items of an input port come from, and what a firing finds there."""
+    """The sources of an input port's items, and the form in which a firing gets them."""
     if isinstance(node.fires, Quorum) and port.name == DECISION:
         return "from the runtime", "why the round closed"
     what = "the item" if port.is_bare else "a dict (replica, key) -> item"
@@ -213,7 +217,7 @@ def _taken(node: NodePlan, port: InputPlan, plan: Plan) -> tuple[str, str]:
 
 
 def _ends(plan: Plan, edges: Sequence[int], *, at_source: bool) -> str:
-    """Who is at the other end of edges."""
+    """The nodes at the other end of edges."""
     ends = []
     for edge in map(plan.edges.__getitem__, edges):
         node, _, _ = edge.name.partition(" -> ")[0 if at_source else 2].rpartition(".")

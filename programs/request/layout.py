@@ -31,13 +31,12 @@ _NUMBERS = "a list of numbers"
 
 
 def layout(task: Task, seed: int = 0) -> tuple[TensorSpec, ...]:
-    """The merged leaves of what `task.init` gives, in the order of `jax.tree.leaves`; ConfigError for a task that
-    cannot train.
+    """The merged leaves of `task.init`, in the order of `jax.tree.leaves`; ConfigError for a task that cannot train.
 
-    A name is the path of keys, indices and attributes, joined by '/'. What is checked: `init` gives leaves with names
-    of their own, each covered by a rule of `merge`, and what is merged can be; `batch` gives the same arrays twice for
-    one `at`, and the same structure, shapes and dtypes at another position, slot and split; loss and optimizer, or step
-    and evaluate, fit what `init` gives, and each other; what `load` loads fits its leaf.
+    A name is the path of keys, indices and attributes, joined by '/'. Checks: `init` gives leaves with distinct names,
+    each covered by a rule of `merge`, and merged leaves can be merged; `batch` gives the same arrays twice for one
+    `at`, and the same structure, shapes and dtypes at another position, slot and split; loss and optimizer, or step and
+    evaluate, fit the result of `init`, and each other; leaves from `load` fit.
     """
     batch = _check_batches(task, seed) if task.stream is None else _check_stream(task, seed)
     leaves = merged_leaves(task)
@@ -118,7 +117,7 @@ def _array_faults(batch: Any, doing: str = "Running task.batch(at)") -> Iterator
 
 
 def _with_lists_named(batch: Any) -> Any:
-    """A batch in which each list of numbers is one leaf, so that it is told as one."""
+    """A batch in which each list of numbers is one leaf, so that messages name it as one."""
     return jax.tree.map(lambda leaf: _NUMBERS if _is_numbers(leaf) else leaf, batch, is_leaf=_is_numbers)
 
 

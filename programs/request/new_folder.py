@@ -36,7 +36,7 @@ _SIGNS: Final = (
 )
 """A folder with any of these is that of a run."""
 UNWRITTEN: Final = 3
-"""The exit status of a daemon whose run is over, where the disk does not even take that it is."""
+"""The exit status of a daemon whose run is over, if the disk does not even take that fact."""
 _FREE: Final = "a folder without another run in it"
 _DO: Final = "Name another folder with --run-dir."
 _SAME_SECOND_MAX: Final = 1000
@@ -94,8 +94,11 @@ def _check_empty(path: Path, doing: str) -> None:
 
 
 def create(path: Path, config: Mapping[str, Mapping[str, Any]], *, latest: bool = True, is_given: bool = True) -> Path:
-    """Make the folder with its config.toml, and, if it is to be the `latest`, let runs/latest in the current folder
-    point to it; which one it has become. ConfigError if another run has it by now, or the disk does not take it."""
+    """Make the run folder with its config.toml; returns its path.
+
+    With `latest`, runs/latest in the current folder points to it. ConfigError if another run has it by now, or the disk
+    does not take it.
+    """
     made = make(path, document(config), is_given=is_given)
     if latest:
         point_latest_to(made)
@@ -103,8 +106,11 @@ def create(path: Path, config: Mapping[str, Mapping[str, Any]], *, latest: bool 
 
 
 def make(path: Path, text: str, *, is_given: bool) -> Path:
-    """Make a folder with `text` as its config.toml: this one if it `is_given`, else the first of its program and second
-    that nobody has made; which one. Of several that try at once each gets one of its own, or ConfigError."""
+    """Make a folder with `text` as its config.toml; returns its path.
+
+    It is `path` if it `is_given`, else the first free one with the same program and second. Concurrent callers get
+    different folders, or ConfigError.
+    """
     for each in [path] if is_given else _numbered(path):
         doing = f"Making the run folder {each}"
         try:
@@ -142,7 +148,7 @@ def prepared(path: Path) -> Iterator[None]:
 
 
 def _refused(path: Path, error: OSError) -> ConfigError:
-    """What a disk says that does not take the files of a run."""
+    """The ConfigError for a disk that does not take the files of a run."""
     found, do = error.strerror or str(error), "Make room there, or choose another folder with --run-dir."
     return ConfigError(f"Preparing the run folder {path}", "a disk that takes its files", found, do)
 

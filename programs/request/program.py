@@ -25,7 +25,7 @@ SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
         "elastic-data-parallel": "isthmus.programs.elastic_data_parallel:build",
     }
 )
-"""The programs that come with the package, by name, with the references of their builders."""
+"""The programs of the package, by name, with the references of their builders."""
 
 DEFAULT: Final = "decoupled-diloco"
 
@@ -35,8 +35,8 @@ DEFAULT: Final = "decoupled-diloco"
 class Program:
     """A shipped program by name, or 'package.module:function' or 'file.py:function', with settings for its builder.
 
-    A file's path starts in the folder that is the current one when the Program is made. Whether there is such a
-    builder, and whether it takes the settings, is found when a request is prepared, with everything else.
+    A file's path is relative to the current folder at the time the Program is made. Preparing a request checks that the
+    builder exists and takes the settings, with everything else.
     """
 
     reference: str
@@ -48,7 +48,7 @@ class Program:
 
     @property
     def is_shipped(self) -> bool:
-        """Whether it comes with the package."""
+        """Whether it is part of the package."""
         return self.reference in SHIPPED
 
     @property
@@ -82,7 +82,7 @@ class Program:
     def build(self, job: Job) -> Graph:
         """The graph of a job; ConfigError if the builder fails or returns something else.
 
-        RequestErrors that the builder raises are given the line that they come from, if it is not the package's own.
+        RequestErrors of a builder outside the package get the line that raised them.
         """
         builder = self.builder()
         doing = f"Building the graph of {self.reference!r}"

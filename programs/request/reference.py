@@ -40,7 +40,7 @@ OWN_FOLDERS: Final = tuple(
     for name in ("runtime", "ops", "programs")
     if (spec := importlib.util.find_spec(f"isthmus.{name}")) is not None and spec.submodule_search_locations
 )
-"""Where the packages of isthmus are."""
+"""The folders of the packages of isthmus."""
 _bound: dict[str, Any] = {}
 _lock = RLock()
 _loading: ContextVar[str | None] = ContextVar("loading", default=None)
@@ -94,7 +94,7 @@ def absolute(text: str, folder: Path | None = None) -> str:
 
 
 def called(text: str, keywords: Mapping[str, Any]) -> str:
-    """The reference to what the function at `text` returns for `keywords`."""
+    """The reference to the result of the function at `text` for `keywords`."""
     return f"{text}({toml.inline(keywords)})"
 
 
@@ -105,7 +105,7 @@ def bind(reference: Reference, value: Any) -> None:
 
 
 def resolve(reference: Reference) -> Any:
-    """What `reference` means: what was bound to it, or what it names, which is then the same each time."""
+    """The object of `reference`: the one bound to it, or the one it names, which is loaded once."""
     with _lock:
         if reference.text not in _bound:
             _bound[reference.text] = load(reference.text, f"Loading {reference.text!r}")
@@ -113,8 +113,11 @@ def resolve(reference: Reference) -> Any:
 
 
 def load(text: str, doing: str, do: str = "") -> Any:
-    """What a reference names, imported now; ConfigError if it is no file, no module or no name in it, or fails. `do` is
-    what to do where there is no such name, in place of the nearest one."""
+    """The object that a reference names, imported now.
+
+    ConfigError if there is no such file, module or name, or the import fails. `do` is the remedy for a missing name, in
+    place of the nearest one.
+    """
     target = parse(text, doing)
     module = _import_file(Path(absolute(text).partition(":")[0]), doing) if target.is_file else _import(target, doing)
     names = vars(module)
@@ -130,7 +133,7 @@ def load(text: str, doing: str, do: str = "") -> Any:
 
 
 def load_apart(text: str, doing: str, do: str) -> Any:
-    """What `load` gives in a process that has not imported the file before; nothing of its module is kept here."""
+    """The result of `load` in a process that has not imported the file before; its module is not kept."""
     target = parse(text, doing)
     before = sys.modules.get(target.stem)
     try:
@@ -142,7 +145,7 @@ def load_apart(text: str, doing: str, do: str) -> Any:
 
 
 def kind(value: Any) -> str:
-    """What sort of thing somebody's object is: 'None', 'int 3', 'function loss'."""
+    """The type and value of a user's object, for messages: 'None', 'int 3', 'function loss'."""
     if value is None:
         return "None"
     return f"{type(value).__name__} {getattr(value, '__name__', None) or repr(value)[:_VALUE_LENGTH_MAX]}"
@@ -167,7 +170,7 @@ def loading() -> str | None:
 
 
 def place(error: BaseException, file: str | None = None) -> str:
-    """file:line where `error` comes from: in `file` if it was there, else the last line that is no library's."""
+    """file:line of the origin of `error`: in `file` if it is on the traceback, else the last line outside libraries."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -181,9 +184,9 @@ def place(error: BaseException, file: str | None = None) -> str:
 
 @contextmanager
 def explained(doing: str, expected: str, file: str | None = None) -> Iterator[None]:
-    """Turn what foreign code (in `file`) raises into a ConfigError with type, message and place.
+    """Turn exceptions of foreign code (in `file`) into a ConfigError with type, message and place.
 
-    A RequestError stays what it is, and gets the place.
+    A RequestError keeps its type, and gets the place.
     """
     try:
         yield
@@ -255,7 +258,7 @@ def _import_file(path: Path, doing: str) -> ModuleType:
 
 
 def _is_from(spec: Any, path: Path) -> bool:
-    """Whether a module that came by an ordinary import is the one in `path`."""
+    """Whether a module from an ordinary import is the one in `path`."""
     return path.stem not in _loaded and getattr(spec, "origin", None) == str(path)
 
 
@@ -285,7 +288,7 @@ class _SourceLoader(SourceFileLoader):
 
 @contextmanager
 def _marked(where: str) -> Iterator[None]:
-    """Let `loading` say that `where` is being imported."""
+    """Let `loading` report that `where` is being imported."""
     token = _loading.set(where)
     try:
         yield

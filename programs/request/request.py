@@ -61,9 +61,8 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 class Request:
     """A run that may start: everything about it is known and verified, and nothing has been done yet.
 
-    `config` has the sections run, program and task of config.toml, defaults filled in; `warnings` is what is odd about
-    the task, and wrong only if it is not meant. Where `is_run_dir_given`, the run's folder is to be `run_dir` and no
-    other.
+    `config` has the sections run, program and task of config.toml, defaults filled in; `warnings` are oddities of the
+    task, wrong only if not intended. With `is_run_dir_given`, the run's folder must be `run_dir`.
     """
 
     program: Program
@@ -85,7 +84,7 @@ class Request:
         return self.program.name
 
     def to_train(self) -> Request:
-        """This request, if a run of it can come to an end; ConfigError if nobody would say how far it is."""
+        """This request, if a run of it can end; ConfigError if no node reports progress."""
         if not any("progress" in node.outputs for node in self.graph.nodes):
             do = (
                 "Use InnerStep, or emit {'tokens': trained in all} on it from a body of your own (reference/graphs.md)."
@@ -111,8 +110,10 @@ class Request:
         return self
 
     def with_store(self, *, run: str = "") -> Request:
-        """This request, if its snapshots can be stored where they are to be: ConfigError for a place that cannot be
-        written, or has those of another run than `run`. It is tried, from this machine."""
+        """This request, if its snapshot store is usable, which is tested from this machine.
+
+        ConfigError for a store that cannot be written, or has snapshots of another run than `run`.
+        """
         if place := self.config["run"].get("snapshots", ""):
             check(place_of(place), DISK, run=run)
         return self
@@ -124,12 +125,14 @@ class Request:
 
     @property
     def devices_min(self) -> int:
-        """With how many devices an island of several processes goes on; 0 where these live and end together."""
+        """The least number of devices with which an island of several processes goes on; 0 if these end together."""
         return int(self.config["run"].get("devices_min", 0))
 
     def with_folder(self) -> Request:
-        """This request, with its run folder made, which has another name where that was taken meanwhile. ConfigError if
-        it cannot be made."""
+        """This request, with its run folder made, under another name if the name was taken meanwhile.
+
+        ConfigError if it cannot be made.
+        """
         made = new_folder.create(self.run_dir, self.config, is_given=self.is_run_dir_given)
         return replace(self, run_dir=made)
 
@@ -147,8 +150,7 @@ def prepare(
 
     `run` has keys of section `run.`: tokens, seed, learners, slots_max, argv, which becomes `sys.argv`, as it was for
     the script that made the task; `found` are faults that are known already. The environment of this process is made
-    ready for the learners. ConfigError for everything that is wrong with the request, GraphError for a graph that
-    breaks a rule.
+    ready for the learners. ConfigError with all faults of the request, GraphError for a graph that breaks a rule.
     """
     program = Program(program) if isinstance(program, str) else program
     parts = _gather(program, task, run, task_settings, run_dir, list(found))
@@ -197,7 +199,7 @@ class Subject(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """What is known once the first step has found no fault."""
+    """The parts of a request that passed the first step."""
 
     run: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -213,7 +215,7 @@ def _gather(
     run_dir: str | Path | None,
     faults: list[Fault],
 ) -> _Parts:
-    """The first step: each part for itself, and one ConfigError with what is wrong in any of them."""
+    """The first step: read each part by itself; one ConfigError with the faults of all."""
     budget: Mapping[str, Any] = {}
     with collecting(faults):
         budget = _run(**Schema.of("run", _run).read(run))
@@ -237,7 +239,7 @@ def _gather(
 def _short_name(program: Program) -> str:
     try:
         return program.name
-    except ConfigError:  # It has been told already, by the builder that could not be found.
+    except ConfigError:  # `builder` has reported it.
         return "run"
 
 
@@ -319,7 +321,7 @@ def find_task(task: Task | str | None, settings: Mapping[str, Any]) -> Subject:
 
 
 def _name_of(task: Task) -> Reference:
-    """How other processes could find a task that is given as an object: the file and the name it is bound to."""
+    """The reference by which other processes could find a task object: the file and the name it is bound to."""
     text = reference.name_of(task, near=(task.init, task.loss or task.step, task.batch))
     return Reference(text if text is not None else NAMELESS_TASK)
 
@@ -351,7 +353,7 @@ def _check_budget(task: Task, run: Mapping[str, Any]) -> None:
 
 
 def _first_step(parts: _Parts) -> tuple[Fault, ...]:
-    """What is odd about a task of the user's; ConfigError if its loss is none. The shipped one is known."""
+    """Warnings about a user's task; ConfigError if its loss is not valid. The shipped one needs no check."""
     from isthmus.programs.request import first_step
 
     task, seed = parts.subject.task, parts.run["seed"]

@@ -18,7 +18,7 @@ from typing import Final, Self, final
 LOCK: Final = "run.lock"
 _TRIES_MAX: Final = 10
 _PAUSE_SECONDS: Final = 0.02
-"""Whoever only looks (`user_of`) has the lock for some microseconds."""
+"""A process that only looks (`user_of`) has the lock for some microseconds."""
 
 
 class InUseError(Exception):
@@ -27,7 +27,7 @@ class InUseError(Exception):
 
 @final
 class RunLock:
-    """The lock on a folder, until it is closed, or this process ends; what it starts does not inherit it."""
+    """The lock on a folder, until it is closed, or this process ends; child processes do not inherit it."""
 
     def __init__(self, folder: Path) -> None:
         """Take it; InUseError if another process has it, OSError if there is no such folder."""
@@ -40,12 +40,12 @@ class RunLock:
                 os.close(self._file)
                 raise InUseError(f"a run that goes on there, of process {user}")
             time.sleep(_PAUSE_SECONDS)
-        with suppress(OSError):  # A disk that takes nothing: nobody can read who it is, and it is locked all the same.
+        with suppress(OSError):  # A disk that takes nothing: the pid is missing, but the lock holds.
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
-        """Let go of it; may come twice."""
+        """Release the lock. Idempotent."""
         if self._file != -1:
             os.close(self._file)
             self._file = -1
@@ -72,7 +72,7 @@ def user_of(folder: Path) -> str:
 
 
 def _opened(path: Path) -> int:
-    """The file, made if it is missing; to read only, where the disk does not take more."""
+    """The file, made if it is missing; read-only if the disk takes no writes."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError:
@@ -89,5 +89,5 @@ def _is_taken(file: int) -> bool:
 
 
 def _said(file: int) -> str:
-    """Who says in the file that it has the lock."""
+    """The pid in the file of the process that has the lock."""
     return os.pread(file, 32, 0).decode("ascii", "replace").strip() or "of an unknown number"

@@ -51,7 +51,7 @@ class Setting:
 @final
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The settings of a section; `is_open` says that keys of other names are taken as they are."""
+    """The settings of a section; `is_open`: other keys are accepted as they are."""
 
     section: str
     settings: Mapping[str, Setting]
@@ -121,7 +121,7 @@ def _annotation(section: str, function: Callable[..., Any], parameter: inspect.P
 
 
 def _candidates(given: Any) -> Iterator[Any]:
-    """What a value may mean, the likeliest first."""
+    """The possible meanings of a value, the likeliest first."""
     if not isinstance(given, Text):
         yield given
         return

@@ -39,17 +39,20 @@ from isthmus.runtime.tape.files import FOLDER, TAPE_BYTES, named
 SPEC: Final = "spec.json"
 HOME_AWAY_SECONDS_DEFAULT: Final = LONELY_BEATS * BEAT_SECONDS
 CLUSTER: Final = "cluster.json"
-"""Beside it, where a run is of several machines: which, and which replica began where."""
+"""Beside the spec of a run on several machines: these, and the placement of replicas at the start."""
 INPROC: Final = "inproc"
 """The `transport` of a run in one process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What differs from machine to machine: the `address` on which hosts listen, how many `learners` share it, the name
-    of the machine, and the file of its secret key, where it has one; the `boot` of the machine in which `zero_ns`
-    counts, with the time of day then (nanoseconds); and what it was declared to have: `islands` of so many `devices`,
-    of a kind with these names, 0 and none where nobody said."""
+    """The part of a spec that differs by machine.
+
+    `address`: on which hosts listen; `learners`: how many share the machine; `machine`: its name; `secret`: the file of
+    its secret key, if any; `boot`: the boot of the machine in which `zero_ns` counts, and `wall_ns` the time of day
+    then (nanoseconds). Declared resources, 0 and empty if not declared: number of `islands`, of `devices` in each, and
+    the names of their kind.
+    """
 
     address: str
     learners: int
@@ -99,13 +102,13 @@ class Spec:
     elastic: tuple[tuple[int, ...], ...] = ()
 
     def snapshot_place(self, folder: Path) -> Place | None:
-        """Where snapshots are stored beside the run folder, if anywhere."""
+        """The store of snapshots beside the run folder, if any."""
         home = f"{platform.node()}:{folder.absolute()}"
         return Place(self.snapshots, self.run, home) if self.snapshots else None
 
     @property
     def cast(self) -> Cast:
-        """Who takes part, as a home's core takes it."""
+        """The participants of the run, in the form that a home's core takes."""
         return Cast(
             roles=dict(self.roles),
             slots_max=dict(self.slots_max),
@@ -123,7 +126,7 @@ class Spec:
         return slot < len(self.elastic) and bool(self.elastic[slot])
 
     def plans(self) -> dict[str, Plan]:
-        """What each kind of host runs; ConfigError as for `graph`."""
+        """The plan of each kind of host; ConfigError as for `graph`."""
         plans, job = lower(self.graph()), self.job
         for number in range(1, max(self.processes, default=1)):
             role = follower(Replica(LEARNER, 0), number).role
@@ -208,22 +211,20 @@ def age_ns(told: Mapping[str, Any], least_ns: int = 0) -> int:
 
 
 def count_on(folder: Path) -> None:
-    """After a reboot, whose clock begins anew, have the times of a run count on from where they were, by the time of
-    day."""
+    """After a reboot, which restarts the clock, have the times of a run continue, by the time of day."""
     told = json.loads((folder / SPEC).read_text())
     if told["here"]["boot"] != boot_id().decode():
         write(folder, {**told, "zero_ns": time.monotonic_ns() - age_ns(told)})
 
 
 def count_from(folder: Path, least_ns: int) -> None:
-    """On another machine, have the times of a run count on from where they were by the time of day, and never from
-    before `least_ns`."""
+    """On another machine, have the times of a run continue by the time of day, and never from before `least_ns`."""
     told = json.loads((folder / SPEC).read_text())
     write(folder, {**told, "zero_ns": time.monotonic_ns() - age_ns(told, least_ns)})
 
 
 def put_aside(folder: Path) -> int:
-    """Keep the spec of a run that is to go on under another one, for the tapes that there are by now; its number."""
+    """Keep the spec of a run that goes on under another one, for the existing tapes; returns its number."""
     tapes = sorted({known[0] for path in (folder / FOLDER).glob("*.tape") if (known := named(path.name))})
     number = 1 + sum(1 for _ in formers(folder))
     write_json(folder / f"spec-{number}.json", {"spec": json.loads((folder / SPEC).read_text()), "tapes": tapes})
@@ -262,7 +263,7 @@ def read(data: Mapping[str, Any]) -> Spec:
 
 
 def _computing(graph: Graph) -> tuple[str, ...]:
-    """The roles of which some node is given something to import: the task."""
+    """The roles with a node that imports something: the task."""
     return tuple(sorted({node.role for node in graph.nodes if _imports(node)}))
 
 

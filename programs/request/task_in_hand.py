@@ -31,11 +31,11 @@ from isthmus.runtime.errors import ConfigError
 
 _DOING: Final = "Starting processes, which import the task"
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
-"""In the text of a traced program: where a function is in this process's memory."""
+"""A function's address in this process's memory, in the text of a traced program."""
 
 
 def check_importable(task: Task, text: str, seed: int) -> None:
-    """ConfigError unless importing what the reference `text` names gives a task that trains like `task`."""
+    """ConfigError unless importing the reference `text` gives a task that trains like `task`."""
     where, _, name = text.partition(":")
     do = what_to_do(where)
     found = reference.load_apart(text, _DOING, do)
@@ -49,7 +49,7 @@ def check_importable(task: Task, text: str, seed: int) -> None:
 
 
 def what_to_do(where: str = "") -> str:
-    """How a task comes to be one that processes can import."""
+    """Advice on how to make a task importable by processes."""
     file = Path(where).name if where else "mine.py"
     return (
         f"Make the task at the top level of {file}, not in a function, in a loop or under __main__ (sys.argv is the "
@@ -59,7 +59,7 @@ def what_to_do(where: str = "") -> str:
 
 
 def differences(one: Task, other: Task, seed: int) -> Iterator[str]:
-    """The names of what is not the same in two tasks, as arguments of Task."""
+    """The arguments of Task in which two tasks differ."""
     for name in ("tokens_per_batch", "evaluation", "merge", "mesh", "shard", "stacked"):
         if getattr(one, name) != getattr(other, name):
             yield name
@@ -71,7 +71,7 @@ def differences(one: Task, other: Task, seed: int) -> Iterator[str]:
 
 
 def _traced(task: Task, seed: int) -> dict[str, Any]:
-    """What the functions of a task do, by the names of its arguments."""
+    """The traced programs of a task's functions, by the names of its arguments."""
     key = abstract_key()
     batch, held_out = first_batch(task, seed), task.batch(At(seed, 0, 0, "evaluation"))
     first = jax.eval_shape(task.init, key)

@@ -28,7 +28,7 @@ def parse(text: str) -> Any:
 
 
 def value(item: Any) -> str:
-    """`item` as a TOML value on one line; TypeError for what has no such form."""
+    """`item` as a TOML value on one line; TypeError if it has no such form."""
     if isinstance(item, bool):
         return "true" if item else "false"
     if isinstance(item, int):
@@ -36,7 +36,7 @@ def value(item: Any) -> str:
     if isinstance(item, float):
         return repr(item) if math.isfinite(item) else str(item)
     if isinstance(item, str):
-        # JSON escapes are TOML escapes, but JSON lets DEL stand as it is.
+        # JSON escapes are TOML escapes, but JSON leaves DEL unescaped.
         return json.dumps(item, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(item, list | tuple):
         return f"[{', '.join(value(element) for element in item)}]"

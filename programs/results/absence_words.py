@@ -37,13 +37,15 @@ _AGAIN: Final = {
 
 
 def named(host: str) -> str:
-    """'learner/2' as people say it."""
+    """The replica 'learner/2' in words: 'learner 2'."""
     return host.replace("/", " ")
 
 
 def away(absence: Absence, waiting: Waiting | None, *, is_known: bool = False) -> str:
-    """What happened, and what it means for the others: a sentence without its dot. `is_known`: the error by which the
-    host failed was told before, of this host or another, and is not told again."""
+    """The event and its effect on the others: a sentence without its full stop.
+
+    `is_known`: the host's error was shown before, for this host or another, and is not repeated.
+    """
     if absence.kind == "replaced":
         return "the daemon died; a new one has taken over its hosts, which went on meanwhile"
     meanwhile = others_meanwhile(absence, waiting)
@@ -55,7 +57,7 @@ def away(absence: Absence, waiting: Waiting | None, *, is_known: bool = False) -
 
 
 def others_meanwhile(absence: Absence, waiting: Waiting | None) -> str:
-    """'; ' and what the others do; '' where that is not known, or goes without saying."""
+    """'; ' and the others' behaviour; '' if it is unknown or obvious."""
     is_silent = absence.kind == "silent"
     if absence.role == LEARNER:
         told = "" if waiting is None else (_OTHERS_SILENT if is_silent else _OTHERS_GONE)[waiting.others]
@@ -71,7 +73,7 @@ def others_meanwhile(absence: Absence, waiting: Waiting | None) -> str:
 
 
 def back(absence: Absence) -> str:
-    """How it came back: a sentence without its dot; '' if it did not, or was not away."""
+    """The host's return: a sentence without its full stop; '' if it did not return, or was not away."""
     if absence.seconds is None or absence.kind == "replaced":
         return ""
     took = seconds(absence.seconds)
@@ -92,7 +94,7 @@ def cause(absence: Absence) -> str:
 
 
 def cost(absence: Absence) -> str:
-    """What was lost with it, apart from time and tokens."""
+    """The loss with an absence, apart from time and tokens."""
     if absence.kind == "replaced":
         return "nothing"
     if absence.kind == "silent":

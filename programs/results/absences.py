@@ -33,7 +33,7 @@ from isthmus.runtime.supervision.incidents import (
 DAEMON: Final = "daemon"
 
 Kind: TypeAlias = Literal["gone", "silent", "replaced"]
-"""gone: the process ended; silent: it lives and says nothing; replaced: a daemon, whose hosts went on without it."""
+"""gone: the process ended; silent: it lives but sends nothing; replaced: a daemon, whose hosts went on without it."""
 
 _ADOPTION_SECONDS_MAX: Final = 15.0
 """Hosts find a new daemon within some seconds: adoptions that are closer together than this are one daemon's."""
@@ -41,7 +41,7 @@ _ADOPTION_SECONDS_MAX: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Works:
-    """A life of a host does what it is there for."""
+    """A life of a host has begun to do its work."""
 
 
 class Fact(NamedTuple):
@@ -60,10 +60,10 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """One absence of a host, and the incident that says most of its cause. `life` is the one that went, `lives_lost`
-    counts it and those that never came to work.
+    """One absence of a host, and the incident that best explains it. `life` is the one that was lost, `lives_lost`
+    counts it and later ones that never began to work.
 
-    `restarted` and `ended` are None as long as that has not happened.
+    `restarted` and `ended` are None until then.
     """
 
     host: str
@@ -83,7 +83,7 @@ class Absence:
 
     @property
     def error(self) -> Raised | None:
-        """What a body of the host raised, if that is the cause."""
+        """The error of a body of the host, if that is the cause."""
         return self.cause.error if isinstance(self.cause, BodyFailed | Ended) else None
 
     @property
@@ -103,11 +103,11 @@ class Absences:
             self.take(fact)
 
     def open_of(self, host: str) -> Absence | None:
-        """The absence in which a host is, if it is away."""
+        """The open absence of a host; None if it is not away."""
         return self.all[self._open[host]] if host in self._open else None
 
     def take(self, fact: Fact) -> Absence | None:
-        """Take in the next fact; the absence that began, ended or changed by it."""
+        """Take in the next fact; returns the absence that began, ended or changed by it."""
         what = fact.what
         match what:
             case Suspected() | Excused():
@@ -120,7 +120,7 @@ class Absences:
             case Adopted():
                 return self._replaced(fact, what)
             case BodyFailed() | Condemned():
-                # Why the end comes, which is told later; the first reason is the one that says most.
+                # The cause of an end that is recorded later; the first cause explains most.
                 self._causes.setdefault((fact.host, fact.life), what)
                 return None
             case Ended():
@@ -131,7 +131,7 @@ class Absences:
                 return None
 
     def _fall_silent(self, fact: Fact, what: Suspected | Excused) -> Absence | None:
-        """A host says nothing; what excuses that is the better cause, even where it does so no more."""
+        """A host falls silent; an excuse is the better cause, even one that no longer holds."""
         if fact.host in self._open:
             return self._change(fact, cause=what) if isinstance(what, Excused) else None
         silence = what if isinstance(what, Excused) else what.silence
@@ -156,7 +156,7 @@ class Absences:
         return self._change(fact, ended=fact.at, life_after=fact.life)
 
     def _replaced(self, fact: Fact, what: Adopted) -> Absence | None:
-        """A new daemon has taken a host over; of all that it takes over the first tells it."""
+        """A new daemon has adopted a host; the first of its hosts counts, the others repeat it."""
         last = next((item for item in reversed(self.all) if item.host == DAEMON), None)
         if last is not None and fact.at - last.begun <= _ADOPTION_SECONDS_MAX:
             return None

@@ -235,7 +235,7 @@ def end(end: End) -> str:
 
 
 def raised(error: Raised) -> str:
-    """What a body raised, and where."""
+    """A body's error with its place."""
     kind = f"{error.exception}: " if error.exception else ""
     where = f" ({error.file}:{error.line})" if error.file else ""
     return f"{kind}{error.message}{where}"
@@ -318,7 +318,7 @@ def _part(processes: int, whole: int) -> str:
 
 
 def _excuse(incident: Excused) -> str:
-    """Why a host is not to blame for its silence, and what to do about it, in words that follow 'it is'."""
+    """The excuse for a host's silence, and the remedy, in words that follow 'it is'."""
     pid, machine = incident.pid, incident.machine
     if incident.excuse == "unheard":
         return f"unheard, because its machine {machine} does not answer"
@@ -332,7 +332,7 @@ def _error(incident: Ended) -> str:
 
 
 def _usual(finding: Silence | Stall) -> str:
-    """What is usual, and how suspicious this is."""
+    """The usual time, and the suspicion phi."""
     whose = " in its role" if isinstance(finding, Stall) and finding.is_of_role else ""
     figures = f"{_time(finding.usual_ns)} +- {_time(finding.deviation_ns)} are usual{whose}"
     return f"{figures}, phi is {finding.phi:.1f}"
@@ -358,13 +358,13 @@ def _pace(pace: Pace) -> str:
 
 
 def _starved(incident: Starved) -> str:
-    """What takes how long."""
+    """The times of the slow source and of a step."""
     what = "batch()" if incident.source == DATA else f"a firing of {incident.source}"
     return f"{what} takes {_time(incident.made_ns)}, a step {_time(incident.rest_ns)}"
 
 
 def _mismatch(verdict: Misbehaved) -> str:
-    """Where, and what was wrong with the first item."""
+    """The edge, and the fault of the first item."""
     field = f"field {verdict.field}, " if verdict.field else ""
     told = f"{field}expected {verdict.expected}, found {verdict.found}"
     return f" by {verdict.by} on {verdict.edge}: {told}"

@@ -13,7 +13,7 @@ _SCALES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def is_known(value: float | None) -> bool:
-    """Whether there is a finite number."""
+    """Whether `value` is a finite number."""
     return value is not None and math.isfinite(value)
 
 
@@ -59,7 +59,7 @@ def seconds(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """0.9912 as 99.1 %; what is not all does not become all, and what is not nothing does not become nothing."""
+    """0.9912 as 99.1 %; a share below 1 never shows as 100 %, one above 0 never as 0 %."""
     if share is None or not math.isfinite(share):
         return UNKNOWN
     value = 100 * share
@@ -72,12 +72,12 @@ def percent(share: float | None) -> str:
 
 
 def progress(share: float) -> str:
-    """0.499 as 49 %: how far something is that has not come to its end before it says 100 %."""
+    """0.499 as 49 %: progress, rounded down, so that 100 % means the end."""
     return f"{math.floor(100 * min(max(share, 0.0), 1.0) + 1e-9)} %"
 
 
 def decimal(value: float | None, digits: int = 3) -> str:
-    """A loss or another plain number, with `digits` decimals; 3.23e-9 where it is very small or large."""
+    """A loss or another plain number, with `digits` decimals; 3.23e-9 if it is very small or large."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value != 0 and not 1e-3 <= abs(value) < 1e5:

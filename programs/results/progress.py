@@ -16,7 +16,7 @@ from isthmus.programs.results.record import Report
 
 _USUAL_DISTANCES: Final = 10
 _RUN_SHARE: Final = 0.01
-"""A gap is longer than this share of the run too: shorter ones are smaller than what a chart can show."""
+"""A gap is longer than this share of the run too: shorter ones are too small for a chart."""
 
 
 class Progress:
@@ -68,7 +68,7 @@ def while_stepping(reports: Sequence[Report]) -> list[Report]:
 
 
 def without_loss(reports: Sequence[Report]) -> int:
-    """How many reports tell of steps but of no finite loss; that of the newest step may come with the next report."""
+    """The number of reports with steps but no finite loss; that of the newest step may come with the next report."""
     steps: dict[tuple[int, int], float] = {}
     count = 0
     for report in while_stepping(reports):

@@ -55,7 +55,7 @@ _Line = TypeVar("_Line", Report, Evaluation, MergeRecord)
 
 
 def load(run: Path) -> RunRecord:
-    """The record of the run folder `run`; never an error for what is in it, or is not."""
+    """The record of the run folder `run`; never raises for missing or damaged files."""
     folder = run.resolve()
     problems: list[str] = []
     text = _read(folder / "config.toml", problems, lambda data: data.decode("utf-8", "replace"), "")
@@ -124,7 +124,7 @@ def _absences(
     merges: Sequence[MergeRecord],
     problems: list[str],
 ) -> tuple[Absence, ...]:
-    """Who was away; without a summary, which says when the first step was, returns cannot be told."""
+    """The absences; without a summary, which has the time of the first step, returns are unknown."""
     start = as_number(summary.get("start_seconds"))
     facts = _facts(folder, start or 0.0, problems)
     if not start:
@@ -133,7 +133,7 @@ def _absences(
 
 
 def _facts(folder: Path, start_seconds: float, problems: list[str]) -> list[Fact]:
-    """What the daemon wrote of its hosts, in seconds since the first inner step."""
+    """The daemon's records of its hosts, in seconds since the first inner step."""
     submitted = _read(folder / "spec.json", problems, lambda data: int(_object(data)["zero_ns"]), None)
     if submitted is None:
         return []
@@ -175,7 +175,7 @@ def _lines(path: Path, kind: type[_Line], problems: list[str]) -> list[_Line]:
         try:
             records.append(decode(line))
         except ValueError:
-            # NaN is no JSON, but a run that diverged may have it in places where it stands for nothing.
+            # NaN is no JSON, but a run that diverged may have it in places where it means a missing value.
             try:
                 records.append(msgspec.convert(_finite(json.loads(line)), kind))
             except (ValueError, RecursionError):
@@ -226,9 +226,9 @@ def _begun_at(folder: Path) -> datetime | None:
 def aligned(timeline: Timeline, merges: Sequence[MergeRecord]) -> Timeline:
     """The same timeline, in seconds since the first inner step of the run, as everything else in the run folder.
 
-    A trace is written on the clock of its process. What the two have in common are the outer steps: merges.jsonl says
-    when each was published, the trace when its firing ended, on the same clock but for the zero. So the shift is the
-    one under which merges were published where outer steps end. A run without merges is shifted so that its first inner
+    A trace is written on the clock of its process. Both contain the outer steps: merges.jsonl the time at which each
+    was published, the trace that at which its firing ended, on the same clock but for the zero. So the shift is the one
+    under which merges were published where outer steps end. A run without merges is shifted so that its first inner
     step begins at 0. A trace without any of the outer steps of merges.jsonl lacks whole hosts, which were killed, and
     with them perhaps the first inner step: it stays as it is, because it was written on the time of the run.
     """
@@ -254,7 +254,7 @@ def _distances(ends: Sequence[float], times: Sequence[float], shift: float) -> l
     """How far the nearest of `ends` is beyond each of `times`, moved by `shift`; None if too few are near.
 
     Either side may lack some: the trace its oldest firings, merges.jsonl those that came too fast to be written. So
-    the newest merges that lie within the trace are asked for their outer steps.
+    only the newest merges within the trace are matched with their outer steps.
     """
     if len(ends) < 2 or not times:
         return None

@@ -23,11 +23,11 @@ from isthmus.programs.results.who_waits import Waiting, waiting_in
 
 LOSS: Final = "loss"
 STAMP: Final = re.compile(r"-(\d{8}-\d{6})(?:-\d+)?$")
-"""How a run folder ends that was named by the program: the start of the run, and a number where that was taken."""
+"""End of a run folder's default name: the start of the run, and a number if that was taken."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a learner reported of itself: one line of metrics.jsonl."""
+    """A learner's report: one line of metrics.jsonl."""
 
     time: float = 0.0
     learner: int = 0
@@ -80,7 +80,7 @@ class MergeRecord(msgspec.Struct, frozen=True):
 
     @property
     def duration(self) -> float:
-        """Seconds from the opening of the round to its close; 0 where that was not written."""
+        """Seconds from the opening of the round to its close; 0 if not recorded."""
         return sum(part for part in (self.quorum_ms, self.grace_ms_used) if part is not None) / 1e3
 
 
@@ -89,7 +89,7 @@ class RunRecord:
     """A run folder in memory. `parameters` counts the numbers of the final model, None if there is no snapshot.
 
     `absences` are those of hosts that were processes (`is_apart`), in the order in which they began; their times count
-    from the submission of the run unless `is_placed`. `remarks` are what else is to be told, on the same clock.
+    from the submission of the run unless `is_placed`. `remarks` are other notable facts, on the same clock.
     """
 
     folder: Path
@@ -130,18 +130,18 @@ class RunRecord:
 
     @property
     def waiting(self) -> Waiting | None:
-        """Who waits for whom, by the graph; None if there is none."""
+        """The effect of absent hosts on learners, by the graph; None if there is no graph."""
         return waiting_in(self.graph)
 
     @property
     def program(self) -> str:
-        """What was run, from the first place that says so."""
+        """The name of the program, from the first place that has it."""
         graph = self.graph.get("program")
         return self.text("program") or (graph if isinstance(graph, str) else "") or STAMP.sub("", self.folder.name)
 
     @property
     def learners_count(self) -> int:
-        """How many learners there were: those that were asked for, and those that joined."""
+        """The number of learners: requested and joined ones."""
         return max(int(self.number("learners") or 0), len(self.learners))
 
     @property
@@ -153,7 +153,7 @@ class RunRecord:
 
     @property
     def metrics(self) -> list[str]:
-        """The names of the scalars beside the loss, in the order in which they are told."""
+        """The names of the scalars beside the loss, in order of appearance."""
         items: list[Evaluation | Report] = [*self.evaluations, *self.reports]
         return list(dict.fromkeys(name for item in items for name in item.metrics))
 

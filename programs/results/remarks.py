@@ -38,7 +38,7 @@ _OTHERS_GO_ON: Final = "; the others go on"
 
 
 class Remark(NamedTuple):
-    """Something to tell, at a time in the seconds of the fact that told it."""
+    """A notable fact, at the time of the fact in seconds."""
 
     at: float
     topic: Topic
@@ -47,7 +47,7 @@ class Remark(NamedTuple):
 
 
 def remark(fact: Fact, waiting: Waiting | None = None) -> Remark | None:
-    """What a fact tells that is no absence; None if there is nothing to tell of it."""
+    """The remark on a fact that is no absence; None if it is not worth one."""
     what = fact.what
     match what:
         case Joined():

@@ -22,7 +22,7 @@ _DISTANCE_MAX: Final = 0.05
 
 
 class Journey(NamedTuple):
-    """A fragment's way from a learner and back: left, arrived at the shard, and came back (None: not seen)."""
+    """A fragment's way from a learner and back: left, arrived at the shard, and returned (None: not seen)."""
 
     slot: int
     left: float
@@ -57,7 +57,7 @@ def rounds_between(record: RunRecord, begin: float, end: float) -> list[Round]:
 
 
 def with_journeys(rounds: Sequence[Round], timeline: Timeline, begin: float, end: float) -> list[Round]:
-    """The same rounds with the journeys of the fragments of everybody who answered."""
+    """The same rounds with the journeys of the fragments of all learners that answered."""
     answers: dict[tuple[str, str], list[Transfer]] = {}
     updates: dict[tuple[str, str], list[Transfer]] = {}
     for transfer in timeline.transfers_between(begin, end):

@@ -6,8 +6,7 @@ from typing import Any
 
 
 def store_line(store: Any) -> str:
-    """What there is to say of a store, as a status or a summary has it, that does not take snapshots; '' where it does,
-    or there is none."""
+    """A line about a store of a status or a summary that does not take snapshots; '' if it does, or there is none."""
     if not isinstance(store, dict) or not store.get("error"):
         return ""
     number = store.get("number")

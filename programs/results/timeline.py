@@ -44,7 +44,7 @@ class Transfer(NamedTuple):
 
     @property
     def target_port(self) -> str:
-        """The port where it arrives."""
+        """The port at which it arrives."""
         return self.edge.partition(" -> ")[2].partition(".")[2]
 
 

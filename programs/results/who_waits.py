@@ -17,19 +17,19 @@ from typing import Any, Literal, TypeAlias
 from isthmus.runtime.roles import LEARNER, SYNCER
 
 Others: TypeAlias = Literal["go on", "wait for rounds", "wait"]
-"""What learners do when one of them is away: nothing else; wait in rounds that let go of the dead; wait for it."""
+"""Learners' behaviour while one is away: go on; wait in rounds, which drop dead members; wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What learners do while another learner is away, and whether they wait while a syncer is."""
+    """Learners' behaviour while another learner is away, and whether they wait while a syncer is."""
 
     others: Others
     is_for_syncer: bool
 
 
 def waiting_of(folder: Path) -> Waiting | None:
-    """What the graph in a run folder says; None if there is none, or it is no graph."""
+    """The waiting in the graph of a run folder; None if there is none, or it is no graph."""
     try:
         return waiting_in(json.loads((folder / "graph.json").read_bytes()))
     except (OSError, ValueError):
@@ -37,14 +37,14 @@ def waiting_of(folder: Path) -> Waiting | None:
 
 
 def waiting_in(graph: object) -> Waiting | None:
-    """What a graph as in graph.json says; None if it is none."""
+    """The waiting in a graph as in graph.json; None if it is no graph."""
     nodes = graph.get("nodes") if isinstance(graph, Mapping) else None
     if not isinstance(nodes, list) or not all(isinstance(node, Mapping) for node in nodes):
         return None
     steps = [node for node in nodes if node.get("role") == LEARNER]
     steps = [node for node in steps if node.get("mode") == "free-running"] or steps
     blockers = {name for node in steps for name in _names(node)}
-    # A node of the own host is named only where it may block by itself, which says nothing of other hosts.
+    # A node of the own host is named only if it may block by itself, which does not depend on other hosts.
     known = [node for node in nodes if isinstance(node.get("name"), str) and node["name"] in blockers]
     roles = [node.get("role") for node in known if node.get("mode") != "may-block"]
     has_rounds = any(str(node.get("firing")).startswith("Quorum") for node in nodes)

@@ -29,8 +29,7 @@ _DO_SUPERSEDED: Final = "Look at it there: isthmus status --cluster FILE."
 @final
 @dataclass(frozen=True, slots=True)
 class Estate:
-    """What there is of a run in its `folder`: its spec, its sites under the former home, in whose `term`, and all
-    machines that have had a part in it."""
+    """The remains of a run in its `folder`: spec, sites under the former home, its `term`, and all machines so far."""
 
     folder: Path
     told: spec.Spec
@@ -40,7 +39,7 @@ class Estate:
 
 
 def read(folder: Path, doing: str) -> Estate:
-    """What there is; ConfigError where the run of this folder cannot go on under another home."""
+    """The estate in a folder; ConfigError if its run cannot go on under another home."""
     check_cut_off(folder, doing)
     if not (folder / spec.CLUSTER).exists():
         do = f"Go on with it on its own machine: isthmus train --resume {folder}"
@@ -61,9 +60,11 @@ def read(folder: Path, doing: str) -> Estate:
 
 
 def write(estate: Estate, sites: Sites, secret: Path | None, former: Path | None) -> None:
-    """Make the folder that of the home which `sites` name, whose hosts of this run know the folder `former`, if there
-    are any. OSError or sqlite3.Error where that cannot be. Who is home is written last: whatever comes between, the
-    next try finds the run as it was left."""
+    """Turn the folder into that of the new home in `sites`; `former` is the folder that its hosts of this run know.
+
+    OSError or sqlite3.Error on failure. The new home is written last: after an interruption the next try finds the run
+    as it was left.
+    """
     folder = estate.folder
     told: Mapping[str, Any] = json.loads((folder / spec.SPEC).read_text())
     Sites.put_aside(folder, spec.put_aside(folder))

@@ -22,8 +22,10 @@ from isthmus.runtime.system.disk import DISK
 
 
 def place(url: str, doing: str) -> Place:
-    """The store that a URL names; ConfigError for one that is none, and for a folder: no request names a folder of this
-    machine that is not below its root."""
+    """The store at a URL; ConfigError for an invalid one, and for a folder.
+
+    Requests may name no folder of this machine outside its root.
+    """
     found = place_of(url)
     if found.is_folder:
         do = "Name what run.snapshots was; or copy a run folder below the root of the next home, and name that."
@@ -32,8 +34,10 @@ def place(url: str, doing: str) -> Place:
 
 
 def fetched(store: Place, aside: Path, doing: str) -> Fetched:
-    """Write the newest whole snapshot into the empty folder `aside`; ConfigError where none is, where its run is alive
-    on this machine, and for a run that has one machine."""
+    """Write the newest complete snapshot into the empty folder `aside`.
+
+    ConfigError if there is none, if its run is alive on this machine, or if its run is not of a cluster.
+    """
     found = fetch(store, aside, DISK, doing)
     told = spec_of(aside, found.head, doing)
     if not (aside / spec.CLUSTER).exists():
@@ -43,8 +47,10 @@ def fetched(store: Place, aside: Path, doing: str) -> Fetched:
 
 
 def settled(found: Fetched, aside: Path, root: RunRoot, name: str) -> Path:
-    """The run folder of that name below the root, or, without one, the next free one of the program, made of what was
-    fetched; its times count on. ConfigError where it cannot be made."""
+    """The run folder `name` below the root, or without a name the program's next free one, made of the fetched files.
+
+    Its times count on. ConfigError if it cannot be made.
+    """
     told = spec.load(aside)
     config = (aside / new_folder.CONFIG).read_text()
     folder = root.make(name, Program(told.job.program).name, datetime.now(), config)

@@ -17,11 +17,11 @@ from isthmus.runtime.daemon.site import HERE
 from isthmus.runtime.system.files import append_bytes, write_json
 
 INHERITED: Final = "inherited.json"
-"""Names the folder of an outpost whose hosts belong to the run folder in which it is."""
+"""Names the folder of an outpost whose hosts belong to the run folder that contains this file."""
 
 
 def inherit(folder: Path, former: Path) -> None:
-    """Have the hosts whose folder is `former` find the daemon of a run folder. OSError where that cannot be."""
+    """Make the hosts whose folder is `former` find the daemon of run folder `folder`; OSError on failure."""
     write_json(folder / INHERITED, {"folder": str(former)})
     beside = former / f".{HERE}"
     beside.unlink(missing_ok=True)
@@ -34,7 +34,7 @@ def inherit(folder: Path, former: Path) -> None:
 
 
 def bring_home(folder: Path) -> None:
-    """Put what such hosts have left into the run folder, and take their own away; nothing where there were none."""
+    """Move the files of inherited hosts into the run folder, and remove their own folder; no-op without such hosts."""
     try:
         former = Path(json.loads((folder / INHERITED).read_text())["folder"])
     except FileNotFoundError:

@@ -17,8 +17,7 @@ LOST: Final = "a run whose home was lost"
 
 
 class Standing(NamedTuple):
-    """What a machine knows of a run's home: its name and term, and whether it is heard; '', 0 and False where the run
-    has no part."""
+    """A machine's knowledge of a run's home: name, term, whether it is heard; '', 0, False if it has no part."""
 
     home: str
     term: int
@@ -55,8 +54,7 @@ def to_ask(name: str, estate: Estate, sites: Sequence[Site]) -> list[Site]:
 
 
 def next_term(estate: Estate, standings: Mapping[str, Standing], doing: str) -> int:
-    """The term of the next home, after all that machines know of; ConfigError, with all of them, if any hears the
-    present one."""
+    """The term of the next home, after all known ones; ConfigError, naming the machines, if any hears the present."""
     do = "Wait for its end, or end its daemon. If it was lost just now, try again."
     faults = [
         Fault(doing, LOST, f"its home {each.home!r}, which {name!r} hears", do)
