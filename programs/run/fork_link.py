@@ -64,7 +64,7 @@ class ForkLink(Generic[Asked]):
         self._loop, self._answered, self._used, self._ended = loop, answered, used, ended
         self._asked: deque[Asked] = deque()
         self._ticks = 0
-        self._is_ready = self._is_ticking = self._is_reaped = False
+        self.is_ready = self._is_ticking = self._is_reaped = False
         self._verdict = ""
         self.is_gone = False
         """Whether it and its whole process group are gone."""
@@ -120,7 +120,7 @@ class ForkLink(Generic[Asked]):
     def _take(self, answer: Mapping[str, Any]) -> None:
         self._ticks = 0
         if "ready" in answer:
-            self._is_ready = True
+            self.is_ready = True
         else:
             self._answered(self._asked.popleft(), answer)
 
@@ -144,7 +144,7 @@ class ForkLink(Generic[Asked]):
         if self._is_reaped:
             return
         self._ticks += 1
-        is_preparing = not self._is_ready and not is_stopped(self._pid)
+        is_preparing = not self.is_ready and not is_stopped(self._pid)
         if self._asked and self._ticks > (PREPARE_TICKS_MAX if is_preparing else ANSWER_TICKS_MAX):
             self._verdict = f"did not answer for {self._ticks * TICK_SECONDS:.0f} s, and was killed"
             signal.pidfd_send_signal(self._watch, signal.SIGKILL)

@@ -38,6 +38,8 @@ from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.system.own_end import die_with_parent, end_after
 
+TITLE: Final = "isthmus fork-server"
+"""Of this process, once it is ready."""
 REQUEST_BYTES_MAX: Final = 1 << 16
 PID_BYTES_MAX: Final = 20
 
@@ -45,13 +47,14 @@ PID_BYTES_MAX: Final = 20
 def main(arguments: list[str]) -> int:
     """Prepare, then fork on request until the daemon is gone."""
     folder, daemon = Path(arguments[0]), socket.socket(fileno=int(arguments[1]))
-    setproctitle("isthmus fork-server")
+    setproctitle("isthmus fork-server preparing")
     unblock()
     die_with_parent()
     prepare_environment(1)
     refusal = _refusal(folder)
     gc.collect()
     gc.freeze()
+    setproctitle(TITLE)
     with suppress(ConnectionError):  # The daemon died between a request and its answer.
         _send(daemon, {"ready": True})
         while request := daemon.recv(REQUEST_BYTES_MAX):

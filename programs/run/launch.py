@@ -6,7 +6,9 @@ a log in the run folder. The daemon's loop never waits: it learns of a fork when
 the first one takes about a second.
 
 A host that a fork server does not start, because it refuses, hangs (`fork_link`) or dies, is started from nothing, and
-the log of the daemon has the reason. The next host that computes gets a new fork server.
+the log of the daemon has the reason. A fork server that had come to be ready is replaced at once, so that the next host
+does not wait for imports; one that dies before, or after several of which no host was asked, is replaced when a host
+asks for it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.roles import leader
 
 FORK_SERVER_LOG: Final = "forkserver.log"
+UNASKED_MAX: Final = 3
+"""Fork servers that are started in a row without a host that needs one: what ends all of them would not stop."""
 RETRY_SECONDS: Final = 1.0
 """Between two attempts to start a process for which there is no room."""
 SOCKET_THERE: Final = 3
@@ -54,6 +58,7 @@ class Launcher:
         self._server: ForkLink[_Wanted] | None = None
         self._former: list[ForkLink[_Wanted]] = []
         self._is_closed = False
+        self._unasked = 0
         (folder / "logs").mkdir(exist_ok=True)
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             raise RunError(f"this process cannot become a subreaper: {os.strerror(ctypes.get_errno())}")
@@ -76,7 +81,7 @@ class Launcher:
         if not self._computes(member.replica):
             started(self._start(wanted))
             return
-        server = self._fork_server()
+        server, self._unasked = self._fork_server(), 0
         request = {"name": str(member.replica), "incarnation": member.incarnation, "endpoint": endpoint}
         try:
             server.ask(wanted, request)
@@ -121,13 +126,19 @@ class Launcher:
 
     def _server_ended(self, unanswered: list[_Wanted], how: str) -> None:
         """The fork server is gone: start the hosts requested from it without one; later hosts get a new one."""
+        was_ready = self._server is not None and self._server.is_ready
         if self._server is not None:
             self._former.append(self._server)
             self._server = None
         why = f"the fork server {how}; look at {self._folder / 'logs' / FORK_SERVER_LOG}"
-        say(f"{why}; the next host that computes gets a new one")
+        is_replaced = was_ready and self._unasked < UNASKED_MAX
+        say(f"{why}; {'a new one is started' if is_replaced else 'the next host that computes gets a new one'}")
         for wanted in unanswered:
             self._start_from_nothing(wanted, why)
+        if is_replaced:
+            self._unasked += 1
+            with suppress(OSError):  # There is no room for it now; the next host asks again.
+                self._fork_server()
 
     # -- from nothing --------------------------------------------------------------------------------------------------
 

@@ -106,6 +106,7 @@ class Site:
         here = {"endpoint": self.gate.endpoint, "pid": os.getpid(), "started": started_at(os.getpid())}
         write_json(self.folder / HERE, {**here, "name": self._name})
         known = tuple(Remembered(*row) for row in self.ledger.newest())
+        self._launch.prepare([each.member.replica for each in known])  # What has ended meanwhile is wanted again soon.
         self._driver.feed(StationBegan(known, self.ledger.is_lost("station"), self._home, self._term))
 
     def call(self, home: str, term: int) -> None:

@@ -43,9 +43,9 @@ def test_one_that_is_killed_while_idle_is_replaced(start: Callable[..., Run], is
     os.kill(first, signal.SIGKILL)
     wait_for_death(run, first)
     os.kill(daemon, signal.SIGCONT)
+    run.wait_for(lambda: fork_server(run) != first)  # Before anybody asks for it.
     run.kill("learner/1")
     wait_for_life(run, "learner/1", 2)
-    assert fork_server(run) != first
     assert said(run).count("the fork server was ended by SIGKILL") == 1
     assert "from nothing" not in said(run)
     run.stop()

@@ -16,6 +16,7 @@ import pytest
 import uvloop
 
 from isthmus.programs.run import fork_link, launch
+from isthmus.programs.run.fork_server import TITLE
 from isthmus.programs.run.launch import Launcher
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.processes import started_at
@@ -44,9 +45,17 @@ class Place:
     def ask(self, incarnation: int = 1) -> None:
         self.launch(Member(LEARNER, incarnation), "tcp://127.0.0.1:1", self.pids.append)
 
+    def servers(self) -> list[int]:
+        """The pids of fork servers that are there, and run their program."""
+        return [pid for pid in self.children() if b"fork" in title(pid)]
+
+    def ready(self) -> int:
+        """The pid of the fork server that is ready; 0 if there is none."""
+        return next((pid for pid in self.servers() if title(pid).rstrip(b"\0") == TITLE.encode()), 0)
+
     def server(self) -> int:
         """The pid of the fork server that was started last, once it runs its program."""
-        (pid,) = self.wait_for(lambda: [pid for pid in self.children() if b"fork" in title(pid)])
+        (pid,) = self.wait_for(self.servers)
         return int(pid)
 
     def wait_for(self, what: Callable[[], Any]) -> Any:
@@ -114,6 +123,30 @@ def test_one_that_dies_is_counted_where_that_can_be(
     place.ask(2)
     place.wait_for(lambda: len(place.pids) == 2)
     assert place.server() != server
+
+
+def test_one_that_was_ready_is_replaced_at_once_and_not_for_ever(
+    place: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "UNASKED_MAX", 2)
+    place.ask()
+    place.wait_for(lambda: place.pids)
+    known = list[int]()
+    for _ in range(3):
+        place.wait_for(lambda: place.ready() not in (0, *known))
+        known.append(place.ready())
+        os.kill(known[-1], signal.SIGKILL)
+    told = list[str]()
+
+    def is_told(words: str) -> bool:
+        told.append(said(capfd))
+        return words in "".join(told)
+
+    place.wait_for(lambda: is_told("the next host that computes gets a new one"))
+    assert "".join(told).count("a new one is started") == 2
+    place.ask(2)
+    place.wait_for(lambda: len(place.pids) == 2)
+    assert place.ready()
 
 
 def test_one_that_is_stopped_while_it_prepares_is_not_waited_for(

@@ -67,8 +67,10 @@ class Launch:
         fails: Callable[[Member], bool] = lambda member: False,
     ) -> None:
         self.folder, self.known, self.fails = folder, known, fails
+        self.prepared: list[list[str]] = []
 
     def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
+        self.prepared.append([str(replica) for replica in wanted])
         return list(wanted)
 
     def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
@@ -304,8 +306,10 @@ def test_the_next_daemon_adopts_the_hosts_that_live(supervise: Callable[..., Wat
     pids = [first.wait_for_life(name, 1)["pid"] for name in HOSTS]
     first.die()
     os.kill(pids[1], signal.SIGKILL)
-    second = supervise()
+    launch = Launch(first.folder)
+    second = supervise(launch=launch)
     second.wait_for_life("learner/1", 2)
+    assert launch.prepared == [list(HOSTS), ["learner/1"]]  # At once, and for the one that is started.
     assert [second.wait_for_life(name, 1)["pid"] for name in ("learner/0", "recorder/0")] == [pids[0], pids[2]]
     assert second.incidents("learner/0#1") == [Adopted()]
 
