@@ -2,8 +2,8 @@
 
 Time runs to the right, a lane for each learner, and in it a box for each inner step, as wide as it lasted: a pause of
 others would show as a gap. Where steps are too many to be distinguished their boxes run together; gaps narrower than
-half a pixel close. A life that was killed left no trace: it is hatched, and drawn from its reports. Below, the merges
-of the syncer and the evaluations.
+half a pixel close. A life of which neither trace nor tape is left is hatched, and drawn from its reports. Below, the
+merges of the syncer and the evaluations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from isthmus.programs.results.numbers import decimal, seconds
 from isthmus.programs.results.record import RunRecord
 from isthmus.programs.results.timeline import Firing
 
-_GUTTER: Final = 104.0
+GUTTER: Final = 104.0
 _TOP: Final = 26.0
 _HIGH: Final = 26.0
 _LOW: Final = 18.0
@@ -38,12 +38,19 @@ _CHARACTER_PIXELS: Final = 5.6
 _SHARDS_MAX: Final = 4
 
 
-def draw_absence(record: RunRecord, window: Window, absences: Sequence[Absence], width: float = 1080) -> Markup:
-    """What went on in `window`, in which `absences` are, `width` pixels wide."""
+def draw_absence(
+    record: RunRecord,
+    window: Window,
+    absences: Sequence[Absence],
+    width: float = 1080,
+    marks: Sequence[float] = (),
+) -> Markup:
+    """What went on in `window`, in which `absences` are, `width` pixels wide; with a line down at each of the `marks`,
+    which are seconds."""
     learners = steps_between(record, window)[:LEARNERS_MAX]
     others = [host for host in (*_shards(record, absences), "evaluator/0") if _is_worth_a_lane(record, host)]
     bottom = _TOP + (_HIGH + _BETWEEN) * len(learners) + (_LOW + _BETWEEN) * len(others)
-    x = Scale(window.begin, window.end, _GUTTER, width - 2)
+    x = Scale(window.begin, window.end, GUTTER, width - 2)
     hatch = f"told-{round(1e3 * window.begin)}-{width:g}"
     parts = [time_axis(x, _TOP - 6, bottom, max(int(width / 95), 3), _TOP - 11)]
     y = _TOP
@@ -52,10 +59,11 @@ def draw_absence(record: RunRecord, window: Window, absences: Sequence[Absence],
         y += _HIGH + _BETWEEN
     for host in others:
         parts.append(text(12, y + 13, named(host), "name"))
-        parts.append(rectangle(_GUTTER, y, x.stop - _GUTTER, _LOW, "band"))
+        parts.append(rectangle(GUTTER, y, x.stop - GUTTER, _LOW, "band"))
         parts += _merges(record, host, x, y) if host.startswith("syncer/") else _evaluations(record, x, y)
         parts += [_absence(item, x, y, _LOW) for item in absences if item.host == host]
         y += _LOW + _BETWEEN
+    parts += [line(x(mark), _TOP - 6, x(mark), bottom, "mark") for mark in marks]
     told = "; ".join(f"{named(item.host)} {cause(item)} at {item.begun:.1f} s" for item in absences)
     label = f"Inner steps of {len(learners)} learners from {window.begin:.1f} s to {window.end:.1f} s: {told}"
     return drawing(width, bottom, label, *parts)
@@ -82,11 +90,11 @@ def _learner(steps: Steps, x: Scale, y: float, hatch: str) -> Iterator[Markup]:
     colour = learner_class(steps.slot)
     yield rectangle(0, y, 4, _HIGH, f"chip {colour}")
     yield text(12, y + 17, f"learner {steps.slot}", "name")
-    yield rectangle(_GUTTER, y, x.stop - _GUTTER, _HIGH, "band")
+    yield rectangle(GUTTER, y, x.stop - GUTTER, _HIGH, "band")
     if steps.told:
         yield _hatch(f"{hatch}-{steps.slot}", colour)
     for stretch in steps.told:
-        told = f"learner {steps.slot}, from its reports: a life that was killed leaves no trace of single steps"
+        told = f"learner {steps.slot}, from its reports: nothing tells of its single steps"
         box = {"x": x(stretch.begin), "y": y, "width": x(stretch.end) - x(stretch.begin), "height": _HIGH}
         yield element("rect", class_=f"told-paper {colour}", **box)
         yield element("rect", titled(told), fill=f"url(#{hatch}-{steps.slot})", **box)

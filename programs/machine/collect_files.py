@@ -1,9 +1,10 @@
-"""The files of hosts on other machines, fetched to the home of their run: logs and spans, within bounds.
+"""The files of hosts on other machines, fetched to the home of their run: logs, spans and tapes, within bounds.
 
-Spans make the timeline, logs are for people. Files that stay where they are, because they are beyond the bound or do
-not arrive whole, are named in the log of the run's daemon; a machine that does not answer, or answers nonsense, costs
-its files and nothing else. From a machine only files of hosts are taken that it may have had: it writes into no
-other's. While a run goes on, the end of one log is read where it grows.
+Spans make the timeline, tapes that of lives that were killed; logs are for people. Files that stay where they are,
+because they are beyond the bound or do not arrive whole, are named in the log of the run's daemon; a machine that does
+not answer, or answers nonsense, costs its files and nothing else. From a machine only files of hosts are taken that it
+may have had: it writes into no other's, and into no tape that is here. While a run goes on, the end of one log is read
+where it grows.
 """
 
 from __future__ import annotations
@@ -20,17 +21,21 @@ from isthmus.programs.run.launch import log_of
 from isthmus.runtime.errors import ConfigError, nearest
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.system.files import append_bytes
+from isthmus.runtime.tape.files import FOLDER as TAPES
 
 GATHER_SECONDS_MAX: Final = 30.0
 ANSWER_SECONDS: Final = 5.0
 FILE_BYTES_MAX: Final = 32 << 20
 MACHINE_BYTES_MAX: Final = 128 << 20
+TAPES_BYTES_MAX: Final = 32 << 20
+"""Of tapes of one machine: a run is whole without them, and they come last, over whatever link there is."""
 TEXT_BYTES_MAX: Final = PIECE_BYTES
 """As much of the end of a log as one message holds."""
 _NONSENSE: Final = (OSError, LookupError, TypeError, ValueError, AttributeError)
 _OF_HOST: Final = (
     re.compile(r"logs/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})\.log"),
     re.compile(r"spans/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})-\d{1,9}\.json"),
+    re.compile(r"tape/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})-\d{1,9}\.\d{1,9}\.tape"),
 )
 _FORK_SERVER: Final = "logs/forkserver.log"
 
@@ -45,7 +50,8 @@ async def gather(
             async with asyncio.timeout(GATHER_SECONDS_MAX):
                 await _fetch_all(links, run, folder, machine, machines[machine], log)
         except (ConfigError, TimeoutError, *_NONSENSE) as error:
-            log(f"logs and spans of {machine} are missing: {str(error)[:500] or 'it took too long'}")
+            why = str(error)[:500] or "it took too long"
+            log(f"logs, spans and tapes of {machine} are missing, or some of them: {why}")
 
     async with asyncio.TaskGroup() as group:
         for machine in machines:
@@ -56,20 +62,24 @@ async def _fetch_all(
     links: Links, run: str, folder: Path, machine: str, hosts: Collection[Replica], log: Callable[[str], None]
 ) -> None:
     listed = await links.request(machine, {"type": "files", "run": run}, ANSWER_SECONDS)
-    left, seen = MACHINE_BYTES_MAX, set[str]()
+    left, tapes_left, seen = MACHINE_BYTES_MAX, TAPES_BYTES_MAX, set[str]()
     for name, size in listed["files"]:
         if not is_of(name, hosts) or name in seen or type(size) is not int or size < 0:
             raise ValueError(f"no file of a host of this machine: {str(name)[:100]!r}, {str(size)[:20]} bytes")
         seen.add(name)
-        if size > min(left, FILE_BYTES_MAX):
+        is_tape = name.startswith(f"{TAPES}/")
+        if size > min(left, FILE_BYTES_MAX, tapes_left if is_tape else left):
             log(f"{name} of {machine} stays there: {size} bytes")
             continue
         left -= size
+        tapes_left -= size if is_tape else 0
         data = await fetch(links, run, machine, name, size)
         if len(data) < size:
             log(f"{name} of {machine} is not whole: {len(data)} of {size} bytes came")
         if len(data) == size or name.endswith(".log"):  # The beginning of a log is useful, that of spans is not.
-            append_bytes(folder / here(name, machine), data)
+            target = folder / here(name, machine)
+            if not (is_tape and target.exists()):
+                append_bytes(target, data)
 
 
 def is_of(name: object, hosts: Collection[Replica]) -> bool:

@@ -46,8 +46,11 @@ HEIR_SECONDS: Final = 2.0
 """Interval between dials of possible heirs of a silent home."""
 NOTE: Final = "outpost.json"
 PIECE_BYTES: Final = 1 << 18
-FILES: Final = re.compile(r"(logs|spans)/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""Files that a home may request."""
+FILES: Final = re.compile(
+    r"(logs|spans)/[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+    r"|tape/[A-Za-z0-9][A-Za-z0-9._-]{0,99}-\d{1,9}-\d{1,9}\.\d{1,9}\.tape"
+)
+"""Files that a home may request: of tapes, those of hosts."""
 _UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError)
 
 
@@ -297,7 +300,7 @@ class Outposts:
             raise ConfigError.of(faults)
 
     async def _files(self, home: Home, message: Message) -> Message:
-        """[name, bytes] of the logs and spans of a run."""
+        """[name, bytes] of the logs, spans and tapes of a run."""
         folder = self._of(home, message).folder
         found = {f"{path.parent.name}/{path.name}": path.stat().st_size for path in sorted(folder.glob("*/*"))}
         return {"type": "files", "files": [[name, size] for name, size in found.items() if FILES.fullmatch(name)]}

@@ -53,7 +53,8 @@ def remarks(replay: Replay) -> Iterator[str]:
             torn = numbers.size(tape.torn_bytes)
             yield f"{name(tape)}: its last record was never finished ({torn}), and is left out."
     if replay.absent:
-        yield f"No tape here of {', '.join(replay.absent)}: tapes stay on the machine of their host."
+        absent = ", ".join(replay.absent)
+        yield f"No tape here of {absent}: it was not fetched from its machine, or was lost with it."
 
 
 def name(tape: Replayed) -> str:

@@ -11,6 +11,7 @@ import resource
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,15 +26,21 @@ from isthmus.programs.results import incident_words
 from isthmus.programs.run.interrupts import unblock
 from isthmus.programs.run.last_files import leave_behind
 from isthmus.programs.run.launch import log_of
+from isthmus.programs.tapes import tape_files
+from isthmus.programs.tapes.firings import firings_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RequestError
+from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Graph
-from isthmus.runtime.host.trace import Span
+from isthmus.runtime.host.trace import Span, spans_file
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.roles import LEARNER
 
 FINISH_SECONDS_MAX: Final = 120.0
+TAPES_BYTES_MAX: Final = 32 << 20
+"""Of tapes of killed lives that are read: three quarters of an hour of a learner that makes thirty steps a second, and
+some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +90,8 @@ def finish(folder: Path, ending: Ending) -> None:
     if they cannot be written.
     """
     told = spec.load(folder)
-    spans = spans_in(folder)
     graph = _graph(told)
+    spans = spans_in(folder) + ([] if graph is None else spans_of_killed(folder, graph))
     sizes = [] if graph is None else fragment_sizes(graph)
     record = recorded.figures(folder, ending.record, sizes=sizes, learners=told.job.learners)
     for slot in ending.retired:
@@ -117,6 +124,21 @@ def spans_in(folder: Path) -> list[Span]:
             spans += msgspec.json.decode(path.read_bytes(), type=list[Span])
         except (OSError, msgspec.DecodeError) as error:
             sys.stderr.write(f"isthmus: {path} is left out of the trace: {error}\n")
+    return spans
+
+
+def spans_of_killed(folder: Path, graph: Graph) -> list[Span]:
+    """What those lives did that left no spans, by their tapes; of the newest of these, up to TAPES_BYTES_MAX. A tape
+    that cannot be read is left out."""
+    plans, left, spans = lower(graph), TAPES_BYTES_MAX, list[Span]()
+    for tape in reversed(tape_files.found(folder)[0]):
+        if tape.member is None or spans_file(folder, tape.member).exists():
+            continue
+        plan = plans.get(tape.member.replica.role)
+        with suppress(OSError, ValueError):
+            left -= sum(path.stat().st_size for path in tape.paths)
+            if plan is not None and left >= 0:
+                spans += firings_of(plan, str(tape.member.replica), tape_files.read(tape).records)
     return spans
 
 

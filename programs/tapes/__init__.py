@@ -1,1 +1,2 @@
-"""The tapes in a run folder. Decides which there are, their owners, their reading, and a learner's waits on them."""
+"""The tapes in a run folder. Decides which there are, their owners, their reading, the firings of their hosts, and a
+learner's waits on them."""

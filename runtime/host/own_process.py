@@ -34,11 +34,12 @@ from isthmus.runtime.host.raised import untold
 from isthmus.runtime.host.roster import Meeting, Meetings, Row, phase, steps
 from isthmus.runtime.host.supply import Supply
 from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
-from isthmus.runtime.host.trace import Span, Trace
+from isthmus.runtime.host.trace import Span, Trace, spans_file
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.security.keys import Keyring
 from isthmus.runtime.supervision.lost_daemon import ORPHAN_SECONDS, Silence, is_orphan, is_searching
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed
+from isthmus.runtime.system import own_group
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.processes import started_at
 from isthmus.runtime.system.shared_loop import SharedLoop
@@ -132,7 +133,7 @@ class HostProcess:
         self._supply = Supply(plan)
         self._silence = Silence(time.monotonic(), HEARTBEAT_SECONDS)
         self._error: str | None = None
-        self._is_over = False
+        self._is_over = self._gives_way = False
         self._daemon = ControlClient(self._loop, daemon, self._hear)
 
     def run(self) -> int:
@@ -225,9 +226,16 @@ class HostProcess:
             self._error = f"no daemon for {ORPHAN_SECONDS:.0f} s"
             self._loop.stop()
             return
+        self._give_way()
         # Repeated: the daemon that received it first may be dead, and a run that is over has to end.
         self._say("over" if self._is_over else "heartbeat")
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
+
+    def _give_way(self) -> None:
+        """Lower this session's weight once the learner steps: a host that begins leaves a slot empty meanwhile."""
+        if not self._gives_way and self._phase(self._host.published) == "stepping":
+            self._gives_way = True
+            own_group.give_way()
 
     def _find_daemon(self) -> bool:
         """Switch to the daemon that the run folder names; returns whether its process is alive."""
@@ -281,10 +289,9 @@ class HostProcess:
         if self._executor.join(CLOSE_SECONDS):
             self._host.bodies.close()
         self._flush()
-        name = f"{self._member.replica.role}-{self._member.replica.slot}-{self._member.incarnation}.json"
         spans = msgspec.json.encode(list(self._trace.spans))
         with suppress(OSError):  # The timeline then lacks this host; the run does not depend on it.
-            write_bytes(self._folder / "spans" / name, spans)
+            write_bytes(spans_file(self._folder, self._member), spans)
         self._tape_files.close()
         self._daemon.close()
         self._loop.close()

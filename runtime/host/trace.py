@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from isthmus.runtime.clock import Instant
+from isthmus.runtime.ids import Member
 
 SPANS_MAX: Final = 400_000
 """About 100 MB of memory and 60 MB of JSON; a run of 4.1M tokens with four learners has about 100,000."""
@@ -27,6 +29,12 @@ class Span(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ended: Instant
     peer: str = ""
     size_bytes: int = 0
+
+
+def spans_file(run: Path, member: Member) -> Path:
+    """Where a host of the run in this folder leaves its spans when it ends in good order."""
+    replica = member.replica
+    return run / "spans" / f"{replica.role}-{replica.slot}-{member.incarnation}.json"
 
 
 class Trace:

@@ -16,6 +16,7 @@ import pytest
 import uvloop
 
 from isthmus.programs.cluster.machine_file import MachineConfig
+from isthmus.programs.machine import collect_files
 from isthmus.programs.machine.collect_files import gather
 from isthmus.programs.machine.home_link import Home, Link
 from isthmus.programs.machine.links import Links
@@ -69,6 +70,8 @@ HOSTILE: list[Any] = [
     [["logs/daemon.log", 4]],
     [["logs/learner-0.log", 4]],
     [["spans/learner-0-1.json", 4]],
+    [["tape/learner-0-1.1.tape", 4]],
+    [["tape/home-12.1.tape", 4]],
     [["spans/learner-1-1.json/../../summary.json", 4]],
     [["../learner-1.log", 4]],
     [["logs/recorder-0.log", 4]],
@@ -91,11 +94,14 @@ def test_a_machine_writes_into_no_file_of_another(tmp_path: Path, listed: Any) -
     lines = gathered(tmp_path, answers)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["learner-2.log"]
     assert (tmp_path / "logs" / "learner-2.log").read_text() == "data"
-    assert [line.partition(" are missing")[0] for line in lines] == ["logs and spans of beta"]
+    assert [line.partition(" are missing")[0] for line in lines] == ["logs, spans and tapes of beta"]
 
 
 def test_the_files_of_a_machines_own_hosts_come_home(tmp_path: Path) -> None:
     listed = [["logs/forkserver.log", 4], ["logs/learner-1.log", 4], ["spans/learner-1-12.json", 4]]
+    listed += [["tape/learner-1-11.3.tape", 4], ["tape/learner-1-12.4.tape", 4]]
+    (tmp_path / "tape").mkdir()
+    (tmp_path / "tape" / "learner-1-12.4.tape").write_text("of here")
     assert gathered(tmp_path, Answers({"beta": listed, "gamma": GAMMAS})) == []
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
     assert found == [
@@ -103,13 +109,25 @@ def test_the_files_of_a_machines_own_hosts_come_home(tmp_path: Path) -> None:
         "logs/learner-1.log",
         "logs/learner-2.log",
         "spans/learner-1-12.json",
+        "tape/learner-1-11.3.tape",
+        "tape/learner-1-12.4.tape",
     ]
+    assert (tmp_path / "tape" / "learner-1-12.4.tape").read_text() == "of here"
 
 
 def test_a_file_is_no_larger_than_it_was_said_to_be(tmp_path: Path) -> None:
     endless = Answers({"beta": [["logs/learner-1.log", 10]], "gamma": []}, data="x" * 1000)
     gathered(tmp_path, endless)
     assert (tmp_path / "logs" / "learner-1.log").read_text() == "x" * 10
+
+
+def test_tapes_beyond_their_bound_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect_files, "TAPES_BYTES_MAX", 7)
+    listed = [["logs/learner-1.log", 4], ["tape/learner-1-1.1.tape", 4], ["tape/learner-1-2.2.tape", 4]]
+    assert gathered(tmp_path, Answers({"beta": listed, "gamma": []})) == [
+        "tape/learner-1-2.2.tape of beta stays there: 4 bytes"
+    ]
+    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["learner-1-1.1.tape", "learner-1.log"]
 
 
 def test_what_does_not_come_whole_is_said(tmp_path: Path) -> None:
@@ -123,7 +141,8 @@ def test_what_does_not_come_whole_is_said(tmp_path: Path) -> None:
 
 def test_a_piece_that_is_too_long_costs_the_machine_its_files(tmp_path: Path) -> None:
     endless = Answers({"beta": [["logs/learner-1.log", 10]], "gamma": []}, data="x" * (PIECE_BYTES + 1))
-    assert [line.partition(" are missing")[0] for line in gathered(tmp_path, endless)] == ["logs and spans of beta"]
+    lines = gathered(tmp_path, endless)
+    assert [line.partition(" are missing")[0] for line in lines] == ["logs, spans and tapes of beta"]
     assert not list(tmp_path.rglob("*.log"))
 
 

@@ -1,0 +1,25 @@
+"""What a host did, by its tape alone: for lives that were killed, which leave no spans. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.graph.plans import Plan
+from isthmus.runtime.host.trace import Span
+from isthmus.runtime.scheduler.events import FiringEnded, RunBody
+from isthmus.runtime.scheduler.tape import Record
+
+
+def firings_of(plan: Plan, host: str, records: Sequence[Record]) -> Iterator[Span]:
+    """The firings of the nodes of `plan` that came to their end on the tape of `host`, by their ends. Transfers are on
+    no tape: who sends an item does not hear when it came."""
+    names = {node.index: node.name for node in plan.nodes}
+    begun: dict[int, Instant] = {}
+    for record in records:
+        event = record.event
+        if isinstance(event, FiringEnded) and event.node in begun and event.node in names:
+            yield Span(host, names[event.node], begun.pop(event.node), record.at)
+        for command in record.commands:
+            if isinstance(command, RunBody):
+                begun[command.node] = record.at
