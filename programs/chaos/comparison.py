@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.programs.chaos.figures import Figures
-from isthmus.programs.chaos.plan import DAEMON, FORK_SERVER, Plan, elsewhere, faults_of
+from isthmus.programs.chaos.plan import DAEMON, FORK_SERVER, Plan, Planned, faults_of, machine_hosts
 from isthmus.programs.chaos.trial import Order, run
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A program: the `calm` run, in which nothing was done to it, and the one that was `struck`."""
+    """A program: the `calm` run, in which nothing was done to it, and the one that was `struck`, by what was `planned`
+    for all programs."""
 
     order: Order
     calm: Figures
     struck: Figures
+    planned: tuple[Planned, ...] = ()
 
     @property
     def is_good(self) -> bool:
@@ -65,16 +67,14 @@ def try_program(
     own = folder / order.program.replace("/", "-")
     say(f"{order.program}: undisturbed")
     calm = run(order, own / "undisturbed", (), say)
-    if first:
-        faults = [each.fault for each in first[0].struck.strikes]
-    else:
-        faults = list(faults_of(plan, hosts, calm.number("wall_seconds") or 0.0))
-    there = (*hosts, DAEMON, FORK_SERVER, *elsewhere(order.machines))
+    faults = first[0].planned if first else faults_of(plan, hosts, calm.number("wall_seconds") or 0.0)
+    there = (*hosts, DAEMON, FORK_SERVER, *machine_hosts(order.machines))
     own_faults = [fault for fault in faults if fault.host in there]
     if not own_faults:
-        return Tried(order, calm, calm)
+        return Tried(order, calm, calm, faults)
     say(f"{order.program}: under the plan")
-    return Tried(order, calm, run(order, own / "plan", own_faults, say))
+    struck = run(order, own / "plan", own_faults, say, is_endless=plan.is_endless)
+    return Tried(order, calm, struck, faults)
 
 
 def as_data(tried: Sequence[Tried]) -> dict[str, Any]:

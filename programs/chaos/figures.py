@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from isthmus.programs.chaos.plan import DAEMON, FORK_SERVER
+from isthmus.programs.chaos.plan import FORK_SERVER
 from isthmus.programs.chaos.strikes import Strike
 from isthmus.programs.request import spec
 from isthmus.programs.results import reading
@@ -91,7 +91,10 @@ def _meet(wait: Wait, strike: Strike, zero_ns: int) -> bool:
 def _recovery(record: RunRecord, strike: Strike, zero: float) -> Recovery:
     """When it worked again, by the files."""
     fault = strike.fault
-    if fault.kind == "kill":
+    if fault.kind == "kill" and fault.host == FORK_SERVER:
+        back = None if strike.back is None else strike.back - zero
+        begun = strike.begun - zero
+    elif fault.kind == "kill":
         begun = strike.begun - zero
         came = [_back_from_the_dead(record, host, begun) for host in strike.hosts or (fault.host,)]
         back = None if None in came else max(at for at in came if at is not None)
@@ -102,12 +105,7 @@ def _recovery(record: RunRecord, strike: Strike, zero: float) -> Recovery:
 
 
 def _back_from_the_dead(record: RunRecord, host: str, begun: float) -> float | None:
-    name = DAEMON if host == DAEMON else host
-    if host == FORK_SERVER:
-        # The next host that is started needs the next one.
-        starts = [each.restarted for each in record.absences if each.restarted is not None]
-        return next((at for at in sorted(starts) if at > begun), None)
-    ends = [each.ended for each in record.absences if each.host == name and each.begun >= begun - _BEFORE_SECONDS]
+    ends = [each.ended for each in record.absences if each.host == host and each.begun >= begun - _BEFORE_SECONDS]
     return next((end for end in ends if end is not None), None)
 
 

@@ -24,6 +24,8 @@ MACHINE: Final = "machine"
 MACHINES_MAX: Final = 16
 FAULTS_MAX: Final = 1000
 """In one plan: more are no plan but a loop, and each has a thread."""
+LONGER_MAX: Final = 20.0
+"""A run that is struck without end may last so much longer than the first undisturbed one."""
 _LASTING: Final = {
     "pause": ("seconds",),
     "slow": ("seconds", "factor"),
@@ -67,10 +69,11 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Faults from a seed: `count` of them, `mean_seconds` apart in the mean, of these kinds, to these hosts (all)."""
+    """Faults from a seed: `count` of them, or as many as a run lasts for, `mean_seconds` apart in the mean, of these
+    kinds, to these hosts (all)."""
 
     seed: int = 0
-    count: int = 8
+    count: int | None = None
     mean_seconds: float = 8.0
     kinds: tuple[Kind, ...] = ("kill", "pause", "slow")
     hosts: tuple[str, ...] = ()
@@ -114,6 +117,11 @@ class Plan:
         found = absolute(keys, folder)
         run, task = ({key: value for (of, key), value in found.items() if of == name} for name in ("run", "task"))
         return replace(self, run=run, task=task)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether faults come for as long as a run goes on: those that are not due by then are none that is missing."""
+        return self.drawn is not None and self.drawn.count is None
 
     @property
     def is_built_in(self) -> bool:
@@ -198,7 +206,7 @@ def _of_links(links: Slow, doing: str) -> Iterator[Fault]:
 
 
 def _of_drawn(drawn: Drawn, doing: str) -> Iterator[Fault]:
-    if not 1 <= drawn.count <= FAULTS_MAX:
+    if drawn.count is not None and not 1 <= drawn.count <= FAULTS_MAX:
         yield Fault(doing, f"count from 1 to {FAULTS_MAX}", str(drawn.count), _DO)
     if not 0.0 < drawn.mean_seconds < 1e6:
         yield Fault(doing, "mean_seconds above 0", str(drawn.mean_seconds), _DO)
@@ -227,9 +235,9 @@ def machine_number(host: str) -> int:
     return int(host.partition("/")[2])
 
 
-def elsewhere(machines: int) -> list[str]:
-    """The names of machines beside the home, which may be killed. (With the home the command would end.)"""
-    return [f"{MACHINE}/{number}" for number in range(1, machines)]
+def machine_hosts(machines: int) -> list[str]:
+    """What a plan calls the machines of a run that has several, the home first; with one there is none to name."""
+    return [f"{MACHINE}/{number}" for number in range(machines)] if machines > 1 else []
 
 
 def check_hosts(plan: Plan, there: Collection[str]) -> None:
@@ -240,7 +248,7 @@ def check_hosts(plan: Plan, there: Collection[str]) -> None:
         expected = f"at most as many machines as learners, {learners}"
         raise ConfigError("Preparing the plan", expected, str(plan.machines), do)
     named = [fault.host for fault in plan.faults] + list(plan.drawn.hosts if plan.drawn else ())
-    known = [*there, DAEMON, FORK_SERVER, *elsewhere(plan.machines)]
+    known = [*there, DAEMON, FORK_SERVER, *machine_hosts(plan.machines)]
     wrong = [
         Fault("Preparing the plan", f"one of {', '.join(known)}", repr(host), nearest(host, known))
         for host in dict.fromkeys(named)
@@ -250,21 +258,35 @@ def check_hosts(plan: Plan, there: Collection[str]) -> None:
         raise ConfigError.of(wrong)
 
 
+def check_programs(plan: Plan, known: Sequence[str]) -> None:
+    """ConfigError if the plan has a section for a program that is none of these."""
+    names = list(dict.fromkeys(known))
+    wrong = [
+        Fault("Reading the plan", "[program.NAME] of a program that there is", repr(name), nearest(name, names))
+        for name in plan.program
+        if name not in names
+    ]
+    if wrong:
+        raise ConfigError.of(wrong)
+
+
 def faults_of(plan: Plan, hosts: Sequence[str], seconds: float) -> tuple[Planned, ...]:
     """The faults of a plan in runs of `hosts`, of which an undisturbed one took so many `seconds`, by their times."""
     found = plan.faults
     if plan.drawn is not None:
-        found = tuple(_drawn(plan.drawn, hosts))
+        found = tuple(_drawn(plan.drawn, hosts, LONGER_MAX * seconds))
     elif plan.is_built_in:
         found = tuple(_built_in(hosts, seconds))
     return found
 
 
-def _drawn(drawn: Drawn, hosts: Sequence[str]) -> Iterator[Planned]:
-    """A Poisson process: distances are exponential."""
+def _drawn(drawn: Drawn, hosts: Sequence[str], seconds_max: float) -> Iterator[Planned]:
+    """A Poisson process: distances are exponential. Without a count it ends with `seconds_max`."""
     rng, at = random.Random(f"chaos {drawn.seed}"), 0.0
-    for _ in range(drawn.count):
+    for _ in range(drawn.count or FAULTS_MAX):
         at += rng.expovariate(1.0 / drawn.mean_seconds)
+        if drawn.count is None and at > seconds_max:
+            return
         kind = rng.choice(drawn.kinds)
         able = [host for host in drawn.hosts or hosts if kind not in OF_LINKS or host.startswith(LEARNER)]
         host = rng.choice(able)
@@ -285,7 +307,7 @@ def _built_in(hosts: Sequence[str], seconds: float) -> Iterator[Planned]:
         # There is a fork server until a daemon dies, and then from the next host on.
         {"kind": "kill", "host": FORK_SERVER},
         {"kind": "kill", "host": learners[1 % len(learners)]},
-        *({"kind": "kill", "host": host} for host in [*elsewhere(min(2, len(learners))), *others]),
+        *({"kind": "kill", "host": host} for host in [*machine_hosts(min(2, len(learners)))[1:], *others]),
         {"kind": "kill", "host": DAEMON},
         {"kind": "pause", "host": learners[2 % len(learners)], "seconds": lasts},
         {"kind": "slow", "host": learners[3 % len(learners)], "seconds": lasts},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from isthmus.programs.chaos.plan import DAEMON, FORK_SERVER, machine_name, machi
 from isthmus.programs.run.launch import FORK_SERVER_LOG
 from isthmus.programs.run.private_daemon import processes_of
 from isthmus.runtime.control.ask import ask
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.processes import started_at
 
 ANSWER_SECONDS = 1.0
@@ -47,6 +48,31 @@ def process(pid: int) -> Process | None:
     """The process that has this pid now."""
     started = started_at(pid) if pid else None
     return None if started is None else Process(pid, started)
+
+
+def check_permitted() -> None:
+    """ConfigError where this kernel, or what confines this process, does not let it strike processes and prove that."""
+    doing, wrong = "Preparing the plan", list[Fault]()
+    try:
+        watch = os.pidfd_open(os.getpid())
+        try:
+            signal.pidfd_send_signal(watch, 0)
+        finally:
+            os.close(watch)
+    except OSError as error:
+        do = "Use Linux 5.3 or later, and a confinement (seccomp) that permits pidfd_open and pidfd_send_signal."
+        wrong.append(Fault(doing, "signals to processes by pidfd", str(error), do))
+    if process(os.getpid()) is None or not _is_readable(Path("/proc/self/environ")):
+        do = "Mount /proc (proc(5)), readable for the user that runs this command."
+        wrong.append(Fault(doing, "/proc, which proves faults", "none that can be read", do))
+    if wrong:
+        raise ConfigError.of(wrong)
+
+
+def _is_readable(path: Path) -> bool:
+    with suppress(OSError):
+        return bool(path.read_bytes())
+    return False
 
 
 def owner_of(pid: int) -> str:
@@ -93,7 +119,8 @@ class Cast:
         """The process of this name, if it is there and does its work."""
         if name == FORK_SERVER:
             pids = [pid for pid, log in processes_of(self._folder) if log == FORK_SERVER_LOG]
-            return process(pids[0]) if pids else None
+            ready = [pid for pid in pids if owner_of(pid) == FORK_SERVER]  # Its title says when it is.
+            return process(ready[0]) if ready else None
         status = self.status()
         if name == DAEMON:
             return process(status.get("pid", 0))

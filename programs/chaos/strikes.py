@@ -22,7 +22,7 @@ import msgspec
 
 from isthmus.programs.chaos.links import CHUNK_BYTES, Conditions, Links, Way
 from isthmus.programs.chaos.machines import Machines
-from isthmus.programs.chaos.plan import MACHINE, OF_LINKS, Planned
+from isthmus.programs.chaos.plan import FORK_SERVER, MACHINE, OF_LINKS, Planned
 from isthmus.programs.chaos.processes import Cast, Process
 from isthmus.runtime.system.processes import is_stopped
 
@@ -31,6 +31,8 @@ BACK_SECONDS_MAX: Final = 60.0
 GONE_SECONDS_MAX: Final = 5.0
 """For a killed process to be gone, and for a stopped one to stand still."""
 LOOK_SECONDS: Final = 0.02
+SEARCH_SECONDS: Final = 0.1
+"""Between two looks at all processes, each of which takes some milliseconds that the run would have."""
 TOGETHER: Final = {"data-parallel": "learner"}
 """Program -> the role whose replicas are ended together."""
 IN_FLIGHT_BYTES_MAX: Final = 4 * CHUNK_BYTES
@@ -41,7 +43,8 @@ PERIOD_SECONDS: Final = 0.1
 
 class Strike(msgspec.Struct, frozen=True):
     """What came of a planned fault: `begun` and `ended` in seconds of the monotonic clock, `pid`, and the `proof` in
-    words; empty `proof`: it did not happen, and `why`. `hosts` are those that a machine took along."""
+    words; empty `proof`: it did not happen, and `why`. `hosts` are those that a machine took along. `back` is when the
+    next fork server was ready, of which no file tells. The run was over before one that `is_late` came about."""
 
     fault: Planned
     begun: float = 0.0
@@ -50,6 +53,8 @@ class Strike(msgspec.Struct, frozen=True):
     proof: str = ""
     why: str = ""
     hosts: tuple[str, ...] = ()
+    back: float | None = None
+    is_late: bool = False
 
     def as_data(self) -> dict[str, Any]:
         """For --json."""
@@ -95,7 +100,8 @@ class Striker:
         for thread in self._threads:
             thread.join()
         missed = "the run was over before it was due: give it more tokens, or an earlier moment"
-        return [self._strikes.get(number, Strike(fault, why=missed)) for number, fault in enumerate(self._faults)]
+        late = [Strike(fault, why=missed, is_late=True) for fault in self._faults]
+        return [self._strikes.get(number, strike) for number, strike in enumerate(late)]
 
     def _await(self, number: int, fault: Planned) -> None:
         if self._over.wait(max(0.0, self._zero + fault.at - time.monotonic())):
@@ -103,7 +109,7 @@ class Striker:
         until = time.monotonic() + BACK_SECONDS_MAX
         find: Callable[[str], Any] = self._cast.find_machine if fault.role == MACHINE else self._cast.find
         while (found := find(fault.host)) is None:
-            if self._over.wait(LOOK_SECONDS):
+            if self._over.wait(SEARCH_SECONDS):
                 return
             if time.monotonic() > until:
                 self._note(number, Strike(fault, why=f"no such process for {BACK_SECONDS_MAX:.0f} s"))
@@ -125,6 +131,16 @@ class Striker:
         for other in others:
             _signal(other, signal.SIGKILL)
         self._note(number, strike)
+        if fault.host == FORK_SERVER and fault.kind == "kill" and strike.proof:
+            self._note(number, msgspec.structs.replace(strike, back=self._ready_again(fault.host)))
+
+    def _ready_again(self, host: str) -> float | None:
+        """When a process that was killed had a successor; None where that does not come about."""
+        until = time.monotonic() + BACK_SECONDS_MAX
+        while self._cast.find(host) is None:
+            if self._over.wait(SEARCH_SECONDS) or time.monotonic() > until:
+                return None
+        return time.monotonic()
 
     def _note(self, number: int, strike: Strike) -> None:
         with self._lock:

@@ -1,4 +1,7 @@
-"""One run under a plan: started as by `isthmus train`, struck, and awaited until it is over."""
+"""One run under a plan: started as by `isthmus train`, struck, and awaited until it is over.
+
+On several machines it is handed over to its home and detached, so that the home may die with everything on it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
 from isthmus.programs.chaos.figures import Figures, figures_of
 from isthmus.programs.chaos.links import Conditions, Links
@@ -20,10 +23,15 @@ from isthmus.programs.chaos.processes import Cast, owner_of
 from isthmus.programs.chaos.strikes import Strike, Striker
 from isthmus.programs.outer_settings import LEARNERS_MAX
 from isthmus.programs.run.host_process import PROXY
+from isthmus.programs.run.in_processes import OVER
 from isthmus.programs.run.private_daemon import kill_all
 from isthmus.runtime.errors import RunError
 
 LOOK_SECONDS: Final = 0.1
+ASK_SECONDS: Final = 5.0
+SILENCE_SECONDS_MAX: Final = 120.0
+"""A daemon that was killed is back within seconds; on a machine with several times as many busy processes as cores it
+took half a minute."""
 END_SECONDS_MAX: Final = 120.0
 """For a run that is ended from here: it may have a minute to write to a full disk."""
 
@@ -44,12 +52,15 @@ class Order:
         main = "from isthmus.programs.command.main import main; main()"
         options = [part for text in self.sets for part in ("--set", text)]
         options += ["--task", self.task] if self.task is not None else []
-        options += ["--cluster", str(cluster)] if cluster is not None else []
+        options += ["--cluster", str(cluster), "--detach"] if cluster is not None else []
         return [sys.executable, "-c", main, "train", self.program, *options, "--quiet", "--run-dir", str(folder)]
 
 
-def run(order: Order, folder: Path, faults: Sequence[Planned], say: Callable[[str], None]) -> Figures:
-    """Train under these faults; the figures. RunError if the run fails, or leaves no summary."""
+def run(
+    order: Order, folder: Path, faults: Sequence[Planned], say: Callable[[str], None], *, is_endless: bool = False
+) -> Figures:
+    """Train under these faults, of which those for which the run was too short are left out where they are endless; the
+    figures. RunError if the run fails, or leaves no summary."""
     strikes: list[Strike] = []
     links = _links(order.links) if order.links or any(fault.kind in OF_LINKS for fault in faults) else None
     environment = {} if links is None else {PROXY: links.address}
@@ -59,7 +70,8 @@ def run(order: Order, folder: Path, faults: Sequence[Planned], say: Callable[[st
         command = ended.enter_context(_started(order.command(folder, cluster), folder, {**environment, **home}))
         striker: Striker | None = None
         try:
-            while command.poll() is None:
+            life = Life(command, folder, is_detached=cluster is not None)
+            while not life.is_over():
                 if striker is None and faults and (zero := Cast(folder).zero()) is not None:
                     striker = Striker(Cast(folder), faults, zero, order.program, links, machines)
                 if machines is not None:
@@ -69,13 +81,39 @@ def run(order: Order, folder: Path, faults: Sequence[Planned], say: Callable[[st
                         say(_told(strike))
                 time.sleep(LOOK_SECONDS)
         finally:
-            strikes = striker.close() if striker is not None else [Strike(fault) for fault in faults]
+            strikes = striker.close() if striker is not None else [Strike(fault, is_late=True) for fault in faults]
             if links is not None:
                 links.close()
     if not (folder / "summary.json").exists():
         log = (folder.parent / f"{folder.name}.log").read_text().strip()
         raise RunError(f"{order.program} left no summary in {folder}: {log}")
-    return figures_of(folder, strikes)
+    return figures_of(folder, [strike for strike in strikes if not (is_endless and strike.is_late)])
+
+
+@final
+class Life:
+    """Whether a run goes on: as long as its `command`, or, where that only hands it over, until its folder says that it
+    is over."""
+
+    def __init__(self, command: subprocess.Popen[bytes], folder: Path, *, is_detached: bool) -> None:
+        self._command, self._folder, self._is_detached = command, folder, is_detached
+        self._heard = self._asked = time.monotonic()
+
+    def is_over(self) -> bool:
+        """RunError where nobody has answered for the run for SILENCE_SECONDS_MAX."""
+        code = self._command.poll()
+        if code is None:
+            self._heard = time.monotonic()
+            return False
+        if code or not self._is_detached or (self._folder / OVER).exists():
+            return True
+        now = time.monotonic()
+        if now - self._asked > ASK_SECONDS:
+            self._asked = now
+            self._heard = now if Cast(self._folder).status() else self._heard
+        if now - self._heard > SILENCE_SECONDS_MAX:
+            raise RunError(f"no daemon has answered for the run in {self._folder} for {now - self._heard:.0f} s")
+        return False
 
 
 @contextmanager

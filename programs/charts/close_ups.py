@@ -1,6 +1,6 @@
 """A learner's activity during an absence: its single steps where its trace is there, else its reports.
 
-A host leaves its trace when it ends in good order. The tape of one that was killed tells nearly as much; without it, its
+A host leaves its trace when it ends in good order. The tape of one that was killed tells nearly as much; without it its
 reports give the number of its steps, not the time of each. This module also selects the parts of the run that are worth
 a look.
 """

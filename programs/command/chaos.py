@@ -20,10 +20,12 @@ from isthmus.programs.chaos import plan as plans
 from isthmus.programs.chaos.comparison import Tried, as_data, try_program
 from isthmus.programs.chaos.page import write_page
 from isthmus.programs.chaos.plan import Plan
+from isthmus.programs.chaos.processes import check_permitted
 from isthmus.programs.chaos.trial import Order
+from isthmus.programs.chaos.words import headline
 from isthmus.programs.request import toml
 from isthmus.programs.request.new_folder import choose
-from isthmus.programs.request.program import DEFAULT
+from isthmus.programs.request.program import DEFAULT, SHIPPED
 from isthmus.programs.results.numbers import decimal, percent, seconds
 from isthmus.programs.run.in_processes import apart
 from isthmus.programs.terminal.fitted_table import Column, fitted
@@ -40,9 +42,11 @@ def chaos(what: Sequence[str], run_dir: Path | None, *, as_json: bool) -> bool:
     for a plan or a request that is wrong, before anything starts."""
     file, programs = _named(what)
     plan = plans.Plan() if file is None else _read(file)
+    plans.check_programs(plan, [*programs, *SHIPPED])
     orders = [_order(plan, program) for program in programs]
     hosts = apart(lambda: {order.program: _hosts(order) for order in orders})
     plans.check_hosts(plan, sorted({host for each in hosts.values() for host in each}))
+    check_permitted()
     orders = [_placed(plan, order, hosts[order.program]) for order in orders]
     folder = choose(run_dir, "chaos", datetime.now())
     tried: list[Tried] = []
@@ -112,9 +116,10 @@ def _say(line: str) -> None:
 def _shown(tried: Sequence[Tried], width: int) -> Group:
     """Tables: the programs, and what happened to each of them."""
     legend = (
-        "calm: the same run undisturbed; waits: of inner steps on other hosts, more than 1 ms, by learners not struck"
+        "calm: the same run undisturbed; kept: goodput / calm; waits: of inner steps on other hosts, more than 1 ms, "
+        "by learners not struck"
     )
-    parts: list[Any] = [_programs(tried, width), Text(legend, "dim")]
+    parts: list[Any] = [_programs(tried, width), Text(legend, "dim"), *map(Text, headline(tried))]
     for each in tried:
         parts += [Text(""), Text(f"{each.order.program}, {each.struck.folder}", "bold"), _faults(each, width)]
     return Group(*parts)
@@ -129,7 +134,7 @@ def _programs(tried: Sequence[Tried], width: int) -> Any:
         Column("uptime", [percent(row["uptime"]) for row in rows]),
         Column("goodput", [percent(row["goodput"]) for row in rows]),
         Column("calm", [percent(row["goodput_undisturbed"]) for row in rows]),
-        Column("ratio", [decimal(each.ratio) for each in tried]),
+        Column("kept", [percent(each.ratio) for each in tried]),
         Column("merged", [percent(row["merged_share"]) for row in rows]),
         Column("loss", [decimal(row["eval_loss_final"]) for row in rows]),
         Column("calm", [decimal(row["eval_loss_undisturbed"]) for row in rows]),

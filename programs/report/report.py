@@ -23,7 +23,7 @@ from isthmus.programs.results.reading import load
 from isthmus.programs.results.record import RunRecord
 from isthmus.runtime.system.files import write_bytes
 
-__all__ = ["REPORT", "RunRecord", "absence_svg", "load", "timeline_svg", "write_report"]
+__all__ = ["REPORT", "RunRecord", "absence_svg", "document", "load", "timeline_svg", "write_report"]
 
 REPORT: Final = "report.html"
 _MARGIN: Final = 14
@@ -43,7 +43,7 @@ def timeline_svg(run: Path, width: float = 1080) -> str:
     window = choose_window(record)
     if window is None:
         raise ValueError(f"drawing the timeline of {run}: expected a trace.json with inner steps, found none")
-    return _document(draw_timeline(record, window, width))
+    return document(draw_timeline(record, window, width))
 
 
 def absence_svg(run: Path, width: float = 1080, *, close_up: bool = False) -> str:
@@ -59,10 +59,10 @@ def absence_svg(run: Path, width: float = 1080, *, close_up: bool = False) -> st
     moments = close_ups(record, absences) if close_up else [(window, "")]
     if not moments:
         raise ValueError(f"drawing a death in {run}: expected one of a learner or a syncer, found none")
-    return _document(draw_absence(record, moments[0][0], absences, width))
+    return document(draw_absence(record, moments[0][0], absences, width))
 
 
-def _document(chart: Markup) -> str:
+def document(chart: Markup) -> str:
     """The SVG document that shows `chart`, an element as `axes.drawing` makes it."""
     head = _HEAD.match(chart)
     assert head is not None, "every chart begins with its size and its name"

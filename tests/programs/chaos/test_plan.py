@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs.arguments.config import absolute
-from isthmus.programs.chaos.plan import Plan, Planned, check_hosts, elsewhere, faults_of, machines_of, read
+from isthmus.programs.chaos.plan import (
+    FAULTS_MAX,
+    Plan,
+    Planned,
+    check_hosts,
+    check_programs,
+    faults_of,
+    machine_hosts,
+    machines_of,
+    read,
+)
 from isthmus.runtime.errors import ConfigError
 
 HOSTS = ["learner/0", "learner/1", "learner/2", "learner/3", "syncer/0", "evaluator/0", "recorder/0"]
@@ -85,22 +95,41 @@ def test_the_same_seed_draws_the_same_faults() -> None:
     assert 4.0 < faults[-1].at / 400 < 6.0
 
 
+def test_without_a_count_faults_come_for_as_long_as_a_run_may_last() -> None:
+    drawn = plan("[random]\nmean_seconds = 10")
+    faults = faults_of(drawn, HOSTS, 30.0)
+    assert drawn.is_endless
+    assert not plan("[random]\ncount = 3").is_endless
+    assert 500.0 < faults[-1].at <= 600.0
+    assert faults_of(drawn, HOSTS, 60.0)[: len(faults)] == faults
+    assert len(faults_of(drawn, HOSTS, 1e9)) == FAULTS_MAX
+
+
+def test_a_section_of_a_program_that_there_is_not_is_named() -> None:
+    told = plan("[program.decopled-diloco]\ngamma = 0.5\n[program.diloco]\ninterval = 8")
+    check_programs(told, ["decopled-diloco", "diloco"])
+    with pytest.raises(ConfigError, match="Did you mean 'decoupled-diloco'") as caught:
+        check_programs(told, ["data-parallel", "decoupled-diloco", "diloco"])
+    assert str(caught.value).count("expected") == 1
+
+
 @pytest.mark.parametrize("hosts", [HOSTS, ["learner/0", "evaluator/0", "recorder/0"]])
 def test_the_built_in_plan_strikes_every_kind_of_process(hosts: list[str]) -> None:
     faults = faults_of(Plan(), hosts, 60.0)
     killed = {fault.role for fault in faults if fault.kind == "kill"}
     machines = machines_of(Plan(), hosts)
     assert machines == (2 if "learner/1" in hosts else 1)
-    assert killed == {host.partition("/")[0] for host in [*hosts, *elsewhere(machines)]} | {"daemon", "fork-server"}
+    assert killed == {host.partition("/")[0] for host in [*hosts, *machine_hosts(machines)]} | {"daemon", "fork-server"}
     assert {fault.kind for fault in faults} == {"kill", "pause", "slow"}
     assert 0.0 < faults[0].at < faults[-1].until < 60.0
     check_hosts(Plan(faults=faults, machines=machines), hosts)
 
 
-def test_machines_are_killed_and_nothing_else_and_not_the_home() -> None:
+def test_machines_are_killed_where_there_are_several() -> None:
     fault = '[[fault]]\nkind = "kill"\nhost = "machine/{}"\nat = 1'
     check_hosts(plan("machines = 3\n" + fault.format(2)), HOSTS)
-    for told, number in (("machines = 2\n", 2), ("machines = 2\n", 0), ("", 1)):
+    check_hosts(plan("machines = 2\n" + fault.format(0)), HOSTS)
+    for told, number in (("machines = 2\n", 2), ("", 0), ("", 1)):
         with pytest.raises(ConfigError, match=f"'machine/{number}'"):
             check_hosts(plan(told + fault.format(number)), HOSTS)
     with pytest.raises(ConfigError, match="as many machines as learners, 4"):
