@@ -65,7 +65,7 @@ class _Instruction(NamedTuple):
 
 
 def read_collectives(text: str) -> Collectives:
-    """Of the text of a compiled module; InvariantError for one that is no schedule."""
+    """The collectives in the text of a compiled module; InvariantError if it is no schedule."""
     if "is_scheduled=true" not in text.partition("\n")[0]:
         what = "reading a compiled program: expected a module with is_scheduled=true"
         raise InvariantError(f"{what}, found {text[:60]!r}.")

@@ -33,16 +33,16 @@ _ENVIRONMENT: Final = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5p-8",
-    # Whoever else has loaded libtpu on this machine: it locks a file that guards a chip, and there is none here.
+    # Other processes may load libtpu here: it locks a file that guards a chip, and there is no chip.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 _TOLD_SECONDS: Final = 1.0
-"""How often it is told how long something takes."""
+"""Interval of progress reports."""
 _LAST_BYTES: Final = 4000
-"""Of what a worker that died has written."""
+"""Bytes of a dead worker's output that an error shows."""
 
 Hear = Callable[[str, str, float], None]
-"""Hears the name of the island, of the function that is compiled, and for how many seconds the island has been."""
+"""Called with the island's name, the function being compiled, and the seconds spent on the island."""
 
 
 def check_compiler(doing: str) -> None:
@@ -56,8 +56,10 @@ def check_compiler(doing: str) -> None:
 
 
 def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear, *, fit: bool) -> Island:
-    """What a run, as its spec tells it, would be on an island for the learner in this slot; with `fit`, also which
-    batch is the largest. ConfigError where the request is wrong; RunError if the worker dies, or fails."""
+    """The figures of a run with spec `told` on an island, for this slot's learner; with `fit`, also the largest batch.
+
+    ConfigError if the request is wrong; RunError if the worker dies, or fails.
+    """
     kept = cache_folder("ahead")
     where = {"target": target.name, "slot": slot, "kept": None if kept is None else str(kept)}
     request = json.dumps({"spec": told, **where, "fit": fit})

@@ -23,7 +23,7 @@ from isthmus.programs.ahead.targets import Target
 
 
 def counted(call: DeviceCall, target: Target, kept: Kept, versions: Mapping[str, str]) -> Counted:
-    """The figures of one function on the target that its arguments lie on, those that are kept where there are any."""
+    """The figures of one function on the target that holds its arguments; uses kept figures if there are any."""
     traced = call.function.trace(*call.arguments)
     flops = matrix_flops(traced.jaxpr)
     lowered = traced.lower()
@@ -49,7 +49,7 @@ def counted(call: DeviceCall, target: Target, kept: Kept, versions: Mapping[str,
 
 
 def compiled(lowered: Any, options: Mapping[str, str]) -> Compiled | Refused:
-    """What the compiler makes of a lowered function; whatever it raises for another reason than memory."""
+    """The compiler's figures for a lowered function; `Refused` for lack of memory; other errors of it are raised."""
     begun = time.monotonic()
     try:
         made = lowered.compile(dict(options))
@@ -76,7 +76,7 @@ def compiled(lowered: Any, options: Mapping[str, str]) -> Compiled | Refused:
 
 
 def bytes_on_device(arguments: Any) -> int:
-    """What arrays, given as shapes that may say how they lie, take on each device."""
+    """Bytes of arrays on each device; given as shapes, with their sharding if any."""
     return sum(map(_bytes_of, jax.tree.leaves(arguments)))
 
 

@@ -14,8 +14,8 @@ from isthmus.programs.ahead.collectives import Collectives
 @final
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a program takes on each device. `aliased` are outputs that lie where arguments were; `peak` is the most that
-    the compiler says is in use at a time, without the code."""
+    """Bytes of a program on each device. `aliased` are outputs in the place of arguments; `peak` is the compiler's
+    maximum in use at a time, without the code."""
 
     arguments: int
     outputs: int
@@ -26,14 +26,14 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it: what has to be there, for a device sets the temporaries aside as one piece."""
+        """Bytes that have to be available: a device reserves the temporaries as one piece."""
         return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A program as the compiler made it; `accessed_bytes` is what it reads and writes, a loop's body counted once."""
+    """A compiled program; `accessed_bytes` are read and written, with a loop's body counted once."""
 
     memory: Memory
     accessed_bytes: float
@@ -53,9 +53,12 @@ class Refused:
 @final
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """One function: `products` are the operations of its matrix products in all, without `unbounded` loops that were
-    counted once; `state_bytes` are of the state that it takes, `given_bytes` of its other arguments, as arrays lie,
-    `made_bytes` of what it gives, whole; `is_kept` where the figures were there already."""
+    """Figures of one function.
+
+    `products`: operations of all its matrix products, with each of the `unbounded` loops counted once; `state_bytes`:
+    of its state argument, `given_bytes`: of its other arguments, both per device; `made_bytes`: of its whole result;
+    `is_kept`: the figures were kept from before.
+    """
 
     name: str
     is_step: bool
@@ -69,7 +72,7 @@ class Counted:
     is_kept: bool
 
     def needed(self, state_bytes: int) -> int:
-        """What each device has to have while it runs: what it takes itself, and what it leaves alone of a state."""
+        """Bytes that each device needs while it runs: its own, and the part of a state that it does not take."""
         if self.refused is not None:
             return self.refused.used_bytes + state_bytes - self.state_bytes
         assert self.compiled is not None
@@ -79,8 +82,11 @@ class Counted:
 @final
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The largest batch whose step fits, in rows along its first axis: `given` is that of the run, `rows` the largest,
-    None if none fits, `asked` those that the compiler was asked about, `steps` the functions of a step for `rows`."""
+    """The largest batch whose step fits, in rows along its first axis.
+
+    `given` is that of the run, `rows` the largest, None if none fits, `asked` those that were compiled, `steps` the
+    functions of a step for `rows`.
+    """
 
     given: int
     rows: int | None
@@ -91,9 +97,12 @@ class Fit:
 @final
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a worker has found out of an island: the tokens of a batch there, its devices as the compiler calls them, on
-    so many machines, the memory of each that programs can have, its functions, those of a step first, and the largest
-    batch, where it was asked for."""
+    """A worker's figures of an island.
+
+    The tokens of a batch there; the number of devices, their kind as the compiler names it, and the machines (`hosts`)
+    they are on; the memory of each that programs can use; its functions, those of a step first; and the largest batch,
+    if requested.
+    """
 
     tokens: int
     device_kind: str

@@ -17,8 +17,8 @@ def fitted(steps: Sequence[DeviceCall], asked: Callable[[int], list[Counted]], s
     """The largest batch for the functions of a step, in rows of its arrays' first axis, beside `state` bytes on
     each device, within the `limit` of a device, bytes.
 
-    `asked(rows)` has the compiler count the functions for so many rows. ConfigError where arrays of a batch differ in
-    their first axis, so that no batch of another size is known.
+    `asked(rows)` has the compiler count the functions for that many rows. ConfigError if arrays of a batch differ in
+    their first axis, so that batches of other sizes are unknown.
     """
     leaves = [leaf for call in steps if call.batch is not None for leaf in jax.tree.leaves(call.arguments[call.batch])]
     first = {leaf.shape[0] if leaf.shape else 0 for leaf in leaves}
@@ -39,7 +39,7 @@ def fitted(steps: Sequence[DeviceCall], asked: Callable[[int], list[Counted]], s
 
 
 def resized(call: DeviceCall, rows: int) -> DeviceCall:
-    """The call with a batch of so many rows, where it takes one."""
+    """The call with a batch of `rows` rows, if it takes one."""
     if call.batch is None:
         return call
     arguments = list(call.arguments)

@@ -25,9 +25,12 @@ DEVICES: Final = "more-devices"
 @final
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """What fills the memory of a device in the function that needs most, in bytes: `state`, `given` (a batch, an
-    update), `temporaries` with what it gives, `code`, and what arrays take beyond their elements (`padding`). Where the
-    compiler refused the function it says no more than the sum: `unknown` is then what is not state or given."""
+    """Use of a device's memory in the function that needs most, in bytes.
+
+    `state`, `given` (a batch, an update), `temporaries` with the results, `code`, and `padding` of arrays beyond their
+    elements. For a refused function the compiler reports only the sum: `unknown` is then the part beside state and
+    given.
+    """
 
     function: str
     state: int
@@ -53,10 +56,12 @@ class LargestBatch:
 @final
 @dataclass(frozen=True, slots=True)
 class Island:
-    """An island, as `--json` tells it: bytes are of each device, operations those of a step divided by the devices.
-    `helps` is what would make it fit, where it does not; `batch_max` the largest batch, where `is_fitted` says that it
-    was looked for: None if none fits. A step is predicted to take what its products take, or its
-    memory, whichever is longer, at published figures."""
+    """An island in the form of `--json`: bytes are of each device, operations those of a step divided by the devices.
+
+    `helps`: remedies for an island that does not fit; `batch_max`: the largest batch if `is_fitted` (it was searched),
+    None if none fits. The predicted time of a step is that of its products, or that of its memory accesses, whichever
+    is longer, at published figures.
+    """
 
     island: str
     slot: int
@@ -83,12 +88,12 @@ class Island:
     functions: tuple[dict[str, Any], ...]
 
     def as_data(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The island as JSON data."""
         return asdict(self)
 
 
 def summed(target: Target, slot: int, answer: Answer) -> Island:
-    """An island of what a worker has answered."""
+    """The island of a worker's answer."""
     functions = answer.functions
     state = max(each.state_bytes for each in functions)
     needs = [each.needed(state) for each in functions]
@@ -160,13 +165,13 @@ def _flops(steps: Sequence[Counted], devices: int) -> int:
 
 
 def _step_seconds(target: Target, steps: Sequence[Counted], devices: int) -> float | None:
-    """What a step is predicted to take; None where the compiler refused a function of it."""
+    """Predicted seconds of a step; None if the compiler refused a function of it."""
     accessed = [each.compiled.accessed_bytes for each in steps if each.compiled is not None]
     return _seconds_of(target, _flops(steps, devices), sum(accessed)) if len(accessed) == len(steps) else None
 
 
 def _seconds_of(target: Target, flops: float, accessed_bytes: float) -> float | None:
-    """What a device needs for this at best, at its share of what is published of a chip."""
+    """Minimum seconds of a device, at its share of the chip's published figures."""
     return roofline_seconds(target.device, flops * target.devices_a_chip, accessed_bytes * target.devices_a_chip)
 
 

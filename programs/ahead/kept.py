@@ -43,7 +43,7 @@ class Kept:
         self._folder = folder
 
     def find(self, key: str) -> Compiled | Refused | None:
-        """What is kept under this digest."""
+        """The figures kept under this digest; None if there are none."""
         if self._folder is None:
             return None
         with suppress(OSError, msgspec.DecodeError):

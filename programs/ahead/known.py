@@ -35,8 +35,10 @@ _ISLANDS: Final = "islands"
 
 
 def keep(told: Mapping[str, Any], islands: Mapping[int, tuple[Target, Island]]) -> None:
-    """Keep what was found out of the islands for a run, by slot, which its spec tells of; a disk that takes nothing
-    costs these figures, and nothing else. It reads the sources of all that the figures depend on, once."""
+    """Keep the figures of a run's islands, by slot; `told` is the run's spec. A full disk costs these figures only.
+
+    Reads all sources on which the figures depend, once.
+    """
     folder, job = _folder(), told["job"]
     if folder is None:
         return
@@ -54,7 +56,7 @@ def keep(told: Mapping[str, Any], islands: Mapping[int, tuple[Target, Island]]) 
 
 
 def finder(request: Request) -> Find:
-    """What is kept of a request's learners. It reads the sources of all that the figures depend on, once asked."""
+    """The kept figures of a request's learners. Reads all sources on which the figures depend, at the first call."""
     folder, job, tokens = _folder(), request.job, request.task.tokens_per_batch
     given = (tokens,) if isinstance(tokens, int) else tokens
     what = _What(job.program, job.task.text, dict(job.settings), given)
@@ -77,7 +79,7 @@ def _folder() -> Path | None:
 
 @dataclass(frozen=True)
 class _What:
-    """What figures depend on, but for the island: references of program and task, settings, tokens by slot."""
+    """The inputs of the figures, except the island: references of program and task, settings, tokens by slot."""
 
     program: str
     task: str
@@ -85,7 +87,7 @@ class _What:
     tokens: tuple[int, ...]
 
     def file(self, slot: int, kind: str, devices: int) -> str:
-        """The name of the file for the learner in a slot, on so many devices of a kind."""
+        """The name of the file for the learner in a slot, on `devices` devices of a kind."""
         told = [_FORM, self._sources, self.program, self.task, dict(self.settings)]
         of_island = [of_slot(self.tokens, slot), kind, devices]
         return f"{hashlib.sha256(json.dumps([*told, *of_island], sort_keys=True).encode()).hexdigest()}.json"

@@ -12,15 +12,15 @@ from typing import Final
 FINENESS: Final = 8
 """The batch that is found is the largest one to within this part of itself."""
 ASKED_MAX: Final = 8
-"""No more, because near the limit the compiler looks for what it can compute again, and takes minutes for a batch."""
+"""No more, because near the limit the compiler searches for values to recompute, and takes minutes for a batch."""
 GROWTH_MAX: Final = 8
 """The next batch is at most so many times larger: a line through two near points may miss by much."""
 
 
 def largest(needed: Callable[[int], int], limit: int, begin: int, unit: int) -> int | None:
     """The largest multiple of `unit` rows, to within `FINENESS` and at most `ASKED_MAX` batches, that needs no more
-    than `limit` bytes of a device; None if not even `unit` rows do. `needed(rows)` says how many bytes so many rows
-    need; `begin` rows are asked about first."""
+    than `limit` bytes of a device; None if not even `unit` rows fit. `needed(rows)` returns the bytes that `rows` rows
+    need; `begin` rows are tried first."""
     asked: dict[int, int] = {}
     low, high, count = 0, 0, max(begin // unit, 1)
     while len(asked) < ASKED_MAX:
@@ -36,8 +36,8 @@ def largest(needed: Callable[[int], int], limit: int, begin: int, unit: int) -> 
 
 
 def _next(asked: dict[int, int], limit: int, low: int, high: int) -> int:
-    """The next batch to ask about, between `low`, the largest that fits, and `high`, the smallest that does not (0:
-    none is known). Batches are counted in units of rows; `asked` gives the bytes that each needs of `limit` bytes."""
+    """The next batch to try, between `low`, the largest that fits, and `high`, the smallest that does not (0: none is
+    known). Batches are counted in units of rows; `asked` has the bytes that each tried batch needs of `limit` bytes."""
     near = sorted(asked, key=lambda count: abs(asked[count] - limit))[:2]
     slope = (asked[near[0]] - asked[near[-1]]) / (near[0] - near[-1]) if len(near) > 1 else 0.0
     halved = (low + high) // 2 if high else 2 * low

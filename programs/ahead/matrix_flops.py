@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Flops(NamedTuple):
-    """Operations of matrix products, and how many loops there are whose turns are not known and were counted once."""
+    """Operations of matrix products; `unbounded`: loops of unknown length, whose bodies were counted once."""
 
     products: int
     unbounded: int = 0
@@ -23,7 +23,7 @@ class Flops(NamedTuple):
         return Flops(self.products + other[0], self.unbounded + other[1])
 
     def times(self, count: int) -> Flops:
-        """The same, so many times over."""
+        """The operations of `count` repetitions."""
         return Flops(self.products * count, self.unbounded)
 
 

@@ -20,14 +20,14 @@ _FORMS: Final = (
 
 
 class Overflow(NamedTuple):
-    """Bytes on each device: what a program needs in all, its arguments among it, and what there is for it."""
+    """Bytes on each device: those that a program needs, arguments included, and the limit."""
 
     used_bytes: int
     limit_bytes: int
 
 
 def read_overflow(message: str) -> Overflow | None:
-    """What the compiler's message says; None for a message about something else."""
+    """The overflow in a compiler's message; None for a message about something else."""
     for form in _FORMS:
         if found := form.search(message):
             used, limit = (round(float(found[name]) * _UNITS[found[f"{name}_unit"]]) for name in ("used", "limit"))

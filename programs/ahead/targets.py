@@ -18,7 +18,7 @@ _FORM: Final = re.compile(r"(?P<kind>[a-z0-9]+):(?P<topology>\d+x\d+(?:x\d+)?)")
 _DIMENSIONS: Final = {"v4": 3, "v5e": 2, "v5p": 3, "v6e": 2}
 """Of the torus of each kind; https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm."""
 _DEVICES_A_CHIP: Final = {"v4": 2}
-"""As the compiler counts them; one, where nothing is said."""
+"""Devices of a chip, as the compiler counts them; one by default."""
 _CHIPS_A_HOST: Final = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}
 """The most that one machine has, from the same pages."""
 _OVERLAPPING: Final = (
@@ -36,9 +36,12 @@ v5p:2x2x1); on eight and more chips most overlap anyway."""
 @final
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An island to compile for: `name` as it was said, the `device` it has `count` of, the compiler's options, how its
-    chips lie on one machine, in three dimensions, none where it is more than a machine has, and how many of the
-    compiler's devices are one chip, of which the figures of `device` are."""
+    """An island to compile for.
+
+    `name` as given; `count` devices of kind `device`; the compiler's options; `host_bounds`: the layout of its chips on
+    one machine, in three dimensions, empty if it needs several machines; `devices_a_chip`: the compiler's devices in
+    one chip, to which the figures of `device` apply.
+    """
 
     name: str
     device: Device
@@ -49,7 +52,7 @@ class Target:
 
 
 def target(text: str, doing: str = "Reading --island") -> Target:
-    """The target that `text` names; ConfigError for a form, a kind or a topology that there is not."""
+    """The target that `text` names; ConfigError for an unknown form, kind or topology."""
     form = _FORM.fullmatch(text)
     kinds = ", ".join(_DIMENSIONS)
     if form is None or form["kind"] not in _DIMENSIONS:
@@ -67,9 +70,11 @@ def target(text: str, doing: str = "Reading --island") -> Target:
 
 
 def roofline_seconds(device: Device, flops: float, bytes_accessed: float) -> float | None:
-    """The least time that a step can take on a device of this kind: by its products, or by the memory that it reads and
-    writes, whichever takes longer, at the published figures. None where they are not published. Collectives are taken
-    to overlap, so that this is predicted, and a bound from below."""
+    """Minimum seconds of a step on a device of this kind, at the published figures; None if they are not published.
+
+    The longer of the times for its products and for the memory that it reads and writes. Collectives count as fully
+    overlapped, so this is a predicted lower bound.
+    """
     if device.flops is None or device.memory_bandwidth_bytes is None:
         return None
     return max(flops / device.flops, bytes_accessed / device.memory_bandwidth_bytes)

@@ -16,7 +16,7 @@ _HELPS: Final = {
 
 
 def told(island: Island) -> str:
-    """Some lines, the first of which says whether it fits."""
+    """The figures of an island as lines; the first says whether it fits."""
     rows = list(_rows(island))
     width = max(len(name) for name, _ in rows)
     fits = "fits" if island.fits else "does not fit"

@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> Answer:
-    """What a request is answered with; `doing` hears the name of each function before it is compiled."""
+    """The answer to a request; `doing` is called with the name of each function before it is compiled."""
     told, wanted = spec.read(request["spec"]), target(request["target"])
     sys.argv = list(told.argv)
     devices = devices_of(wanted)
@@ -118,8 +118,10 @@ def devices_of(wanted: Target) -> tuple[Any, ...]:
 
 
 def calls(told: Spec, slot: int, devices: tuple[Any, ...]) -> Iterator[DeviceCall]:
-    """All that a learner in this slot calls on these devices: the very functions of a run. On one device nothing is
-    said of where arrays are, as in a run; only here, where that device is not the one that jax takes by itself."""
+    """The device calls of a learner in this slot on these devices: the very functions of a run.
+
+    On one device a run gives arrays no sharding; here they get that of the device, which is not jax's default.
+    """
     plan = lower(told.graph())[LEARNER]
     bodies = [node for node in plan.nodes if hasattr(node.body, "calls_on")]
     if not bodies:
@@ -138,7 +140,7 @@ def calls(told: Spec, slot: int, devices: tuple[Any, ...]) -> Iterator[DeviceCal
 
 
 def limit_bytes(device: Any) -> int:
-    """The memory of a device that programs can have, as its compiler says when it refuses one that is too large."""
+    """The memory of a device that programs can use, from the compiler's refusal of one that is too large."""
     shape = jax.ShapeDtypeStruct(_TOO_LARGE, jnp.float32, sharding=SingleDeviceSharding(device))  # type: ignore[no-untyped-call]
     try:
         jax.jit(lambda array: array + 1).lower(shape).compile()

@@ -82,7 +82,7 @@ def _read(file: Path) -> Plan:
 
 
 def _order(plan: Plan, program: str) -> Order:
-    """A program with what the sections of a plan say."""
+    """A program with the settings of a plan's sections."""
     run = {key: value for key, value in plan.run.items() if key != "task"}
     sections = {"run": run, "program": plan.program.get(program, {}), "task": plan.task}
     keys = [(f"{name}.{key}", value) for name, section in sections.items() for key, value in section.items()]
@@ -96,7 +96,7 @@ def _placed(plan: Plan, order: Order, hosts: Sequence[str]) -> Order:
 
 
 def _hosts(order: Order) -> list[str]:
-    """The hosts with which a run begins; ConfigError for what is wrong with the request."""
+    """The hosts at the start of a run; ConfigError with the faults of the request."""
     from isthmus.programs.recorder.summary import roster_counts
 
     sets = list(order.sets)
@@ -114,7 +114,7 @@ def _say(line: str) -> None:
 
 
 def _shown(tried: Sequence[Tried], width: int) -> Group:
-    """Tables: the programs, and what happened to each of them."""
+    """Tables: the programs, and the faults of each."""
     legend = (
         "calm: the same run undisturbed; kept: goodput / calm; waits: of inner steps on other hosts, more than 1 ms, "
         "by learners not struck"

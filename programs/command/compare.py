@@ -27,7 +27,7 @@ from isthmus.programs.terminal.comparison import Progress, notes, show
 from isthmus.runtime.errors import ConfigError, Fault
 
 PROGRAMS: Final = ("data-parallel", "decoupled-diloco")
-"""What is compared where nobody says: what is usual, which is the reference, and what is to replace it."""
+"""Default programs: the usual one, which is the reference, and the one meant to replace it."""
 SEEDS_MAX: Final = 1000
 _DOING: Final = "Reading the options of `isthmus compare`"
 
@@ -35,7 +35,7 @@ _DOING: Final = "Reading the options of `isthmus compare`"
 @final
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was typed, beside what `train` takes: `options.program` is not used."""
+    """The options of the command, beside those of `train`; `options.program` is not used."""
 
     options: Options
     programs: list[str]

@@ -23,9 +23,11 @@ _PREPARING: Final = "the request is read, the task is run on shapes"
 
 
 def compile_for(asked: Options, islands: Sequence[str], *, fit: bool, as_json: bool) -> bool:
-    """Compile the functions of each learner for its island, the first for slot 0, and show what they come to, with
-    `fit` also the largest batch; whether all fit. ConfigError for what is wrong with the request, and where there is
-    no compiler."""
+    """Compile the functions of each learner for its island, the first for slot 0, and show the figures.
+
+    With `fit` also the largest batch. Returns whether all fit. ConfigError with the faults of the request, or if there
+    is no compiler.
+    """
     targets = _targets(islands)
     check_compiler(f"Compiling for {targets[0].name}")
     line = _Line()
@@ -59,7 +61,7 @@ def _targets(islands: Sequence[str]) -> list[Target]:
 
 
 def _spec_of(asked: Options, targets: Sequence[Target]) -> dict[str, Any]:
-    """The run that was asked for, as its processes know it; ConfigError if it fits an island's devices in no way."""
+    """The spec of the requested run; ConfigError if its mesh does not fit an island's devices."""
     from isthmus.programs.checks.meshes import mesh_faults
     from isthmus.programs.request import spec
 
@@ -75,20 +77,19 @@ def _spec_of(asked: Options, targets: Sequence[Target]) -> dict[str, Any]:
 
 
 class _Line:
-    """A line on standard error that says what goes on: on a terminal one that changes, elsewhere one for each
-    island."""
+    """A progress line on standard error: on a terminal one that changes, elsewhere one for each island."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
         self._said = ""
 
     def hear(self, island: str, function: str, since: float) -> None:
-        """Say which function is compiled for which island, which has taken so many seconds."""
+        """Show the function that is being compiled, its island, and the seconds so far."""
         what = f" {function}, {seconds(since)}" if function else ""
         self.show(f"compiling for {island}", f":{what}" if what else "")
 
     def show(self, text: str, more: str = "") -> None:
-        """Say something; `more` changes with time."""
+        """Show a line; `more` changes with time."""
         if self._is_terminal:
             sys.stderr.write(f"\r\x1b[2K{text}{more}")
         elif text != self._said:

@@ -18,7 +18,7 @@ ANSWER_SECONDS: Final = 5.0
 
 
 def keygen(name: str) -> str:
-    """Make NAME.key and NAME.pub in this folder; what to say about them. ConfigError if they are there already."""
+    """Make NAME.key and NAME.pub in this folder; returns the text to print. ConfigError if they exist."""
     machine_name.checked(name, f"Making a key for {name!r}", "for example `isthmus keygen alpha`")
     pair = KeyPair.make()
     secret, public = pair.write(Path(), name)
@@ -30,8 +30,10 @@ def keygen(name: str) -> str:
 
 
 def admit(name: str, key: str, machine: str | None, *, is_operator: bool = False) -> str:
-    """Let the daemon of a machine on this computer admit another machine, perhaps as an operator; what to say about it.
-    ConfigError with all that is wrong."""
+    """Let the daemon of a machine on this computer admit another machine, perhaps as an operator.
+
+    Returns the text to print. ConfigError with all faults.
+    """
     doing = f"Admitting {name!r}"
     faults: list[Fault] = []
     public = here = ""
@@ -54,8 +56,10 @@ def admit(name: str, key: str, machine: str | None, *, is_operator: bool = False
 
 
 def expel(name: str, machine: str | None) -> str:
-    """Take the machine `name` away from the runs of a daemon on this computer; what to say about it. ConfigError if
-    that daemon neither has it nor admits it."""
+    """Remove the machine `name` from the runs of a daemon on this computer; returns the text to print.
+
+    ConfigError if that daemon neither has it in a run nor admits it.
+    """
     doing = f"Expelling {name!r}"
     here = admissions.machine_here(machine, doing)
     entry = next((entry for entry in registry.living() if entry.name == here), None)

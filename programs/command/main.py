@@ -62,5 +62,5 @@ def main() -> None:
     try:
         app(prog_name="isthmus")
     finally:
-        # A Ctrl-C that comes while Python shuts down has nothing left to stop, and would end in a traceback.
+        # A Ctrl-C while Python shuts down has nothing left to stop, and would end in a traceback.
         ignore()

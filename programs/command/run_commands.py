@@ -298,7 +298,7 @@ def logs(
 
 
 def _shown(request: Request, cluster: ClusterFile | None, form: str, *, plans: bool) -> str:
-    """The graph of a request as text, Mermaid or JSON; with a cluster, where it goes there and what is predicted."""
+    """The graph of a request as text, Mermaid or JSON; with a cluster, also its placement and prediction."""
     from isthmus.programs.request import graph_view
 
     if cluster is not None:

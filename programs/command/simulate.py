@@ -36,13 +36,12 @@ def world(
     has_gangs: bool = False,
     as_json: bool,
 ) -> bool:
-    """Run seeds `seed` to `seed + seeds - 1`, and show what came of them; whether nothing was wrong, every kind of
-    fault happened at least `least` times in every phase of the runs, and, where any is asked for, every guard fired.
-    As it `is_deadly`, everything dies in each of them, and `least` is how often it is to at each step of a snapshot. As
-    it `has_gangs`, islands have several processes, and what happens to such islands has to happen, where `least` is
-    asked for.
+    """Run seeds `seed` to `seed + seeds - 1`, and show the results; returns whether the search passed.
 
-    ConfigError for numbers out of range and for programs that cannot be simulated.
+    It passes if there is no violation, every kind of fault happened at least `least` times in every phase of the runs,
+    and, with `least`, every guard fired. With `is_deadly`, everything dies in each run, and `least` is the minimum of
+    deaths at each step of a snapshot. With `has_gangs`, islands have several processes, and with `least` the faults of
+    such islands have to happen. ConfigError for numbers out of range and for programs that cannot be simulated.
     """
     _check(seed, seeds, least, program)
     if is_deadly and program != DEFAULT:
@@ -92,7 +91,7 @@ def progress(done: int, seeds: int, failed: int, took: float) -> str:
 
 
 def story(outcome: Outcome, again: Callable[[int], str]) -> str:
-    """What was wrong with a seed, what had happened to it, and how to see it again."""
+    """The violation of a seed, its faults, and the command that repeats it."""
     lines = [f"seed {outcome.seed} failed after {outcome.seconds:.3f} virtual seconds: {outcome.violation}"]
     lines = lines[0].splitlines()
     lines += [f"    {line}" for line in outcome.story or ["    no fault had happened"]]
@@ -130,7 +129,7 @@ def table(outcomes: list[Outcome], took: float) -> str:
 
 
 def as_object(outcomes: list[Outcome], took: float, again: Callable[[int], str], missing: list[str]) -> dict[str, Any]:
-    """The same for programs; `failures` are the seeds with a violation, `too_rare` what was `missing`."""
+    """The results as data; `failures` are the seeds with a violation, `too_rare` the `missing` faults."""
     faults: Counter[str] = Counter()
     for outcome in outcomes:
         faults += outcome.faults

@@ -31,7 +31,7 @@ from isthmus.runtime.errors import ConfigError
 
 
 def train(asked: Options, *, is_detached: bool, quiet: bool) -> None:
-    """Prepare the run that was asked for, and start it; watch it unless it is detached."""
+    """Prepare the requested run, and start it; watch it unless it is detached."""
     cluster = asked.cluster
     if asked.transport == "inproc":
         option = "--detach" if cluster is None else "--cluster"
@@ -100,7 +100,7 @@ def _train_there(asked: Options, cluster: Cluster, *, is_detached: bool, quiet: 
     def work() -> dict[str, Any]:
         from isthmus.programs.command.submission import handover
 
-        # Which folder it will be is for the home to say.
+        # The home chooses the folder.
         return handover(replace(asked, run_dir=None).request().to_train().with_store(), cluster, folder).as_data()
 
     with preparing(quiet=quiet):
@@ -113,7 +113,7 @@ def _train_there(asked: Options, cluster: Cluster, *, is_detached: bool, quiet: 
 
 
 def _parting(submitted: Submitted, whose: str, *, quiet: bool) -> str:
-    """What somebody needs to know who leaves a run alone."""
+    """The text for a user who detaches from a run."""
     folder = submitted.run_dir
     name = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
     if quiet:

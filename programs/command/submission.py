@@ -19,8 +19,10 @@ from isthmus.runtime.graph.placement import Placement
 
 
 def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
-    """What the home of a run is to be handed, for a folder of that name there; ConfigError with everything that any
-    machine refuses, and with what is in the way of placing the run."""
+    """The handover to the home of a run, for a folder of that name there.
+
+    ConfigError with the refusals of all machines, and the obstacles to placing the run.
+    """
     from isthmus.programs.cluster.placement_view import nodes_placed
     from isthmus.programs.request.graph_view import as_json
 
@@ -54,7 +56,7 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
 
 
 def _check(daemon: Daemon, message: dict[str, Any], faults: list[Fault]) -> None:
-    """Let the home ask everybody; ConfigError with what any of them refuses, and with what is known already."""
+    """Let the home ask all machines; ConfigError with their refusals, and the faults that are known already."""
     try:
         daemon.say(message)
     except ConfigError as error:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, final
 
 
 class Delivery(NamedTuple):
-    """What came of some work: how many bytes were put, and the error that ended it."""
+    """The result of some work: how many bytes were put, and the error that ended it, if any."""
 
     bytes: int
     error: OSError | None
@@ -26,7 +26,7 @@ class Courier(Protocol):
         """Begin with some; nothing else is under way."""
 
     def poll(self) -> Delivery | None:
-        """What came of it, once; None as long as it goes on, and where none was begun."""
+        """The result, once; None while the work goes on, and if none was begun."""
 
 
 @final
@@ -75,7 +75,7 @@ class ThreadCourier:
                 count += size
         except OSError as error:
             self._came.append(Delivery(count, error))
-        except Exception as error:  # A filesystem of somebody else's: whatever it raises is told, and tried again.
+        except Exception as error:  # A third party's filesystem: any error is reported, and tried again.
             self._came.append(Delivery(count, OSError(f"{type(error).__name__}: {error}")))
         else:
             self._came.append(Delivery(count, None))

@@ -21,7 +21,7 @@ AHEAD: Final = 2
 AHEAD_MAX: Final = 64
 """Turns. A word takes some milliseconds, and the quickest turns are not shorter."""
 PATIENCE_NS: Final = 5_000_000_000
-"""From the version on: what learners send of large models takes its time."""
+"""Counts from the version on: learners of large models need time to send their parts."""
 
 Life = tuple[int, int]
 """Slot and incarnation."""
@@ -44,7 +44,7 @@ class Cuts:
         return self._wanted is not None
 
     def want(self, counts: Sequence[int], last: int) -> Wanted:
-        """The cut that is wanted, where versions with these counts are held, and fragment `last` was merged last."""
+        """The next cut to request, given the counts of held versions, and `last`, the fragment merged last."""
         fragment, then = after(counts, last, self._ahead)
         self._wanted, self._passed_at = Wanted(fragment=fragment, counts=then), None
         self._states.clear()
@@ -52,7 +52,7 @@ class Cuts:
         return self._wanted
 
     def hear(self, states: Collection[State], own: Collection[Own]) -> None:
-        """Take what was sent of a cut."""
+        """Take parts of a cut."""
         if self._wanted is None:
             return
         counts = self._wanted["counts"]
@@ -78,8 +78,7 @@ class Cuts:
         return dict(self._states), {slot: fitting[slot, life] for slot, life in sorted(living)}
 
     def is_given_up(self, counts: Sequence[int], now: int) -> bool:
-        """Whether it will not be whole any more, where versions with these counts are held; then it is over, and the
-        next is further ahead."""
+        """Whether the cut cannot be completed, given the counts of held versions; the next is then further ahead."""
         if self._wanted is None or counts[self._wanted["fragment"]] < self._wanted["counts"][self._wanted["fragment"]]:
             return False
         self._passed_at = now if self._passed_at is None else self._passed_at

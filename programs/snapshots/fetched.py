@@ -24,15 +24,17 @@ from isthmus.runtime.system.files import write_bytes
 
 
 class Fetched(NamedTuple):
-    """What was fetched: the head of the snapshot, and what is wrong with newer ones."""
+    """The head of a fetched snapshot, and the faults of newer ones."""
 
     head: Head
     faults: list[str]
 
 
 def fetch(place: Place, folder: Path, disk: Disk, doing: str) -> Fetched:
-    """Write the newest snapshot at a place that is whole into an empty folder; ConfigError where none is, or the place
-    or the disk refuses."""
+    """Write the newest complete snapshot at a place into an empty folder.
+
+    ConfigError if there is none, or the place or the disk refuses.
+    """
 
     def take(head: Head, entry: Entry | StateEntry, data: bytes) -> None:
         write_bytes(folder / FOLDER / entry.file, data, disk)

@@ -21,8 +21,10 @@ from isthmus.programs.snapshots.urls import Place
 
 @final
 class Keeping:
-    """In the run folder `folder`, every so many `seconds`, and at a `place` where there is one; `sizes` are those of
-    the fragments, in values."""
+    """Keeps snapshots in the run folder `folder`, one every `seconds`, and at a `place`, if given.
+
+    `sizes` are those of the fragments, in values.
+    """
 
     def __init__(self, folder: Path, seconds: float, place: Place | None, sizes: Sequence[int], context: Any) -> None:
         self._context, self._every = context, round(seconds * 1e9)
@@ -34,7 +36,7 @@ class Keeping:
         self._told_of: dict[str, Any] = {"number": 0, "taken_at": None, "faults": [], "error": None, "store": None}
 
     def recall(self) -> Found | None:
-        """What the last snapshot has, the first time that the disk says it."""
+        """The last snapshot, on the first successful read; None before and after."""
         if self._has_recalled:
             return None
         try:
@@ -49,7 +51,7 @@ class Keeping:
 
     @property
     def has_recalled(self) -> bool:
-        """Whether it is known what the last snapshot has."""
+        """Whether the last snapshot has been read."""
         return self._has_recalled
 
     def is_due(self, now: int) -> bool:
@@ -57,7 +59,7 @@ class Keeping:
         return self._has_recalled and (self._taken_at is None or now - self._taken_at >= self._every)
 
     def take(self, held: Mapping[int, State], states: Mapping[int, WholeState], now: int) -> None:
-        """Take a snapshot of these, if it is known which there are."""
+        """Take a snapshot of these items, if the last one has been read."""
         if not self._has_recalled:
             return
         self._taken_at = now
@@ -67,7 +69,7 @@ class Keeping:
             self._tell(error=words(error))
 
     def store(self, now: int) -> None:
-        """Have the newest snapshot brought to the store, where there is one."""
+        """Have the newest snapshot brought to the store, if there is one."""
         storing = self._storing
         if storing is None or not self._has_recalled:
             return
@@ -78,12 +80,12 @@ class Keeping:
             self._tell(store=told)
 
     def of_disk(self) -> dict[str, Any]:
-        """The fields of `Held` that tell of disk and store, but for `totals`."""
+        """The fields of `Held` about disk and store, except `totals`."""
         told = {name: self._told_of[name] for name in ("faults", "error", "store")}
         return {"saved": self._snapshots.versions(), **told}
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         if self._storing is not None:
             self._storing.close()
 

@@ -37,13 +37,13 @@ class KeptHold(Hold):
         """The progress of the run by the snapshot that it began with, and by what it gave to shards."""
 
     def open(self, context: Any) -> None:
-        """Hold what the last snapshot has."""
+        """Load the last snapshot."""
         super().open(context)
         self._keeping = Keeping(*self._where, self._sizes, context)
         self._recall()
 
     def __call__(self, update: Mapping[Any, Update] | None = None) -> list[tuple[str, Any]] | None:
-        """What a `Hold` does; and a snapshot, when it is due."""
+        """Act as a `Hold`, and take a snapshot when it is due."""
         self._recall()
         emitted = super().__call__(update)
         now = self._context.now()
@@ -57,7 +57,7 @@ class KeptHold(Hold):
         self._keeping.close()
 
     def _recall(self) -> None:
-        """Hold what the last snapshot has, as soon as the disk says what that is."""
+        """Load the last snapshot, as soon as the disk can be read."""
         found = self._keeping.recall()
         if found is not None:
             self._recall_all(found)
@@ -79,7 +79,7 @@ class KeptHold(Hold):
             self._keeping.take(cast(dict[int, State], self._held), {}, now)
 
     def _gifts(self, held: Update) -> list[tuple[str, Any]]:
-        """A copy for learners; for the shard, what it needs beside."""
+        """A copy for learners; for the shard also its own tensors."""
         state = cast(State, held)
         self._recalled.hear(state["totals"])
         kept = Kept(fragment=state["fragment"], version=state["version"], tensors=state["tensors"])

@@ -31,13 +31,13 @@ class KeptState:
         """The progress of the run by the snapshot that it began with."""
 
     def open(self, context: Any) -> None:
-        """Hold what the last snapshot has."""
+        """Load the last snapshot."""
         self._context = context
         self._keeping = Keeping(*self._where, (), context)
         self._recall()
 
     def __call__(self, state: Mapping[Any, State] | None = None) -> list[tuple[str, Any]] | None:
-        """The newest state, where it is news."""
+        """Emit the newest state if it is new."""
         self._recall()
         now = self._context.now()
         if (came := newest(state)) is not None:
@@ -56,7 +56,7 @@ class KeptState:
         return emitted or None
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._keeping.close()
 
     def _recall(self) -> None:

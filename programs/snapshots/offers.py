@@ -16,15 +16,18 @@ from isthmus.programs.snapshots.snapshots import Manifest
 PAUSE_NS: Final = 1_000_000_000
 PAUSE_NS_MAX: Final = 60_000_000_000
 SLOW_NS: Final = 120_000_000_000
-"""After so long without an answer that is told: an object of a large model takes minutes, and a store that hangs for
-ever looks the same."""
+"""Time without an answer after which a status reports it: an object of a large model takes minutes, and a store that
+hangs for ever looks the same."""
 
 
 @final
 @dataclass(slots=True)
 class Offers:
-    """`under_way` is the snapshot that is being brought, `stored` the number of the newest that is there, 0 if none is
-    known to be, `stored_at` since when; `error` why the last one was refused, None if it was not."""
+    """The state of a store.
+
+    `under_way`: the snapshot that is being brought; `stored`: the number of the newest in the store, 0 if none is
+    known; `stored_at`: since when; `error`: why the last one was refused, None if it was not.
+    """
 
     under_way: Manifest | None = field(default=None, init=False)
     stored: int = field(default=0, init=False)
@@ -42,7 +45,7 @@ class Offers:
         return newest
 
     def ended(self, error: str | None, now: int) -> None:
-        """What was under way is there, or was refused."""
+        """The snapshot under way was stored, or refused with `error`."""
         assert self.under_way is not None
         if error is None:
             self.stored, self.stored_at, self._pause = self.under_way.number, now, PAUSE_NS
@@ -51,6 +54,6 @@ class Offers:
         self.under_way, self.error = None, error
 
     def looked(self, now: int) -> None:
-        """Note what goes on for very long."""
+        """Note an error if the snapshot under way has taken SLOW_NS."""
         if self.under_way is not None and now - self._begun_at >= SLOW_NS:
             self.error = self.error or f"no answer for {SLOW_NS // 1_000_000_000} s"

@@ -74,8 +74,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Found(NamedTuple):
-    """What there is to go on from: the newest good snapshot, None where there is none, its items by fragment, what is
-    wrong with newer ones, and its whole states by their index."""
+    """The newest good snapshot, None if there is none, with items by fragment and whole states by index.
+
+    `faults`: those of newer snapshots.
+    """
 
     manifest: Manifest | None
     held: dict[int, State]
@@ -84,22 +86,26 @@ class Found(NamedTuple):
 
 
 class Snapshots:
-    """The snapshots in `folder` of a model with fragments of `sizes` values, as a life of the recorder takes them. What
-    the disk refuses to do is raised as OSError, and leaves the newest good snapshot as it was."""
+    """The snapshots in `folder` of a model with fragments of `sizes` values, taken by one life of the recorder.
+
+    Errors of the disk are raised as OSError, and leave the newest good snapshot as it was.
+    """
 
     def __init__(self, folder: Path, sizes: Sequence[int], disk: Disk, life: int = 1) -> None:
         self._folder, self._sizes, self._disk, self._life = folder, sizes, disk, life
         self._newest: Manifest | None = None
         self._before: Manifest | None = None
         self._is_in_place = False
-        """The newest has the name of the newest, and is put aside before the next takes that."""
+        """Whether the newest has the name MANIFEST; it is renamed before the next takes that name."""
         self._old: set[str] = set()
         """Files that only manifests before the newest name."""
         self._pinned: Manifest | None = None
 
     def read(self) -> Found:
-        """The newest snapshot that is whole, and there to stay; it is the one that the next `write` follows. OSError if
-        the disk does not say. (Whoever wrote it may have died before its name outlived a power failure.)"""
+        """The newest complete snapshot, made durable; the next `write` follows it. OSError if the disk cannot be read.
+
+        (Its writer may have died before the snapshot's name was durable.)
+        """
         faults: list[str] = []
         for name in (MANIFEST, BEFORE):
             try:
@@ -116,7 +122,7 @@ class Snapshots:
 
     @property
     def newest(self) -> Manifest | None:
-        """The newest good snapshot; None where there is none, or it is not known."""
+        """The newest good snapshot; None if there is none, or it is unknown."""
         return self._newest
 
     def pin(self, manifest: Manifest | None) -> None:
@@ -129,8 +135,10 @@ class Snapshots:
         return sorted([entry.fragment, *entry.version] for manifest in kept for entry in manifest.fragments)
 
     def write(self, held: Mapping[int, State], states: Mapping[int, WholeState] = _NONE) -> Manifest:
-        """Take a snapshot of these items, one of each fragment, and of whole states; the newest as it is where nothing
-        is new. OSError, too, for a life that was replaced, and does not know it yet: what it holds is older."""
+        """Take a snapshot of these items, one of each fragment, and of whole states; returns the newest if none is new.
+
+        OSError also for a life that was replaced without knowing it: its items are older.
+        """
         if self._is_replaced():
             raise OSError(errno.ESTALE, "a later life of the recorder takes the snapshots")
         before = self._newest
@@ -188,7 +196,7 @@ class Snapshots:
         return entries
 
     def _forget(self, before: Manifest | None, newest: Manifest) -> None:
-        """Remove the files that neither the newest manifest names, nor the one before it, nor one that is pinned."""
+        """Remove files that are in none of the newest manifest, the one before it, and the pinned one."""
         needed = [manifest for manifest in (before, newest, self._pinned) if manifest is not None]
         kept = {entry.file for manifest in needed for entry in manifest.entries}
         for name in sorted(self._old - kept):
@@ -211,7 +219,7 @@ class Snapshots:
             yield entry.fragment, _item(entry, self._data(entry), size)
 
     def _data(self, entry: Entry | StateEntry) -> bytes:
-        """What the file of an entry has; ValueError if that is not what was written."""
+        """The contents of an entry's file; ValueError if they differ from those written."""
         try:
             data = self._disk.read(self._folder / entry.file)
         except FileNotFoundError:

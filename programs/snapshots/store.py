@@ -16,19 +16,19 @@ from isthmus.runtime.system.files import write_bytes
 
 
 class Store(Protocol):
-    """Objects by name; OSError for what it refuses to do, and where it cannot be reached."""
+    """Objects by name; OSError if the store refuses, or cannot be reached."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Return when an object is there to stay, in place of whatever had its name."""
+        """Store an object durably, in place of any other of its name."""
 
     def get(self, name: str, bytes_max: int) -> bytes:
-        """All of an object; FileNotFoundError if there is none, OSError for one of more bytes."""
+        """The whole object; FileNotFoundError if there is none, OSError if it has more than `bytes_max` bytes."""
 
     def names(self) -> list[str]:
-        """The names of all objects, in order; none where nothing was ever put."""
+        """The names of all objects, in order; empty if nothing was ever put."""
 
     def remove(self, name: str) -> None:
-        """Take an object away, if it is there."""
+        """Remove an object, if it exists."""
 
 
 @final
@@ -55,5 +55,5 @@ class FolderStore:
 
 
 def words(error: OSError) -> str:
-    """What a store or a disk says that refuses something."""
+    """The reason in an error of a store or a disk."""
     return error.strerror or str(error) or os.strerror(error.errno or 5)

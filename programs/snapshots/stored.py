@@ -47,9 +47,11 @@ _DIGEST: Final = 16
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One snapshot of the run named `run`, whose folder was `home` (MACHINE:PATH): its `manifest`, the small `files` of
-    that folder by name, and the newest `lives` that are known, as (role, slot, incarnation); `at` is the run's clock,
-    nanoseconds."""
+    """One snapshot of the run named `run`, whose folder was `home` (MACHINE:PATH).
+
+    Its `manifest`, the small `files` of that folder by name, and the newest known `lives`, as (role, slot,
+    incarnation); `at` is the run's clock, nanoseconds.
+    """
 
     format: int
     run: str
@@ -67,7 +69,7 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Readable(NamedTuple):
-    """A head and its name; and what is wrong with newer ones."""
+    """A head and its name; and the faults of newer ones."""
 
     name: str
     head: Head
@@ -85,7 +87,7 @@ def heads(names: list[str]) -> list[str]:
 
 
 def read_head(store: Store, name: str) -> Head:
-    """A head by its name; ValueError for one that is none, OSError if the store does not say."""
+    """A head by its name; ValueError if it is not valid, OSError if the store cannot be read."""
     data = store.get(name, HEAD_BYTES_MAX)
     told, body = data[len(_MAGIC) : len(_MAGIC) + _DIGEST], data[len(_MAGIC) + _DIGEST :]
     if not data.startswith(_MAGIC) or xxhash.xxh3_128_digest(body) != told:
@@ -106,9 +108,11 @@ def encoded(head: Head) -> bytes:
 
 
 def newest(store: Store, take: Callable[[Head, Entry | StateEntry, bytes], None]) -> Readable | None:
-    """The newest snapshot that is whole, each of its values handed to `take`, which raises ValueError for what is
-    wrong; of one that is not whole some may have been handed over before. None where none is; OSError if the store does
-    not say. Names what is wrong with those that are not."""
+    """The newest complete snapshot, with the faults of newer ones; None if the store has none.
+
+    Each of its values is handed to `take`, which raises ValueError for a wrong one; some values of incomplete snapshots
+    may be handed over before. ValueError if all are incomplete, OSError if the store cannot be read.
+    """
     faults: list[str] = []
     for name in heads(store.names()):
         try:
@@ -155,9 +159,11 @@ class StoredSnapshots:
         lives: Mapping[tuple[str, int], int],
         at: int,
     ) -> Iterator[int]:
-        """Put a snapshot, of which `read` gives the values by the name of their file, and `files` the small ones once
-        those are there; yields the bytes of each object that was put. It is good once this is exhausted. OSError for
-        what the store refuses, and for a life that was replaced."""
+        """Put a snapshot; yields the bytes of each object that was put. It is good once this is exhausted.
+
+        `read` gives the values by the name of their file, `files` the small files, once the values are stored. OSError
+        if the store refuses, and for a life that was replaced.
+        """
         self._check_newest()
         told = [(role, slot, incarnation) for (role, slot), incarnation in sorted(lives.items())]
         head = Head(FORMAT, self._run, self._home, self._term, self._life, at, manifest, {}, told)
@@ -175,7 +181,7 @@ class StoredSnapshots:
         self._forget()
 
     def _check_newest(self) -> None:
-        """OSError if this place is not, or no longer, this life's to write."""
+        """OSError unless this life may write to this place."""
         names = heads(self._store.names())
         if not names or names[0] in self._put:
             return
@@ -188,7 +194,7 @@ class StoredSnapshots:
             self._is_compared = True
 
     def _forget(self) -> None:
-        """Take away what the newest heads do not name; what cannot be told, or removed, now is left for the next."""
+        """Remove objects outside the newest heads; failures are left for the next call."""
         with suppress(OSError):
             names = self._store.names()
             kept: set[str] = set()
@@ -198,7 +204,7 @@ class StoredSnapshots:
                 try:
                     head = read_head(self._store, name)
                 except ValueError:
-                    return  # What a damaged one names is not known.
+                    return  # The objects of a damaged head are unknown.
                 kept |= {head.values(entry) for entry in head.manifest.entries}
             mine = f"{VALUES}{_writer(self._term, self._life)}"
             for name in names:

@@ -23,13 +23,13 @@ from isthmus.runtime.system.files import Lines
 BOOKS: Final = "recorder.state"
 FILES: Final = ("spec.json", "config.toml", "graph.json", "cluster.json", BOOKS)
 LINES: Final = "snapshots.jsonl"
-"""What became of each snapshot that was to be brought, on the clock of the run: `stored` or `refused`."""
+"""The fate of each snapshot to be brought, on the clock of the run: `stored` or `refused`."""
 TERM: Final = Path(FOLDER, "term")
 """In the run folder of a run that goes on from a store: how often it has, plus 1."""
 
 
 class Brought(TypedDict):
-    """What is told of a store: where it is, the number of the newest snapshot there, and why the next is not."""
+    """The status of a store: URL, number of its newest snapshot, and why it lacks the next."""
 
     url: str
     number: int
@@ -54,7 +54,7 @@ class Storing:
             self._lives[replica] = max(life, self._lives.get(replica, 0))
 
     def step(self, newest: Manifest | None, now: int) -> None:
-        """Go on with what is under way; begin with the newest snapshot where nothing is."""
+        """Continue the delivery under way, or begin that of the newest snapshot."""
         before = self.told()
         came = self._courier.poll()
         if came is not None:
@@ -76,7 +76,7 @@ class Storing:
         return Brought(url=self._place.text, number=self.offers.stored, error=self.offers.error)
 
     def _bring(self, manifest: Manifest, lives: Mapping[tuple[str, int], int], at: int) -> Iterator[int]:
-        """In the background: it shares nothing with the firings but what never changes."""
+        """Runs in the background: it shares only immutable data with the firings."""
         if self._stored is None:
             store = self._place.open(self._disk)
             self._stored = StoredSnapshots(store, self._place.run, self._place.home, self._term(), self._life)

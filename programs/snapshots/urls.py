@@ -25,7 +25,7 @@ from isthmus.runtime.system.disk import Disk
 MEMORY: Final = "memory"
 KEY: Final = "run.snapshots"
 _CHUNK_BYTES: Final = 16 << 20
-"""Of what goes to an object store in parts: at most this much of a fragment is there twice."""
+"""Part size of uploads to an object store: at most this much of a fragment is in memory twice."""
 _S3: Final = ("s3", "s3a")
 _BUCKETS: Final = (*_S3, "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "r2", MEMORY)
 """Schemes without folders: to make one there makes a bucket."""
@@ -36,8 +36,10 @@ _T = TypeVar("_T")
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the run named `run`, whose folder is `home` (MACHINE:PATH), stores its snapshots: a folder's absolute path,
-    or a URL. `in_background`: by a thread, as on the real clock."""
+    """The store of snapshots of the run named `run`, whose folder is `home` (MACHINE:PATH).
+
+    `text` is a folder's absolute path, or a URL. `in_background`: by a thread, as on the real clock.
+    """
 
     text: str
     run: str = ""
@@ -46,7 +48,7 @@ class Place:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is reached by the disk of a host."""
+        """Whether it is a folder on the disk of a host."""
         return "://" not in self.text
 
     def open(self, disk: Disk) -> Store:
@@ -56,7 +58,7 @@ class Place:
 
 @final
 class UrlStore:
-    """The objects under a URL, by fsspec; whatever its filesystem raises is an OSError with what it says."""
+    """The objects under a URL, by fsspec; all errors of its filesystem become OSErrors with their message."""
 
     def __init__(self, url: str) -> None:
         self._url, self._scheme = url, scheme_of(url)
@@ -102,7 +104,7 @@ def scheme_of(url: str) -> str:
 
 
 def place_of(text: str, folder: Path | None = None) -> Place:
-    """The place that a text names, paths from `folder` on; ConfigError for one that is none here."""
+    """The place that a text names, with paths relative to `folder`; ConfigError if it cannot be used here."""
     doing, scheme = f"Reading {KEY}", scheme_of(text)
     if scheme in ("", "file", "local"):
         path = Path(text.partition("://")[2] if scheme else text).expanduser()
@@ -129,8 +131,7 @@ def place_of(text: str, folder: Path | None = None) -> Place:
 
 
 def check(place: Place, disk: Disk, *, run: str = "") -> None:
-    """Put an object there, read it and take it away again; ConfigError if that cannot be, or if the snapshots of
-    another run than `run` are there."""
+    """Put a test object, read it and remove it; ConfigError if that fails, or the place has another run's snapshots."""
     from isthmus.programs.snapshots.stored import heads, read_head
 
     doing, name, data = f"Reading {KEY}", f"{_PROBE}{secrets.token_hex(8)}", secrets.token_bytes(64)
@@ -169,12 +170,12 @@ def _filesystem(url: str) -> tuple[Any, str]:
         options = {"config_kwargs": limits, "use_listings_cache": False, "skip_instance_cache": True}
     filesystem, root = fsspec.core.url_to_fs(url, **options)
     if options:
-        filesystem.retries = 2  # Each after a wait of its own: who is away is tried again by `offers`.
+        filesystem.retries = 2  # Each waits by itself; `offers` tries again later.
     return filesystem, root.rstrip("/")
 
 
 def _told(work: Callable[[], _T]) -> _T:
-    """What `work` returns; what it raises as an OSError."""
+    """The result of `work`; its errors are raised as OSError."""
     try:
         return work()
     except FileNotFoundError:

@@ -24,17 +24,17 @@ from isthmus.runtime.roles import LEARNER
 
 
 class WholeHold(KeptHold):
-    """A `KeptHold` whose learners step in lock-step. `cut` and `own` in, beside updates: parts of a cut."""
+    """A `KeptHold` whose learners step in lock-step. Inputs beside updates: `cut` and `own`, the parts of a cut."""
 
     outputs = (*KeptHold.outputs, "wanted", "restored")
     schemas: ClassVar[dict[str, Any]] = {"update": STATE, "cut": STATE, "own": KEPT_OWN}
 
     def open(self, context: Any) -> None:
-        """Hold what the last snapshot has."""
+        """Load the last snapshot."""
         self._cuts, self._has_wished = Cuts(), False
         self._own: Mapping[int, Own] = {}
         self._restored: dict[int, int] = {}
-        """Slot -> the last life that was told what is kept of it."""
+        """Slot -> the last life that was sent its kept part."""
         super().open(context)
 
     def __call__(
@@ -43,14 +43,14 @@ class WholeHold(KeptHold):
         cut: Mapping[Any, State] | None = None,
         own: Mapping[Any, Own] | None = None,
     ) -> list[tuple[str, Any]] | None:
-        """What a `KeptHold` does; and the next cut, and what is kept of learners that begin."""
+        """Act as a `KeptHold`; also request the next cut, and send learners that begin their kept parts."""
         self._cuts.hear([*(cut or {}).values(), *(cast(State, item) for item in (update or {}).values())], ())
         self._cuts.hear((), (own or {}).values())
         emitted = super().__call__(update) or []
         return [*emitted, *self._wishes(), *self._gifts_to_learners()] or None
 
     def close(self) -> None:
-        """Let go of the store: what would be kept now is no cut."""
+        """Close the store, without a last snapshot: it would be no cut."""
         self._keeping.close()
 
     def _recall_all(self, found: Found) -> None:
@@ -58,11 +58,11 @@ class WholeHold(KeptHold):
         self._own = {slot: _own_of(slot, state) for slot, state in found.states.items()}
 
     def _keep(self, now: int) -> None:
-        """Take the cut that is whole; the newest version, where one was given up, or there is no snapshot yet."""
+        """Take a snapshot of a complete cut; of the newest versions if a cut was given up, or there is no snapshot."""
         whole = self._cuts.whole(self._living())
         if whole is not None:
             held, own = whole
-            with suppress(ValueError, TypeError, KeyError):  # Not what a learner gives: there is no cut.
+            with suppress(ValueError, TypeError, KeyError):  # Malformed parts are no cut.
                 states = {slot: _state_of(item) for slot, item in own.items()}
                 self._own = own
                 self._keeping.take(held, states, now)
@@ -93,7 +93,7 @@ class WholeHold(KeptHold):
         return {(each.replica.slot, each.incarnation) for each in members if each.replica.role == LEARNER}
 
     def _gifts_to_learners(self) -> list[tuple[str, Any]]:
-        """What is kept of the slots of lives that are new, once it is known what that is."""
+        """The kept parts of new lives' slots, once they are known."""
         if not (self._keeping.has_recalled or self._held):
             return []
         news = [(slot, life) for slot, life in sorted(self._living()) if life > max(1, self._restored.get(slot, 0))]

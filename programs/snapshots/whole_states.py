@@ -17,9 +17,11 @@ from isthmus.ops.recovery.leaves import flat, form_of, formed
 
 
 class StateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One state: the fields of its `State`, but that `leaves` are (type, shape) of each, and `streams` (slot, position)
-    of those whose states are in the `file`, which has so many `bytes`, and this `digest` (xxh3-128, hexadecimal);
-    `standings` of a learner that makes a part of a cut."""
+    """One state: the fields of its `State`, with the tensors in `file`.
+
+    `leaves` has (type, shape) of each, `streams` (slot, position) of those whose states are in the file; `bytes` and
+    `digest` (xxh3-128, hexadecimal) are the file's; `standings` are of a learner that gives a part of a cut.
+    """
 
     index: int
     tokens: int
@@ -62,7 +64,7 @@ def encoded(index: int, state: State, life: int) -> tuple[StateEntry, bytes]:
 
 
 def decoded(entry: StateEntry, data: bytes) -> State:
-    """The state of an entry, from its file; ValueError for one that is none."""
+    """The state of an entry, from its file; ValueError if the file is not valid."""
     try:
         tensors = load(data)
         leaves = [formed(tensors[f"leaf-{i}"], *told) for i, told in enumerate(entry.leaves)]

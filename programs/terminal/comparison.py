@@ -19,13 +19,13 @@ from isthmus.programs.results.record import LOSS
 from isthmus.programs.terminal.fitted_table import Column, fitted
 
 _WIDE: Final = 160
-"""Letters a line where the output is no terminal."""
+"""Characters a line if the output is no terminal."""
 _DISPENSABLE: Final = ("in a merge", "goodput", "merged", "sent", "time", "runs", "interval")
 
 
 @final
 class Progress:
-    """Tells on standard error which runs go on: on a terminal in one line that changes, elsewhere in a line a run."""
+    """Shows on standard error which runs go on: on a terminal in one line that changes, elsewhere in a line a run."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
@@ -55,7 +55,7 @@ class Progress:
             sys.stderr.flush()
 
     def broken_off(self) -> None:
-        """Say that somebody has ended it, and how it goes on."""
+        """Print that the comparison was interrupted, and how to continue it."""
         self._line(f"{self._done} runs are done; the same command goes on with the others.")
 
     def _left(self, news: News) -> str:
@@ -85,7 +85,7 @@ def show(comparison: Comparison, *, as_json: bool) -> None:
 
 
 def _tables(comparison: Comparison) -> Iterator[list[Column]]:
-    """What is compared, and below it how it went."""
+    """Two tables: the compared metrics, and the figures of the runs."""
     sides = comparison.sides
     names = Column("", [side.name for side in sides], is_text=True)
     yield [
@@ -109,7 +109,7 @@ def _tables(comparison: Comparison) -> Iterator[list[Column]]:
 
 
 def notes(comparison: Comparison) -> Iterator[str]:
-    """What the columns mean, and what is missing."""
+    """The meaning of the columns, and missing runs."""
     clock = "real time" if comparison.clock == "real" else "virtual time"
     speeds = f" at speeds {', '.join(f'{speed:g}' for speed in comparison.speeds)}" if comparison.speeds else ""
     many = len(comparison.seeds)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from isthmus.programs.run.in_processes import Submitted
 
 SPEED_SECONDS: Final = 20.0
-"""Speed, and with it the time that is left, are those of so long: a death shows in them, a single merge does not."""
+"""Window of the speed, and so of the time left: a death shows in it, a single merge does not."""
 _EPOCHS_SHOWN: Final = 4
 METRICS_SHOWN: Final = 3
 """Scalars of a task that a terminal shows; all are in the files."""
@@ -36,7 +36,7 @@ _PHASES: Final = {
 
 @final
 class Figures:
-    """Turns statuses and summaries of one request's run into words; remembers what speed needs."""
+    """Turns statuses and summaries of one request's run into words; keeps past statuses for the speed."""
 
     def __init__(self, request: Request | Submitted) -> None:
         self.program = request.name
@@ -48,7 +48,7 @@ class Figures:
         self._heard: deque[tuple[float, int]] = deque()
 
     def phase(self, status: Mapping[str, Any]) -> str:
-        """What goes on, in words; before the first token is reported, that is how far the start has come."""
+        """The phase in words; before the first token is reported, the progress of the start."""
         phase = status.get("phase", "starting")
         if phase in ("starting", "training") and not status.get("tokens"):
             return starting(status.get("hosts", ()))
@@ -90,7 +90,7 @@ class Figures:
         return f"eval loss {losses}" if losses else ""
 
     def merging(self, status: Mapping[str, Any]) -> str:
-        """'120 outer steps by 3.9 of 4 learners', what share was merged and kept, and what the pacers have changed."""
+        """'120 outer steps by 3.9 of 4 learners', merged share, goodput, and settings that pacers have changed."""
         shown = dict(self.shown(status))
         if "contributors" not in shown:
             return ""
@@ -99,26 +99,26 @@ class Figures:
         return ", ".join([*parts, *self.pacing(status), *filter(None, [disk(status)])])
 
     def pacing(self, status: Mapping[str, Any]) -> Iterator[str]:
-        """What the pacers have changed of their settings: 'interval raised to 31 steps'."""
+        """Settings that the pacers have changed: 'interval raised to 31 steps'."""
         for name in ("interval", "overlap"):
             now = {pacer.get(name) for pacer in status.get("pacing", {}).values()} - {None, self._settings.get(name)}
             if now:
                 yield f"{name} raised to {max(now)} steps"
 
     def shown(self, status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """The figures of the run: a name and what it is."""
+        """The figures of the run: name and value."""
         if losses := eval_losses(status):
             yield "eval loss", losses
         yield from eval_metrics(status)
         yield from merge_figures(status, max(self.learners, len(status.get("learners", ()))))
 
     def ending(self, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """What is worth reading at the end: a word and what it says."""
+        """The notable facts at the end: keyword and text."""
         return ending(summary, self.folder)
 
 
 def starting(hosts: Any) -> str:
-    """How far the start has come: 'starting: learners compile, 1 of 4 are ready'."""
+    """The progress of the start: 'starting: learners compile, 1 of 4 are ready'."""
     learners = [host for host in hosts if host["role"] == "learner"]
     if not learners:
         return _PHASES["starting"]
@@ -142,13 +142,13 @@ def eval_losses(status: Mapping[str, Any]) -> str:
 
 
 def eval_metrics(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What else the newest evaluation found, the first few: a name and a number."""
+    """The first few other scalars of the newest evaluation: name and number."""
     for name, value in list(told.get("eval_metrics", {}).items())[:METRICS_SHOWN]:
         yield f"eval {name}", numbers.decimal(value)
 
 
 def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]:
-    """Contributors, outer steps, merged share, goodput, epochs of shards: a name and what it is; none is made up."""
+    """Contributors, outer steps, merged share, goodput, epochs of shards: name and value; only those that are known."""
     if status.get("outer_steps"):
         yield "contributors", f"{numbers.decimal(status.get('contributors_mean'), 1)} of {learners}"
         yield "outer steps", numbers.whole(status["outer_steps"])
@@ -170,7 +170,7 @@ def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[st
 
 
 def disk(status: Mapping[str, Any]) -> str:
-    """'No space left on device: 12 lines wait, 3 are lost, the final model waits', or '' where nothing is missing."""
+    """'No space left on device: 12 lines wait, 3 are lost, the final model waits', or '' if nothing is missing."""
     files = status.get("files", {}).values()
     waiting, lost = (sum(count[name] for count in files) for name in ("waiting", "lost"))
     unsaved = status.get("unsaved") or {}
@@ -190,7 +190,7 @@ def _lines(count: int) -> str:
 
 
 def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
-    """What is worth reading of a summary: a word and what it says."""
+    """The notable facts of a summary: keyword and text."""
     learners = max(summary["learners"], len(summary["per_learner"]))
     people = f"{learners} learner{'s' if learners > 1 else ''}"
     wall = numbers.seconds(summary["wall_seconds"])
@@ -222,5 +222,5 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
 
 
 def short(path: Path) -> str:
-    """A path from the current folder, where it is inside it."""
+    """A path, relative to the current folder if it is inside it."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

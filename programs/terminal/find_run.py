@@ -31,8 +31,10 @@ def folder_of(run: Path | None) -> Path:
 
 
 def place_of(run: Path | None, cluster: Path | None) -> tuple[Path, Daemon | None]:
-    """The folder of a run that is given by itself, by the cluster file that says whose it is, or not at all; and whom
-    to ask about it, if its folder is not on this machine."""
+    """The folder of a run, and the daemon to ask about it if the folder is not on this machine.
+
+    The run is given by its folder, by the cluster file of its home, or not at all.
+    """
     if cluster is None:
         return folder_of(run), None
     if run is not None:
@@ -78,7 +80,7 @@ def _started(folder: Path) -> float:
 
 
 def status(folder: Path, home: Daemon | None = None) -> dict[str, Any]:
-    """What is known of a run: its daemon's answer, or, once it is over, what it left behind.
+    """The status of a run: its daemon's answer, or, once it is over, its summary.
 
     ConfigError if the run is not over and no daemon of it answers.
     """
@@ -100,8 +102,7 @@ def _over(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def request_stop(folder: Path, home: Daemon | None = None) -> bool:
-    """Ask a run to come to its end; whether nobody has before. ConfigError if it is over already, or no daemon
-    answers."""
+    """Ask a run to stop; returns whether this is the first request. ConfigError if it is over, or no daemon answers."""
     if home is not None:
         return bool(home.say({"type": "stop", "run": str(folder)})["is_first"])
     if (folder / "summary.json").exists():
@@ -133,7 +134,7 @@ def log_of(folder: Path, name: str, home: Daemon | None = None) -> str:
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    """What the run's daemon wrote of itself; nothing without one."""
+    """The endpoint and process of the run's daemon, from its note; empty without one."""
     try:
         told = json.loads((folder / "daemon.json").read_text())
         return {"endpoint": str(told["endpoint"]), "pid": int(told["pid"]), "started": told["started"]}
@@ -142,7 +143,7 @@ def _note(folder: Path) -> dict[str, Any]:
 
 
 def _answer(folder: Path) -> Message | None:
-    """The status of a run that its daemon gives; None without one, or where another daemon has its port by now."""
+    """The status of a run from its daemon; None without one, or if another daemon has its port by now."""
     note = _note(folder)
     if not note or not addresses.is_listening(note["endpoint"]):
         return None

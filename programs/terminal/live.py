@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from isthmus.programs.run.in_processes import Submitted
 
 LINE_SECONDS: Final = 5.0
-"""How far apart lines are where the output is no terminal."""
+"""Interval of lines if the output is no terminal."""
 NOTICES_SHOWN: Final = 6
 _BAR_WIDTHS: Final = (4, 24)
 _STYLES: Final = {"bad": "red", "odd": "yellow", "good": "green"}
 
 
 class View(Protocol):
-    """What watches a run."""
+    """A display of a run."""
 
     def update(self, status: dict[str, Any]) -> None:
         """Show the newest status."""
@@ -46,7 +46,7 @@ class View(Protocol):
         """Show how the run ended."""
 
     def end(self) -> None:
-        """Give the terminal back, whatever happened; may come twice."""
+        """Restore the terminal, whatever happened. Idempotent."""
 
 
 @contextmanager
@@ -69,9 +69,9 @@ def watching(request: Request | Submitted, *, quiet: bool, console: Console | No
 
 @contextmanager
 def preparing(*, quiet: bool, console: Console | None = None) -> Iterator[None]:
-    """Say what goes on before there is a run to watch: on a terminal, a line that goes away again.
+    """Show that a run is being prepared: on a terminal, a line that is erased at the end.
 
-    There is no thread that would turn something round, because preparing forks.
+    There is no spinner, because that needs a thread, and preparing forks.
     """
     console = console or Console(highlight=False)
     is_shown = console.is_terminal and not quiet
@@ -87,7 +87,7 @@ def preparing(*, quiet: bool, console: Console | None = None) -> Iterator[None]:
 
 
 def warn(warnings: Iterable[Fault]) -> None:
-    """Say on standard error what is odd about a request that is about to start."""
+    """Print the warnings of a request that is about to start on standard error."""
     for warning in warnings:
         sys.stderr.write(f"isthmus: warning: {warning}\n")
     sys.stderr.flush()
@@ -95,7 +95,7 @@ def warn(warnings: Iterable[Fault]) -> None:
 
 @final
 class LiveTable:
-    """A terminal: a progress bar, the figures of the run, a row for each learner, and what happened lately."""
+    """A terminal: a progress bar, the figures of the run, a row for each learner, and recent notices."""
 
     def __init__(
         self, figures: Figures, news: News, console: Console, now: Callable[[], float] = time.monotonic
@@ -120,7 +120,7 @@ class LiveTable:
         self._live.refresh()
 
     def close(self, summary: dict[str, Any]) -> None:
-        """Leave the last table where it is, and write how the run ended below it."""
+        """Keep the last table, and write the end of the run below it."""
         self.end()
         self._console.print(facts(self._figures.ending(summary)))
 
@@ -130,7 +130,7 @@ class LiveTable:
             self._live.stop()
 
     def _reported(self, slot: int, told: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A learner's report; the last one of a run, which stays on the screen, may come without the newest loss."""
+        """A learner's report; the last one of a run, which stays on the screen, may lack the newest loss."""
         if numbers.is_known(told.get("loss")):
             self._losses[slot] = told["loss"]
         elif told.get("phase") == "final" and not told.get("sick"):
@@ -159,7 +159,7 @@ class LiveTable:
         while (room := width - sum(len(word) + 2 for word in words)) < -2:
             words.pop()
         table = Table.grid(padding=(0, 2))
-        # On a narrow terminal the figures say it.
+        # On a narrow terminal the figures replace it.
         if room >= _BAR_WIDTHS[0]:
             bar = ProgressBar(total=1.0, completed=share, width=min(_BAR_WIDTHS[1], room), complete_style="green")
             table.add_row(bar, *words)
@@ -183,7 +183,7 @@ class Lines:
         self._written_at = float("-inf")
 
     def update(self, status: dict[str, Any]) -> None:
-        """Write what happened, and a line of figures if one is due."""
+        """Write new notices, and a line of figures if one is due."""
         if not self._stage:
             _write(self._console, f"{self._figures.program}: the run folder is {self._figures.folder}")
         for notice in self._news.update(status):
@@ -233,14 +233,14 @@ class LastLine:
 
 
 def run_table(figures: Figures, status: Mapping[str, Any], width: int) -> RenderableType:
-    """The figures of the run, each under its name; what the pacers have changed below."""
+    """The figures of the run, each under its name; settings changed by pacers below."""
     shown = [Column(name, [value], is_text=True) for name, value in figures.shown(status)]
     changed = ", ".join(figures.pacing(status))
     return Group(*in_lines(shown, width, gap=3), *([Text(changed, style="dim")] if changed else []))
 
 
 def notices_table(notices: Any) -> Table:
-    """What happened, a row each, oldest first."""
+    """A row for each notice, oldest first."""
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
@@ -250,7 +250,7 @@ def notices_table(notices: Any) -> Table:
 
 
 def facts(rows: Any) -> Table:
-    """A word and what it says, in two columns."""
+    """Keywords and texts in two columns."""
     table = Table.grid(padding=(0, 2))
     for word, text in rows:
         table.add_row(Text(word, style="bold"), Text(text, overflow="fold"))

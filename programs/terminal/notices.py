@@ -28,7 +28,7 @@ _READ_BYTES_MAX: Final = 1 << 20
 
 
 class Notice(NamedTuple):
-    """Something to tell: seconds since the first inner step, None before it."""
+    """A line for the user; `at`: seconds since the first inner step, None before it."""
 
     at: float | None
     text: str
@@ -55,8 +55,8 @@ class News:
         self._sick_steps: dict[int, tuple[int, int]] = {}
 
     def update(self, status: Mapping[str, Any]) -> list[Notice]:
-        """What is new since the last call."""
-        # A daemon that has just taken over does not know yet when the first step was.
+        """The notices since the last call."""
+        # A daemon that has just taken over does not know the time of the first step yet.
         self._zero = status.get("zero", self._zero)
         facts = [*self._written(), *self._works(status)]
         new = [*self._sick(status), *self._damaged(status), *self._stored(status), *self._begun(status)]
@@ -71,19 +71,19 @@ class News:
                 new.append(Notice(self._since(fact.at), remarked.text, remarked.tone))
                 continue
             changed = self.absences.take(fact)
-            # Hosts that end with the run are silent, because they are writing down what they have.
+            # Hosts that end with the run are silent, because they are writing their files.
             if changed is None or (changed.kind == "silent" and status.get("phase") == "done"):
                 continue
             text = self._told(changed, fact)
             if text:
-                # A silence is known some time after it began.
+                # A silence is detected some time after it began.
                 at = changed.begun if changed.kind == "silent" and changed.ended is None else fact.at
                 new.append(Notice(self._since(at), text, _tone(changed)))
         self.notices += new
         return new
 
     def _told(self, changed: Absence, fact: Fact) -> str:
-        """What a change of an absence is worth saying; a restart alone is seen in the state of the host."""
+        """The text for a change of an absence; '' for a restart alone, which the state of the host shows."""
         if changed.ended is not None and (returned := back(changed)):
             return returned
         if isinstance(fact.what, Restarted) and changed.ended is None:
@@ -116,7 +116,7 @@ class News:
                 yield Notice(None, f"a snapshot is {snapshot_lines([fault])[0]}", "bad")
 
     def _begun(self, status: Mapping[str, Any]) -> Iterator[Notice]:
-        """What later lives of learners go on with of what only a learner has, each once."""
+        """The source of the moments with which later lives of learners go on, each once."""
         for slot, report in status.get("learners", {}).items():
             began, life = report.get("began"), report.get("incarnation", 1)
             if began and (int(slot), life, began[0]) not in self._told_began:
@@ -173,7 +173,7 @@ class News:
         for host in status.get("hosts", ()):
             if host["phase"] not in WORKING or self.absences.open_of(host["name"]) is None:
                 continue
-            # A syncer serves as soon as it is there, but does its work when it merges under its own epoch.
+            # A syncer serves as soon as it is up, but works only once it merges under its own epoch.
             if host["role"] != "syncer" or epochs.get(int(host["name"].rpartition("/")[2]), 0) >= host["incarnation"]:
                 yield Fact(now, host["name"], host["incarnation"], Works())
 

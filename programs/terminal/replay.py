@@ -19,7 +19,7 @@ from isthmus.programs.terminal.live import facts
 
 
 def show(folder: Path, *, as_json: bool) -> bool:
-    """Replay the tapes of a run, and print what came of it; whether every core gave the same commands."""
+    """Replay the tapes of a run, and print the result; returns whether every core gave the same commands."""
     begun = time.monotonic()
     done = replay(folder)
     took = time.monotonic() - begun
@@ -41,7 +41,7 @@ def show(folder: Path, *, as_json: bool) -> bool:
 
 
 def _columns(done: Replay) -> list[Column]:
-    """A row for each tape; what does not apply is empty."""
+    """A row for each tape; cells that do not apply are empty."""
     tapes = done.tapes
     return [
         Column("tape", [words.name(tape) for tape in tapes], is_text=True),

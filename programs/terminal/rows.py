@@ -14,20 +14,19 @@ from isthmus.programs.terminal.fitted_table import Column, fitted
 from isthmus.runtime.membership.messages import SILENT
 
 RETIRED: Final = ("expelled", "left", "left out", "given up")
-"""The states of a learner that has gone with its machine, which is no failure, or that joined and came to nothing."""
+"""The states of a learner that left with its machine, which is no failure, or that joined without success."""
 COLUMNS: Final = ("step", "tokens", "loss", "step time", "stale", "sent", "received")
 """The figures of a learner. stale: the most inner steps since it adopted a fragment."""
 DISPENSABLE: Final = ("received", "sent", "stale", "step time", "life")
-"""What a narrow terminal does not show, what is left out first first."""
+"""Columns that a narrow terminal omits, in this order."""
 _USUAL: Final = {"state": 10, "pid": 7, "cpu": 6, "memory": 7, "step": 6, "tokens": 6, "loss": 7, "sent": 7}
 """Letters that figures take, as a rule; names that are longer are not listed."""
 
 
 def state(host: Mapping[str, Any], *, is_over: bool = False) -> Text:
-    """What a host does, or why it does nothing: its phase, 'slow', 'suspect' and the like, 'gone', or that it is on
-    its way back.
+    """The state of a host: its phase, 'slow', 'suspect' and the like, 'gone', or that it is restarting.
 
-    `is_over`: the run has come to its end, so that hosts end, too.
+    `is_over`: the run has ended, so that hosts end, too.
     """
     phase = str(host["phase"])
     if is_over and (phase == "gone" or host["state"] in SILENT):
@@ -49,7 +48,7 @@ def life(host: Mapping[str, Any]) -> str:
 
 
 def figures(learner: Mapping[str, Any]) -> list[str]:
-    """What a learner has reported, in COLUMNS; nothing before its first report."""
+    """The figures of a learner's report, in COLUMNS; empty before its first report."""
     if not learner:
         return [""] * len(COLUMNS)
     step_ms, staleness = learner.get("step_ms"), learner.get("staleness")
@@ -65,13 +64,13 @@ def figures(learner: Mapping[str, Any]) -> list[str]:
 
 
 def metric_columns(reports: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The columns of the first few scalars that learners tell beside their loss."""
+    """The columns of the first few scalars that learners report beside their loss."""
     names = dict.fromkeys(name for report in reports for name in report.get("metrics", {}))
     return tuple(map(_column, names))[:METRICS_SHOWN]
 
 
 def metrics(learner: Mapping[str, Any]) -> dict[str, str | Text]:
-    """What a learner told last of these, by column."""
+    """The scalars of a learner's last report, by column."""
     return {_column(name): numbers.decimal(value) for name, value in learner.get("metrics", {}).items()}
 
 
@@ -81,14 +80,14 @@ def _column(name: str) -> str:
 
 
 def learners_table(status: Mapping[str, Any], width: int) -> Table:
-    """A row for each learner; beside what it reported, what the daemon says of its process, if there is one."""
+    """A row for each learner: its report, and the daemon's state of its process, if there is one."""
     hosts = {host["name"]: host for host in status.get("hosts", ())}
     reports = {int(slot): report for slot, report in status.get("learners", {}).items()}
     slots = sorted({*reports, *(int(name.rpartition("/")[2]) for name in hosts if name.startswith("learner/"))})
     rows: list[dict[str, str | Text]] = []
     for slot in slots:
         host, report = hosts.get(f"learner/{slot}"), reports.get(slot, {})
-        # What a former life has reported stands there until the present one reports.
+        # The report of a former life is shown until the present one reports.
         is_past = host is not None and host["incarnation"] != report.get("incarnation")
         cells = [Text(cell, style="dim" if is_past else "") for cell in figures(report)]
         standing = _standing(host, report, is_over=status.get("phase") == "done")
@@ -99,7 +98,7 @@ def learners_table(status: Mapping[str, Any], width: int) -> Table:
 
 
 def columns_of(rows: Sequence[Mapping[str, str | Text]], names: Iterable[str]) -> Iterator[Column]:
-    """The columns `names` of a table of hosts; what a row does not have is empty."""
+    """The columns `names` of a table of hosts; missing cells are empty."""
     for name in names:
         is_text = name in ("learner", "host", "state", "machine")
         yield Column(name, [row.get(name, "") for row in rows], _USUAL.get(name, 0), is_text)

@@ -34,12 +34,11 @@ if TYPE_CHECKING:
 WATCH_SECONDS: Final = 0.5
 NOTICES_SHOWN: Final = 12
 _DISPENSABLE: Final = ("cpu", "memory", "step time", "received", "stale", "sent", "pid", "machine", "life")
-"""What a narrow terminal does not show, what is left out first first."""
+"""Columns that a narrow terminal omits, in this order."""
 
 
 def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Daemon | None = None) -> None:
-    """Print what there is to know of one run, or of every run that somebody answers for; of one that is on another
-    machine, what its `home` says."""
+    """Print the status of one run, or of every run with a daemon that answers; `home` is asked for a run elsewhere."""
     folders = find_run.all_folders() if every else [find_run.folder_of(run) if home is None or run is None else run]
     news = {folder: News(folder) for folder in folders}
     if as_json:
@@ -62,7 +61,7 @@ def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Dae
 
 
 def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> Group:
-    """One run: its figures, a row for each process, and what has happened to them."""
+    """One run: its figures, a row for each process, and recent notices."""
     outcome = str(status["outcome"])
     head = Text.assemble((Path(status["run"]).name, "bold"), f"  {outcome}")
     if "summary" in status:
@@ -108,7 +107,7 @@ def _statuses(news: Mapping[Path, News], home: Daemon | None, *, must_answer: bo
 
 
 def _notices(status: Mapping[str, Any], news: Mapping[Path, News]) -> Sequence[Notice]:
-    """What happened in a run: as it was followed, or, once it is over, as its files tell it."""
+    """The notices of a run: those of its statuses so far, or, once it is over, from its files."""
     folder = Path(status["run"])
     if "summary" not in status:
         return news[folder].notices
@@ -151,7 +150,7 @@ def _hosts(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _processes(status: Mapping[str, Any], training: Mapping[str, Any], width: int) -> Table:
-    """A row for each process; of learners also what they reported."""
+    """A row for each process; learners also with their reports."""
     reports = {int(slot): report for slot, report in training.get("learners", {}).items()}
     machines = {host.get("machine", "") for host in status["hosts"]} - {""}
     columns = (*(("machine",) if len(machines) > 1 else ()), "life", "pid", "cpu", "memory", *live_rows.COLUMNS)

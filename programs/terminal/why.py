@@ -20,11 +20,11 @@ from isthmus.programs.why.facts import NOT_RECORDED, Answer, MergeFacts, Why
 from isthmus.programs.why.folder import Wanted, why
 
 _DISPENSABLE: Final = ("life", "bytes", "steps")
-"""What a narrow terminal does not show, what is left out first first."""
+"""Columns that a narrow terminal omits, in this order."""
 
 
 def show(folder: Path, wanted: Wanted, *, as_json: bool) -> None:
-    """Print what the run folder tells of one merge."""
+    """Print the run folder's record of one merge."""
     told = why(folder, wanted)
     if as_json:
         typer.echo(json.dumps(_object(told), indent=2))
@@ -39,7 +39,7 @@ def show(folder: Path, wanted: Wanted, *, as_json: bool) -> None:
 
 
 def _object(told: Why) -> dict[str, Any]:
-    """The fields of the merge, and beside them what is known of the run around it."""
+    """The fields of the merge, and its context in the run."""
     around = {name: value for name, value in asdict(told).items() if name != "merge"}
     return {**asdict(told.merge), **around, "not_recorded": NOT_RECORDED}
 
@@ -57,7 +57,7 @@ def _print(console: Console, merge: MergeFacts) -> None:
 
 
 def _columns(answers: Sequence[Answer]) -> list[Column]:
-    """A row for each learner; columns of which nothing is known are left out."""
+    """A row for each learner, without empty columns."""
     lives = {answer.incarnation for answer in answers} - {None, 1}
     columns = [
         Column("learner", [str(answer.slot) for answer in answers]),
