@@ -9,7 +9,7 @@ from typing import Any, Final
 from isthmus.programs.adapted.words import ChangeRecord
 
 LAST_COUNT: Final = 16
-"""Changes that a status tells; changes.jsonl has all."""
+"""Changes that a status shows; changes.jsonl has all."""
 FIELDS: Final = tuple(name for name in ChangeRecord.__struct_fields__ if name != "time")
 """Of a line of changes.jsonl, beside its time."""
 
@@ -24,12 +24,12 @@ class Changes:
         self._count = 0
 
     def take(self, change: Mapping[str, Any], at: float | None) -> bool:
-        """Take in a change, `at` seconds after the first step; whether it is news. Those of a shard come in order."""
+        """Take in a change, `at` seconds after the first step; returns whether it is new. A shard's arrive in order."""
         shard, newest = change["shard"], (change["epoch"], change["number"])
         known = self._newest.get(shard, (0, 0))
         if newest <= known:
             return False
-        if newest[0] > known[0]:  # A life begins with what was asked for.
+        if newest[0] > known[0]:  # A life begins with the requested settings.
             self._in_use = {key: value for key, value in self._in_use.items() if key[0] != shard}
         self._newest[shard] = newest
         slot = -1 if change["slot"] is None else change["slot"]
@@ -39,8 +39,8 @@ class Changes:
         return True
 
     def figures(self) -> dict[str, Any]:
-        """For a status: how many there were, the last of them, and, of what has ever changed, what is in use: [shard,
-        setting, slot or None, format or steps]."""
+        """For a status: the number of changes, the last ones, and the values in use of all settings that ever changed:
+        [shard, setting, slot or None, format or steps]."""
         in_use = [
             [shard, setting, None if slot < 0 else slot, value]
             for (shard, setting, slot), value in sorted(self._in_use.items())
@@ -49,5 +49,5 @@ class Changes:
 
 
 def in_order(changes: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Changes that came together, in the order in which they were made."""
+    """Changes that arrived together, in the order in which they were made."""
     return sorted(changes, key=lambda change: (change["shard"], change["epoch"], change["number"]))

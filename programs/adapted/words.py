@@ -14,8 +14,10 @@ from isthmus.programs.results.numbers import decimal, size
 
 
 class ChangeRecord(msgspec.Struct, frozen=True):
-    """A setting that a shard changed, because of what its links carry: one line of changes.jsonl. The fields are those
-    of `ops.exchange.messages.Change`; `time` is in seconds since the first step."""
+    """A setting that a shard changed because of the goodput of its links: one line of changes.jsonl.
+
+    The fields are those of `ops.exchange.messages.Change`; `time` is in seconds since the first step.
+    """
 
     time: float = 0.0
     shard: int = 0
@@ -43,13 +45,13 @@ def read(folder: Path) -> list[ChangeRecord]:
 
 
 def told(change: ChangeRecord) -> str:
-    """What changed: 'push of learner 3: float32 -> int4'."""
+    """The change: 'push of learner 3: float32 -> int4'."""
     who = "" if change.slot is None else f" of learner {change.slot}"
     return f"{change.setting}{who}: {change.before} -> {change.after}"
 
 
 def why(change: ChangeRecord) -> str:
-    """Why: 'its link carries 12.5 kB/s, of which float32 needs 38.1 kB/s'."""
+    """The reason: 'the link of learner 3 carries 12.5 kB/s, and float32 needs 38.1 kB/s'."""
     if change.link is None:
         return f"a round takes {decimal(change.round_trip, 2)} steps of the fastest learner"
     is_less = change.reason == "carries less"
@@ -65,7 +67,7 @@ def sentence(change: ChangeRecord) -> str:
 
 
 def settings(asked: Mapping[str, Any]) -> str:
-    """What a round asked for: 'push float32, of learner 3 int4; update int4; interval 24, overlap 5'."""
+    """The settings of a round: 'push float32, of learner 3 int4; update int4; interval 24, overlap 5'."""
     formats = [name for _, name in asked["push"]]
     usual = max(dict.fromkeys(formats), key=formats.count, default="")
     others = [f", of learner {slot} {name}" for slot, name in asked["push"] if name != usual]
@@ -83,10 +85,10 @@ def in_use(changes: Iterable[ChangeRecord], shard: int, epoch: int, round_number
 
 
 def is_better(change: ChangeRecord) -> bool:
-    """Whether what is taken up is finer, or shorter."""
+    """Whether the change is to a finer format, or a shorter interval."""
     return change.reason in ("carries more", "quick rounds")
 
 
 def change_of(told: Mapping[str, Any]) -> ChangeRecord:
-    """A change as a status tells it."""
+    """A change from its form in a status."""
     return msgspec.convert({**told, "time": told.get("time") or 0.0}, ChangeRecord)

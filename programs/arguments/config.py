@@ -41,7 +41,7 @@ the width."""
 @final
 @dataclass(slots=True)
 class Sections:
-    """What was asked for: sections without defaults, and the program and the task if they were named."""
+    """The requested sections, without defaults, and the program and the task if they were named."""
 
     run: dict[str, Any] = field(default_factory=dict)
     program: dict[str, Any] = field(default_factory=dict)
@@ -53,13 +53,13 @@ class Sections:
 @final
 @dataclass(slots=True)
 class _Layer:
-    """Keys of one origin: (section, key) -> value, and where each comes from."""
+    """Keys of one layer: (section, key) -> value, and the origin of each."""
 
     values: dict[tuple[str, str], Any] = field(default_factory=dict)
     origins: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, section: str, key: str, value: Any, origin: str) -> None:
-        """Set a key; ConfigError if another option says something else about it."""
+        """Set a key; ConfigError if another option has set it to a different value."""
         where = (section, key)
         if where in self.values and self.values[where] != value:
             found = f"{self.values[where]} from {self.origins[where]} and {value} from {origin}"
@@ -75,7 +75,7 @@ def read(
     sets: Iterable[str],
     cluster: Cluster | None = None,
 ) -> tuple[Sections, list[Fault]]:
-    """All that was asked for, and what is wrong with the files, the preset and the form of --set.
+    """The requested sections, and the faults of the files, the preset and the form of --set.
 
     `options` are (section, key) -> (name of the option, value); `sets` are those of --set.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FAILED: Final = 1
 WRONG: Final = 2
 _SHORT_MAX: Final = 200
-"""Letters; a command says what it does in its first sentence, which is never cut."""
+"""Characters; the first sentence of a command's help is never cut."""
 
 # typer keeps its own copy of click, or not, depending on its version; this is the usage error of the one it uses.
 _UsageError: Final[Any] = typer.BadParameter.__base__
@@ -38,7 +38,7 @@ class Commands(TyperGroup):
             super().format_help(ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that was named; ConfigError if there is none of that name."""
+        """The named command; ConfigError if there is none of that name."""
         if args and args[0] not in self.commands:
             raise ConfigError("Reading the command line", "a command", repr(args[0]), nearest(args[0], self.commands))
         return super().resolve_command(ctx, args)
@@ -74,7 +74,7 @@ def _first_screen(about: str, commands: Mapping[str, Any]) -> str:
 
 
 def _guarded(run: Callable[[], Any]) -> Any:
-    """What `run` returns. What is wrong with request or run is told on standard error, and becomes a typer.Exit."""
+    """The result of `run`. Errors of request or run are printed on standard error, and become a typer.Exit."""
     try:
         return run()
     except RequestError as error:
@@ -93,7 +93,7 @@ def _guarded(run: Callable[[], Any]) -> Any:
 
 
 def _usage(error: Any) -> Fault:
-    """What typer found wrong with the command line."""
+    """A fault that typer found in the command line."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "isthmus"
     doing, do = f"Reading the command line of `{command}`", f"`{command} --help` shows what there is."

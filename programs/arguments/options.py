@@ -141,7 +141,7 @@ Page: TypeAlias = Annotated[
 
 
 def whole_numbers(text: str, option: str) -> list[int]:
-    """The numbers of a list such as 1,2,4 or 150e3,1.2e6, each once, by size; ConfigError for what are none."""
+    """The numbers of a list such as 1,2,4 or 150e3,1.2e6, each once, by size; ConfigError if one is not whole."""
     try:
         found = [float(part) for part in text.split(",")]
         if not all(number.is_integer() for number in found):
@@ -153,7 +153,7 @@ def whole_numbers(text: str, option: str) -> list[int]:
 
 
 def cluster_of(file: Path | None) -> ClusterFile | None:
-    """What the file of --cluster says; ConfigError with all that is wrong with it."""
+    """The contents of the file of --cluster; ConfigError with all its faults."""
     if file is None:
         return None
     from isthmus.programs.cluster.cluster_file import read
@@ -164,7 +164,7 @@ def cluster_of(file: Path | None) -> ClusterFile | None:
 @final
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was typed."""
+    """The options of a command."""
 
     program: str | None
     task: str | None
@@ -181,7 +181,7 @@ class Options:
     keep_payloads: bool | None = None
 
     def check_resume(self, *more: str) -> None:
-        """ConfigError if anything was asked for that is not for a resume to change: it may be what is in `more`."""
+        """ConfigError if an option was given that a resume may not change; it may change those in `more`, too."""
         given = [name for name in self.__slots__ if getattr(self, name) not in (None, [], ())]
         if wrong := sorted({*given} - {"tokens", "learners", "sets", *more}):
             found = ", ".join(f"--{name.replace('_', '-')}" if name != "program" else "PROGRAM" for name in wrong)
@@ -198,7 +198,7 @@ class Options:
         return replace(self, sets=[*(self.sets or ()), *sets])
 
     def request(self) -> Request:
-        """The request that was asked for; ConfigError or GraphError, with every fault of the step that found any."""
+        """The request of the options; ConfigError or GraphError, with every fault of the step that found any."""
         from isthmus.programs.arguments import config
         from isthmus.programs.request.program import DEFAULT, Program
         from isthmus.programs.request.request import prepare

@@ -26,9 +26,11 @@ from isthmus.programs.books.shards import Life
 
 
 class Entry(NamedTuple):
-    """Tokens of one life in one fragment: `trained`, and what became of them; `learner_merged` and `shard_merged` are
-    how many were merged by the learner's count and by the shards', `undone` how many a shard took with it; `gap` is by
-    how much the learner's own account misses what it has trained."""
+    """Tokens of one life in one fragment: `trained`, and their fates.
+
+    `learner_merged` and `shard_merged` are the merged ones by the learner's count and by the shards', `undone` those
+    that a shard took with it; `gap` is the difference of the learner's own account from its trained tokens.
+    """
 
     fragment: int
     learner: int
@@ -47,11 +49,11 @@ class Entry(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What a recorder knows of lives: the last report of each; the tokens that others have heard of; those that were
-    `trained`; and which lives have ended.
+    """A recorder's knowledge of lives: the last report of each, the tokens that others heard, the `trained` ones, and
+    the lives that have ended.
 
-    The word of a life that is there at the end, and has heard what became of all its tokens, is the last. Of any other
-    life the most that anybody knows counts: what others have heard of, and what follows from what shards have merged.
+    The report of a life that is live at the end, and knows the fate of all its tokens, is final. For any other life the
+    largest known count holds: tokens that others heard, and those that follow from the shards' merges.
     """
 
     reports: Mapping[Life, Mapping[str, Any]]
@@ -61,7 +63,7 @@ class Known(NamedTuple):
 
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> Known:
-        """Those of a status of the recorder."""
+        """The knowledge in a status of the recorder."""
         told = [*status.get("former", ()), *status.get("learners", {}).values()]
         reports = {(life["slot"], life["incarnation"]): life for life in told}
         heard = Counter({(slot, incarnation): tokens for slot, incarnation, tokens in status.get("totals", ())})
@@ -92,12 +94,12 @@ def _is_gone(report: Mapping[str, Any]) -> bool:
 
 
 def _is_settled(report: Mapping[str, Any]) -> bool:
-    """Whether a life has heard what became of all its tokens."""
+    """Whether a life knows the fate of all its tokens."""
     return report.get("phase") == "final" and not any(account[-1] for account in report["accounts"])
 
 
 def entries(status: Mapping[str, Any], fragments: int) -> list[Entry]:
-    """The balance of every life and fragment, by what a recorder's status says of learners and shards."""
+    """The balance of every life and fragment, from the learners and shards in a recorder's status."""
     known = Known.of(status)
     merged, undone = _by_life(status, "merged_tokens"), _by_life(status, "undone_tokens")
     models, merges = status.get("model_whole", {}), status.get("merges_whole", {})
@@ -118,7 +120,7 @@ def _entry(
     gap = told - (merged + overlapped + refused + lost + pending)
     open_ = pending + trained - told
     late = by_shards - merged
-    if late >= 0:  # It ended, or the run, before it heard of these.
+    if late >= 0:  # The life, or the run, ended before it heard of these.
         of_open = min(late, open_)
         of_refused = min(late - of_open, refused)
         open_, refused = open_ - of_open, refused - of_refused
@@ -141,7 +143,7 @@ def _by_life(status: Mapping[str, Any], name: str) -> dict[int, dict[Life, int]]
 
 
 def fragment_accounts(found: Sequence[Entry], fragments: int) -> list[dict[str, int]]:
-    """The account of each fragment over all lives: what was trained, what became of it, and the difference."""
+    """The account of each fragment over all lives: trained tokens, their fates, and the difference."""
     names = ("trained", *FATES, "difference")
     return [
         {"fragment": p, **{name: sum(getattr(entry, name) for entry in found if entry.fragment == p) for name in names}}
@@ -150,22 +152,22 @@ def fragment_accounts(found: Sequence[Entry], fragments: int) -> list[dict[str, 
 
 
 def merged_share(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int]) -> float:
-    """Merged tokens over trained ones, a mean over fragments weighted by size; 0 where nothing was trained."""
+    """Merged tokens over trained ones, a mean over fragments weighted by size; 0 if nothing was trained."""
     trained = accounts[0]["trained"] if accounts else 0
     if not trained:
         return 0.0
     return sum(account["merged"] * size for account, size in zip(accounts, sizes, strict=True)) / sum(sizes) / trained
 
 
-# -- what is said of it ------------------------------------------------------------------------------------------------
+# -- the summary -------------------------------------------------------------------------------------------------------
 
 
 def books(
     status: Mapping[str, Any], found: Sequence[Entry], recorded: int | None, tokens_of_step: Mapping[int, int]
 ) -> dict[str, Any]:
-    """`books` of a summary: each account as whoever keeps it has it, and `differences`, which are none in a sound run.
+    """`books` of a summary: accounts of learners, shards and recorder, and their `differences`; none in a sound run.
 
-    `recorded` counts the merges in merges.jsonl, None where nobody has looked; `tokens_of_step` are those of a batch
+    `recorded` counts the merges in merges.jsonl, None if they were not counted; `tokens_of_step` are those of a batch
     by slot, of slots where every step trains one.
     """
     known = Known.of(status)
@@ -199,8 +201,7 @@ def _life(known: Known, life: Life, tokens_of_step: Mapping[int, int]) -> dict[s
 
 
 def _estimate(report: Mapping[str, Any], unreported: int) -> int:
-    """The tokens that a life has trained after its last report and that nobody has heard of, had it kept its pace until
-    it was known to be gone."""
+    """The unreported tokens of a life after its last report, at a constant pace until it was known to be gone."""
     reported_at, gone_at = report.get("reported_at"), report.get("gone_at")
     if report.get("phase") != "stepping" or not report.get("step_ms") or reported_at is None or gone_at is None:
         return 0
@@ -226,7 +227,7 @@ def _differences(found: Sequence[Entry], lives: Sequence[Mapping[str, Any]]) -> 
 
 
 def _overheard(known: Known) -> list[dict[str, Any]]:
-    """Lives of which others have heard more than they say themselves, though theirs is the last word."""
+    """Lives of which others heard more tokens than the life reported, though its report is final."""
     return [
         {"kind": "heard", "learner": life[0], "incarnation": life[1], "tokens_reported": trained,
          "tokens_heard": known.heard[life], "difference": known.heard[life] - trained}

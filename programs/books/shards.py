@@ -18,16 +18,16 @@ from isthmus.ops.exchange.messages import Merging
 Life: TypeAlias = tuple[int, int]
 """(slot, incarnation) of a learner."""
 KEPT_MAX: Final = 8
-"""Merges of a fragment in an epoch that are remembered one by one, beside those of versions that are on disk: a shard
-that comes back is given the newest version that anybody holds, which is the last one that its former life published,
-or one of the few before it; where nobody is left, the one on disk."""
+"""Merges of a fragment in an epoch that are kept one by one, beside those of versions on disk: a shard that comes back
+is given the newest version of all holders, which is the last one that its former life published, or one of the few
+before it; without any holder, the one on disk."""
 SAVED_MAX: Final = 4
 """Versions of a fragment that are taken to be on disk: those of the last two snapshots, and of two that have gone."""
 
 
 @final
 class ShardBooks:
-    """Everything here only grows, and may be heard in any order and twice."""
+    """The merges of shards by fragment and epoch; the books only grow, and take items in any order and twice."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[int, int], Merging] = {}
@@ -35,10 +35,10 @@ class ShardBooks:
         self._origins: dict[tuple[int, int], list[int]] = {}
         self._claimed: dict[tuple[int, int], int] = {}
         self._saved: dict[int, list[tuple[int, int]]] = {}
-        """Fragment -> versions that are on disk, the newest last."""
+        """Fragment -> versions on disk, the newest last."""
 
     def take(self, merging: Merging) -> bool:
-        """Take in a merge; whether it is newer than what is known of its fragment in this epoch."""
+        """Take in a merge; returns whether it is newer than the known ones of its fragment in this epoch."""
         fragment, epoch, version = merging["fragment"], merging["epoch"], merging["version"]
         known = self._newest.get((fragment, epoch))
         if known is not None and known["round"] >= merging["round"]:
@@ -51,8 +51,7 @@ class ShardBooks:
         return True
 
     def claimed(self, versions: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Note the versions of fragments that learners hold, or that epochs began with: whoever published them has
-        merged so much, at least."""
+        """Note the versions of fragments that learners hold, or that epochs began with: lower bounds of the merges."""
         for fragment, version in versions:
             of = (fragment, version[0])
             self._claimed[of] = max(self._claimed.get(of, 0), version[1])
@@ -62,7 +61,7 @@ class ShardBooks:
         self.claimed([(fragment, origin)])
 
     def saved(self, versions: Iterable[Sequence[int]]) -> None:
-        """Note the versions that are on disk, as [fragment, epoch, count]: what they have is remembered."""
+        """Note the versions on disk, as [fragment, epoch, count]: their merges are kept."""
         for fragment, epoch, count in versions:
             known = self._saved.setdefault(fragment, [])
             if (epoch, count) not in known:
@@ -75,7 +74,7 @@ class ShardBooks:
             if (epoch, old) not in self._saved.get(fragment, ()):
                 del kept[old]
 
-    # -- what it comes to ----------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def mergings(self) -> list[Merging]:
         """The newest merge of each fragment in each epoch of its shard, in this order."""
@@ -105,13 +104,13 @@ class ShardBooks:
         return merged, all(self._is_known(*of) for of in self._claimed if of[0] == fragment)
 
     def _is_known(self, fragment: int, epoch: int) -> bool:
-        """Whether nobody holds a newer version of an epoch than its shard has told the recorder of."""
+        """Whether no host holds a newer version of an epoch than its shard has reported to the recorder."""
         origin = self._origins.get((fragment, epoch))
         counts = [*self._kept.get((fragment, epoch), {}), *([] if origin is None else [origin[1]])]
         return not epoch or self._claimed[fragment, epoch] <= max(counts, default=-1)
 
     def _at(self, fragment: int, epoch: int, count: int) -> tuple[Counter[Life], bool]:
-        """What an epoch had merged up to a version of it; of a version that is not known, what is known before it."""
+        """The tokens that an epoch had merged up to a version, and whether it is known; else those known before it."""
         kept = self._kept.get((fragment, epoch), {})
         before = [each for each in kept if each <= count]
         origin = self._origins.get((fragment, epoch), [0, -1])

@@ -34,9 +34,12 @@ Round: TypeAlias = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Taped:
-    """What tapes count: `steps` of each life of a learner, and those that it `reported` last; of each round that made a
-    version its kind, and in `merged` the tokens that it merged of each life. `uncounted` are the learners and shards
-    whose tapes lack records."""
+    """Counts from tapes.
+
+    `steps` of each life of a learner, and those that it `reported` last; the kind of each round that made a version,
+    and in `merged` the tokens that it merged of each life. `uncounted` are the learners and shards whose tapes lack
+    records.
+    """
 
     steps: Counter[Life] = field(default_factory=Counter)
     reported: dict[Life, int] = field(default_factory=dict)
@@ -51,7 +54,7 @@ class Taped:
 
 
 def taped_of(plans: Mapping[str, Plan], tapes: Mapping[Member, Reading]) -> Taped:
-    """What the tapes of lives count; what is torn at the end of a tape is left out."""
+    """The counts from the tapes of lives, without torn records at their ends."""
     taped = Taped()
     for member, tape in sorted(tapes.items()):
         if member.replica.role in plans:
@@ -72,7 +75,7 @@ def of_lives(tapes: Mapping[str, bytes]) -> dict[Member, Reading]:
 
 
 def _count(taped: Taped, plan: Plan, member: Member, tape: Reading) -> None:
-    """Add what the tape of one life says."""
+    """Add the counts of one life's tape."""
     nodes = {node.name: node for node in plan.nodes}
     has_steps = STEP in nodes and "report" in nodes[STEP].body.outputs
     has_merges = MERGE in nodes and OUTER_STEP in nodes
@@ -148,11 +151,11 @@ def _take(taped: Taped, merging: Mapping[str, Any], votes: Counter[Life]) -> Non
 
 
 def contradictions(taped: Taped, summary: Mapping[str, Any], merges: Iterable[Mapping[str, Any]]) -> list[str]:
-    """In words, what `summary` and the lines of merges.jsonl say otherwise than the tapes; none in a sound run.
+    """Contradictions, in words, of `summary` and the lines of merges.jsonl with the tapes; none in a sound run.
 
-    Of a learner whose last report was final the steps are the same; of each merge on a tape, what each life had in the
-    fragment after it; of a fragment whose shard never died, what each life has in the model; and where none died, the
-    count of merges. The last two only where the tapes of all shards could be counted.
+    Equal have to be: the steps of a learner whose last report was final; for each merge on a tape, the tokens of each
+    life in the fragment after it; for a fragment whose shard never died, the tokens of each life in the model; and if
+    none died, the count of merges. The last two are checked only if the tapes of all shards could be counted.
     """
     of_model = [*_of_model(taped, summary["books"]["fragments"]), *_of_merges(taped, summary)]
     return [
@@ -172,7 +175,7 @@ def _of_steps(taped: Taped, lives: Iterable[Mapping[str, Any]]) -> Iterator[str]
 
 
 def _of_lines(taped: Taped, merges: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Compare what each line of a merge says to be merged up to it."""
+    """Compare the merged tokens in each line of a merge with the sum on the tape."""
     sums: dict[tuple[int, int], Counter[Life]] = {}
     told = {(line["fragment"], line["epoch"], line["round"]): line["merged_tokens"] for line in merges}
     for key in sorted(taped.merged):
@@ -183,7 +186,7 @@ def _of_lines(taped: Taped, merges: Iterable[Mapping[str, Any]]) -> Iterator[str
 
 
 def _of_model(taped: Taped, entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Compare what is in the model, in fragments that one life of a shard made."""
+    """Compare the tokens in the model, for fragments that a single life of a shard made."""
     reborn = {fragment for fragment, epoch, _ in taped.kinds if epoch > 1}
     model: Counter[tuple[int, Life]] = Counter()
     for (fragment, _, _), merged in taped.merged.items():

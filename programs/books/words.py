@@ -8,13 +8,14 @@ from typing import Any, Final
 from isthmus.programs.results import numbers
 
 LINES_MAX: Final = 4
-"""Differences that are told one by one; summary.json has all of them."""
+"""Differences that are shown one by one; summary.json has all of them."""
 
 
 def book_lines(books: Mapping[str, Any]) -> list[str]:
-    """What there is to say of the books of a summary; nothing where they agree, and every token was heard of.
+    """Lines about the books of a summary; none if they agree, and every token was reported.
 
-    A recorder looks ten times a second, so `merges.jsonl` may have fewer merges than were made: summary.json says so.
+    A recorder samples ten times a second, so `merges.jsonl` may have fewer merges than were made: summary.json has the
+    difference.
     """
     differences = [each for each in books.get("differences", []) if each["kind"] != "merges"]
     lines = [_difference(each) for each in differences[:LINES_MAX]]
@@ -29,7 +30,7 @@ def book_lines(books: Mapping[str, Any]) -> list[str]:
 
 
 def snapshot_lines(faults: Sequence[str]) -> list[str]:
-    """What there is to say of snapshots that could not be read."""
+    """Lines about snapshots that could not be read."""
     return [f"damaged, an older one was taken, or none: {fault}" for fault in faults]
 
 

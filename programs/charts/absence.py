@@ -45,8 +45,7 @@ def draw_absence(
     width: float = 1080,
     marks: Sequence[float] = (),
 ) -> Markup:
-    """What went on in `window`, in which `absences` are, `width` pixels wide; with a line down at each of the `marks`,
-    which are seconds."""
+    """The activity in `window` around `absences`, `width` pixels wide, with vertical lines at `marks` (seconds)."""
     learners = steps_between(record, window)[:LEARNERS_MAX]
     others = [host for host in (*_shards(record, absences), "evaluator/0") if _is_worth_a_lane(record, host)]
     bottom = _TOP + (_HIGH + _BETWEEN) * len(learners) + (_LOW + _BETWEEN) * len(others)
@@ -81,7 +80,7 @@ def _is_worth_a_lane(record: RunRecord, host: str) -> bool:
 
 
 def _hatch(name: str, colour: str) -> Markup:
-    """What fills a life that is drawn from reports."""
+    """The pattern of a life that is drawn from reports."""
     written = {"patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
     return element("pattern", line(1, 0, 1, 6, "hatch"), id=name, class_=colour, width=4.5, height=6, **written)
 
@@ -141,7 +140,7 @@ def _evaluations(record: RunRecord, x: Scale, y: float) -> Iterator[Markup]:
 
 
 def _absence(absence: Absence, x: Scale, y: float, high: float) -> Markup:
-    """An empty box with a cross where the host went, and in it why, if there is room."""
+    """An empty box with a cross at the loss of the host, and its cause inside, if there is room."""
     begin = max(x(absence.begun), x.start)
     end = x.stop if absence.ended is None else min(x(absence.ended), x.stop)
     why = "silent" if absence.kind == "silent" else cause(absence)

@@ -52,7 +52,7 @@ def round_step(rough: float) -> float:
 
 
 def drawing(width: float, height: float, label: str, *parts: Markup, **attributes: Attribute) -> Markup:
-    """An `svg` element with its own coordinates, named for people who do not see it."""
+    """An `svg` element with its own coordinates; `label` is its text for screen readers."""
     box = f"0 0 {width:g} {height:g}"
     return element("svg", *parts, viewBox=box, role="img", aria_label=label, **attributes)
 
@@ -63,7 +63,7 @@ def text(x: float, y: float, content: str, *classes: str, **attributes: Attribut
 
 
 def rectangle(x: float, y: float, width: float, height: float, class_: str, title: str = "") -> Markup:
-    """A box, with what a pointer that rests on it is told."""
+    """A box, with its tooltip `title`."""
     children = [element("title", title)] if title else []
     return element("rect", *children, x=x, y=y, width=max(width, 0.0), height=height, class_=class_)
 
@@ -74,7 +74,7 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
 
 
 def time_axis(scale: Scale, top: float, bottom: float, count: int, label: float) -> Markup:
-    """Vertical rules from `top` to `bottom`, and the seconds of each at the height `label`, where there is room."""
+    """Vertical rules from `top` to `bottom`, and the seconds of each at the height `label`, if there is room."""
     return joined(_time_axis(scale, top, bottom, count, label))
 
 

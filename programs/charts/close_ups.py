@@ -23,14 +23,14 @@ DRAWN_ROLES: Final = ("learner", "syncer", "evaluator")
 _MARGIN_SECONDS: Final = 1.5
 _MARGIN_SHARE: Final = 0.4
 _END_SECONDS: Final = 0.3
-"""Room to the right of what was heard last."""
+"""Room to the right of the last record."""
 _CLOSE_STEPS: Final = 45
-"""So many of the usual length can still be told apart on half the width of the page."""
+"""Steps of the usual length that are still distinguishable on half the width of the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A learner in a window: single steps that were traced, stretches that only reports tell of, absences."""
+    """A learner in a window: single steps that were traced, stretches known from reports only, absences."""
 
     slot: int
     traced: list[Firing]
@@ -95,13 +95,13 @@ def _step_seconds(record: RunRecord) -> float | None:
 
 
 def _training_end(record: RunRecord) -> float:
-    """When the last thing was heard: what comes after that is the closing of hosts."""
+    """The time of the last record, with room: only the closing of hosts follows."""
     times = [item.time for items in (record.reports, record.merges, record.evaluations) for item in items]
     return min(record.wall_seconds, max(times, default=record.wall_seconds) + _END_SECONDS)
 
 
 def steps_between(record: RunRecord, window: Window) -> list[Steps]:
-    """What each learner did in `window`, slots in order."""
+    """The steps of each learner in `window`, slots in order."""
     reports = by_learner(record.reports)
     return [_steps(record, slot, reports.get(slot, []), window) for slot in record.learners]
 

@@ -25,18 +25,18 @@ Place: TypeAlias = tuple[float, float]
 """Seconds, and a value there."""
 
 _PLACES_MAX: Final = 5_000
-"""Of all curves of a chart together, so that the page stays small however many learners there are."""
+"""Points of all curves of a chart together, so that the page stays small for any number of learners."""
 _STRETCHES_MAX: Final = 150
 _PACE_STRETCHES_MAX: Final = 60
-"""Reports come after whole steps, so a pace over few of them jumps."""
+"""Reports follow whole steps, so a pace over few of them jumps."""
 _BANDS_MAX: Final = 50
 _LOGARITHMIC_MIN: Final = 2.0
 """The largest value is so many times the smallest before a logarithmic axis shows more than a linear one."""
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """One line: `values` at `tokens`, `time` and, if there are any, `bytes`, in the colour of a class; `is_main` is
-    drawn bold, with dots."""
+    """One line: `values` at `tokens`, `time` and, if given, `bytes`, in the colour of a class; `is_main` is drawn bold,
+    with dots."""
 
     name: str
     colour: str
@@ -100,7 +100,7 @@ def step_rates(part: Sequence[Report]) -> list[Place]:
 
 
 def _scalar(record: RunRecord, name: str, title: str) -> Chart:
-    """What each learner saw of a scalar in training, and what the global model reached on held-out data."""
+    """A scalar of each learner in training, and of the global model on held-out data."""
 
     def places(part: Sequence[Report]) -> list[Place]:
         return [(report.time, value) for report in part if (value := report.of(name)) is not None]

@@ -27,7 +27,7 @@ _LETTERS_MAX: Final = 24
 _LETTER_PIXELS: Final = 6.6
 _LETTER_HEIGHT: Final = 13.0
 _SHARES: Final = (0.34, 0.26, 0.42, 0.2, 0.5, 0.58, 0.66, 0.14, 0.74)
-"""Where on its way the name of an edge may stand, the best place first."""
+"""Positions of an edge's name, as shares of its length, the best first."""
 
 
 class Role(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Edge(msgspec.Struct, frozen=True):
 
     @property
     def rule(self) -> str:
-        """Its policy with what belongs to it: 'Queue, capacity 4'."""
+        """Its policy with parameters: 'Queue, capacity 4'."""
         capacity = f", capacity {self.capacity}" if self.capacity else ""
         return self.policy + capacity + (f", newest per {self.key}" if self.key else "")
 
@@ -83,7 +83,7 @@ def parse_graph(graph: Mapping[str, Any]) -> Drawn | None:
 
 
 class _Box(NamedTuple):
-    """Where a node is, in pixels, and the column of its role."""
+    """The position of a node, in pixels, and the column of its role."""
 
     x: float
     y: float
@@ -92,7 +92,7 @@ class _Box(NamedTuple):
 
 
 class _Area(NamedTuple):
-    """What a node or a name covers."""
+    """The area that a node or a name covers."""
 
     left: float
     top: float
@@ -101,7 +101,7 @@ class _Area(NamedTuple):
 
     @classmethod
     def around(cls, x: float, y: float, name: str) -> _Area:
-        """That of a name whose middle is at (x, y), with room to the next one."""
+        """The area of a name whose middle is at (x, y), with room to the next one."""
         half = (len(name) + 1.5) * _LETTER_PIXELS / 2
         return cls(x - half, y - _LETTER_HEIGHT / 2, x + half, y + _LETTER_HEIGHT / 2)
 
@@ -113,7 +113,7 @@ class _Area(NamedTuple):
 
 
 def draw_graph(graph: Drawn, width: float = 1080) -> Markup:
-    """Roles, nodes and edges; the recorder, which listens to everybody, is left out."""
+    """Roles, nodes and edges; the recorder, which listens to all, is left out."""
     roles = [role for role in graph.roles if role.name != "recorder" and _nodes_of(graph, role.name)]
     columns = [roles[:1], roles[1:2], roles[2:]] if len(roles) > 2 else [[role] for role in roles]
     gap = (width - len(columns) * _ROLE_WIDTH - 2) / max(len(columns) - 1, 1) if len(columns) > 1 else 0.0
@@ -205,7 +205,7 @@ def _sides(source: _Box, target: _Box) -> tuple[str, str]:
 
 
 def _order(other: _Box, side: str) -> float:
-    """Ends on one side are sorted by where their edges go, so that they do not cross at once."""
+    """Sort key of the ends on one side: the position of the other node, so that edges do not cross at once."""
     return other.x if side in ("top", "bottom") else other.y
 
 
@@ -248,7 +248,7 @@ def _handles(
 def _label(
     edge: Edge, begin: tuple[float, float], end: tuple[float, float], leaving: str, entering: str, taken: list[_Area]
 ) -> Markup:
-    """The name of the port that the edge leaves by, on the line, where it covers no other name and no node."""
+    """The name of the edge's source port, on the line, at a place where it covers no other name and no node."""
     (x1, y1), (x2, y2) = begin, end
     port = _clipped(edge.source.rpartition(".")[2])
     if leaving == "bottom":

@@ -27,7 +27,7 @@ _NAMES: Final = {"merge": "merge, outer step", "fragment-send": "fragment under 
 
 
 class Lane(NamedTuple):
-    """The strip of one node: its upper edge and height in pixels, and what it is called."""
+    """The strip of one node: its upper edge and height in pixels, and its name."""
 
     y: float
     height: float
@@ -49,7 +49,7 @@ class Lanes:
 
 
 def arrange(timeline: Timeline, window: Window, rounds: Sequence[Round], top: float) -> Lanes:
-    """The lanes for what happened in `window`; rounds get rows so that no two of a row overlap."""
+    """The lanes for the activity in `window`; rounds get rows so that no two of a row overlap."""
     result = Lanes()
     learners = [host for host in timeline.hosts if slot_of(host) is not None]
     others = [host for host in timeline.hosts if slot_of(host) is None]

@@ -99,7 +99,7 @@ def _line(each: Line, index: int, across: dict[float, float], up: Scale, values:
 
 
 def _spread(heights: Sequence[tuple[float, int]]) -> dict[int, float]:
-    """Where each name is written, so that none lies on another, from above."""
+    """The height of each name, from the top, so that none overlap."""
     return dict(_placed(sorted(heights)))
 
 

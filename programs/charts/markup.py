@@ -32,12 +32,12 @@ def joined(parts: Iterable[str]) -> Markup:
 
 
 def titled(text: str) -> Markup:
-    """The title of an element: what a pointer that rests on it is told."""
+    """The title of an element, shown as its tooltip."""
     return element("title", text)
 
 
 def path(points: Iterable[tuple[float, float]]) -> str:
-    """The `d` of a line through `points`, with one decimal: a tenth of a pixel is less than anybody sees."""
+    """The `d` of a line through `points`, with one decimal: a tenth of a pixel is not visible."""
     return "M" + "L".join(f"{_short(x)} {_short(y)}" for x, y in points)
 
 

@@ -21,19 +21,19 @@ from isthmus.programs.results.record import MergeRecord, RunRecord
 _TOP: Final = 4.0
 CELLS_MAX: Final = 1_600
 _ROWS_MAX: Final = 256
-"""Fragments shown; a program of more is drawn with these, and says so."""
+"""Fragments shown; a chart of more is drawn with these, and notes it."""
 
 _TITLE_LENGTH_MAX: Final = 400
 _NAMED_MAX: Final = 8
-"""Learners that are named one by one in what is told of a merge."""
+"""Learners that the description of a merge names one by one."""
 
 
 def draw_merges(
     record: RunRecord, width: float = 1080, cells_max: int = CELLS_MAX, *, has_titles: bool = True
 ) -> Markup:
-    """The grid of merges, one cell a merge, or one for several where there are more than `cells_max`.
+    """The grid of merges, one cell a merge, or one for several if there are more than `cells_max`.
 
-    `has_titles`: whether a cell tells about itself where a pointer rests on it.
+    `has_titles`: whether cells have tooltips.
     """
     rows = merges_by_fragment(record)
     shown = list(rows.items())[:_ROWS_MAX]
@@ -91,7 +91,7 @@ def _cells(
 
 
 def describe(merge: MergeRecord, of: int) -> str:
-    """What is told of one merge: who contributed, who did not, and why it closed when it did."""
+    """The description of one merge: contributors, missing and refused learners, and the reason of its close."""
     kind = "final merge" if merge.kind == "final" else "merge"
     version = "" if merge.version is None else f", version {'.'.join(str(part) for part in merge.version)}"
     lines = [f"fragment {merge.fragment}, round {merge.round}{version}: {kind} at {seconds(merge.time)}"]

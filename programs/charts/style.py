@@ -6,16 +6,16 @@ from typing import Final
 
 LEARNER_COLOURS: Final = 8
 SHARE_LEVELS: Final = 5
-"""Nobody, fewer than half of all, than three quarters of all, than all, everybody."""
+"""None, fewer than half of all, than three quarters of all, than all, all."""
 
 
 def learner_class(slot: int) -> str:
-    """The class that gives an element the colour of a learner, as `--c`; after LEARNER_COLOURS they come again."""
+    """The class that gives an element the colour of a learner, as `--c`; colours repeat after LEARNER_COLOURS."""
     return f"c{slot % LEARNER_COLOURS}"
 
 
 def share_level(count: int, of: int) -> int:
-    """Which of the SHARE_LEVELS `count` contributors among `of` are."""
+    """The level, below SHARE_LEVELS, of `count` contributors among `of`."""
     if count <= 0:
         return 0
     if count >= of:

@@ -32,14 +32,14 @@ _LANE_PIXELS: Final = 5.7
 _TOP: Final = 30.0
 _FIRINGS_MAX: Final = 3_000
 _TRANSFERS_MAX: Final = 1_000
-"""More of either cannot be told apart on a screen; the largest transfers are kept."""
+"""More of either are indistinguishable on a screen; the largest transfers are kept."""
 
 _QUIET_PORTS: Final = frozenset({"progress", "control"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """What is drawn, and where."""
+    """The data of a drawing and its coordinates."""
 
     timeline: Timeline
     window: Window
@@ -74,7 +74,7 @@ def draw_timeline(record: RunRecord, window: Window, width: float = 1080) -> Mar
 
 
 def _gutter(lanes: Lanes) -> float:
-    """Where time begins: right of the longest name of a host with the name of a lane beside it."""
+    """The left end of the time axis: right of the longest name of a host with the name of a lane beside it."""
     needed = (_NAME_PIXELS * len(host) + _LANE_PIXELS * len(lane.name) for (host, _), lane in lanes.lanes.items())
     return max(_GUTTER_MIN, 12 + 10 + 7 + max(needed, default=0.0))
 
@@ -115,7 +115,7 @@ def _firings(scene: _Scene) -> Iterator[Markup]:
 
 
 def _transfers(scene: _Scene) -> Iterator[Markup]:
-    """Lines first, so that boxes cover them, then where they arrive."""
+    """The largest transfers, as lines, from source lane to target lane."""
     seen = []
     for transfer in scene.timeline.transfers_between(*scene.window):
         source = scene.lanes.of(transfer.source, transfer.source_node)
@@ -164,7 +164,7 @@ def _is_in(transfer: Transfer, item: Round) -> bool:
 
 
 def _journeys(scene: _Scene) -> Iterator[Markup]:
-    """On each learner: from the instant at which a fragment left to the one at which its update came."""
+    """On each learner: a bar from the instant at which a fragment left to the one at which its update arrived."""
     for item in scene.rounds:
         for journey in item.journeys:
             lane = scene.lanes.of(f"learner/{journey.slot}", "fragment-send")

@@ -20,7 +20,7 @@ _STEPS_MIN: Final = 10
 _ROUNDS: Final = 10
 _CANDIDATES: Final = 25
 _MIDDLE: Final = (0.4, 0.6)
-"""Where in the trace a window may begin, as shares of what is left beside the window."""
+"""Range in the trace where a window may begin, as shares of the time left beside the window."""
 
 
 class Window(NamedTuple):
@@ -31,7 +31,7 @@ class Window(NamedTuple):
 
 
 def choose_window(record: RunRecord) -> Window | None:
-    """The window to show, None where there is no trace of inner steps that follow one another."""
+    """The window to show; None without a trace of consecutive inner steps."""
     timeline = record.timeline
     extent = _extent(timeline) if timeline is not None else None
     if timeline is None or extent is None:
@@ -57,7 +57,7 @@ def choose_window(record: RunRecord) -> Window | None:
 
 
 def _length(record: RunRecord, timeline: Timeline, extent: Window) -> float:
-    """How many seconds can be shown so that everything is still told apart."""
+    """The length in seconds at which everything is still distinguishable."""
     step = _step_seconds(timeline)
     merges = [merge for merge in record.merges if merge.kind == "merge" and extent.begin <= merge.time <= extent.end]
     if len(merges) < 2:
@@ -68,7 +68,7 @@ def _length(record: RunRecord, timeline: Timeline, extent: Window) -> float:
 
 
 def _extent(timeline: Timeline) -> Window | None:
-    """From the first to the last inner step that the trace has; what fired before 0 only waited for the model."""
+    """From the first to the last inner step of the trace; firings before 0 only waited for the model."""
     steps = [spans for (host, node), spans in timeline.firings.items() if node == "inner-step" and spans]
     if not steps:
         return None

@@ -18,8 +18,10 @@ _MESSAGE_LENGTH_MAX: Final = 300
 def call(
     name: str, function: Callable[..., Any], run: Callable[[], Any], told: type[Exception] | tuple[()] = ()
 ) -> Any:
-    """The result of `run`, which calls the user's `function`; ConfigError with file and line for what it raises, except
-    for what is `told` in words already."""
+    """The result of `run`, which calls the user's `function`; ConfigError with file and line for its errors.
+
+    Errors of types `told`, which have a clear message already, are raised as they are.
+    """
     try:
         return run()
     except told:
@@ -31,7 +33,7 @@ def call(
 
 
 def _place(function: Callable[..., Any], error: Exception) -> str:
-    """file:line in the user's function, or where it is defined, or the last line that was run."""
+    """file:line of the error in the user's function, else of its definition, else of the last line that was run."""
     frames = traceback.extract_tb(error.__traceback__)
     code = _code(function)
     if code is None:

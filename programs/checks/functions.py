@@ -22,7 +22,7 @@ from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, Fault
 
 METRICS_MAX: Final = 32
-"""Scalars of a step: each is read, told and written down for itself."""
+"""Scalars of a step: each is read, reported and written separately."""
 _STEP: Final = "task.step(state, batch, now)"
 _EVALUATE: Final = "task.evaluate(state, batch)"
 _RESTART: Final = "task.restart(state, key)"
@@ -47,7 +47,7 @@ def check_loss(task: Task, batch: Any) -> None:
 
 
 def _has_scalars(found: Any) -> bool:
-    """Whether a loss gives scalars by name beside what is to be made small."""
+    """Whether a loss gives scalars by name beside the value to minimise."""
     return isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
 
 
@@ -68,7 +68,7 @@ def _check_optimizer(given: Any, params: Any) -> None:
 
 
 def check_step(task: Task, batch: Any) -> None:
-    """ConfigError unless step, evaluate and restart take the state of `init`, and give what they should."""
+    """ConfigError unless step, evaluate and restart take the state of `init`, and give valid results."""
     assert task.step is not None
     assert task.evaluate is not None
     state = jax.eval_shape(task.init, abstract_key())
@@ -123,7 +123,7 @@ def _is_real(dtype: Any) -> bool:
 
 
 def check_load(task: Task, leaves: Sequence[Leaf]) -> None:
-    """ConfigError, with every fault, for what `load` gives that does not fit its leaf."""
+    """ConfigError, with every fault, for arrays from `load` that do not fit their leaves."""
     if task.load is None:
         return
     faults = []

@@ -22,7 +22,7 @@ _READING: Final = "Reading merge= of the task"
 
 
 def merged_leaves(task: Task) -> list[Leaf]:
-    """All leaves of the model, with their kinds; ConfigError, with every fault, if they cannot be what these say."""
+    """All leaves of the model, with their kinds; ConfigError, with every fault, if leaves and rules do not match."""
     model = call("task.init(key)", task.init, partial(jax.eval_shape, task.init, abstract_key()))
     leaves = task.recipe().leaves() if named_leaves(model) else []
     faults = [*_leaf_faults(leaves), *_rule_faults(task, leaves), *_mesh_faults(task, leaves)]
@@ -79,7 +79,7 @@ def _rule_faults(task: Task, leaves: Sequence[Leaf]) -> Iterator[Fault]:
 
 
 def _mesh_faults(task: Task, leaves: Sequence[Leaf]) -> Iterator[Fault]:
-    """What `shard` and `stacked` say of no leaf, or of one of which it cannot be."""
+    """Faults of rules in `shard` and `stacked` that match no leaf, or an unsuitable one."""
     names = [leaf.name for leaf in leaves]
     recipe = task.recipe()
     stacked = tuple((pattern, True) for pattern in recipe.stacked)

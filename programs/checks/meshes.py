@@ -14,7 +14,7 @@ from isthmus.runtime.errors import Fault
 
 
 def mesh_faults(task: Task, devices: int, seed: int, slot: int, where: str) -> Iterator[Fault]:
-    """Why they do not fit so many devices, for the learner in this slot; `where` is the island in words."""
+    """Why mesh, leaves or batches do not fit so many devices, for this slot's learner; `where`: the island in words."""
     recipe = task.recipe()
     try:
         mesh = MeshShape.of(recipe.mesh, devices)

@@ -22,7 +22,7 @@ PROCESSES_MAX: Final = 64
 
 
 def process_faults(plans: Mapping[str, Plan], task: Any, processes: Sequence[int], learners: int) -> Iterator[Fault]:
-    """What is wrong with so many processes of each learner of a task, by slot."""
+    """Faults of the numbers of processes of a task's learners, by slot."""
     for count in processes:
         if not 1 <= count <= PROCESSES_MAX:
             do = "Say how many processes the island of each learner has: run.processes=[2, 1]."
@@ -43,7 +43,7 @@ def process_faults(plans: Mapping[str, Plan], task: Any, processes: Sequence[int
 
 
 def follower_plan(plan: Plan, role: str, learners: int, slots: int) -> Plan:
-    """What a process runs, in this role, that follows the leader of an island, whose plan this is."""
+    """The plan, in this role, of a process that follows the leader of an island; `plan` is the leader's."""
     step = followed(plan)
     assert step is not None
     keywords = {**step.keywords, "learners": learners, "slots": slots}
@@ -53,7 +53,7 @@ def follower_plan(plan: Plan, role: str, learners: int, slots: int) -> Plan:
 
 
 def followed(plan: Plan | None) -> NodePlan | None:
-    """The node of a learner whose calls others may repeat; None where there is none."""
+    """The node of a learner whose calls followers may repeat; None if there is none."""
     for node in () if plan is None else plan.nodes:
         if hasattr(node.body, "follower") and node.keywords.get("fragments"):
             assert plan is not None

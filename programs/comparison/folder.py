@@ -23,18 +23,20 @@ from isthmus.runtime.system.files import write_bytes
 
 PLAN: Final = "compare.json"
 _ATTEMPTS_MAX: Final = 100
-"""Of one run; whoever has tried so often looks into the log of one."""
+"""Of one run; after so many the cause is in a log."""
 _DO: Final = "Name another folder with --dir, or leave it out."
 
 
 def folder_of(plan: Plan, given: Path | None) -> Path:
-    """Where a comparison is: `given`, or runs/compare-ID in the current folder, so that the same call finds it."""
+    """The folder of a comparison: `given`, or runs/compare-ID in the current folder, so that the same call finds it."""
     return (Path.cwd() / RUNS / f"compare-{plan.identity[:12]}" if given is None else given.expanduser()).absolute()
 
 
 def opened(folder: Path, plan: Plan) -> Plan:
-    """The plan of the comparison in a folder, which is made if there is none. ConfigError if it is of another
-    comparison, is no folder of one, or cannot be written; a margin stays the one that was given first."""
+    """The plan of the comparison in a folder, which is made if missing; a margin stays the one that was given first.
+
+    ConfigError if the folder is of another comparison, contains something else, or cannot be written.
+    """
     doing = f"Comparing in {folder}"
     path = folder / PLAN
     if folder.exists() and not path.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -66,7 +68,7 @@ def opened(folder: Path, plan: Plan) -> Plan:
 
 
 def _differing(kept: Plan, plan: Plan) -> Iterator[tuple[str, str]]:
-    """What the two are, where that differs: sides first, then how they are run, then a side's configuration."""
+    """The first difference of two plans, in words: of sides, then of pacing, then of a side's configuration."""
     names, theirs = ([variant.name for variant in each.compared] for each in (kept, plan))
     if names != theirs:
         yield ", ".join(names), ", ".join(theirs)
@@ -96,13 +98,15 @@ def _only(one: Variant, other: Variant) -> str:
 
 
 def done(folder: Path, variant: Variant, seed: int) -> Path | None:
-    """The folder of a run that came to its end; None if there is none."""
+    """The folder of a run that has ended; None if there is none."""
     return next((path for path in attempts(folder, variant, seed) if has_ended(path, variant)), None)
 
 
 def has_ended(run: Path, variant: Variant) -> bool:
-    """Whether a run trained its tokens and evaluated what came of it. One that is judged failed nevertheless, because
-    more was refused than merged, counts: that is what its side is like."""
+    """Whether a run trained its tokens and evaluated the model.
+
+    A run that is judged failed nevertheless, because more was refused than merged, counts: it is typical of its side.
+    """
     figures = summary(run)
     if figures.get("outcome") != "failed":
         return figures.get("outcome") == "done"
@@ -132,7 +136,7 @@ def _numbered(folder: Path, variant: Variant, seed: int) -> Iterator[Path]:
 
 
 def summary(run: Path) -> dict[str, Any]:
-    """The figures of a run; empty if there are none that can be read."""
+    """The figures of a run; empty if they are missing or unreadable."""
     try:
         found = json.loads((run / "summary.json").read_bytes())
     except (OSError, ValueError):

@@ -23,7 +23,7 @@ AXES: Final[tuple[Axis, ...]] = ("tokens", "time", "bytes")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """One evaluation: how far the run was, and what it gave by metric, the loss among them."""
+    """One evaluation: the progress of the run, and the values by metric, the loss among them."""
 
     tokens: float
     time: float
@@ -31,7 +31,7 @@ class Place(msgspec.Struct, frozen=True):
     values: dict[str, float]
 
     def at(self, axis: Axis) -> float:
-        """How far, along an axis."""
+        """The progress along an axis."""
         return float(getattr(self, axis))
 
 
@@ -58,7 +58,7 @@ class Run(msgspec.Struct, frozen=True):
         return between(known, at)
 
     def end(self, axis: Axis) -> float:
-        """How far it came."""
+        """The progress at the last evaluation, along an axis."""
         return self.places[-1].at(axis) if self.places else 0.0
 
 
@@ -102,7 +102,7 @@ def _run(folder: Path, variant: Variant, seed: int, path: Path) -> Run:
 
 
 def _places(record: RunRecord, *, is_alone: bool) -> list[Place]:
-    """Its evaluations. One learner alone sends nothing that anybody needs."""
+    """The evaluations of a run. Bytes of one learner alone do not count: no other host needs them."""
     has_syncer = bool(record.number("syncer_shards"))
 
     def moved(report: Report) -> float:

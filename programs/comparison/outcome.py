@@ -15,16 +15,19 @@ from isthmus.programs.results.record import LOSS
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A figure over the seeds: its mean and its standard deviation, None where there are too few."""
+    """A figure over the seeds: its mean and its standard deviation, None with too few values."""
 
     mean: float | None
     deviation: float | None
 
 
 class Side(msgspec.Struct, frozen=True):
-    """A variant with all that its runs came to. `finals` are by metric, `differences` from the reference by metric,
-    None for the reference; `gain` is the control's loss minus this one's; `at_equal` is the difference of the loss from
-    the reference where the one that came less far along an axis ended."""
+    """A variant with the results of its runs.
+
+    `finals` are by metric, `differences` from the reference by metric, None for the reference; `gain` is the control's
+    loss minus this one's; `at_equal` is the difference of the loss from the reference at the end of the one that
+    progressed less along an axis.
+    """
 
     name: str
     is_control: bool
@@ -65,7 +68,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def comparison(folder: Path, plan: Plan, seeds: int, failed: int = 0) -> Comparison:
-    """What the runs that are done come to."""
+    """The results of the runs that are done."""
     runs = measured(folder, plan, seeds)
     reference = plan.variants[0].name
     sides = [

@@ -27,7 +27,7 @@ from isthmus.runtime.system.files import write_bytes
 
 PAGE: Final = "compare.html"
 _SHARES: Final = [share / 40 for share in range(41)]
-"""Twice as many as there are evaluations in a run."""
+"""Twice as many as a run has evaluations."""
 _CURVES_MAX: Final = 40
 """Of a chart; with more only means are drawn."""
 _LOGARITHMIC_MIN: Final = 2.0

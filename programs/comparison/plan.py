@@ -42,7 +42,7 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class Pacing(msgspec.Struct, frozen=True):
-    """Virtual time: a speed for each slot, what an inner step takes at speed 1, and a transfer between hosts."""
+    """Virtual time: a speed for each slot, the time of an inner step at speed 1, and of a transfer between hosts."""
 
     speeds: tuple[float, ...]
     step_ms: float = 10.0
@@ -71,12 +71,12 @@ class Plan(msgspec.Struct, frozen=True):
         return hashlib.sha256(told).hexdigest()[:32]
 
     def runs(self, seeds: int) -> list[tuple[Variant, int]]:
-        """All runs in the order in which they are carried out: seed by seed, so that there are pairs early."""
+        """All runs in the order of execution: seed by seed, so that pairs are complete early."""
         return [(variant, seed) for seed in range(self.seed, self.seed + seeds) for variant in self.variants]
 
 
 def variant_name(program: str, chosen: Mapping[str, Any]) -> str:
-    """A variant's name: its program, and what was chosen for it of the sweeps."""
+    """A variant's name: its program, and its values of the sweeps."""
     return " ".join([program, *(f"{key.removeprefix('program.')}={value}" for key, value in chosen.items())])
 
 

@@ -31,7 +31,7 @@ LOG: Final = "virtual.log"
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a process that runs one run in virtual time is told."""
+    """The order to a process that runs one run in virtual time."""
 
     variant: Variant
     seed: int
@@ -42,8 +42,10 @@ class Order(msgspec.Struct, frozen=True):
 @final
 @dataclass(frozen=True, slots=True)
 class News:
-    """What is told while runs go on: how many are `done` of how `many`, which one it is about, and what of it: empty
-    as it begins, or the `failure`, or its `summary`; its `share` of the tokens, where that is known."""
+    """Progress while runs go on: `done` of `many`, and the news of one run.
+
+    The news is its begin, its `failure`, or its `summary`; `share` is its share of the tokens, if known.
+    """
 
     done: int
     many: int
@@ -68,7 +70,7 @@ def carry_out(folder: Path, plan: Plan, seeds: int, hear: Callable[[News], None]
 
 @final
 class _Tally:
-    """Counts runs, and tells of them."""
+    """Counts runs, and reports them."""
 
     def __init__(self, hear: Callable[[News], None], done: int, many: int) -> None:
         self._hear, self._done, self._many = hear, done, many
@@ -107,7 +109,7 @@ def _real(folder: Path, variant: Variant, seed: int, tally: _Tally) -> None:
 
 @final
 class _Share(Watch):
-    """Tells how far a run is."""
+    """Reports the progress of a run."""
 
     def __init__(self, variant: Variant, seed: int, tally: _Tally) -> None:
         self._variant, self._seed, self._tally = variant, seed, tally
@@ -117,7 +119,7 @@ class _Share(Watch):
         self._tally.begun(self._variant, self._seed, tokens / self._variant.config["run"]["tokens"])
 
     def close(self, summary: dict[str, Any]) -> None:
-        """Its end is told by whoever runs it."""
+        """No-op: the caller that runs it reports its end."""
 
 
 # -- virtual time ------------------------------------------------------------------------------------------------------

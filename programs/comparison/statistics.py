@@ -30,7 +30,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation (of a sample); None where there are too few values."""
+    """Mean and standard deviation (of a sample); None with too few values."""
     mean = fmean(values) if values else None
     return mean, stdev(values) if len(values) > 1 else None
 
@@ -58,7 +58,7 @@ def quantile(freedom: int) -> float:
 
 
 def verdict(found: Difference | None, margin: float | None) -> Verdict | None:
-    """What an interval of a loss says of a margin; None without either.
+    """The verdict on a loss from its interval and a margin; None without either.
 
     Better and worse by more than the margin; as good: within it on both sides; no worse (no better): at least not worse
     (better) by more than it; undecided: the interval reaches beyond it on both sides.

@@ -26,7 +26,7 @@ from isthmus.runtime.system.files import append_bytes, write_json
 from isthmus.runtime.tape.files import FOLDER
 
 SECONDS_MAX = 1e7
-"""Virtual seconds: a hundred days, more than any run that anybody waits for computes."""
+"""Virtual seconds: a hundred days, more than any practical run computes."""
 
 
 def run(order: Order) -> None:
@@ -59,7 +59,7 @@ def _end_with_sender() -> None:
 def main() -> None:
     """The process."""
     unblock()
-    ignore()  # A terminal sends them here, too; whoever gave the order acts on them.
+    ignore()  # A terminal sends them here, too; the process that gave the order acts on them.
     set_environment({"JAX_PLATFORMS": "cpu"})
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
     threading.Thread(target=_end_with_sender, daemon=True).start()

@@ -41,7 +41,8 @@ _Sections = dict[str, dict[str, Any]]
 @final
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What was asked for: `sections` are run, program and task without defaults, `sweeps` (section, key) -> values."""
+    """The request for a comparison: `sections` are run, program and task without defaults, `sweeps` (section, key) ->
+    values."""
 
     programs: tuple[str, ...]
     task: str | None
@@ -52,7 +53,7 @@ class Wanted:
 
 
 def plan(wanted: Wanted, found: Sequence[Fault] = ()) -> Plan:
-    """The plan; ConfigError or GraphError with everything that is wrong with any variant, and with what was `found`."""
+    """The plan; ConfigError or GraphError with the faults of all variants, and those already `found`."""
     faults = [*found, *_sweep_faults(wanted)]
     schemas: dict[str, Schema] = {}
     for name in wanted.programs:
@@ -155,7 +156,7 @@ def _resolved(request: Request) -> _Sections:
 
 
 def _chosen(wanted: Wanted, schema: Schema) -> Iterator[tuple[dict[str, Any], _Sections]]:
-    """The variants of one program: what was chosen of the sweeps, by key, and the sections."""
+    """The variants of one program: the chosen values of the sweeps, by key, and the sections."""
     known = {where: values for where, values in wanted.sweeps.items() if where[0] != "program" or _knows(schema, where)}
     for values in product(*known.values()):
         sections = {name: dict(wanted.sections.get(name, {})) for name in ("run", "program", "task")}
@@ -173,7 +174,7 @@ def _knows(schema: Schema, where: tuple[str, str]) -> bool:
 
 
 def _short(programs: Sequence[str]) -> list[str]:
-    """Short names of programs, where these tell them apart."""
+    """Short names of programs, if these are distinct; else the full ones."""
     short = [Program(program).name for program in programs]
     return short if len(set(short)) == len(short) else list(programs)
 

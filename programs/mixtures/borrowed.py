@@ -20,7 +20,7 @@ PUBLISHED: Final = {0.25: (1.07, 0.90), 0.5: (1.09, 0.83), 1.0: (1.02, 0.75), 3.
 """More learners, as a share: time to finish of data-parallel training, and of Decoupled DiLoCo, against none more
 (arXiv 2604.21428)."""
 LEARNERS_MAX: Final = 16
-"""With three times as many on top there are 64."""
+"""64 in all with three times as many on top."""
 STEPS_MAX: Final = 10_000
 _PACE: Final = Pace(step_ms=1000.0, jitter=0.1)
 
@@ -28,8 +28,10 @@ _PACE: Final = Pace(step_ms=1000.0, jitter=0.1)
 @final
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """`more` learners as a share of those that were there, who trained `share` of all tokens; `time` to finish against
-    the run without them, `limit` if joining cost nothing."""
+    """The case of `more` learners, as a share of the original ones, which trained `share` of all tokens.
+
+    `time` to finish is relative to the run without them; `limit` is that time if joining cost nothing.
+    """
 
     more: float
     joined: int

@@ -46,8 +46,10 @@ def measured(
     seed: int = 0,
     seconds_max: float = 36_000.0,
 ) -> Measured:
-    """Train the toy for `steps` a learner, on average. `outcome` of the summary says how it
-    ended. RunError if a body fails, TimeoutError if it does not end."""
+    """Train the toy for `steps` a learner, on average; the summary's `outcome` is how it ended.
+
+    RunError if a body fails, TimeoutError if it does not end.
+    """
     graph = toy_task.graph_of(program, learners=learners, steps=steps, seed=seed)
     counts, trace = roster_counts(graph, learners), Trace()
 

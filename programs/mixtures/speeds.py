@@ -35,9 +35,12 @@ PUBLISHED: Final = {_LOCK_STEP: 0.84, "quorum 1": 1.0, "quorum 1 with grace": 1.
 @final
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """One case: shares between 0 and 1. `goodput` is the share of the time in which learners step, as it was published;
-    `goodput_merged` that of `summary.json`, where refused work is not good; `contributors` are the learners in a merge,
-    on average, and `seconds` of virtual time were needed for the same tokens."""
+    """One case: shares between 0 and 1.
+
+    `goodput`: share of the time in which learners step, as in the published figures; `goodput_merged`: that of
+    `summary.json`, where refused work does not count; `contributors`: learners in a merge, on average; `seconds`: of
+    virtual time for the same tokens.
+    """
 
     case: str
     program: str

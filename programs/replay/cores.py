@@ -39,17 +39,17 @@ class Core(Protocol):
     """A state machine: events and the time go in, commands come out."""
 
     def handle(self, event: Any, now: Instant) -> list[Any]:
-        """What an event leads to."""
+        """The commands that follow from an event."""
 
     def saved(self) -> bytes:
-        """What it is between two events."""
+        """The state between two events."""
 
     def restore(self, state: bytes) -> None:
-        """Become what another one was; ValueError for bytes that are no state of such a core."""
+        """Load the state of another core; ValueError for bytes that are no state of such a core."""
 
 
 class Again(NamedTuple):
-    """How far a tape was replayed: up to its end, or up to the first difference, whose record counts."""
+    """The extent of a replay: up to the tape's end, or up to and including the record of the first difference."""
 
     records: int
     commands: int
@@ -58,15 +58,15 @@ class Again(NamedTuple):
 
 
 def again(make: Callable[[], Core], segments: Iterable[Segment], plan: Plan | None = None, zero_ns: int = 0) -> Again:
-    """Feed a core with what a tape has.
+    """Feed a core with the events of a tape, and compare its commands.
 
     Arguments:
-        make: makes a core that has seen nothing.
-        segments: those of the tape that are there.
+        make: makes a fresh core.
+        segments: the available ones of the tape.
         plan: that of a host; None for a core of a daemon.
         zero_ns: the instant of the tape's clock when the run was submitted.
 
-    ValueError if a segment begins with what is no state of such a core.
+    ValueError if a segment does not begin with a state of such a core.
     """
     done, core, end, at = Again(0, 0, 0, None), make(), -1, Instant(zero_ns)
     for segment in segments:
@@ -85,7 +85,7 @@ def again(make: Callable[[], Core], segments: Iterable[Segment], plan: Plan | No
 
 
 def _segment_again(done: Again, core: Core, segment: Segment, plan: Plan | None, zero_ns: int) -> Again:
-    """Feed a core with what a segment has; `done` is what was replayed before."""
+    """Feed a core with the events of a segment; `done` is the extent replayed before."""
     count, commands, merges, _ = done
     mergers = NOBODY if plan is None else _mergers(plan)
     for number, record in enumerate(segment.records, segment.opening.before + 1):
@@ -97,7 +97,7 @@ def _segment_again(done: Again, core: Core, segment: Segment, plan: Plan | None,
         )
         try:
             said = core.handle(record.event, record.at)
-        except Exception as error:  # Whatever it is: the core that wrote the tape did not raise it.
+        except Exception as error:  # The core that wrote the tape did not raise any error.
             found = _difference(number, record, [], zero_ns, plan, f"raised {type(error).__name__}: {error}")
             return Again(count, commands, merges, found)
         if said != record.commands:
@@ -115,8 +115,10 @@ def _mergers(plan: Plan) -> frozenset[int]:
 
 
 def strange(tape: Reading, plan: Plan, member: Member, *, is_alone: bool) -> str:
-    """Why the tape of a host cannot be that of this life in this graph, in words; empty where it may be. `is_alone`: it
-    had a process of its own, and heard of itself first; in one process all hear of all at once."""
+    """Why a tape cannot be that of this life in this graph, in words; empty if it can.
+
+    `is_alone`: the host had a process of its own, and so heard of itself first; in one process all hear of all at once.
+    """
     records = tape.records
     if records and not tape.begins and (found := _another(records, member, is_alone=is_alone)):
         return found
@@ -129,7 +131,7 @@ def strange(tape: Reading, plan: Plan, member: Member, *, is_alone: bool) -> str
 
 
 def _another(records: Sequence[Record], member: Member, *, is_alone: bool) -> str:
-    """Whose tape it is that begins with these records, where it is that of another life."""
+    """The other life to which a tape with these first records belongs; empty if it is this one's."""
     at_first = []
     for record in records:
         if not isinstance(record.event, ReplicaJoined):
@@ -145,7 +147,7 @@ def _first(record: Record, at_first: Sequence[Member]) -> str:
 
 
 def _unknown(event: Any, nodes: set[int], plan: Plan) -> str:
-    """What of an event the graph does not have."""
+    """The node, edge or role of an event that the graph lacks; empty if it lacks none."""
     match event:
         case NodeOpened() | ItemsEmitted() | FiringEnded() | BodyFailed() if event.node not in nodes:
             return f"node {event.node}, which {plan.role} does not have,"

@@ -33,8 +33,10 @@ _SHOWN_MAX: Final = 5
 
 
 class OtherBytes(NamedTuple):
-    """The first item of a life that was computed to other bytes: where, which, from what, and what is other about it,
-    in words."""
+    """The first item of a life whose bytes differ when computed again.
+
+    Node, firing and port; the item; its inputs (`given`); and the kept and computed values, in words.
+    """
 
     node: str
     firing: int
@@ -46,12 +48,12 @@ class OtherBytes(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """The merge rounds of a life that were computed again, and the first item that came out otherwise."""
+    """The merge rounds of a life that were computed again, and the first item that differs."""
 
     merges: int
     difference: OtherBytes | None
     firings: Mapping[str, int] = {}
-    """Of each node, how many were computed: all that were kept from the first on."""
+    """Node -> firings that were computed: all that were kept from the first on."""
 
 
 class _Clock:
@@ -98,7 +100,7 @@ class _Life:
         self.done = dict.fromkeys((node.name for node in self._nodes), 0)
 
     def run(self) -> None:
-        """Compute firing by firing, as far as there are files; what is made goes on before more is made."""
+        """Compute firing by firing, as far as there are files; items are passed on before more are made."""
         is_on = True
         while is_on:
             is_on = False
@@ -106,7 +108,7 @@ class _Life:
                 is_on |= self._fire(node)
 
     def _fire(self, node: NodePlan) -> bool:
-        """Compute the next firing of a node, if it was kept, and what it was given is there."""
+        """Compute the next firing of a node, if it was kept and its inputs are available; returns whether it did."""
         number = self.done[node.name] + 1
         path = self._folder / f"{node.name}.{number}.item"
         queues = {port: self._queues[node.name, port, source] for port, (source, _) in self._of(node).items()}
@@ -120,7 +122,7 @@ class _Life:
         told = _told(inputs)
         try:
             ended = self._bodies.fire(node, inputs)
-        except Exception as error:  # The body of the run did not raise, or nothing would have been kept.
+        except Exception as error:  # The body of the run did not raise, else its firing would not have been kept.
             other = OtherBytes(node.name, number, "", "", told, "no error", f"{type(error).__name__}: {error}")
             raise _OtherError(other) from error
         made = [(node.outputs[each.port].name, each.payload.item) for each in ended.emissions]
@@ -151,7 +153,7 @@ class _Life:
 
 
 def merges_again(run: Path, plan: Plan, member: Member, seed: int) -> Computed | None:
-    """Compute the merges of a life again; None where it kept nothing. ValueError for payloads that cannot be read."""
+    """Compute the merges of a life again; None if it kept no payloads. ValueError for payloads that cannot be read."""
     folder = payloads.folder_of(run, member)
     if not folder.is_dir() or not any(determined.ports(node.body) for node in plan.nodes):
         return None
@@ -173,7 +175,7 @@ def _nothing(reference: Reference) -> Any:
 
 
 def _told(inputs: Mapping[str, Any]) -> str:
-    """What a firing was given, in words: rounds, fragments, and whose answers."""
+    """The inputs of a firing in words: rounds, fragments, and the replicas that answered."""
     told = []
     for port, value in inputs.items():
         if not isinstance(value, dict) or port == "decision":
@@ -187,7 +189,7 @@ def _told(inputs: Mapping[str, Any]) -> str:
 
 
 def _differing(before: Any, now: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
-    """The places in which two items differ, with what each has there."""
+    """The places in which two items differ, with the value of each."""
     if isinstance(before, np.ndarray) and isinstance(now, np.ndarray):
         if (before.shape, before.dtype) != (now.shape, now.dtype):
             yield name, f"{before.dtype}{list(before.shape)}", f"{now.dtype}{list(now.shape)}"

@@ -11,10 +11,12 @@ from isthmus.programs.replay.merges import Computed
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first record of a tape after which a fresh core decides otherwise: its `number`, from 1; when it was, in
-    nanoseconds since the submission of the run; the event, and the node or edge it is about (`place`, empty for
-    others); and from the first command on that differs (`command`, from
-    1), what the tape has and what the core says. `error` is what the core raised instead, empty if it did not."""
+    """The first record of a tape after which a fresh core decides otherwise.
+
+    Its `number`, from 1; its time, in nanoseconds since the submission of the run; the event, and the node or edge it
+    is about (`place`, empty for others); and from the first command that differs on (`command`, from 1), the commands
+    of the tape and of the core. `error` is the core's error instead, empty if there was none.
+    """
 
     number: int
     at_ns: int
@@ -30,9 +32,9 @@ class Difference:
 class Replayed:
     """One tape: `host` is that of a life ('learner/2'), or 'home' or 'station', of which `number` is the process.
 
-    `records`, `commands` and `merges` (rounds that closed) are those that were replayed. `before` records at the
-    beginning of the tape are not kept any more; it begins `begins_ns` after the submission then (None: at its start).
-    `missing` records after that were lost to a disk. `torn_bytes` are those of a last record that was never finished.
+    `records`, `commands` and `merges` (rounds that closed) are those that were replayed. The first `before` records of
+    the tape were dropped; it then begins `begins_ns` after the submission (None: at its start). `missing` records after
+    that were lost to a disk. `torn_bytes` are those of a last record that was never finished.
     """
 
     tape: str
@@ -47,7 +49,7 @@ class Replayed:
     begins_ns: int | None = None
     difference: Difference | None = None
     computed: Computed | None = None
-    """What came of computing its merges again; None where no payloads were kept."""
+    """The result of computing its merges again; None if no payloads were kept."""
 
     @property
     def is_identical(self) -> bool:
@@ -57,7 +59,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A run folder; `absent` are the hosts that the run began with of which it has no tape."""
+    """The replay of a run folder; `absent` are initial hosts without a tape."""
 
     run: str
     tapes: Sequence[Replayed]
@@ -70,7 +72,7 @@ class Replay:
 
     @property
     def computed(self) -> int | None:
-        """The merge rounds that were computed again; None where no payloads were kept."""
+        """The number of merge rounds that were computed again; None if no payloads were kept."""
         found = [each.computed.merges for each in self.tapes if each.computed is not None]
         return sum(found) if found else None
 

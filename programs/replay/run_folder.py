@@ -32,13 +32,13 @@ from isthmus.runtime.tape.reading import Reading
 _WHOLE: Final = "Fetch the folder again; without its tapes as they were written a run cannot be replayed."
 _SAME: Final = "Replay with the isthmus with which it was trained."
 _DAEMON_NS: Final = 1_000_000_000
-"""The cores of one daemon begin within that; the next daemon needs longer to come."""
+"""The cores of one daemon begin within that; the next daemon needs longer to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cast:
-    """What cores of this run are made from; `formers` are those of the run before it was resumed in another way, with
-    the names of the tapes that there were then."""
+    """The material of this run's cores; `formers` are those from before a resume with changes, with the names of their
+    tapes."""
 
     told: spec.Spec
     plans: Mapping[str, Plan]
@@ -46,7 +46,7 @@ class _Cast:
     formers: tuple[tuple[_Cast, frozenset[str]], ...] = ()
 
     def of(self, file: TapeFile) -> _Cast:
-        """The one under which a tape was written."""
+        """The cast under which a tape was written."""
         return next((former for former, names in self.formers if file.name in names), self)
 
 
@@ -113,7 +113,7 @@ def _cast(folder: Path, doing: str) -> _Cast:
 
 
 def _faults(folder: Path, cast: _Cast, read: Sequence[tuple[TapeFile, Reading]]) -> list[Fault]:
-    """What is wrong with tapes whose records can be read."""
+    """The faults of tapes whose records can be read."""
     faults = []
     broken_off, is_over = tape_files.broken_off(folder), (folder / "summary.json").exists()
     newest = max((tape.records[0].at for file, tape in read if file.kind != "host" and tape.records), default=0)
@@ -129,7 +129,7 @@ def _faults(folder: Path, cast: _Cast, read: Sequence[tuple[TapeFile, Reading]])
 
 
 def _wrong(file: TapeFile, tape: Reading, cast: _Cast) -> str:
-    """Why a tape cannot be what its name says, in words; empty where it may be."""
+    """Why a tape contradicts its name, in words; empty if it does not."""
     if file.member is not None:
         role = file.member.replica.role
         if role not in cast.plans:
@@ -141,7 +141,7 @@ def _wrong(file: TapeFile, tape: Reading, cast: _Cast) -> str:
 
 
 def _may_be_torn(file: TapeFile, tape: Reading, broken_off: frozenset[tuple[str, int]], newest: int) -> bool:
-    """Whether whoever wrote a tape was killed, as far as is known: a host by events.jsonl, a daemon by the next."""
+    """Whether the writer of a tape may have been killed: a host by events.jsonl, a daemon by the next daemon's tape."""
     if file.member is not None:
         return (str(file.member.replica), file.member.incarnation) in broken_off
     return not tape.records or tape.records[0].at < newest - _DAEMON_NS
@@ -170,7 +170,7 @@ def _replayed(file: TapeFile, tape: Reading, cast: _Cast) -> Replayed:
 
 
 def _with_merges(folder: Path, file: TapeFile, replayed: Replayed, cast: _Cast) -> Replayed:
-    """The same, with what came of computing its merges again."""
+    """The same, with the result of computing its merges again."""
     if file.member is None:
         return replayed
     plan = cast.plans[file.member.replica.role]
@@ -185,7 +185,7 @@ def _core(file: TapeFile, plan: Plan | None, cast: _Cast) -> Core:
 
 
 def _absent(cast: _Cast, files: Sequence[TapeFile]) -> list[str]:
-    """The hosts that the run began with, and whose tapes stayed on other machines."""
+    """The initial hosts of the run whose tapes are not in the folder."""
     there: set[Any] = {str(file.member.replica) for file in files if file.member is not None}
     began = [f"{role}/{slot}" for role, count in cast.told.roles.items() for slot in range(count)]
     return [host for host in began if host not in there]

@@ -16,7 +16,7 @@ _SHOWN_MAX: Final = 400
 
 
 def as_object(replay: Replay, took_seconds: float) -> dict[str, Any]:
-    """What `isthmus replay --json` prints."""
+    """The JSON object of `isthmus replay --json`."""
     return {
         "run": replay.run,
         "identical": replay.is_identical,
@@ -31,14 +31,14 @@ def as_object(replay: Replay, took_seconds: float) -> dict[str, Any]:
 
 
 def told(tape: Replayed) -> str:
-    """What came of one tape, in a word or two."""
+    """The result of one tape, in a word."""
     if not tape.is_identical:
         return "different"
     return "identical" if tape.records else "empty"
 
 
 def remarks(replay: Replay) -> Iterator[str]:
-    """What is to be known of tapes that are not whole, or not here."""
+    """Remarks on incomplete or absent tapes."""
     for tape in replay.tapes:
         if tape.begins_ns is not None:
             begins = f"replayed from {_since(tape.begins_ns)} after the submission on, from the core's state then"
@@ -58,13 +58,13 @@ def remarks(replay: Replay) -> Iterator[str]:
 
 
 def name(tape: Replayed) -> str:
-    """Whose a tape is: 'learner/2, life 3', 'home of daemon 4711'."""
+    """The owner of a tape: 'learner/2, life 3', 'home of daemon 4711'."""
     is_daemon = tape.host in ("home", "station")
     return f"{tape.host} of daemon {tape.number}" if is_daemon else f"{tape.host}, life {tape.number}"
 
 
 def story(tape: Replayed, difference: Difference) -> Iterator[tuple[str, str]]:
-    """The first difference of a tape: a word and what it says."""
+    """The first difference of a tape: keywords and texts."""
     yield "host", name(tape)
     yield "tape", tape.tape
     yield "record", f"{numbers.whole(difference.number)}, {_since(difference.at_ns)} after the submission"
@@ -81,7 +81,7 @@ def story(tape: Replayed, difference: Difference) -> Iterator[tuple[str, str]]:
 
 
 def other_bytes(tape: Replayed, found: OtherBytes) -> Iterator[tuple[str, str]]:
-    """The first item of a life that came to other bytes: a word and what it says."""
+    """The first item of a life with other bytes: keywords and texts."""
     yield "host", name(tape)
     yield "firing", f"{numbers.whole(found.firing)} of {found.node}"
     yield "given", found.given

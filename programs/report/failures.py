@@ -38,7 +38,7 @@ _HEADINGS: Final[dict[Topic, str]] = {
 
 
 class Picture(NamedTuple):
-    """What went on around absences: drawn, close up, and in sentences."""
+    """The activity around absences: a chart, close-ups, and sentences."""
 
     begin: float
     chart: Markup
@@ -47,7 +47,7 @@ class Picture(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What happened to a host, once or again and again."""
+    """A failure of a host, once or repeatedly."""
 
     begun: float
     host: str
@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
 
 def failures(record: RunRecord) -> Part:
-    """Pictures of the first absences, and a row for each host and what happened to it."""
+    """Pictures of the first absences, and a row for each host and kind of failure."""
     found = windows(record)
     groups = _groups(record.absences)
     values = {
@@ -102,7 +102,7 @@ def _row(record: RunRecord, group: Sequence[Absence]) -> Row:
 
 
 def _meanwhile(record: RunRecord, absence: Absence) -> str:
-    """What the learners did that were there all the time, in numbers."""
+    """Figures of the learners that were present all the time."""
     end = record.wall_seconds if absence.ended is None else absence.ended
     window = Window(max(absence.begun, 0.0), end)
     there = [
@@ -171,7 +171,7 @@ def _then(record: RunRecord, absence: Absence) -> str:
 
 
 def _lost(record: RunRecord, absence: Absence) -> str:
-    """What was lost; of a learner in tokens, which the summary has for all lives of a slot together."""
+    """The loss; of a learner in tokens, which the summary has for all lives of a slot together."""
     if absence.role != "learner" or absence.kind != "gone":
         return cost(absence)
     slot = absence.host.rpartition("/")[2]
@@ -181,7 +181,7 @@ def _lost(record: RunRecord, absence: Absence) -> str:
         return cost(absence)
     lives = sum(item.host == absence.host and item.kind == "gone" for item in record.absences)
     of = f" (with all of its {lives} deaths)" if lives > 1 else ""
-    # Where gradients are averaged, whoever comes back takes the moments of another.
+    # In programs that average gradients, a learner that comes back takes the moments of another.
     moments = "; its optimizer's moments" if record.number("outer_steps") else ""
     return f"{whole(tokens)} tokens{of}{moments}"
 

@@ -21,7 +21,7 @@ _BYTES_A_VALUE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Program and outcome, what it was in one line, why it failed (or nothing), and what could not be read."""
+    """Program and outcome, a description in one line, the error (or nothing), and unreadable files."""
 
     title: str
     outcome: str
@@ -32,7 +32,7 @@ class Header:
 
 
 class Figure(NamedTuple):
-    """A figure of summary.json: None is not known."""
+    """A figure of summary.json; None if unknown."""
 
     name: str
     value: float | None
@@ -40,7 +40,7 @@ class Figure(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A large figure under its name, and what it means; both are texts and figures in turn."""
+    """A large figure under its name, and its meaning; both are texts and figures in turn."""
 
     name: str
     value: Sequence[str | Figure]
@@ -48,7 +48,7 @@ class Tile(NamedTuple):
 
 
 def header(record: RunRecord) -> Header:
-    """What stands above the figures; an empty chart must not pass for a result, so what is missing is said here."""
+    """The header above the figures; it names missing data, so that an empty chart does not pass for a result."""
     outcome = record.text("outcome")
     problems = list(record.problems)
     if not record.summary:
@@ -92,7 +92,7 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
 
 
 def data_parallel_bytes(record: RunRecord) -> float | None:
-    """What a ring of data-parallel learners would have sent for the same tokens; None without its factors.
+    """Bytes that a ring of data-parallel learners would have sent for the same tokens; None without its factors.
 
     Per learner and step 2 (M-1)/M times the bytes of all parameters, for every inner step that was made: synchronous
     steps of M learners that train as many tokens make as many learner steps. 0 for one learner.
@@ -133,7 +133,7 @@ def _task(record: RunRecord) -> Iterator[str]:
     parameters = f"{whole(record.parameters)} parameters" if record.parameters is not None else ""
     task, layers = record.setting("run", "task"), record.setting("task", "layers")
     if isinstance(task, str) and task:
-        # A file's folder says nothing about the run, and is nobody's business.
+        # A file's folder is not part of the run, and private.
         yield task.rpartition("/")[2] + (f", {parameters}" if parameters else "")
         return
     if not isinstance(layers, int):
@@ -149,7 +149,7 @@ def _task(record: RunRecord) -> Iterator[str]:
 
 
 def _sent_instead(record: RunRecord) -> str:
-    """The comparison with data-parallel training, or why there is none."""
+    """The comparison with data-parallel training, or the reason for its absence."""
     instead, sent = data_parallel_bytes(record), record.number("bytes_sent_total")
     if instead is None:
         return "no comparison with data-parallel: no final model or no steps"

@@ -59,7 +59,7 @@ def page(record: RunRecord) -> str:
 
 
 def rendered(template: str, **values: object) -> str:
-    """A document of a template, which is given the style sheets and scripts of every page beside its own values."""
+    """The document of a template, with the style sheets and scripts of every page, and its own values."""
     scripts = [resource(name) for name in _SCRIPTS]
     html = (
         _templates()

@@ -47,9 +47,9 @@ def timeline_svg(run: Path, width: float = 1080) -> str:
 
 
 def absence_svg(run: Path, width: float = 1080, *, close_up: bool = False) -> str:
-    """The steps around the first absence of a host, or the moment at which it went, as an SVG document.
+    """The steps around the first absence of a host, or a close-up of its death, as an SVG document.
 
-    ValueError if nobody was away, or, of the moment, if nobody died.
+    ValueError if no host was away, or, for the close-up, if none died.
     """
     record = load(run)
     found = windows(record)

@@ -38,7 +38,7 @@ _ACCOUNTS: Final = (
 
 
 class Part(NamedTuple):
-    """A part of the page: the values of the template of its name, or why there is nothing to show."""
+    """A part of the page: the values of the template of its name, or the reason why it is empty."""
 
     name: str
     title: str
@@ -77,7 +77,7 @@ def timeline(record: RunRecord, window: Window | None) -> Part:
 
 
 def merges(record: RunRecord) -> Part:
-    """Who contributed to what, and when."""
+    """The grid of merges by contributors, over time."""
     rows = merges_by_fragment(record)
     if not rows:
         why = "No fragment was merged: the program has no outer steps, or the run ended before."
@@ -88,7 +88,7 @@ def merges(record: RunRecord) -> Part:
         levels[share_level(count, of)].append(count)
     values = {
         "wide": draw_merges(record, WIDE, CELLS_MAX),
-        # Nobody rests a pointer on a phone, and what cells tell is most of their size.
+        # Phones show no tooltips, and these are most of the size of cells.
         "narrow": draw_merges(record, _NARROW, _NARROW_CELLS_MAX, has_titles=False),
         "levels": [(level, _range(counts, of)) for level, counts in reversed(levels.items()) if counts and level],
         "told": sum(merge.kind == "merge" for merge in record.merges),
@@ -99,7 +99,7 @@ def merges(record: RunRecord) -> Part:
 
 
 def changes(record: RunRecord) -> Part | None:
-    """The settings that followed the links; None where none did."""
+    """The settings that followed the links; None if none did."""
     found = read_changes(record.folder)
     rows = [
         {"time": change.time, "shard": change.shard, "told": told(change), "why": why(change)}
@@ -139,7 +139,7 @@ def learners(record: RunRecord) -> Part:
 
 
 def graph(record: RunRecord) -> Part:
-    """What ran: roles, nodes and edges."""
+    """The graph of the run: roles, nodes and edges."""
     found = parse_graph(record.graph)
     if found is None:
         return Part("graph", "The graph", None, "There is no graph.json that could be drawn.")
@@ -160,7 +160,7 @@ def _range(counts: list[int], of: int) -> str:
 
 
 def _window_facts(record: RunRecord, window: Window) -> str:
-    """What the window shows, in words and numbers."""
+    """The contents of the window, in words and numbers."""
     timeline = record.timeline
     assert timeline is not None, "a window is chosen from a trace"
     hosts = [

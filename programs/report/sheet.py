@@ -29,7 +29,7 @@ class Part:
 @final
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """The page: its title, what it is about in a sentence, and its parts."""
+    """The page: its title, its subject in a sentence, and its parts."""
 
     title: str
     lead: str
@@ -37,7 +37,7 @@ class Sheet:
 
 
 def write_sheet(path: Path, sheet: Sheet) -> None:
-    """Write the page, whole or not at all; ConfigError where that folder is not there, or takes no file."""
+    """Write the page, whole or not at all; ConfigError if the folder is missing, or takes no file."""
     try:
         write_bytes(path, rendered("sheet.html", sheet=sheet).encode("utf-8"))
     except OSError as error:

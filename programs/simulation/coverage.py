@@ -13,8 +13,8 @@ from isthmus.programs.simulation.trials import trial_of
 
 PHASES: Final = ("starting", "stepping", "final")
 ONLY: Final[Mapping[str, tuple[str, ...]]] = {"fork": ("stepping",)}
-"""Kinds that happen in some phases only: a shard cannot lose its last versions before there are some, and its last ones
-go to all."""
+"""Kinds that happen in some phases only: a shard cannot lose its last versions before it has any, and the final ones go
+to all."""
 
 
 def kinds_of(program: str) -> list[str]:
@@ -33,7 +33,7 @@ def pairs_of(program: str) -> list[tuple[str, str]]:
 
 
 def rare(phases: Counter[tuple[str, str]], program: str, least: int) -> list[str]:
-    """What happened fewer than `least` times, in words."""
+    """The faults and phases that happened fewer than `least` times, in words."""
     return [
         f"{kind} in phase {phase}: {phases[kind, phase]} times, at least {least} are asked for"
         for kind, phase in pairs_of(program)

@@ -26,8 +26,7 @@ TWICE_SHARE: Final = 0.3
 
 
 class Step(NamedTuple):
-    """The operation that is not carried out any more, and the names of the files that it is about; with `then`, such an
-    operation after it."""
+    """The operation before which everything dies, and the names of its files; with `then`, one that follows it."""
 
     operation: str
     name: str

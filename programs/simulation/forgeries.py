@@ -16,7 +16,7 @@ from isthmus.runtime.roles import LEARNER
 from isthmus.runtime.sim import Fault, Forge
 
 LEARNERS_MIN: Final = 3
-"""Of two nobody can say which is wrong, where only more than half are believed."""
+"""With two, neither is more than half, so the wrong one cannot be told."""
 TRIALS: Final[tuple[tuple[str, str, Any, str], ...]] = (
     ("progress", "epochs", None, "drop"),
     ("progress", "step_time", "soon", "set"),
@@ -35,7 +35,7 @@ TRIALS: Final[tuple[tuple[str, str, Any, str], ...]] = (
 
 
 def forgery(rng: random.Random, hosts: Sequence[Replica], moment: dict[str, Any]) -> tuple[Fault, ...]:
-    """One learner forges one thing from a moment on; nothing where there are too few of them."""
+    """One learner forges one field from a moment on; empty if there are too few learners."""
     learners = [host for host in hosts if host.role == LEARNER]
     if len(learners) < LEARNERS_MIN:
         return ()

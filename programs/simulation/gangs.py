@@ -29,11 +29,11 @@ ELASTIC_SHARE: Final = 0.5
 """Of the islands of several processes."""
 FAULTS_MAX: Final = 5
 WORDS: Final = ("bereft", "process-lost", "process-back", "process-missing", "reformed", "undermanned")
-"""What happens to islands, as incidents and verdicts are tagged; all of it in a search that is long enough."""
+"""Tags of incidents and verdicts about islands; a search that is long enough sees all of them."""
 
 
 def check(program: str) -> None:
-    """ConfigError for a program whose learners are of one process always."""
+    """ConfigError for a program whose learners always have one process."""
     plans = lower(toy_task.graph_of(Program(program), learners=2, steps=1, seed=0))
     if followed(plans.get(LEARNER)) is None:
         do = "Leave out --gangs, or choose a program that exchanges fragments."
@@ -42,7 +42,7 @@ def check(program: str) -> None:
 
 
 def ganged(seed: int, program: str = DEFAULT) -> Shape:
-    """The run of a seed, with islands of several processes and what happens to them."""
+    """The run of a seed, with islands of several processes and their faults."""
     shape, rng = shape_of(seed, program), random.Random(f"isthmus {seed} gangs")
     processes = [rng.choice((1, 2, 2, 3, PROCESSES_MAX)) for _ in range(shape.learners)]
     if max(processes) == 1:
@@ -59,7 +59,7 @@ def ganged(seed: int, program: str = DEFAULT) -> Shape:
 
 
 def _sizes(rng: random.Random, count: int) -> tuple[int, ...]:
-    """With how many of its processes an island may train; none where it is not elastic."""
+    """The numbers of processes with which an island may train; empty if it is not elastic."""
     if count == 1 or rng.random() > ELASTIC_SHARE:
         return ()
     return tuple(each for each in range(rng.randint(1, count), count + 1) if each == count or rng.random() < 0.8)
@@ -87,5 +87,5 @@ def run(seed: int, program: str = DEFAULT) -> Outcome:
 
 
 def unseen(guards: Counter[str]) -> list[str]:
-    """What never happened to an island, in words."""
+    """The tags of islands that never occurred, in words."""
     return [f"of islands {word!r} never happened" for word in WORDS if not guards[f"island: {word}"]]

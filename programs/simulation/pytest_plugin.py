@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What became of one learner."""
+    """The figures of one learner."""
 
     steps: int
     tokens: int
@@ -36,7 +36,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a run in a world.
+    """The result of a run in a world.
 
     `waits` is the virtual time, in nanoseconds, that inner-steps were kept waiting by a missing item or credit; `tapes`
     hold the encoded tape of every host by name (with faults, of every life: 'learner/2#1'); `spans` every firing and
@@ -55,7 +55,7 @@ class Result:
 
 
 class Worlds:
-    """Runs programs in virtual time; what they leave behind goes under `folder`."""
+    """Runs programs in virtual time; their run folders are under `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -115,7 +115,7 @@ class Worlds:
         )
 
     def close(self) -> None:
-        """Let every world release what it holds."""
+        """Close every world."""
         for world in self._open:
             world.close()
 

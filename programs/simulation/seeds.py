@@ -61,14 +61,14 @@ DISK_KINDS: Final = ("blackout", "full disk", "broken disk")
 STORM_KINDS: Final = ("fork", "orphan", "wipe")
 OTHER_KINDS: Final = ("mute", "slow start")
 END_SHARE: Final = 0.06
-"""Of the runs that somebody has ended at once, at any moment, and once more of all runs, while learners step or at the
-end, so that it happens often enough in each phase."""
+"""Share of runs that a user ends at once, at any moment; and once more, while learners step or at the end, so that it
+happens often enough in each phase."""
 WINDOW_BYTES: Final = 64 << 10
 """Of some runs: four messages under way are all that a peer may have, so that credit is short."""
 STEP_MS_QUICK: Final = 100.0
-"""With longer steps an answer on a version that is lost is still to come when the shard is back."""
+"""With longer steps an answer on a lost version is still due when the shard is back."""
 UNEVEN_SHARE: Final = 0.25
-"""Of the runs whose learners have batches of several sizes."""
+"""Share of runs whose learners have batches of several sizes."""
 KILLS_MAX: Final = 3
 """Of one host: in a run of a few dozen steps more would leave nothing else to see."""
 
@@ -132,8 +132,10 @@ def _storms(
 def _later_faults(
     rng: random.Random, hosts: list[Replica], steps: int, step_ms: float
 ) -> tuple[tuple[Storm, ...], tuple[Fault, ...]]:
-    """What was added since, from a stream of its own: lives that are begun while a daemon dies, starts that are told
-    late, machines of which only the daemon is heard."""
+    """Faults that were added later, from a stream of their own.
+
+    Lives that begin while a daemon dies, starts that are reported late, machines of which only the daemon is heard.
+    """
     storms, made = list[Storm](), list[Fault]()
     if rng.random() < 0.1:
         storms.append(Storm("orphan", orphan(rng, hosts, moment_of(rng, steps, step_ms))))
@@ -151,7 +153,7 @@ def _later_faults(
 
 
 def _forgeries(rng: random.Random, hosts: list[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
-    """A learner that sends what is wrong, in one run of eight."""
+    """A learner that forges, in one run of eight."""
     return forgery(rng, hosts, moment_of(rng, steps, step_ms)) if rng.random() < 0.125 else ()
 
 
@@ -212,8 +214,10 @@ def _disk_faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_
 
 
 def _supervision_faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
-    """Faults of daemons, of what they say to each other, and of hosts that only a daemon can help: in half of the runs,
-    beside the others; and now and then somebody has the run ended."""
+    """Faults of daemons, of their messages, and of hosts that only a daemon can help, in half of the runs.
+
+    In a share END_SHARE of runs the run is ended at once.
+    """
     made: list[Fault] = [End(**moment_of(rng, steps, step_ms))] if rng.random() < END_SHARE else []
     if rng.random() < 0.5:
         return tuple(made)
@@ -245,7 +249,7 @@ def _supervision_faults(rng: random.Random, hosts: Sequence[Replica], steps: int
 
 
 def _soon(rng: random.Random, moment: dict[str, Any]) -> dict[str, Any]:
-    """A moment at another one, or a little later: faults that come together find what no single one does."""
+    """A moment at another one, or a little later: faults in combination find what single ones do not."""
     name = "at" if "at" in moment else "later"
     return {**moment, name: round(moment[name] + rng.choice((0.0, 0.01, 0.1, 0.5)), 3)}
 
@@ -280,5 +284,5 @@ def _fault(rng: random.Random, kind: str, replica: Replica, moment: dict[str, An
 
 
 def run(seed: int, program: str = DEFAULT) -> Outcome:
-    """The outcome of one seed. RequestError for a program that there is not."""
+    """The outcome of one seed. RequestError for an unknown program."""
     return outcome_of(shape_of(seed, program))

@@ -20,9 +20,12 @@ RUN_SECONDS_MIN: Final = 2.0
 
 
 def fork(rng: random.Random, hosts: list[Replica], run_seconds: float) -> tuple[Fault, ...]:
-    """A shard loses its last versions: one learner alone gets them, also neither evaluator nor recorder, and is away
-    while the shard comes back with what the others hold. Nothing in a run that is too short, or has no shard or no
-    second learner."""
+    """A shard loses its last versions.
+
+    One learner alone gets them (neither other learners nor evaluator nor recorder), and is away while the shard comes
+    back with the versions that the others hold. Empty for a run that is too short, or has no shard or no second
+    learner.
+    """
     learners = [host for host in hosts if host.role == "learner"]
     shards = [host for host in hosts if host.role == "syncer"]
     if run_seconds < RUN_SECONDS_MIN or not shards or len(learners) < 2:
@@ -47,7 +50,7 @@ def orphan(rng: random.Random, hosts: list[Replica], moment: dict[str, Any]) -> 
 
 
 def wipe(rng: random.Random, hosts: list[Replica], moment: dict[str, Any]) -> tuple[Fault, ...]:
-    """All who train and merge die at once, or all but one; now and then with those who only hold the model."""
+    """All learners and shards die at once, or all but one; sometimes also evaluator or recorder."""
     dying = [host for host in hosts if host.role in ("learner", "syncer")]
     if rng.random() < 0.3:
         dying.remove(rng.choice(dying))

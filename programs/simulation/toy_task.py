@@ -39,7 +39,7 @@ Tensors: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[np.float32]]]
 
 @dataclass(frozen=True, slots=True)
 class Toy:
-    """The task, with the parameters of a layout; `name` is what it is called here."""
+    """The task, with the parameters of a layout; `name` is its name in this module."""
 
     name: str
     layout: tuple[TensorSpec, ...]
@@ -48,12 +48,12 @@ class Toy:
 
     @property
     def stream(self) -> Callable[[int, int, int], ToyStream] | None:
-        """Where batches come from, if not from a function."""
+        """The source of batches, if not a function."""
         return partial(ToyStream, self) if self.is_streamed else None
 
     @property
     def reference(self) -> Reference:
-        """Where hosts find it."""
+        """The reference by which hosts load it."""
         return Reference(f"{__name__}:{self.name}")
 
     def batch(self, at: At) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Toy:
         return ToyLearner(self.layout, tuple(fragments), life.seed, np.float32(alpha))
 
     def gradient_learner(self, seed: int) -> ToyGradientLearner:
-        """The learner of this task where gradients are averaged."""
+        """The learner of this task for programs that average gradients."""
         return ToyGradientLearner(self.layout, seed)
 
     def evaluator(self, seed: int) -> ToyEvaluation:
@@ -93,7 +93,7 @@ class ToyStream:
         return {**self._task.batch(at), "position": np.int64(at.position)}
 
     def get_state(self) -> dict[str, int]:
-        """Where it is."""
+        """The position of the stream."""
         return {"position": self._position}
 
     def set_state(self, state: dict[str, int]) -> None:
@@ -121,7 +121,7 @@ class ToyLearner:
         self.tensors = {each.name: rng.standard_normal(each.shape, np.float32) for each in self.layout}
 
     def compile(self, batch: Any) -> None:
-        """Nothing is to be compiled."""
+        """No-op."""
 
     def step(self, batch: Any, progress: float) -> dict[str, float]:
         """One inner step; the loss before it."""
@@ -225,7 +225,7 @@ class ToyEvaluation:
     layout: tuple[TensorSpec, ...]
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
-        """Of all tensors."""
+        """The loss of all tensors."""
         return {"loss": loss_of(tensors)}
 
     def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Tensors:

@@ -19,14 +19,17 @@ from isthmus.runtime.ids import Replica
 Settings: TypeAlias = dict[str, Any]
 CODED: Final = ("bf16", "int8", "int4")
 BRIEF_SECONDS: Final = 3.0
-"""Of a fault, where nobody may be given up for dead: a silent host is after 20 s, and faults follow one another."""
+"""Limit of a fault where no host may be given up: a silent host is after 20 s, and faults follow one another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`settings(rng)` draws those of the program; of its `formats` each is coded in one run of four. Hosts of the
-    `spared` roles (or one replica of them: 'learner/0') never end; `lasts_max` is how many seconds a fault may last;
-    `joins` says whether machines may join, `crashes` whether lives may end again and again."""
+    """The conditions of a program in the search.
+
+    `settings(rng)` draws the program's settings; each of its `formats` is coded in one run of four. Hosts of the
+    `spared` roles (or one replica of them: 'learner/0') never end; `lasts_max`: seconds that a fault may last; `joins`:
+    machines may join; `crashes`: lives may end again and again.
+    """
 
     settings: Callable[[random.Random], Settings]
     formats: tuple[str, ...] = ()
@@ -60,9 +63,9 @@ TRIALS: Final[Mapping[str, Trial]] = {
     "decoupled-diloco": Trial(_decoupled, formats=("push", "update")),
     "streaming-diloco": Trial(_streaming, formats=("push", "update")),
     "diloco": Trial(lambda rng: {"interval": rng.choice((6, 8))}, formats=("push", "update")),
-    # The state is in the learners, and at which step they are is known to the syncer only.
+    # The learners have the state, but only the syncer knows their step.
     "elastic-data-parallel": Trial(lambda rng: {}, spared=("syncer", "learner/0"), lasts_max=BRIEF_SECONDS),
-    # Nobody can go on without any of the learners, whose number is part of the graph.
+    # No learner can go on without the others: their number is part of the graph.
     "data-parallel": Trial(lambda rng: {}, spared=("learner",), lasts_max=BRIEF_SECONDS, joins=False),
 }
 

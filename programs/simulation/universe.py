@@ -48,14 +48,14 @@ from isthmus.runtime.wire.peers import Limits
 
 LIVENESS_SECONDS: Final = 120.0
 """From the healing to the end: a new daemon waits 11 s for hosts, a lost machine is given up after 20 s and a silent
-host after 20 s, back-offs take 15 s in all, what was left of the run is at most 40 steps of 0.4 s, and its end takes
-15 s."""
+host after 20 s, back-offs take 15 s in all, the rest of the run is at most 40 steps of 0.4 s, and its end takes 15
+s."""
 LEFT_SECONDS: Final = 15.0
-"""After the end of the run, machines that could not be reached hear that nothing is wanted of them any more."""
+"""Time after the end of the run for machines that could not be reached to learn of it."""
 PATIENCE_SECONDS: Final = 10.0
 """How long faults of the final phase are waited for."""
 STILL_SECONDS: Final = 10.0
-"""For so long nothing may happen at all, where everything is dead."""
+"""Time without any event that is allowed while everything is dead."""
 START_SECONDS: Final = 0.9
 """About when the first learner steps."""
 SNAPSHOT_SECONDS: Final = 0.5
@@ -63,9 +63,9 @@ SNAPSHOT_SECONDS: Final = 0.5
 FOLDER: Final = Path("/run")
 """The run folder, on the disk of its home."""
 STORE: Final = Path("/store")
-"""Where snapshots are stored beside it, in runs that have such a place."""
+"""Folder where snapshots are also stored, in runs with a store."""
 TRACEBACK_LINES: Final = 6
-"""Of what was raised by mistake: where, and three callers."""
+"""Last lines shown of an unexpected error's traceback: its place, and callers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,13 @@ class Storm:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is to happen. `late` says how many virtual seconds after its steps a run with faults is healed;
-    `window_bytes` is what may be under way to a peer (None: as in a real run), `apart` whether the evaluator has a
-    machine of its own, `processes` how many make up the island of each learner, and `elastic` how many of these may
-    train without the others; `stores`: snapshots are brought to another folder of the home's disk, too; `storms` are
-    faults among them that belong together."""
+    """The plan of a universe.
+
+    `late`: virtual seconds after its steps at which a run with faults is healed; `window_bytes`: under way to a peer at
+    most (None: as in a real run); `apart`: the evaluator has a machine of its own; `processes`: how many make up the
+    island of each learner, and `elastic`: how many of these may train without the others; `stores`: snapshots are also
+    brought to another folder of the home's disk; `storms`: those of the faults that belong together.
+    """
 
     seed: int
     learners: int
@@ -104,9 +106,11 @@ class Shape:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a universe; `violation` is None where nothing was wrong. `phases` counts (kind, phase of the run);
-    `missed` are the faults that did not happen, `lives` the processes that there were ('learner/2#1'); `status` is what
-    the recorder showed last, `outcome` how the run ended, `guards` how often each guard fired."""
+    """The result of a universe; `violation` is None if there was none.
+
+    `phases` counts (kind, phase of the run); `missed` are the faults that did not happen, `lives` the processes so far
+    ('learner/2#1'); `status` is the recorder's last, `outcome` how the run ended, `guards` how often each guard fired.
+    """
 
     seed: int
     violation: str | None
@@ -144,7 +148,7 @@ def outcome_of(shape: Shape, *more: Checker) -> Outcome:
 
 
 def words(error: Exception) -> str:
-    """What was raised, in words: objections as they are, anything else with its kind and where it came from."""
+    """An error in words: violations as they are, others with their type and traceback."""
     if isinstance(error, (ViolationError, InvariantError, RunError, TimeoutError)):
         return str(error)
     lines = [line for each in traceback.format_tb(error.__traceback__) for line in each.splitlines()]
@@ -173,14 +177,14 @@ def _told(universe: Universe, shape: Shape, violation: str | None, guards: Guard
 
 
 def _storms(shape: Shape, happened: Sequence[tuple[Fault, str]]) -> list[tuple[str, str]]:
-    """(kind, phase of the run) of each storm of which all faults have happened, the first of them in that phase."""
+    """(kind, phase of the run) of each storm whose faults have all happened; the phase is that of the first."""
     phases = dict(happened)
     whole = [storm for storm in shape.storms if all(fault in phases for fault in storm.faults)]
     return [(storm.kind, phases[storm.faults[0]]) for storm in whole]
 
 
 def _violation(universe: Universe, shape: Shape) -> str | None:
-    """What was wrong, in words."""
+    """The violation in words; None if there is none."""
 
     def is_over() -> bool:
         return universe.outcome is not None
@@ -188,7 +192,7 @@ def _violation(universe: Universe, shape: Shape) -> str | None:
     until = START_SECONDS + shape.steps * shape.step_ms / 1e3 + shape.late
 
     def is_enough() -> bool:
-        """Whether all has happened that is to happen, or the faults hold up what is to come before it."""
+        """Whether all planned faults have happened, or faults hold up their own triggers."""
         now = universe.clock.now()
         return now >= seconds(until) and (not universe.injector.missed or now >= seconds(until + PATIENCE_SECONDS))
 
@@ -245,7 +249,7 @@ def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe
 
 
 def _plans(graph: Graph, shape: Shape) -> dict[str, Plan]:
-    """What each kind of host runs."""
+    """The plan of each kind of host."""
     plans = lower(graph)
     for number in range(1, max(shape.processes, default=1)):
         role = follower(Replica(LEARNER, 0), number).role

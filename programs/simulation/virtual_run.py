@@ -30,8 +30,8 @@ SECONDS_MAX: Final = 3600.0
 @final
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long things take in virtual time: an inner step `step_ms` / `speeds[slot]` (1 where none is given), any other
-    firing a fiftieth of `step_ms`, a transfer between hosts `delay_ms`, all with `jitter`, a share."""
+    """Durations in virtual time: an inner step takes `step_ms` / `speeds[slot]` (default 1), any other firing a
+    fiftieth of `step_ms`, a transfer between hosts `delay_ms`, all with `jitter`, a share."""
 
     speeds: tuple[float, ...] = ()
     step_ms: float = 10.0
@@ -39,7 +39,7 @@ class Pace:
     jitter: float = 0.05
 
     def duration(self, replica: Replica, node: str) -> Duration:
-        """How long a firing takes, before jitter."""
+        """The duration of a firing, before jitter."""
         if node != "inner-step":
             return milliseconds(self.step_ms / 50)
         return milliseconds(self.step_ms / (self.speeds[replica.slot] if replica.slot < len(self.speeds) else 1.0))
@@ -48,8 +48,7 @@ class Pace:
 @final
 @dataclass(slots=True)
 class VirtualRun:
-    """A run in virtual time, which `run` carries out; then `summary` are its figures and `status` is what its recorder
-    published last."""
+    """A run in virtual time, carried out by `run`; then `summary` has its figures, `status` is the recorder's last."""
 
     request: Request
     pace: Pace = Pace()
@@ -63,8 +62,8 @@ class VirtualRun:
         self.world = self._world()
 
     def run(self, seconds_max: float = SECONDS_MAX) -> None:
-        """Let it come to its end. RunError if a body fails or a fault did not happen, TimeoutError if it is not over
-        after `seconds_max` virtual seconds."""
+        """Run to the end. RunError if a body fails or a fault did not happen, TimeoutError if the run is not over after
+        `seconds_max` virtual seconds."""
         world, request = self.world, self.request
         world.run(lambda: ("recorder/0", "record") in world.ended, seconds_max=seconds_max)
         if isinstance(world, sim.Universe):

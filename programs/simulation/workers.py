@@ -22,8 +22,10 @@ Run: TypeAlias = Callable[[int], Outcome]
 
 
 def outcomes(run: Run, seeds: range, *, apart_min: int = APART_MIN) -> Iterator[Outcome]:
-    """What `run` makes of each seed: here, one after the other, or in as many processes as there are cores, as they
-    come. `run` must be importable, or a partial of what is."""
+    """The outcomes of `run` for each seed: few seeds in this process, in order; more in a process per core, unordered.
+
+    `run` must be importable, or a partial of an importable function.
+    """
     if len(seeds) < apart_min:
         yield from map(run, seeds)
     else:

@@ -12,8 +12,10 @@ from isthmus.runtime.scheduler.tape import Record
 
 
 def firings_of(plan: Plan, host: str, records: Sequence[Record]) -> Iterator[Span]:
-    """The firings of the nodes of `plan` that came to their end on the tape of `host`, by their ends. Transfers are on
-    no tape: who sends an item does not hear when it came."""
+    """The completed firings of the nodes of `plan` on the tape of `host`, ordered by their ends.
+
+    Transfers are on no tape: the sender of an item does not learn of its arrival.
+    """
     names = {node.index: node.name for node in plan.nodes}
     begun: dict[int, Instant] = {}
     for record in records:

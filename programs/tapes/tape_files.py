@@ -26,7 +26,7 @@ _LIFE: Final = re.compile(r"(.+)-(\d+)-(\d+)")
 
 
 class TapeFile(NamedTuple):
-    """A tape: its name, its kind ('home', 'station', or 'host'), whose it is (None for a daemon's), the process of a
+    """A tape: its name, its kind ('home', 'station', or 'host'), its member (None for a daemon's), the process of a
     daemon (0 for a host's), and its files, in the order in which they were written."""
 
     name: str
@@ -59,7 +59,7 @@ def of(folder: Path, member: Member) -> TapeFile | None:
 
 
 def of_lives(folder: Path) -> dict[Member, Reading]:
-    """The tapes of all lives of hosts that are here; ValueError or OSError where one cannot be read."""
+    """The tapes of all lives of hosts in a folder; ValueError or OSError if one cannot be read."""
     return {file.member: read(file) for file in found(folder)[0] if file.member is not None}
 
 
@@ -73,7 +73,7 @@ def _file(name: str) -> TapeFile | None:
 
 
 def read(file: TapeFile) -> Reading:
-    """What there is of a tape. ValueError where it is damaged or none, OSError where it cannot be read."""
+    """The contents of a tape. ValueError if it is damaged or no tape, OSError if it cannot be read."""
     kinds: Mapping[str, type[Any]] = {HOME: HomeRecord, STATION: StationRecord}
     kind = kinds.get(file.kind, Record)
     return reading.joined([reading.read(path.read_bytes(), kind) for path in file.paths])

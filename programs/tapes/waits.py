@@ -53,8 +53,10 @@ def waits_on_others(plan: Plan, records: Sequence[Record]) -> Iterator[Wait]:
 
 
 def _is_of_another(records: Sequence[Record], number: int, since: int, began_at: dict[int, int]) -> bool:
-    """Whether what came about with a record goes back, after `since`, to another host. Each turn goes to an earlier
-    record, so that it ends."""
+    """Whether the cause of a record, after `since`, is an item or a credit of another host.
+
+    Each turn of the loop goes to an earlier record, so it ends.
+    """
     while True:
         event = records[number].event
         if isinstance(event, ItemArrived | CreditGranted):

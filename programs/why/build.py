@@ -27,11 +27,11 @@ def merge_facts(
 
     Arguments:
         line: that of merges.jsonl.
-        taped: its round on the tape of the shard; empty where there is none.
-        lines: all lines, which tell how later epochs began.
-        gamma: the run's safety margin of the grace; None where it has none.
-        tokens_of_step: the tokens of a learner's batch, by slot, the last for all beyond; empty where not known.
-        sizes: the bytes of all answers of each learner to this shard, in their order; None where not known.
+        taped: its round on the tape of the shard; empty without one.
+        lines: all lines, which have the origins of later epochs.
+        gamma: the run's safety margin of the grace; None if it has none.
+        tokens_of_step: the tokens of a learner's batch, by slot, the last for all beyond; empty if unknown.
+        sizes: the bytes of all answers of each learner to this shard, in their order; None if unknown.
         changes: those of settings that followed the links.
     """
     terms = _terms(taped, gamma)
@@ -124,7 +124,7 @@ def _answers(
     tokens_of_step: Sequence[int],
     sizes: Mapping[int, Sequence[float]],
 ) -> list[Answer]:
-    """Everybody who answered, or was asked, by slot."""
+    """All learners that answered, or were asked, by slot."""
     closing = taped.closing
     given = {came.slot: came for came in closing.given} if closing else {}
     late = {came.slot: came for came in taped.came if closing and came.slot not in given}

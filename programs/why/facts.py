@@ -12,12 +12,12 @@ from typing import Any, Final, Literal, TypeAlias
 from isthmus.programs.adapted.words import ChangeRecord
 
 Fate: TypeAlias = Literal["merged", "refused", "without steps", "not needed", "late", "left out", "gone"]
-"""What became of a learner in a round: its answer was merged; refused; held no step; was the same version as the one
-taken (kinds 'initial' and 'recover', which take one); came after the close; had not come by the end of the run or the
-tape; it was asked, and was not live any more when the round closed."""
+"""The fate of a learner in a round: its answer was merged; refused; held no step; was the same version as the one taken
+(kinds 'initial' and 'recover', which take one); arrived after the close; had not arrived by the end of the run or the
+tape; it was asked, and was no longer live when the round closed."""
 ClosedBy: TypeAlias = Literal["everybody", "grace", "deadline"]
 NOT_RECORDED: Final = ("norms of answers", "step times", "delays of publication and adoption")
-"""What a shard knows in its memory, and no file of the run folder has."""
+"""Facts that a shard has in its memory, but no file of the run folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class Answer:
     """A learner in a round.
 
     `arrived_ms` counts from the opening of the round, `late_ms` from its close. `weight` is its share of the merge:
-    tokens x (tokens / steps), over the sum. `refusal` is why it was not merged, `shortened_to` the share of its length
-    that was, where it was too long; `opposed_merges` in how many merges in a row it has pulled against all others.
-    `from_round` is the round that it was sent for, where it was late for that and counts in this one; `counted_in` the
-    later round in which it counts, where it was late for this one, and `dropped` why it counts in none.
+    tokens x (tokens / steps), over the sum. `refusal`: why it was not merged; `shortened_to`: the merged share of its
+    length, if it was too long; `opposed_merges`: in how many merges in a row it has pulled against all others.
+    `from_round`: the round that it was sent for, if it was late for that and counts in this one; `counted_in`: the
+    later round in which it counts, if it was late for this one; `dropped`: why it counts in none.
     """
 
     slot: int
@@ -50,9 +50,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On which terms a round was open, those of its last attempt: `quorum` answers were needed, `grace_ms` granted
-    after them (None: without end), `required` slots waited for, until `deadline_ms` after the opening. `members` are
-    [slot, incarnation].
+    """The terms of a round's last attempt.
+
+    `quorum` answers were needed, `grace_ms` granted after them (None: without end), `required` slots waited for, until
+    `deadline_ms` after the opening. `members` are [slot, incarnation].
 
     grace = gamma x slack: `slack_ms` follows from the grace where it is above 0. `typical_quorum_ms` is the median,
     from opening to quorum, of the `typical_rounds` before it that a shard looks at.
@@ -72,11 +73,13 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class MergeFacts:
-    """One merge. `version` is None where nothing was merged; `origin` is the version that this epoch of the shard began
-    with; `undone_by` the next epoch, if that began with an older version than this one: it is not in the model then;
-    `reason` is the quorum's sentence on why the round closed; `asked` are the settings that followed the links, None
-    where none did, and `changes` the last of each that counted; `terms` and all that came when are of the shard's
-    tape."""
+    """One merge.
+
+    `version` is None if nothing was merged; `origin`: the version with which this epoch of the shard began;
+    `undone_by`: the next epoch, if that began with an older version than this one, which is then not in the model;
+    `reason`: the quorum's sentence on why the round closed; `asked`: the settings that followed the links, None if none
+    did, and `changes`: the last of each that counted; `terms` and all arrivals are from the shard's tape.
+    """
 
     fragment: int
     version: Sequence[int] | None
@@ -101,7 +104,7 @@ class MergeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A host that was away while the round was open: what, from when, until when (None: to the end of the run)."""
+    """A host that was away while the round was open: the story, begin and end (None: the end of the run)."""
 
     host: str
     story: str
@@ -111,8 +114,11 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The merge that was asked for; where a later life of the shard took its version up again, also those rounds
-    (`recoveries`); who was `away`; and what of the folder could not be read (`problems`)."""
+    """The requested merge, and its context.
+
+    `recoveries`: the rounds in which later lives of the shard took its version up again; `away`: absent hosts;
+    `problems`: unreadable files of the folder.
+    """
 
     run: str
     merge: MergeFacts

@@ -40,7 +40,7 @@ class Wanted:
 
     @classmethod
     def of(cls, fragment: int | None, version: str | None, *, is_last: bool) -> Wanted:
-        """What was typed; ConfigError if it names no merge. `version` is 'N' or 'EPOCH.N'."""
+        """The merge that the options name; ConfigError if they name none. `version` is 'N' or 'EPOCH.N'."""
         doing = "Reading the command line of `isthmus why`"
         if is_last and (fragment is not None or version is not None):
             raise ConfigError(doing, "--last, or --fragment and --version", "both", "Leave one of them out.")
@@ -56,7 +56,7 @@ class Wanted:
 
 
 def why(folder: Path, wanted: Wanted) -> Why:
-    """What the run folder tells of one merge; ConfigError, with what there is, where it has no such merge."""
+    """The run folder's record of one merge; ConfigError, with the existing ones, if it has no such merge."""
     lines = [line for line in objects(folder / MERGES) if all(name in line for name in _NEEDED)]
     if not lines:
         do = "A program without a syncer merges nothing; in others the first version comes before the first step."
@@ -69,7 +69,7 @@ def why(folder: Path, wanted: Wanted) -> Why:
 
 
 def _chosen(lines: Sequence[Line], wanted: Wanted) -> list[Line]:
-    """The line that was asked for, and those that took its version up again."""
+    """The requested line, and those that took its version up again."""
     doing = "Looking for a merge"
     mine = [line for line in lines if wanted.fragment in (None, line["fragment"])]
     if not mine:
@@ -101,7 +101,7 @@ def _dotted(version: Any) -> str:
 
 
 class _Run:
-    """What beside merges.jsonl tells of its merges, each file read once; what cannot be read is among `problems`."""
+    """The other files about the merges of merges.jsonl, each read once; unreadable ones are among `problems`."""
 
     def __init__(self, folder: Path, lines: Sequence[Line]) -> None:
         self.problems: list[str] = []
@@ -157,7 +157,7 @@ class _Run:
             try:
                 timeline = read_timeline((self._folder / "trace.json").read_bytes())
             except (OSError, ValueError):
-                return {}  # It comes at the end of a run, and may be missing.
+                return {}  # It is written at the end of a run, and may be missing.
             for transfer in sorted(timeline.transfers, key=lambda transfer: transfer.ended):
                 role, _, slot = transfer.source.partition("/")
                 if role == "learner" and transfer.target_port == "answer":
@@ -166,7 +166,7 @@ class _Run:
 
 
 def _gamma(folder: Path) -> float | None:
-    """The safety margin of the grace window; None where the run has none."""
+    """The safety margin of the grace window; None if the run has none."""
     try:
         program = tomllib.loads((folder / "config.toml").read_text())["program"]
         return float(program["gamma"]) if program.get("grace", True) else None
@@ -175,7 +175,7 @@ def _gamma(folder: Path) -> float | None:
 
 
 def _tokens_of_step(folder: Path) -> Sequence[int]:
-    """The tokens of a batch, by slot; empty where that is not written."""
+    """The tokens of a batch, by slot; empty if not recorded."""
     try:
         return [int(tokens) for tokens in json.loads((folder / "spec.json").read_text())["tokens_of_step"]]
     except (OSError, ValueError, KeyError, TypeError):
@@ -183,7 +183,7 @@ def _tokens_of_step(folder: Path) -> Sequence[int]:
 
 
 def _away(folder: Path, merges: Sequence[MergeFacts]) -> list[Away]:
-    """Who was away while one of the rounds was open."""
+    """The hosts that were away while one of the rounds was open."""
     waiting = waiting_of(folder)
     times = [(merge.time if merge.opened is None else merge.opened, merge.time) for merge in merges]
     return [

@@ -22,8 +22,10 @@ _PUBLISHED: Final = {"round", "version", "kind"}
 
 
 class Came(NamedTuple):
-    """An answer as it came: of which life, for which round, when (nanoseconds of the shard's clock), with how many
-    tokens; it was the `nth` of its learner on this tape, from 0."""
+    """An answer as it arrived: its life, its round, the time (nanoseconds of the shard's clock), and its tokens.
+
+    It was the `nth` of its learner on this tape, from 0.
+    """
 
     slot: int
     incarnation: int
@@ -45,11 +47,13 @@ class Closing:
 
 @dataclass(slots=True)
 class TapedRound:
-    """One round on a tape: its `openings`, one for each attempt; `came`, the answers that were sent for it; how it
-    closed and when it was published, None where the tape has not come so far; `counted_in` gives for answers that came
-    too late the round in which they count, `dropped` for those that count in none why not; `usual_ns` are the times
-    from opening to quorum of the last rounds before it that the shard learnt from; `answers_of` counts the answers of
-    each learner on the whole tape."""
+    """One round on a tape.
+
+    `openings`: one for each attempt; `came`: the answers that were sent for it; its closing and publication, None if
+    the tape ends before; `counted_in`: the round in which a late answer counts; `dropped`: why an answer counts in
+    none; `usual_ns`: the times from opening to quorum of the last rounds before it that the shard learnt from;
+    `answers_of`: the number of answers of each learner on the whole tape.
+    """
 
     openings: list[Mapping[str, Any]] = field(default_factory=list)
     came: list[Came] = field(default_factory=list)
@@ -62,7 +66,7 @@ class TapedRound:
 
 
 def taped_round(records: Sequence[Record], number: int) -> TapedRound:
-    """What a tape has of round `number`; empty where it has nothing."""
+    """Round `number` on a tape; empty if the tape does not have it."""
     taped = TapedRound()
     first: dict[int, Mapping[str, Any]] = {}
     numbers: dict[Handle, int] = {}

@@ -33,7 +33,7 @@ def head(merge: MergeFacts) -> str:
 
 
 def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
-    """A merge from its opening to its publication: a word and what it says."""
+    """A merge from its opening to its publication: keywords and texts."""
     yield "round", f"{merge.round & 0xFFFFFFFF} of syncer/{merge.shard}, life {merge.epoch}{_began(merge)}"
     if merge.terms is not None:
         yield "asked", _asked(merge.terms, merge.opened)
@@ -57,7 +57,7 @@ def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
 
 
 def remark(answer: Answer) -> str:
-    """What else there is to say of a learner in a round."""
+    """Further remarks on a learner in a round."""
     parts = []
     if answer.refusal is not None:
         parts.append(answer.refusal)
@@ -80,18 +80,18 @@ def remark(answer: Answer) -> str:
 
 
 def fate(answer: Answer) -> str:
-    """What became of a learner in a round, in a word or two."""
+    """The fate of a learner in a round, in a word or two."""
     return _FATES[answer.fate]
 
 
 def absent(away: Away) -> str:
-    """Who was away while a round was open."""
+    """A host's absence while a round was open, in words."""
     until = "" if away.ended is None else f" to {numbers.seconds(away.ended)}"
     return f"{away.story} ({numbers.seconds(away.begun)}{until})"
 
 
 def notes(why: Why) -> Iterator[str]:
-    """What is not known, and why."""
+    """Unknown facts, and why."""
     yield from why.problems
     yield f"Not recorded: {', '.join(NOT_RECORDED)}."
 
@@ -108,7 +108,7 @@ def _began(merge: MergeFacts) -> str:
 
 
 def _asked(terms: Terms, opened: float | None) -> str:
-    """Who was asked, when, and how many answers it takes."""
+    """The members asked, the time, and the quorum."""
     when = "" if opened is None else f", {_since(opened)}"
     again = f", in {terms.attempts} attempts" if terms.attempts > 1 else ""
     who = f"{_learners([slot for slot, _ in terms.members])}{again}"
@@ -116,7 +116,7 @@ def _asked(terms: Terms, opened: float | None) -> str:
 
 
 def _grace(terms: Terms) -> str:
-    """What was granted after the quorum, and from which measurements."""
+    """The grace after the quorum, and its measurements."""
     if terms.grace_ms is None:
         return "without end: the round waits for every member that is live"
     told = f"{_ms(terms.grace_ms)} granted"
