@@ -14,8 +14,10 @@ from isthmus.runtime.roles import LEARNER
 
 
 def updates_in(graph: Graph, role: Role, outer: Node, *, in_turns: bool = False) -> Port:
-    """The port that gives the updates of an outer step, whole, in a role: its own, or that of the role's `receive`.
-    `in_turns`: what passes through it to a learner are turns, of programs in lock-step."""
+    """The port that gives the updates of an outer step, decoded, in a role: its own, or that of the role's `receive`.
+
+    `in_turns`: turns, of programs in lock-step, pass through it to learners.
+    """
     if outer.keywords.get("update", "float32") == "float32":
         return outer["update"]
     found = [node for node in graph.nodes if node.body is Receive and node.role == role.name]

@@ -25,7 +25,7 @@ EVALUATIONS: Final = 20
 
 
 def build(job: Job, *, snapshot_seconds: float = SECONDS) -> Graph:
-    """The graph. ConfigError for a task whose gradients cannot be averaged, and for seconds that are none.
+    """The graph. ConfigError for a task whose gradients cannot be averaged, and for seconds that are not above 0.
 
     - `snapshot_seconds`: between two snapshots of the state.
     """

@@ -68,10 +68,10 @@ def build(
     - `overlap`: tau, the inner steps that a round may take. `quorum`: K, the answers that a round needs.
     - `grace`: whether the syncer waits for more answers while that costs nothing; `gamma`: its safety margin, below 1.
     - `late`: an answer that is late for its round counts in the next of its fragment, or is refused, as published.
-    - `shards`: S, syncers. `merge`: 'rda' or 'average'. `alpha`: 0, for the accounts know no work that survives.
+    - `shards`: S, syncers. `merge`: 'rda' or 'average'. `alpha`: 0, because the accounts have no work that survives.
     - `bounded`: one learner's answer counts only as far as its length is in proportion to others'.
-    - `push`, `update`: the formats of outer gradients and of what shards publish, on their way: 'float32', 'bf16',
-      'int8' or 'int4'; these, `interval` and `overlap` may be 'auto': what the links carry (`ops.adaptive`).
+    - `push`, `update`: the wire formats of outer gradients and of published versions: 'float32', 'bf16', 'int8' or
+      'int4'; these, `interval` and `overlap` may be 'auto': they follow the links (`ops.adaptive`).
     - `outer_lr`, `outer_momentum`: eta and mu; by the number of sweeps of the run if absent.
     """
     settings = dict(locals())

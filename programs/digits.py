@@ -31,7 +31,7 @@ CLASSES: Final = 10
 HELD_OUT: Final = 288
 """Images at the end of the data: about one in six, and whole batches of 16."""
 MOMENTUM: Final = 0.9
-"""The share of the running statistics that a step keeps; ten batches say what they are."""
+"""The share of the running statistics that a step keeps; ten batches determine them."""
 EPSILON: Final = 1e-5
 
 if importlib.util.find_spec("sklearn") is None:
@@ -60,8 +60,10 @@ def images() -> Images:
 
 
 def batch(size: int, at: At) -> dict[str, Any]:
-    """`size` images: those held out in their order, over and over; for training, drawn anew for each batch, and each
-    shifted by a pixel or none along both axes, so that there is more to learn from than 1,509 images."""
+    """`size` images: held-out ones in order, repeated; for training, drawn anew for each batch.
+
+    Each training image is shifted by a pixel or none along both axes, to have more than 1,509 images.
+    """
     x, y = images()
     count = len(x) - HELD_OUT
     if at.split == "evaluation":

@@ -37,8 +37,8 @@ def build(
     """The graph. ConfigError, with every fault, for settings out of range.
 
     - `interval`: H, inner steps between two outer steps. `merge`: 'average' (weighted by tokens) or 'rda'.
-    - `push`, `update`: the formats of outer gradients and of what the syncer publishes, on their way: 'float32',
-      'bf16', 'int8' or 'int4'.
+    - `push`, `update`: the wire formats of outer gradients and of published versions: 'float32', 'bf16', 'int8' or
+      'int4'.
     - `outer_lr`, `outer_momentum`: eta and mu of the outer step; by the number of outer steps of the run if absent.
     """
     given = dict(locals())

@@ -99,7 +99,7 @@ def task(
 
 
 class _Rule(NamedTuple):
-    """What a setting has to be: its types, a predicate, and both in words."""
+    """The rule for a setting: its types, a predicate, and both in words."""
 
     types: tuple[type, ...]
     holds: Callable[[Any], bool]

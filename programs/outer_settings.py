@@ -11,7 +11,7 @@ from isthmus.runtime.graph.template import Job
 Rule = Literal["rda", "average"]
 Format = Literal["float32", "bf16", "int8", "int4"]
 LEARNERS_MAX: Final = 1024
-"""256 are tried (`tests/bench/bench_size.py`); what a run really can have, memory and links decide."""
+"""256 are tried (`tests/bench/bench_size.py`); memory and links decide the number that a run can have."""
 INTERVAL_MAX: Final = 10_000
 """Inner steps: a gate may permit as many at once, and each permit is an item of a Queue."""
 MANY_SWEEPS: Final = 60
@@ -21,7 +21,7 @@ SETTINGS_FEW: Final = (1.0, 0.0)
 
 
 def check_gradients(job: Job, program: str, snapshot_seconds: float) -> None:
-    """ConfigError for a task whose gradients nobody can average, and for a distance of snapshots that is none."""
+    """ConfigError for a task whose gradients cannot be averaged, and for a snapshot interval that is not above 0."""
     if not snapshot_seconds > 0:
         settings = {"snapshot_seconds": snapshot_seconds}
         raise ConfigError.of(
@@ -59,7 +59,7 @@ def faults(program: str, settings: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def format_faults(program: str, settings: Mapping[str, Any], others: Sequence[str] = ()) -> Iterator[Fault]:
-    """What is wrong with the formats of what travels; a program may have `others` beside them."""
+    """Faults of the wire formats; a program may permit `others`, too."""
     for name in ("push", "update"):
         known = (*get_args(Format), *others)
         if settings.get(name, "float32") not in known:

@@ -46,10 +46,10 @@ def build(
 
     - `fragments`: P, min(8, units) if absent; 'layer' or 'tensor': one for each.
     - `interval`: H, inner steps between two merges of one fragment.
-    - `overlap`: tau, the steps between a fragment's capture and the adoption of what came of it.
+    - `overlap`: tau, the steps between a fragment's capture and the adoption of its merged value.
     - `alpha`: how much of a learner's own fragment survives that. `merge`: 'average' (weighted by tokens) or 'rda'.
-    - `push`, `update`: the formats of outer gradients and of what the syncer publishes, on their way: 'float32',
-      'bf16', 'int8' or 'int4'.
+    - `push`, `update`: the wire formats of outer gradients and of published versions: 'float32', 'bf16', 'int8' or
+      'int4'.
     - `outer_lr`, `outer_momentum`: eta and mu of the outer step; by the number of sweeps of the run if absent.
     """
     given = dict(locals())

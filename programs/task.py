@@ -29,31 +29,31 @@ if TYPE_CHECKING:
 __all__ = ["EVALUATION_BATCHES", "At", "Split", "Task"]
 
 EVALUATION_BATCHES = 16
-"""How many batches the evaluation is where a task does not say."""
+"""Default number of batches of the evaluation."""
 KINDS: Final = (*RULES, "local")
-"""What happens to a leaf between islands."""
+"""Rules for a leaf between islands."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Something to train. ConfigError, with every fault, for arguments that are not what this says.
+    """A training task. ConfigError, with every fault, for arguments that break these rules.
 
     - `init(key)`: the first parameters, a pytree of floating-point arrays, from a jax random key.
-    - `loss(params, batch)`: a scalar to make small, or a pair of it and other scalars by name, which are told beside it
-      (a "loss" among them is told in its place). It is compiled and differentiated, so it reads arrays only.
+    - `loss(params, batch)`: a scalar to minimise, or a pair of it and other scalars by name, which are reported beside
+      it (a "loss" among them is reported in its place). It is compiled and differentiated, so it reads arrays only.
     - `batch(at)`: a pytree of numpy arrays; a pure function of `at`, and of one structure, shape and dtype for every
       `at`, or for every `at` of one slot where `tokens_per_batch` is a tuple. With `at.split == "evaluation"` it is
       held-out data.
     - `stream(slot, slots, seed)`: an object with `__next__`, `get_state` and `set_state`, from which the learner in
-      this slot (of `slots` that there may be) trains in the place of `batch`; `batch` is then asked for the evaluation
-      only. A new one for the same arguments gives the same batches.
-    - `tokens_per_batch`: what one batch counts for in the token budget and in the accounts. A tuple has the number of
+      this slot (of at most `slots`) trains in the place of `batch`; `batch` is then called for the evaluation only. A
+      new one for the same arguments gives the same batches.
+    - `tokens_per_batch`: the tokens of one batch in the token budget and in the accounts. A tuple has the number of
       each slot, where slots have batches of their own sizes; slots beyond its end have the last.
     - `optimizer`: an optax gradient transformation. One that takes extra arguments gets `progress=`, the share in
       [0, 1] of the run's token budget that has been trained, as a traced float32.
     - `evaluation`: the number of batches of the evaluation split whose mean loss is reported; None is 16.
-    - `merge`: what happens to each parameter between islands, by path patterns, of which the first that matches holds:
+    - `merge`: the rule for each parameter between islands, by path patterns, of which the first that matches holds:
       "rda" (radial-directional averaging), "average" (of outer gradients, for embeddings and heads), "mean" (of values,
       for statistics), or "local": it never leaves its learner.
     - `load(path, shape)`: the first value of a merged leaf, from a checkpoint for example; None leaves it to `init`. It
@@ -62,7 +62,7 @@ class Task:
       of data, along which batches are cut. `shard`: how leaves lie on them, by path patterns: "automatic" (cut along
       the largest axis that the first axis of the mesh divides), "replicated", or a tuple with the name of an axis of
       the mesh, or None, for each axis of the leaf.
-    - `stacked`: path patterns of leaves that stack layers along their first axis: each row is merged for itself.
+    - `stacked`: path patterns of leaves that stack layers along their first axis: each row is merged separately.
 
     `step`, `evaluate` and `restart` are of tasks made by `Task.of_step`, which have no loss and no optimizer.
     """
@@ -112,7 +112,7 @@ class Task:
         shard: Mapping[str, Shard] | Rules[Shard] = (),
         stacked: tuple[str, ...] = (),
     ) -> Self:
-        """A task that brings its step, on a state of any form: a TrainState, what `nnx.split` or `eqx.partition` give,
+        """A task with its own step, on a state of any form: a TrainState, the result of `nnx.split` or `eqx.partition`,
         with optimizer, random keys, statistics and averages in it. The arguments not named here are those of a Task.
 
         - `init(key)`: the first state, a pytree of arrays.
@@ -122,7 +122,7 @@ class Task:
         - `evaluate(state, batch)`: scalars by name, "loss" among them, of held-out data; leaves that are local are as
           `init` makes them.
         - `data`: the batches, as `batch` of a Task.
-        - `merge`: a rule for every leaf. What is merged is floating-point; a local leaf may be anything.
+        - `merge`: a rule for every leaf. Merged leaves are floating-point; a local leaf may be anything.
         - `restart(state, key)`: the state with its local leaves made anew, for a life that begins: at first, after a
           death, and after a loss that was not finite. The merged leaves of `state` are the newest, its local ones as
           `init` makes them for the run's seed, random keys among them the life's own, and that is what a life begins
@@ -161,7 +161,7 @@ class Task:
         return tuple(self.merge)  # type: ignore[arg-type]  # A Mapping became pairs as the task was made.
 
     def recipe(self) -> Recipe:
-        """What a learner sees of this task. Imports jax."""
+        """The learner's view of this task. Imports jax."""
         from isthmus.ops.island import recipe
 
         if self.step is not None and self.evaluate is not None:
@@ -202,7 +202,7 @@ def _faults(task: Task) -> Iterator[Fault]:
 
 
 def _function_faults(task: Task) -> Iterator[Fault]:
-    """What of the functions is none, or missing, or of the other door."""
+    """Faults of the functions: not callable, missing, or of the other way to make a Task."""
     needed = {"init": "init(key)", "batch": "batch(at)"}
     if task.step is None and task.evaluate is None:
         needed |= {"loss": "loss(params, batch)"}
@@ -233,7 +233,7 @@ def _function_faults(task: Task) -> Iterator[Fault]:
 
 
 def _merge_faults(merge: Any) -> Iterator[Fault]:
-    """What is no rule of merging."""
+    """Faults of the rules of merging."""
     kinds = ", ".join(map(repr, KINDS))
     do = f'Write for example merge={{"embedding": "average", "**": "rda"}}; there are {kinds}.'
     pairs = merge if isinstance(merge, tuple) else None
@@ -248,7 +248,7 @@ def _merge_faults(merge: Any) -> Iterator[Fault]:
 
 
 def _mesh_faults(mesh: Any) -> Iterator[Fault]:
-    """What is no mesh."""
+    """Faults of the mesh."""
     do = 'Write for example mesh={"data": -1, "model": 2}; -1, once at most, stands for all devices that are left.'
     expected = "mesh= a dict of names of axes and numbers of devices"
     pairs = mesh if isinstance(mesh, tuple) else None
@@ -262,7 +262,7 @@ def _mesh_faults(mesh: Any) -> Iterator[Fault]:
 
 
 def _shard_faults(shard: Any, mesh: Any) -> Iterator[Fault]:
-    """What says nothing of where a leaf lies."""
+    """Faults of the rules of sharding."""
     do = f'Write for example shard={{"head": (None, "data"), "**": "{AUTOMATIC}"}}; there is "{REPLICATED}", too.'
     pairs = shard if isinstance(shard, tuple) else None
     if pairs is None or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):

@@ -87,7 +87,7 @@ def _local(folder: Path, recipe: Any, places: list[int]) -> dict[int, Any]:
 
 
 def _seed(folder: Path) -> int:
-    """The seed of a run; 0 of one whose configuration does not say."""
+    """The seed of a run; 0 if its configuration does not have one."""
     try:
         return int(tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))["run"]["seed"])
     except (OSError, ValueError, KeyError):
@@ -95,7 +95,7 @@ def _seed(folder: Path) -> int:
 
 
 def _task(folder: Path, doing: str) -> Task:
-    """The task of a run, as its config.toml has it."""
+    """The task of a run, from its config.toml."""
     try:
         config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -114,7 +114,7 @@ def _found(task: Task | str | None, settings: Mapping[str, Any]) -> Task:
 def _faults(
     doing: str, tensors: Mapping[str, npt.NDArray[np.float32]], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[Fault]:
-    """What of the tensors is not the task's."""
+    """Faults of tensors that do not match the task's."""
     do = "Pass the task that was trained: load(run, task), or none for the one in the run's config.toml."
     faults = []
     missing, more = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
@@ -135,7 +135,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _tensors(folder: Path, doing: str) -> dict[str, npt.NDArray[np.float32]]:
-    """Every tensor in the folder's files; the row ranges of one that is split are put together."""
+    """Every tensor in the folder's files; row ranges of a split one are joined."""
     import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import load_file

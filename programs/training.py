@@ -31,9 +31,9 @@ TRANSPORTS: Final = ("zmq", "inproc")
 @final
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run gave: the final evaluation loss in the task's own unit, the figures of summary.json, and the model.
+    """The result of a run: the final evaluation loss in the task's own unit, the figures of summary.json, the model.
 
-    `parameters` is a pytree like the one of the task's `init`; what is local in it is as `init` makes it.
+    `parameters` is a pytree like the one of the task's `init`; its local leaves are as `init` makes them.
     """
 
     eval_loss: float
@@ -63,7 +63,7 @@ def train(
     try:
         return _train(program, task, wanted, run_dir, transport, quiet=quiet)
     except (RequestError, RunError) as error:
-        raise error.with_traceback(None) from None  # The message says all; the frames in between are ours.
+        raise error.with_traceback(None) from None  # The message is complete; the frames in between are ours.
 
 
 def _train(
@@ -103,7 +103,7 @@ def _train(
 
 
 def check_transport(transport: str | None) -> None:
-    """ConfigError unless there is the transport; None is the default."""
+    """ConfigError for an unknown transport; None is the default."""
     if transport not in (None, *TRANSPORTS):
         do = f"{nearest(str(transport), TRANSPORTS)} Without it, it is {TRANSPORTS[0]!r}."
         raise ConfigError("Choosing the transport", " or ".join(map(repr, TRANSPORTS)), repr(transport), do)
@@ -129,7 +129,7 @@ def start(request: Request, watch: Watch | None) -> Outcome:
 
 
 def start_processes(submitted: Submitted, watch: Watch | None) -> Outcome:
-    """Run what was submitted in processes; RunError, which names the run folder, if the run fails."""
+    """Run a submitted request in processes; RunError, which names the run folder, if the run fails."""
     from isthmus.programs.run.in_processes import run_processes
 
     with _naming(submitted.run_dir):
@@ -139,8 +139,7 @@ def start_processes(submitted: Submitted, watch: Watch | None) -> Outcome:
 def start_on_machine(
     daemon: Daemon, handed: Handover, viewed: Callable[[Submitted], AbstractContextManager[Watch]]
 ) -> Outcome:
-    """Let a machine's daemon run what it is handed, with a view of it; RunError, which names the run folder, if the run
-    fails."""
+    """Hand a run over to a machine's daemon, and view it; RunError, which names the run folder, if the run fails."""
     from isthmus.programs.machine.client import hand_over, watch_on_machine
     from isthmus.programs.run.interrupts import interrupts
 
@@ -152,7 +151,7 @@ def start_on_machine(
 
 @contextmanager
 def _naming(folder: Path) -> Iterator[None]:
-    """Let every RunError say where the run's files are."""
+    """Add the run folder to every RunError."""
     try:
         yield
     except RunError as error:

@@ -14,8 +14,8 @@ from isthmus.programs.chaos.trial import Order, run
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A program: the `calm` run, in which nothing was done to it, and the one that was `struck`, by what was `planned`
-    for all programs."""
+    """A program: its undisturbed run (`calm`), and its run under the faults (`struck`), which are `planned` for all
+    programs."""
 
     order: Order
     calm: Figures
@@ -62,8 +62,10 @@ def try_program(
     first: Sequence[Tried],
     say: Callable[[str], None],
 ) -> Tried:
-    """Train undisturbed, and then under the faults of the plan: those that the `first` program that was tried had, as
-    far as there are such `hosts`. RunError if a run leaves nothing to tell of."""
+    """Train undisturbed, and then under the faults of the plan: those of the `first` program, for existing `hosts`.
+
+    RunError if a run fails, or leaves no figures.
+    """
     own = folder / order.program.replace("/", "-")
     say(f"{order.program}: undisturbed")
     calm = run(order, own / "undisturbed", (), say)

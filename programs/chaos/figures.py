@@ -26,8 +26,10 @@ _BEFORE_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """From the strike until the process, or the next life in its place, worked again, of a machine the last of its
-    hosts; of a pause from its end. None where the files do not show it."""
+    """Time from the strike (for a pause: from its end) until the process, or its next life, worked again.
+
+    For a machine until the last of its hosts did. None if the files do not show it.
+    """
 
     strike: Strike
     seconds: float | None

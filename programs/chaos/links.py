@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 CHUNK_BYTES: Final = 16_384
-"""What is read at once: eleven segments."""
+"""Bytes of a read: eleven segments."""
 SEGMENT_BYTES: Final = 1_448
 AGAIN_SECONDS: Final = 0.2
 """Until TCP sends a lost segment again: the least of Linux."""
@@ -101,13 +101,13 @@ class Links:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0))  # For what was closed to be gone.
+        self._loop.run_until_complete(asyncio.sleep(0))  # Completes the closing of connections.
         self._loop.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection: SOCKS5 without a password, then bytes both ways."""
         try:
-            # Cancelled at the end: asyncio's streams would tell of it, if it went on from here.
+            # Cancelled at the end: asyncio's streams would log the error if it propagated.
             with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 _, port = writer.get_extra_info("peername")[:2]
                 way = self.way(self._owner_of(pid_of(port)))
@@ -158,7 +158,7 @@ class Links:
             sender.cancel()
 
     def _due(self, way: Way, direction: str, size: int) -> float:
-        """When bytes that come now are there."""
+        """The time at which bytes that arrive now are delivered."""
         now, told = self._loop.time(), way.conditions
         due = now + told.latency
         if told.kbits is not None:
@@ -194,7 +194,7 @@ class Links:
 
 
 async def _greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, int]:
-    """The address and port that a client asks for (RFC 1928); OSError for anything but a CONNECT."""
+    """The address and port that a client requests (RFC 1928); OSError for anything but a CONNECT."""
     version, count = await reader.readexactly(2)
     await reader.readexactly(count)
     writer.write(b"\x05\x00")
@@ -210,7 +210,7 @@ async def _greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 def pid_of(port: int) -> int:
-    """The process whose TCP socket on loopback has this port; 0 if there is none that may be looked at."""
+    """The process whose TCP socket on loopback has this port; 0 if no accessible process has it."""
     local = f":{port:04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     inodes = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(local) and row[9] != "0"}
@@ -221,7 +221,7 @@ def pid_of(port: int) -> int:
 
 
 def _open_files(folder: Path) -> Iterator[str]:
-    """What the descriptors of a process are of, as far as it may be seen."""
+    """The targets of a process's descriptors, as far as they are accessible."""
     with suppress(OSError):
         for name in os.listdir(folder):
             with suppress(OSError):

@@ -25,7 +25,7 @@ from isthmus.runtime.errors import RunError
 
 STATE: Final = "XDG_STATE_HOME"
 KEEPS_ENVIRONMENT: Final = {"SPT_NOENV": "1"}
-"""Or the title that a process gives itself would be written over the environment that the kernel shows."""
+"""Keeps a process's title from overwriting the environment that the kernel shows."""
 LISTEN_SECONDS_MAX: Final = 60.0
 END_SECONDS_MAX: Final = 30.0
 LOOK_SECONDS: Final = 0.05
@@ -37,9 +37,11 @@ _MAIN: Final = (
 
 @final
 class Machines:
-    """So many of them, named `machine-0` (the home) and so on; `learners` are spread over them. They are started in
-    `folder`, and their files are there in a folder named after the `run`; `references` name code that they may load,
-    `environment` is added to theirs. RunError if one does not come to listen."""
+    """The `count` machines of a run, named `machine-0` (the home) and so on; `learners` are spread over them.
+
+    They are started in `folder`, with their files in a folder there that is named after the `run`; `references` name
+    code that they may load; `environment` is added to theirs. RunError if one does not start to listen.
+    """
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class Machines:
                     self._daemons[number] = self._start(number, self._endpoints[number])
 
     def kill(self, name: str, kill: Callable[[Process], object]) -> list[Process]:
-        """Kill all that runs on a machine of a plan, its daemon first; what that was. It does not come back before."""
+        """Kill all processes on a machine of a plan, its daemon first; returns them. No restart happens meanwhile."""
         with self._lock:
             number = machine_number(name)
             found = sorted(self._processes(number), key=lambda each: each.pid != self._daemons[number].pid)
@@ -148,7 +150,7 @@ class Machines:
         return self._own / f"state-{number}"
 
     def _processes(self, number: int) -> Iterator[Process]:
-        """What runs on a machine."""
+        """The processes on a machine."""
         mark = f"{STATE}={self._state(number)}".encode()
         for path in Path("/proc").iterdir():
             with suppress(OSError, ValueError):

@@ -49,7 +49,7 @@ def write_page(folder: Path, tried: Sequence[Tried]) -> Path:
 
 
 def _faults(tried: Tried) -> list[Mapping[str, Any]]:
-    """What was done, and after how long that worked again."""
+    """The strikes, with the seconds until the target worked again."""
     back = {id(each.strike): each.seconds for each in tried.struck.recoveries}
     return [{**strike.as_data(), "back": back.get(id(strike))} for strike in tried.struck.strikes]
 

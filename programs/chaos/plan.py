@@ -42,10 +42,12 @@ _DO: Final = "Correct the plan."
 
 
 class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One fault: `kind` happens to `host` ('learner/2', 'daemon', 'fork-server', 'machine/1'), `at` seconds after the
-    run's first inner step, all but a kill for so many `seconds`. What is slow has one part in `factor` of its CPU time.
-    On the link of a learner nothing passes (mute), everything `latency` seconds later (clog), a `share` of segments is
-    lost (lose), or no more passes than `kbits` thousand bits a second in each direction (throttle).
+    """One fault: `kind` happens to `host` ('learner/2', 'daemon', 'fork-server', 'machine/1').
+
+    It begins `at` seconds after the run's first inner step, and lasts `seconds`, except a kill. A slow process has one
+    part in `factor` of its CPU time. On the link of a learner nothing passes (mute), everything `latency` seconds later
+    (clog), a `share` of segments is lost (lose), or no more passes than `kbits` thousand bits a second in each
+    direction (throttle).
     """
 
     kind: Kind
@@ -59,7 +61,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def role(self) -> str:
-        """What kind of process it is."""
+        """The kind of process."""
         return self.host.partition("/")[0]
 
     @property
@@ -99,9 +101,11 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked for: `faults`, or those that are `drawn`, or `links` that are slow all the time, with or without
-    them; where there is none of these, the built-in faults. `run` and `task` are sections of the configuration,
-    `program` has one for each program. Runs are on so many `machines`, the first of which is the home."""
+    """The requested faults: `faults`, or random ones (`drawn`), with or without `links` that are slow all the time.
+
+    Without any of these, the built-in faults. `run` and `task` are sections of the configuration, `program` has one for
+    each program. Runs are on `machines` machines, the first of which is the home.
+    """
 
     faults: tuple[Planned, ...] = ()
     drawn: Drawn | None = None
@@ -120,7 +124,7 @@ class Plan:
 
     @property
     def is_endless(self) -> bool:
-        """Whether faults come for as long as a run goes on: those that are not due by then are none that is missing."""
+        """Whether faults occur for as long as a run goes on: those not due by its end do not count as missing."""
         return self.drawn is not None and self.drawn.count is None
 
     @property
@@ -174,7 +178,7 @@ def read(document: Mapping[str, Any], where: str) -> Plan:
 
 
 def _of_fault(fault: Planned, table: Mapping[str, Any], doing: str) -> Iterator[Fault]:
-    """What is wrong with the numbers of a fault."""
+    """Faults of the numbers of a planned fault."""
     for name in ("seconds", "factor", "latency", "share", "kbits"):
         if name in table and name not in _LASTING.get(fault.kind, ()):
             yield Fault(doing, f"no {name}: a {fault.kind} has none", f"{name} = {table[name]}", "Leave it out.")
@@ -226,7 +230,7 @@ def machines_of(plan: Plan, hosts: Sequence[str]) -> int:
 
 
 def machine_name(number: int) -> str:
-    """What a machine is called by itself and in the cluster file."""
+    """The name of a machine, in its daemon and in the cluster file."""
     return f"{MACHINE}-{number}"
 
 
@@ -236,7 +240,7 @@ def machine_number(host: str) -> int:
 
 
 def machine_hosts(machines: int) -> list[str]:
-    """What a plan calls the machines of a run that has several, the home first; with one there is none to name."""
+    """Names in a plan of the machines of a run on several, the home first; empty with one machine."""
     return [f"{MACHINE}/{number}" for number in range(machines)] if machines > 1 else []
 
 
@@ -271,7 +275,7 @@ def check_programs(plan: Plan, known: Sequence[str]) -> None:
 
 
 def faults_of(plan: Plan, hosts: Sequence[str], seconds: float) -> tuple[Planned, ...]:
-    """The faults of a plan in runs of `hosts`, of which an undisturbed one took so many `seconds`, by their times."""
+    """The faults of a plan in runs of `hosts`, ordered by time; `seconds`: the duration of an undisturbed run."""
     found = plan.faults
     if plan.drawn is not None:
         found = tuple(_drawn(plan.drawn, hosts, LONGER_MAX * seconds))
@@ -298,13 +302,16 @@ def _learners(hosts: Collection[str]) -> list[str]:
 
 
 def _built_in(hosts: Sequence[str], seconds: float) -> Iterator[Planned]:
-    """One fault after another, evenly over the first 90 % of the run: every kind of process is killed once, and all of
-    one of two machines at once; one learner is stopped and another slowed for 4 % of the run."""
+    """One fault after another, evenly over the first 90 % of the run.
+
+    Every kind of process is killed once, and all processes of one of two machines at once; one learner is stopped and
+    another slowed for 4 % of the run.
+    """
     learners = _learners(hosts)
     others = [host for host in hosts if not host.startswith("learner/")]
     lasts = round(0.04 * seconds, 3)
     story: list[dict[str, Any]] = [
-        # There is a fork server until a daemon dies, and then from the next host on.
+        # A fork server exists until a daemon dies, and then from the next host on.
         {"kind": "kill", "host": FORK_SERVER},
         {"kind": "kill", "host": learners[1 % len(learners)]},
         *({"kind": "kill", "host": host} for host in [*machine_hosts(min(2, len(learners)))[1:], *others]),

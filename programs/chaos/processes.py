@@ -25,7 +25,7 @@ ANSWER_SECONDS = 1.0
 
 
 class Process(NamedTuple):
-    """A process that can be told from a later one of the same pid."""
+    """A process, distinguishable from a later one of the same pid."""
 
     pid: int
     started: int
@@ -51,7 +51,7 @@ def process(pid: int) -> Process | None:
 
 
 def check_permitted() -> None:
-    """ConfigError where this kernel, or what confines this process, does not let it strike processes and prove that."""
+    """ConfigError if this kernel, or the confinement of this process, does not permit strikes, or their proof."""
     doing, wrong = "Preparing the plan", list[Fault]()
     try:
         watch = os.pidfd_open(os.getpid())
@@ -90,7 +90,7 @@ class Cast:
         self._folder = folder
 
     def status(self) -> Mapping[str, Any]:
-        """What the run's daemon says; empty if none answers."""
+        """The status from the run's daemon; empty if none answers."""
         with suppress(OSError, ValueError, KeyError, ConfigError):
             told = json.loads((self._folder / "daemon.json").read_text())
             return ask(told["endpoint"], {"type": "status"}, ANSWER_SECONDS) or {}
@@ -116,10 +116,10 @@ class Cast:
         return tuple(host["name"] for host in hosts) if hosts and all(map(_works, hosts)) else None
 
     def find(self, name: str) -> Process | None:
-        """The process of this name, if it is there and does its work."""
+        """The process of this name, if it lives and works."""
         if name == FORK_SERVER:
             pids = [pid for pid, log in processes_of(self._folder) if log == FORK_SERVER_LOG]
-            ready = [pid for pid in pids if owner_of(pid) == FORK_SERVER]  # Its title says when it is.
+            ready = [pid for pid in pids if owner_of(pid) == FORK_SERVER]  # Its title shows that it is ready.
             return process(ready[0]) if ready else None
         status = self.status()
         if name == DAEMON:

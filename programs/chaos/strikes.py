@@ -27,24 +27,27 @@ from isthmus.programs.chaos.processes import Cast, Process
 from isthmus.runtime.system.processes import is_stopped
 
 BACK_SECONDS_MAX: Final = 60.0
-"""For a process that is to be struck to be there and at work; a host from nothing takes a few seconds."""
+"""Wait for the target of a strike to live and work; a host from nothing takes a few seconds."""
 GONE_SECONDS_MAX: Final = 5.0
 """For a killed process to be gone, and for a stopped one to stand still."""
 LOOK_SECONDS: Final = 0.02
 SEARCH_SECONDS: Final = 0.1
-"""Between two looks at all processes, each of which takes some milliseconds that the run would have."""
+"""Between two scans of all processes, each of which takes some milliseconds from the run."""
 TOGETHER: Final = {"data-parallel": "learner"}
 """Program -> the role whose replicas are ended together."""
 IN_FLIGHT_BYTES_MAX: Final = 4 * CHUNK_BYTES
-"""What may still pass a way that has just become mute: a chunk of each connection and direction."""
+"""Bytes that may still pass a way that has just become mute: a chunk of each connection and direction."""
 PERIOD_SECONDS: Final = 0.1
 """Of the duty cycle by which a process is slowed: some ten inner steps of the small model."""
 
 
 class Strike(msgspec.Struct, frozen=True):
-    """What came of a planned fault: `begun` and `ended` in seconds of the monotonic clock, `pid`, and the `proof` in
-    words; empty `proof`: it did not happen, and `why`. `hosts` are those that a machine took along. `back` is when the
-    next fork server was ready, of which no file tells. The run was over before one that `is_late` came about."""
+    """The result of a planned fault.
+
+    `begun` and `ended` in seconds of the monotonic clock, `pid`, and the `proof` in words; an empty `proof`: it did not
+    happen, and `why`. `hosts` are those that a machine took along. `back` is when the next fork server was ready, which
+    no file records. `is_late`: the run was over before the fault happened.
+    """
 
     fault: Planned
     begun: float = 0.0
@@ -88,14 +91,14 @@ class Striker:
             thread.start()
 
     def news(self) -> list[Strike]:
-        """What has come about since the last call."""
+        """The strikes since the last call."""
         with self._lock:
             new = [strike for number, strike in self._strikes.items() if number not in self._told]
             self._told.update(self._strikes)
         return new
 
     def close(self) -> list[Strike]:
-        """Wait for what is under way, and let go of what is not due; what came of every fault, in the plan's order."""
+        """Wait for strikes under way, cancel those not due; returns the result of every fault, in the plan's order."""
         self._over.set()
         for thread in self._threads:
             thread.join()
@@ -135,7 +138,7 @@ class Striker:
             self._note(number, msgspec.structs.replace(strike, back=self._ready_again(fault.host)))
 
     def _ready_again(self, host: str) -> float | None:
-        """When a process that was killed had a successor; None where that does not come about."""
+        """The time at which a killed process had a successor; None if it does not get one."""
         until = time.monotonic() + BACK_SECONDS_MAX
         while self._cast.find(host) is None:
             if self._over.wait(SEARCH_SECONDS) or time.monotonic() > until:
@@ -203,7 +206,7 @@ def _slow(fault: Planned, process: Process, over: threading.Event) -> Strike:
 
 
 def _clog(fault: Planned, process: Process, way: Way, over: threading.Event) -> Strike:
-    """Change the conditions of a way for a while, and count what came of it."""
+    """Change the conditions of a way for a while, and count the bytes and segments affected."""
     begun, usual = time.monotonic(), way.conditions
     passed, held, lost = way.passed_bytes, way.held_bytes, way.lost_segments
     way.conditions = Conditions(
@@ -217,7 +220,7 @@ def _clog(fault: Planned, process: Process, way: Way, over: threading.Event) -> 
     way.conditions = usual
     ended = time.monotonic()
     if fault.kind == "mute":
-        # What was held up passes once it is over; a heartbeat of the wire is never longer away than that.
+        # Held-up bytes pass once the fault is over; the next heartbeat of the wire arrives within that time.
         comes_about(lambda: way.held_bytes > held)
     held, lost = way.held_bytes - held, way.lost_segments - lost
     told = f"{held:,} bytes held up, {passed_then:,} passed"
@@ -252,7 +255,7 @@ def _signal(process: Process, number: int) -> bool:
 
 
 def comes_about(what: Callable[[], bool]) -> bool:
-    """Whether something comes about soon."""
+    """Wait at most GONE_SECONDS_MAX for `what` to hold; returns whether it does."""
     until = time.monotonic() + GONE_SECONDS_MAX
     while not (found := what()) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS / 10)

@@ -38,7 +38,7 @@ END_SECONDS_MAX: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is trained: `task` and `sets` are what `isthmus train` takes as --task and --set."""
+    """A training run: `task` and `sets` are the --task and --set of `isthmus train`."""
 
     program: str
     task: str | None
@@ -59,8 +59,10 @@ class Order:
 def run(
     order: Order, folder: Path, faults: Sequence[Planned], say: Callable[[str], None], *, is_endless: bool = False
 ) -> Figures:
-    """Train under these faults, of which those for which the run was too short are left out where they are endless; the
-    figures. RunError if the run fails, or leaves no summary."""
+    """Train under these faults; returns the figures. RunError if the run fails, or leaves no summary.
+
+    `is_endless`: faults that were not due before the end of the run are left out.
+    """
     strikes: list[Strike] = []
     links = _links(order.links) if order.links or any(fault.kind in OF_LINKS for fault in faults) else None
     environment = {} if links is None else {PROXY: links.address}
@@ -92,15 +94,14 @@ def run(
 
 @final
 class Life:
-    """Whether a run goes on: as long as its `command`, or, where that only hands it over, until its folder says that it
-    is over."""
+    """Whether a run goes on: as long as its `command`, or, if that only hands it over, until its folder has its end."""
 
     def __init__(self, command: subprocess.Popen[bytes], folder: Path, *, is_detached: bool) -> None:
         self._command, self._folder, self._is_detached = command, folder, is_detached
         self._heard = self._asked = time.monotonic()
 
     def is_over(self) -> bool:
-        """RunError where nobody has answered for the run for SILENCE_SECONDS_MAX."""
+        """Whether the run is over; RunError if no daemon has answered for it for SILENCE_SECONDS_MAX."""
         code = self._command.poll()
         if code is None:
             self._heard = time.monotonic()
@@ -143,13 +144,13 @@ def _started(command: Sequence[str], folder: Path, more: Mapping[str, str]) -> I
 
 
 def _machines(order: Order, folder: Path, environment: Mapping[str, str]) -> Machines:
-    """The machines of a run; beside its folder, where the home's daemon may make it."""
+    """The machines of a run, beside its folder, which the home's daemon makes."""
     references = [text for text in (order.program, order.task) if text is not None]
     return Machines(folder.parent, folder.name, order.machines, order.learners, references, environment)
 
 
 def _links(usual: Slow | None) -> Links:
-    """A proxy; learners' links are as slow as is asked for."""
+    """A proxy; learners' links have the requested conditions."""
     links = Links(owner_of, Conditions())
     for slot in range(LEARNERS_MAX if usual is not None else 0):
         assert usual is not None

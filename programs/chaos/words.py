@@ -9,7 +9,7 @@ from isthmus.programs.results.numbers import percent
 
 
 def headline(tried: Sequence[Tried]) -> Iterator[str]:
-    """What the first program kept of its goodput, and how that compares with the others."""
+    """The share of its goodput that the first program kept, compared with the others."""
     first, *others = tried
     struck = sum(bool(strike.proof) for strike in first.struck.strikes)
     if first.ratio is None or not struck:

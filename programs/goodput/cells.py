@@ -72,13 +72,15 @@ def cells(learners: Sequence[int], chips: Sequence[int], seeds: int) -> list[Cel
 def goodput_of(
     terms: Terms, learners: int, chips: int, seed: int, failures_per_year: float = 1.0, seconds: float = SECONDS
 ) -> tuple[float, float]:
-    """Goodput and uptime of `learners` that share `chips`, each of which fails so often a year, over so many seconds. A
-    learner of fewer chips than a slice has is one slice."""
+    """Goodput and uptime, over `seconds`, of `learners` that share `chips`, each with `failures_per_year`.
+
+    A learner with fewer chips than a slice is one slice.
+    """
     mean = YEAR_SECONDS * learners / (chips * failures_per_year)
     slices = max(1.0, chips / learners / terms.slice_chips)
     lives = []
     for slot in range(learners):
-        # The same failures for each program: one does not look better because it was luckier.
+        # The same failures for each program: luck does not favour one.
         rng = Random(f"{seed} {learners} {chips} {slot}")
         lives.append(lived(failures(rng, mean, seconds), terms, slices, seconds))
     good = sum(life.good_seconds() for life in lives) / (learners * seconds)

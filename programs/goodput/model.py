@@ -30,9 +30,12 @@ UPTIME_STEPS: Final = 3
 @final
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How long things take, in seconds. What a learner does is merged once in `interval_seconds`, a fragment after the
-    other, and what was not dies with a failure; with 0 nothing dies, because other slices hold the state. With
-    `repair_seconds` of 0 a spare slice is there at once, and nothing ever rejoins later."""
+    """Durations in seconds.
+
+    A learner's work is merged once in `interval_seconds`, a fragment after the other, and unmerged work is lost with a
+    failure; with 0 nothing is lost, because other slices hold the state. With `repair_seconds` of 0 a spare slice is
+    available at once, and no slice ever rejoins later.
+    """
 
     step_seconds: float = 4.0
     stall_seconds: float = 22.0
@@ -52,7 +55,7 @@ class Stall(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A time in which a learner steps, with this share of its chips; `lost` seconds of it died with what ended it."""
+    """A time in which a learner steps, with this share of its chips; `lost` seconds of it were lost with its end."""
 
     begin: float
     end: float
@@ -63,13 +66,13 @@ class Work(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """What became of one learner."""
+    """The history of one learner."""
 
     works: tuple[Work, ...]
     stalls: tuple[Stall, ...]
 
     def good_seconds(self) -> float:
-        """Its work that was not lost, weighted by the share of its chips."""
+        """Seconds of work that was not lost, weighted by the share of its chips."""
         return sum(work.share * (work.end - work.begin - work.lost) for work in self.works)
 
 
@@ -83,7 +86,7 @@ def failures(rng: Random, mean_seconds: float, seconds: float) -> list[float]:
 
 
 def lived(failed: Sequence[float], terms: Terms, slices: float, seconds: float) -> Lived:
-    """What becomes in `seconds` of a learner of so many slices, of which one fails at each of the instants `failed`."""
+    """The history, over `seconds`, of a learner of `slices` slices, one of which fails at each instant of `failed`."""
     works, stalls = list[Work](), list[Stall]()
     away = list[float]()  # When each slice that is away will be repaired, in this order.
     now, index, stalled = 0.0, 0, 0.0
@@ -112,8 +115,8 @@ def lived(failed: Sequence[float], terms: Terms, slices: float, seconds: float) 
 
 
 def unmerged(worked: float, interval: float) -> float:
-    """Seconds of work that are in no merge when a learner has worked so long: the mean over fragments that are merged
-    at even distances, once in `interval` seconds each."""
+    """Seconds of unmerged work after `worked` seconds: the mean over fragments that are merged at even distances, once
+    in `interval` seconds each."""
     return worked - worked**2 / (2 * interval) if worked < interval else interval / 2
 
 

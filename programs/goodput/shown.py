@@ -18,8 +18,8 @@ CALIBRATED: Final = (
 
 
 def as_object(cells: Sequence[Cell]) -> dict[str, Any]:
-    """All figures; `calibrated` are the terms of each program, `published` and `difference` are None where there is
-    nothing to compare with."""
+    """All figures; `calibrated` are the terms of each program, `published` and `difference` are None if nothing was
+    published."""
     told = [
         {
             **asdict(cell),

@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 Platform: TypeAlias = Literal["cuda", "tpu"]
 
 VISIBLE: Final[Mapping[Platform, str]] = {"cuda": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
-"""The variable that says which devices of a platform a process sees."""
+"""The variable with the devices of a platform that a process sees."""
 _PLUGINS: Final[Mapping[Platform, tuple[str, ...]]] = {
     "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"),
     "tpu": ("libtpu",),
@@ -37,15 +37,17 @@ class Accelerators(NamedTuple):
 
 
 def find(environment: Mapping[str, str] = os.environ, root: Path = Path("/dev")) -> Accelerators | None:
-    """What there is; None where jax is to compute on the CPU."""
+    """The accelerators of this machine; None if jax has to compute on the CPU."""
     files = [path.relative_to(root).as_posix() for path in (*root.glob("*"), *root.glob("vfio/*"))]
     installed = [name for names in _PLUGINS.values() for name in names if find_spec(name) is not None]
     return usable(environment, files, installed)
 
 
 def usable(environment: Mapping[str, str], files: Iterable[str], installed: Iterable[str]) -> Accelerators | None:
-    """What can be used, of the device files below /dev, with the plugins of jax that are installed. As CUDA has it, a
-    negative number hides all that are named after it."""
+    """The usable accelerators, from the device files below /dev and the installed plugins of jax.
+
+    As in CUDA, a negative number hides all that are named after it.
+    """
     wanted = environment.get("JAX_PLATFORMS", "").split(",")[0]
     there, plugins = sorted(files), frozenset(installed)
     for platform in ("tpu", "cuda"):

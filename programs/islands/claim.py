@@ -25,14 +25,16 @@ class Claim:
         self.island, self._locks = island, locks
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the claim."""
         for lock in self._locks:
             lock.close()
 
 
 def claim(islands: Sequence[Sequence[str]], folder: Path | None = None) -> Claim:
-    """The first island of these, each given as the names of what it needs for itself, that is free; ConfigError if none
-    is."""
+    """The first free island; each is given as the names of the resources that it needs for itself.
+
+    ConfigError if none is free.
+    """
     folder = _folder() if folder is None else folder
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():
@@ -46,7 +48,7 @@ def claim(islands: Sequence[Sequence[str]], folder: Path | None = None) -> Claim
 
 
 def _locked(paths: Iterable[Path]) -> list[BinaryIO] | None:
-    """These files, locked; None, and none locked, if somebody has one."""
+    """These files, locked; None, and none locked, if another process has one."""
     locks: list[BinaryIO] = []
     for path in paths:
         lock = path.open("ab")

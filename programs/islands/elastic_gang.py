@@ -32,8 +32,10 @@ class _OfNumbers(NamedTuple):
 
 @final
 class ElasticHost:
-    """Of one of the at most `size` processes of an island, in its life as `member`. `nursery` is there once this host
-    has begun one. OSError if the leader cannot listen at `address`."""
+    """The host side of one of the at most `size` processes of an island, in its life as `member`.
+
+    `workers` is set once this host has begun its nursery. OSError if the leader cannot listen at `address`.
+    """
 
     def __init__(self, member: Member, size: int, address: str) -> None:
         first = leader(member.replica)
@@ -51,16 +53,16 @@ class ElasticHost:
         self._is_forming = False
 
     def begin_nursery(self, work: Work) -> None:
-        """Begin what begins workers, as long as this process has no threads."""
+        """Start the nursery, which forks workers, while this process has no threads."""
         self.workers = Nursery(self.names[self.number], work)
 
     def place(self, devices: int | None, kinds: tuple[str, ...]) -> Place:
-        """What a worker has from this host."""
+        """The resources that a worker gets from this host."""
         return Place(self.files, self.door, self.token, devices, kinds)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """What the leader's host says of where it is; nothing of a follower."""
+        """The leader's endpoint and token; empty for a follower."""
         if self.door is None:
             return ()
         host, port = self.door.getsockname()[:2]
@@ -81,16 +83,16 @@ class ElasticHost:
 
     @property
     def said(self) -> Formed:
-        """What came of the newest form, as far as this host has to do with it."""
+        """This host's result of the newest form."""
         return self._formed
 
     @property
     def is_forming(self) -> bool:
-        """Whether nothing is computed, because processes come together."""
+        """Whether computation pauses, because processes form an island."""
         return self._is_forming
 
     def cpu_seconds(self) -> float:
-        """What the processes that compute for this host have used."""
+        """CPU seconds of the processes that compute for this host."""
         return 0.0 if self.workers is None else self.workers.cpu_seconds()
 
     # -- in a node's thread --------------------------------------------------------------------------------------------
@@ -107,7 +109,7 @@ class ElasticHost:
 
     def forming(self, broken: int) -> None:
         self._is_forming = True
-        self._formed = msgspec.structs.replace(self._formed, broken=broken)  # What it said may not be heard yet.
+        self._formed = msgspec.structs.replace(self._formed, broken=broken)  # The last report may be unheard yet.
 
     def formed(self, number: int, processes: int, stall: int, again: int) -> None:
         self._formed = Formed(number=number, processes=processes, stall_ns=stall, again=again)

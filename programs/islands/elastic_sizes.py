@@ -24,8 +24,10 @@ def sizes_here(request: Request) -> list[list[int]]:
 
 
 def sizes_on(request: Request, processes: Sequence[int], devices: Sequence[int]) -> list[list[int]]:
-    """By slot, where each process of an island has so many devices; none for an island of one process, or where
-    run.devices_min is not set. ConfigError where none of them would do."""
+    """The numbers of processes with which each slot's island may train; `devices` are those of each of its processes.
+
+    None for an island of one process, or if run.devices_min is not set. ConfigError if no number is possible.
+    """
     least = request.devices_min
     if not least:
         return []

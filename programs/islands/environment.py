@@ -20,9 +20,10 @@ from isthmus.programs.request.spec import Here
 from isthmus.runtime.errors import ConfigError
 
 MEMORY_SHARE: Final = 0.9
-"""Of a GPU, for all who share it: the rest is for contexts and the compiler."""
+"""Of a GPU, for all processes that share it: the rest is for contexts and the compiler."""
 MEMORY: Final = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
-"""What says how much of a GPU's memory a process takes at its start; jax refuses the first beside the second."""
+"""Variables for the share of a GPU's memory that a process takes at its start; jax refuses the first beside the
+second."""
 _CHIP_BOUNDS: Final = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 """How so many chips of one TPU host lie."""
 _DOING: Final = "Opening an island"
@@ -31,9 +32,11 @@ _DOING: Final = "Opening an island"
 @final
 @dataclass(frozen=True, slots=True)
 class Islands:
-    """The islands of a machine. `platform` is what they compute on, None for whatever jax takes; `ids` are the devices
-    of each, none where it sees all; `sharing` is how many islands share a device, `devices` how many an island has if
-    that was declared."""
+    """The islands of a machine.
+
+    `platform`: that on which they compute, None for jax's default; `ids`: the devices of each, empty if it sees all;
+    `sharing`: how many islands share a device; `devices`: how many an island has, if known.
+    """
 
     platform: Platform | str | None
     ids: tuple[tuple[str, ...], ...]
@@ -42,7 +45,7 @@ class Islands:
 
 
 def islands_of(here: Here, found: Accelerators | None) -> Islands:
-    """The islands of this machine; ConfigError where there are other devices than it was declared to have."""
+    """The islands of this machine; ConfigError if it has other devices than declared."""
     count = max(here.islands or here.learners, 1)
     declared = platform_of(here.kinds)
     if declared == "cpu" or (found is None and declared is None):
@@ -56,7 +59,7 @@ def islands_of(here: Here, found: Accelerators | None) -> Islands:
 
 
 def _accelerated(count: int, declared: int, found: Accelerators) -> Islands:
-    """So many islands on accelerators, of `declared` devices each, 0 where nobody said."""
+    """`count` islands on accelerators, of `declared` devices each, 0 if not declared."""
     ids, total = found.ids, len(found.ids)
     each = declared or max(total // count, 1)
     if each * count <= total:
@@ -72,8 +75,11 @@ def _accelerated(count: int, declared: int, found: Accelerators) -> Islands:
 def learner_environment(
     islands: Islands, island: int, total: int, *, has_evaluator: bool, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a learner on this island sets; `total` is how many devices the machine has, `has_evaluator` whether an
-    evaluator is on them, too. What the environment it is `given` says of a GPU's memory holds."""
+    """The variables that a learner on this island sets.
+
+    `total`: the machine's number of devices; `has_evaluator`: an evaluator is on them, too. Variables for a GPU's
+    memory in the `given` environment are kept.
+    """
     if islands.platform is None:
         return {}
     if islands.platform == "cpu":
@@ -91,7 +97,7 @@ def learner_environment(
 
 
 def evaluator_environment(islands: Islands, total: int, given: Mapping[str, str]) -> dict[str, str]:
-    """What an evaluator sets that is to share an island."""
+    """The variables of an evaluator that shares an island; ConfigError on TPUs."""
     if islands.platform == "tpu":
         do = "Leave run.evaluate_on out: a TPU chip has one process."
         raise ConfigError(_DOING, "an evaluator on the CPU beside learners on TPUs", "run.evaluate_on = 'island'", do)
@@ -99,7 +105,7 @@ def evaluator_environment(islands: Islands, total: int, given: Mapping[str, str]
 
 
 def platform_of(kinds: Sequence[str]) -> str | None:
-    """The platform of a kind of device, by its names; None where they do not tell."""
+    """The platform of a kind of device, by its names; None if they do not identify it."""
     for kind in kinds:
         word = kind.casefold()
         if word == "cpu":
@@ -112,7 +118,7 @@ def platform_of(kinds: Sequence[str]) -> str | None:
 
 
 def _chips(ids: Sequence[str], total: int) -> dict[str, str]:
-    """What makes some chips of a TPU host visible, as a host of their own; nothing where they are all."""
+    """The variables that make some chips of a TPU host visible, as a host of their own; empty for all chips."""
     if len(ids) == total:
         return {}
     if len(ids) not in _CHIP_BOUNDS:

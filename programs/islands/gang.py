@@ -35,13 +35,13 @@ class GangOfProcesses:
 
     @property
     def door(self) -> socket.socket:
-        """Where the leader listens."""
+        """The socket at which the leader listens."""
         assert self._door is not None
         return self._door
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """What the leader's host says of where it is; nothing of a follower."""
+        """The leader's endpoint and token; empty for a follower."""
         if self._door is None:
             return ()
         host, port = self._door.getsockname()[:2]
@@ -55,5 +55,5 @@ class GangOfProcesses:
                 self._found = endpoints[0], endpoints[1]
 
     def find(self) -> tuple[str, str] | None:
-        """Where the leader of this life is, and its token; None as long as no roster has said so."""
+        """The endpoint of this life's leader, and its token; None until a roster has them."""
         return self._found

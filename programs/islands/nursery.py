@@ -25,12 +25,12 @@ from isthmus.runtime.system.own_end import die_with_parent, end_after
 REQUEST_BYTES_MAX: Final = 1 << 16
 
 Work = Callable[[Mapping[str, Any], Connection], None]
-"""What a worker does: told these things, it serves a connection."""
+"""The work of a worker: it serves a connection, given the arguments of `start`."""
 
 
 @final
 class Nursery:
-    """That of one host, as it has it; made before the host has threads. `work` runs in each worker."""
+    """The host's end of its nursery; made before the host has threads. `work` runs in each worker."""
 
     def __init__(self, name: str, work: Work) -> None:
         self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -43,7 +43,7 @@ class Nursery:
         self._connection: Connection | None = None
 
     def start(self, told: Mapping[str, Any]) -> Connection:
-        """Begin a worker, and tell it this; the connection with it. OSError if there is no room for it."""
+        """Start a worker with `told`; returns the connection to it. OSError if there is no room for the process."""
         self.end()
         ours, its = socket.socketpair()
         with its:
@@ -60,7 +60,7 @@ class Nursery:
         return self._connection
 
     def end(self) -> None:
-        """End the worker, if there is one; it is gone when this returns."""
+        """End the worker, if any; it has ended when this returns."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -70,12 +70,12 @@ class Nursery:
             self._socket.recv(REQUEST_BYTES_MAX)
 
     def cpu_seconds(self) -> float:
-        """What the nursery and its workers have used."""
+        """CPU seconds of the nursery and its workers."""
         return sum(_used(pid, with_children=pid == self._pid) for pid in (self._pid, self._worker) if pid)
 
 
 def _used(pid: int, *, with_children: bool) -> float:
-    """The CPU seconds of a process, and of its children that have ended (proc_pid_stat(5)); 0 where there is none."""
+    """The CPU seconds of a process, and of its ended children (proc_pid_stat(5)); 0 if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
@@ -85,7 +85,7 @@ def _used(pid: int, *, with_children: bool) -> float:
 
 
 def _serve(theirs: socket.socket, host: socket.socket, name: str, work: Work, parent: int) -> int:
-    """The nursery: begin and end workers until the host, whose end is `theirs`, is gone."""
+    """The nursery: start and end workers until the host, whose end is `theirs`, is gone."""
     die_with_parent(parent)
     theirs.close()
     setproctitle(f"isthmus {name} nursery")

@@ -30,8 +30,10 @@ _CLAIMS: Final[list[Claim]] = []
 
 
 def take(member: Member, told: Spec) -> Island | None:
-    """The island of a host that computes, None for all that jax finds; the environment of this process is set for it.
-    What is in the way is told by the island, and refused by the body that is to use it."""
+    """The island of a host that computes, None for all that jax finds; sets the environment of this process for it.
+
+    The island carries a fault, if any, and the body that uses the island raises it.
+    """
     is_on_cpu = told.evaluate_on == "cpu"
     replica = leader(member.replica)
     if replica.role not in (LEARNER, EVALUATOR) or replica.role not in told.computing:
@@ -63,7 +65,7 @@ def take(member: Member, told: Spec) -> Island | None:
 
 
 def shares(devices: int, learners: int) -> list[Island]:
-    """The islands of learners that share one process: devices of their own each, as far as there are enough."""
+    """The islands of learners that share one process: own devices for each, as far as there are enough."""
     each = max(devices // max(learners, 1), 1)
     return [Island(devices=each, begin=learner * each % (devices // each * each)) for learner in range(learners)]
 
@@ -79,7 +81,7 @@ def set_environment(told: Mapping[str, str]) -> None:
 
 
 def _claimed(islands: Islands) -> int:
-    """The number of an island that nobody else has; 0 where islands are not told apart by their devices."""
+    """The number of an island that no other process has; 0 if islands do not differ in their devices."""
     if not any(islands.ids):
         return 0
     _CLAIMS.append(claim(_needs(islands)))
@@ -87,7 +89,7 @@ def _claimed(islands: Islands) -> int:
 
 
 def _needs(islands: Islands) -> Sequence[Sequence[str]]:
-    """What each island needs for itself: its devices or, where several share one, a place on it."""
+    """The resources that each island needs for itself: its devices or, if several share one, a place on it."""
     singly = islands.sharing == 1
     return [
         [f"{islands.platform}-{name}" + ("" if singly else f"-{islands.ids[:number].count(ids)}") for name in ids]

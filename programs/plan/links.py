@@ -28,9 +28,12 @@ LARGEST: Final = 4 / 3
 @final
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Of one program: mean and peak bits a second of a learner's link up and down, and of the link of each syncer shard
-    in the busier direction (None without a syncer); the smallest link of a learner on which no step waits, None where
-    on every one some do; at the link that was given, what each step waits, on average, and the interval."""
+    """The load of links under one program.
+
+    Mean and peak bits a second of a learner's link up and down, and of the link of each syncer shard in the busier
+    direction (None without a syncer); the smallest link of a learner on which no step waits, None if steps wait on
+    every one; at the given link, the mean wait of a step, and the interval.
+    """
 
     program: str
     up_bits: float
@@ -43,7 +46,7 @@ class Links:
 
 
 def links_of(wanted: Wanted, merge_seconds: float) -> list[Links]:
-    """Of every shipped program; `merge_seconds` is what the merge of the largest fragment takes."""
+    """The links of every shipped program; `merge_seconds` is the time of the largest fragment's merge."""
     return [
         _data_parallel(wanted, "data-parallel"),
         _data_parallel(wanted, "elastic-data-parallel"),
@@ -88,7 +91,7 @@ def _streaming(of: Wanted, merge_seconds: float, program: str) -> Links:
 
 
 def _busy(of: Wanted, merge_seconds: float) -> float:
-    """The share of the time in which each shard merges: with more than 1 fragments come faster than it can take."""
+    """The share of the time in which each shard merges: above 1, fragments arrive faster than it can merge them."""
     return of.fragments * merge_seconds / LARGEST / (of.interval * of.step_seconds * of.shards)
 
 

@@ -14,7 +14,7 @@ STATE_BYTES: Final = 16
 ANCHOR_BYTES: Final = 4
 """Beside it, in the memory of the learner's machine: the global fragment that it last adopted."""
 SHARD_BYTES: Final = 12
-"""A parameter on a shard: value, momentum, and what was published, float32."""
+"""A parameter on a shard: value, momentum, and published value, float32."""
 
 
 @final

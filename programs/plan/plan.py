@@ -21,8 +21,11 @@ _TOGETHER: Final = "diloco", "streaming-diloco"
 @final
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Of one program: its links; the seconds of a step with its wait, of the link that was given; expected goodput and
-    uptime at the failure rate, None where the chips are not known; and what 1000 steps that count cost."""
+    """The prediction for one program.
+
+    Its links; the seconds of a step with its wait, at the given link; expected goodput and uptime at the failure rate,
+    None if the chips are unknown; and the cost of 1000 steps that count.
+    """
 
     links: Links
     step_seconds: float | None
@@ -46,7 +49,7 @@ class Plan:
 
 
 def plan_of(wanted: Wanted, rates: Rates) -> Plan:
-    """What is to be expected of a run that `check` has let pass."""
+    """The prediction for a run that `check` has accepted."""
     merge = rates.merge_seconds(wanted)
     cost = _cost_per_hour(wanted)
     return Plan(
@@ -72,7 +75,7 @@ def _outlook(of: Wanted, links: Links, cost_per_hour: float | None) -> Outlook:
 
 
 def _goodput(of: Wanted, program: str) -> tuple[float, float]:
-    """By the event model, whose terms are calibrated to the published cells."""
+    """Goodput and uptime by the event model, whose terms are calibrated to the published cells."""
     chips = of.chips_total or 0
     if not of.failures_per_year:
         return 1.0, 1.0
@@ -83,7 +86,7 @@ def _goodput(of: Wanted, program: str) -> tuple[float, float]:
 
 
 def _cost_per_hour(of: Wanted) -> float | None:
-    """Of all devices, by the price that was given, or by those that are known of every island."""
+    """The cost of all devices per hour, by the given price, or by the known prices of all islands; else None."""
     if of.price_per_hour is not None and of.chips_total is not None:
         return of.price_per_hour * of.chips_total
     prices = [island.device.price_per_hour for island in of.islands]

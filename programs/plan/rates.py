@@ -31,7 +31,7 @@ class Rates:
     threads: int
 
     def merge_seconds(self, of: Wanted) -> float:
-        """What the merge and the outer step of the largest fragment take, with every learner in it."""
+        """Seconds of merge and outer step of the largest fragment, with every learner in it."""
         largest = LARGEST * of.fragment_values
         return of.learners * largest / self.merged + largest / self.stepped
 

@@ -22,9 +22,9 @@ _DOING: Final = "Reading the options of `isthmus plan`"
 class Wanted:
     """A run: its size, its learners, and how they exchange.
 
-    `push`, `update` and `gradients` are formats of what travels (the last of data-parallel training); `gradient_share`
-    is the share of a step in which those gradients may cross; `link_bits` what each learner's link carries a second in
-    each direction, None where nobody has said; `islands` are one for each learner, or none.
+    `push`, `update` and `gradients` are wire formats (the last of data-parallel training); `gradient_share` is the
+    share of a step in which those gradients may cross; `link_bits` the capacity of each learner's link, bits a second
+    in each direction, None if not given; `islands` are one for each learner, or none.
     """
 
     parameters: float
@@ -51,13 +51,13 @@ class Wanted:
 
     @property
     def chips_total(self) -> int | None:
-        """Chips of all learners: those of the islands where nothing else is said."""
+        """Chips of all learners: by default those of the islands."""
         counted = sum(island.count // island.devices_a_chip for island in self.islands)
         return self.chips if self.chips is not None else counted or None
 
 
 def islands_of(names: Sequence[str], learners: int) -> tuple[Target, ...]:
-    """One island for each learner: the one that is named, or as many as there are learners."""
+    """One island for each learner, from a single name or one name for each."""
     found = [target(name, _DOING) for name in names]
     if len(found) == 1:
         return tuple(found * max(learners, 0))
@@ -75,7 +75,7 @@ def check(wanted: Wanted) -> None:
 
 
 def _demands(of: Wanted) -> list[tuple[bool, str, str, str]]:
-    """Each as whether it is met, what is expected, what was found, and what to do."""
+    """Each demand as (is met, expected, found, what to do)."""
     least = f"from 1 to {of.interval}, no more than --interval"
     demands = [
         _within(of.parameters, 1, PARAMETERS_MAX, "--parameters", "Say how many, as in 12e9."),
