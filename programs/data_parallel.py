@@ -21,7 +21,7 @@ from isthmus.programs.outer_settings import check_gradients
 from isthmus.runtime.graph.template import Graph, Job, Latest, Queue, Route
 
 EVALUATIONS: Final = 20
-"""How often the model leaves a learner in a run."""
+"""Models that a learner sends in a run."""
 
 
 def build(job: Job, *, snapshot_seconds: float = SECONDS) -> Graph:

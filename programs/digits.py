@@ -52,7 +52,7 @@ class Images(NamedTuple):
 
 @lru_cache(maxsize=1)
 def images() -> Images:
-    """All of them, in their order."""
+    """All images, in their order."""
     from sklearn.datasets import load_digits
 
     pixels, digit = load_digits(return_X_y=True)

@@ -23,7 +23,7 @@ from isthmus.programs.outer_settings import LEARNERS_MAX, check_gradients
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
 EVALUATIONS: Final = 20
-"""How often the model leaves the learners in a run."""
+"""Models that the learners send in a run."""
 
 
 def build(job: Job, *, snapshot_seconds: float = SECONDS) -> Graph:

@@ -53,10 +53,10 @@ def task(
       `token_dtype`: "uint16" or "uint32", of `.bin` files. Nothing is the standard library.
     - `experts`: how many the feed-forward half of every layer has; 0 makes it dense. Each token goes to
       `experts_chosen` of them; an expert has room for `experts_slack` times its even share of a sequence;
-      `experts_balance` is the weight, in what is trained, of how uneven tokens are spread ("balance", told beside the
-      loss).
+      `experts_balance` is the weight, in the training loss, of the imbalance of tokens over experts ("balance",
+      reported beside the loss).
     - `stacked`: all layers are rows of the same tensors, and compiled once: for deep models. `checkpoint`: the backward
-      pass computes each layer again, in place of keeping what it needs of it.
+      pass computes each layer again, in place of keeping its activations.
 
     The evaluation is 256 windows of held-out text (or the next multiple of `batch`), the same in every run.
     """

@@ -68,5 +68,5 @@ def format_faults(program: str, settings: Mapping[str, Any], others: Sequence[st
 
 
 def fault(program: str, settings: Mapping[str, Any], name: str, expected: str, do: str) -> Fault:
-    """One setting that is out of range."""
+    """The fault of a setting that is out of range."""
     return Fault(f"setting program.{name} of {program}", expected, repr(settings[name]), do)

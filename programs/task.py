@@ -125,8 +125,8 @@ class Task:
         - `merge`: a rule for every leaf. Merged leaves are floating-point; a local leaf may be anything.
         - `restart(state, key)`: the state with its local leaves made anew, for a life that begins: at first, after a
           death, and after a loss that was not finite. The merged leaves of `state` are the newest, its local ones as
-          `init` makes them for the run's seed, random keys among them the life's own, and that is what a life begins
-          with where there is no `restart`. Of its result only the local leaves are used.
+          `init` makes them for the run's seed, random keys among them the life's own; without `restart` a life begins
+          with that state. Of its result only the local leaves are used.
         """
         return cls(
             init,
@@ -173,7 +173,7 @@ class Task:
         return replace(made, mesh=self.axes, shard=self.layout, stacked=self.stacked)
 
     def tokens_mean(self, learners: int) -> int:
-        """The tokens of one batch, on average over so many learners, in whole tokens."""
+        """The tokens of one batch, on average over `learners` learners, in whole tokens."""
         return round(sum(of_slot(self.tokens_per_batch, slot) for slot in range(learners)) / learners)
 
     def evaluation_batches(self, seed: int) -> Iterator[Any]:

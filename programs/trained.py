@@ -47,7 +47,7 @@ def load(run: str | Path, task: Task | str | None = None) -> Any:
 
 
 def read(folder: Path, task: Any, doing: str) -> Any:
-    """The same, of a folder that has a model; ConfigError if its tensors are not those of the task."""
+    """The model in a folder that has one; ConfigError if its tensors are not those of the task."""
     import jax
     import jax.numpy as jnp
 

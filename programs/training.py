@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from isthmus.programs.run.in_processes import Submitted
 
 TRANSPORTS: Final = ("zmq", "inproc")
-"""How the hosts of a run talk: as processes over ZeroMQ, or in this process. The first is the default."""
+"""Transports between the hosts of a run: processes over ZeroMQ, or this process. The first is the default."""
 
 
 @final

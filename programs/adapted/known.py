@@ -11,7 +11,7 @@ from isthmus.programs.adapted.words import ChangeRecord
 LAST_COUNT: Final = 16
 """Changes that a status shows; changes.jsonl has all."""
 FIELDS: Final = tuple(name for name in ChangeRecord.__struct_fields__ if name != "time")
-"""Of a line of changes.jsonl, beside its time."""
+"""Fields of a line of changes.jsonl, beside its time."""
 
 
 class Changes:

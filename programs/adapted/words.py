@@ -62,7 +62,7 @@ def why(change: ChangeRecord) -> str:
 
 
 def sentence(change: ChangeRecord) -> str:
-    """Both."""
+    """The change and its reason."""
     return f"{told(change)}, because {why(change)}"
 
 

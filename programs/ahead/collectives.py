@@ -46,8 +46,8 @@ _INNER: Final = re.compile(r"(?:calls|to_apply)=%?(?P<name>[\w.-]+)")
 @final
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """How many collectives a program has, how many of them are asynchronous, and how many of those have computation
-    beside them; `by_kind` counts all by name."""
+    """Numbers of collectives in a program, of asynchronous ones, and of those with computation scheduled beside them;
+    `by_kind` counts all by name."""
 
     count: int
     asynchronous: int

@@ -176,7 +176,7 @@ def _seconds_of(target: Target, flops: float, accessed_bytes: float) -> float | 
 
 
 def _seconds(function: Counted) -> float:
-    """How long a function took to compile, when it was."""
+    """Compile time of a function in seconds, measured when it was compiled."""
     found = function.compiled or function.refused
     assert found is not None
     return found.compile_seconds

@@ -25,7 +25,7 @@ _FORM: Final = 1
 
 
 def digest(program: str, target: Target, versions: Mapping[str, str]) -> str:
-    """Of a program as StableHLO, and of all that its figures depend on beside."""
+    """The digest of a program as StableHLO, and of all other inputs of its figures."""
     told = [_FORM, target.name, target.host_bounds, sorted(target.options.items()), sorted(versions.items()), program]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 

@@ -14,7 +14,7 @@ FINENESS: Final = 8
 ASKED_MAX: Final = 8
 """No more, because near the limit the compiler searches for values to recompute, and takes minutes for a batch."""
 GROWTH_MAX: Final = 8
-"""The next batch is at most so many times larger: a line through two near points may miss by much."""
+"""Largest factor to the next batch: a line through two near points may miss by much."""
 
 
 def largest(needed: Callable[[int], int], limit: int, begin: int, unit: int) -> int | None:

@@ -28,7 +28,7 @@ class Flops(NamedTuple):
 
 
 def matrix_flops(jaxpr: Any) -> Flops:
-    """Of a jaxpr, closed or not, and all that it calls."""
+    """The operations of a jaxpr, closed or not, and of all that it calls."""
     total = Flops(0)
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         total += _of_equation(equation)

@@ -16,7 +16,7 @@ from isthmus.runtime.graph.devices import Device, find
 
 _FORM: Final = re.compile(r"(?P<kind>[a-z0-9]+):(?P<topology>\d+x\d+(?:x\d+)?)")
 _DIMENSIONS: Final = {"v4": 3, "v5e": 2, "v5p": 3, "v6e": 2}
-"""Of the torus of each kind; https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm."""
+"""Dimensions of the torus of each kind; https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm."""
 _DEVICES_A_CHIP: Final = {"v4": 2}
 """Devices of a chip, as the compiler counts them; one by default."""
 _CHIPS_A_HOST: Final = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}

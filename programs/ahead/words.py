@@ -53,7 +53,7 @@ def _rows(island: Island) -> Iterator[tuple[str, str]]:
         yield "largest batch", "none: the step does not fit with the smallest that the devices can share"
     many = island.collectives
     beside = f"{many.asynchronous} asynchronous, {many.overlapped} with computation scheduled beside them"
-    if island.devices > 1 and (many.count or island.fits):  # Of a program that was refused there is no schedule.
+    if island.devices > 1 and (many.count or island.fits):  # A refused program has no schedule.
         yield "collectives", f"{many.count} in a step, {beside}" if many.count else "none in a step"
     if pieces := island.fragment_bytes:
         low, high = size(min(pieces)), size(max(pieces))

@@ -190,7 +190,7 @@ class Options:
             raise ConfigError("Reading --resume", f"beside it {', '.join(allowed)}, --detach, --quiet", found, do)
 
     def resumed(self, folder: Path) -> Options:
-        """Those of the run in a folder."""
+        """The options of the run in a folder."""
         return replace(self, config=folder / "config.toml", run_dir=None)
 
     def with_sets(self, sets: list[str]) -> Options:

@@ -121,7 +121,7 @@ class ShardBooks:
     # -- from life to life ---------------------------------------------------------------------------------------------
 
     def memory(self) -> list[dict[str, Any]]:
-        """All of it, as rows for the next recorder."""
+        """The books, as rows for the next recorder."""
         return [
             {
                 "newest": {**self._newest[of]},

@@ -42,8 +42,8 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run: `summary` is its summary.json, `waits` counts those of inner steps on other hosts; `zero` is its
-    first inner step, in seconds of the monotonic clock."""
+    """Figures of one run: `summary` is its summary.json, `waits` counts those of inner steps on other hosts; `zero` is
+    its first inner step, in seconds of the monotonic clock."""
 
     folder: Path
     summary: Mapping[str, Any]
@@ -70,7 +70,7 @@ def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> Figures:
 
 
 def _waits(folder: Path, plan: Plan, strikes: Sequence[Strike], zero_ns: int) -> int:
-    """How often learners waited for other hosts while they were not struck themselves."""
+    """The number of waits of learners on other hosts while they were not struck themselves."""
     count = 0
     for file in tape_files.found(folder)[0]:
         if file.member is None or file.member.replica.role != "learner":

@@ -28,9 +28,9 @@ CHUNK_BYTES: Final = 16_384
 """Bytes of a read: eleven segments."""
 SEGMENT_BYTES: Final = 1_448
 AGAIN_SECONDS: Final = 0.2
-"""Until TCP sends a lost segment again: the least of Linux."""
+"""Time until TCP sends a lost segment again: the minimum of Linux."""
 HELD_BYTES_MAX: Final = 1 << 20
-"""In one direction of a connection; beyond it nothing is read, as with a socket's buffer."""
+"""Limit in one direction of a connection; beyond it nothing is read, as with a socket's buffer."""
 LOOK_SECONDS: Final = 0.01
 START_SECONDS_MAX: Final = 10.0
 _CONNECT: Final = b"\x05\x01\x00"
@@ -41,8 +41,8 @@ _REFUSED: Final = b"\x05\x05\x00\x01\x00\x00\x00\x00\x00\x00"
 
 @dataclass(slots=True)
 class Conditions:
-    """How a way is: bits a second in thousands (None: as fast as it goes), seconds more on the way, the share of
-    segments that are lost, whether nothing passes."""
+    """The conditions of a way: thousands of bits a second (None: unlimited), additional latency in seconds, the share
+    of lost segments, whether nothing passes."""
 
     kbits: float | None = None
     latency: float = 0.0
@@ -80,7 +80,7 @@ class Links:
             raise OSError("the proxy on loopback did not begin")
 
     def way(self, host: str) -> Way:
-        """That of a host."""
+        """The way of a host."""
         usual = self._usual
         made = Way(Conditions(usual.kbits, usual.latency, usual.share, usual.is_mute))
         return self._ways.setdefault(host, made)

@@ -23,7 +23,7 @@ FORK_SERVER: Final = "fork-server"
 MACHINE: Final = "machine"
 MACHINES_MAX: Final = 16
 FAULTS_MAX: Final = 1000
-"""In one plan: more are no plan but a loop, and each has a thread."""
+"""Faults in one plan: each has a thread, and more are no plan but a loop."""
 LONGER_MAX: Final = 20.0
 """A run that is struck without end may last so much longer than the first undisturbed one."""
 _LASTING: Final = {
@@ -82,8 +82,8 @@ class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Slow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the links of learners are all the time: thousands of bits a second in each direction, by slot (that of the
-    last one for those beyond), and seconds more on the way."""
+    """Permanent conditions of learners' links: thousands of bits a second in each direction, by slot (the last for all
+    beyond), and additional latency in seconds."""
 
     kbits: tuple[float, ...] = ()
     latency: float = 0.0
@@ -225,7 +225,7 @@ def _of_drawn(drawn: Drawn, doing: str) -> Iterator[Fault]:
 
 
 def machines_of(plan: Plan, hosts: Sequence[str]) -> int:
-    """On how many machines runs of these hosts are: of the built-in plan two, if each of them has a learner."""
+    """The number of machines for runs of these hosts: two for the built-in plan, if each has a learner."""
     return min(2, len(_learners(hosts))) if plan.is_built_in else plan.machines
 
 

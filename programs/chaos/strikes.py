@@ -29,7 +29,7 @@ from isthmus.runtime.system.processes import is_stopped
 BACK_SECONDS_MAX: Final = 60.0
 """Wait for the target of a strike to live and work; a host from nothing takes a few seconds."""
 GONE_SECONDS_MAX: Final = 5.0
-"""For a killed process to be gone, and for a stopped one to stand still."""
+"""Time limit for a killed process to be gone, and for a stopped one to stand still."""
 LOOK_SECONDS: Final = 0.02
 SEARCH_SECONDS: Final = 0.1
 """Between two scans of all processes, each of which takes some milliseconds from the run."""
@@ -38,7 +38,7 @@ TOGETHER: Final = {"data-parallel": "learner"}
 IN_FLIGHT_BYTES_MAX: Final = 4 * CHUNK_BYTES
 """Bytes that may still pass a way that has just become mute: a chunk of each connection and direction."""
 PERIOD_SECONDS: Final = 0.1
-"""Of the duty cycle by which a process is slowed: some ten inner steps of the small model."""
+"""Period of the duty cycle that slows a process: some ten inner steps of the small model."""
 
 
 class Strike(msgspec.Struct, frozen=True):

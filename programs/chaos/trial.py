@@ -33,7 +33,7 @@ SILENCE_SECONDS_MAX: Final = 120.0
 """A daemon that was killed is back within seconds; on a machine with several times as many busy processes as cores it
 took half a minute."""
 END_SECONDS_MAX: Final = 120.0
-"""For a run that is ended from here: it may have a minute to write to a full disk."""
+"""Time limit for a run that is ended from here: it may need a minute to write to a full disk."""
 
 
 @dataclass(frozen=True, slots=True)

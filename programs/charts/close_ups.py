@@ -82,7 +82,7 @@ def close_ups(record: RunRecord, absences: Sequence[Absence]) -> list[tuple[Wind
 
 
 def _step_seconds(record: RunRecord) -> float | None:
-    """How long an inner step takes, as a rule."""
+    """The usual duration of an inner step."""
     if record.timeline is None:
         return None
     took = [
@@ -129,7 +129,7 @@ def _steps(record: RunRecord, slot: int, reports: Sequence[Report], window: Wind
 
 
 def _end_of(record: RunRecord, host: str, last: Report) -> float:
-    """Until when a stretch of reports lasted: a life that was killed lived on after its last report."""
+    """The end of a stretch of reports: a killed life lived on after its last report."""
     begins = [item.begun for item in record.absences if item.host == host and item.life == last.incarnation]
     return next((begun for begun in begins if begun >= last.time), last.time)
 

@@ -31,7 +31,7 @@ _PACE_STRETCHES_MAX: Final = 60
 """Reports follow whole steps, so a pace over few of them jumps."""
 _BANDS_MAX: Final = 50
 _LOGARITHMIC_MIN: Final = 2.0
-"""The largest value is so many times the smallest before a logarithmic axis shows more than a linear one."""
+"""Ratio of the largest value to the smallest from which a logarithmic axis shows more than a linear one."""
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ def _scalar(record: RunRecord, name: str, title: str) -> Chart:
 
 
 def _paces(record: RunRecord, window: Window | None) -> Chart:
-    """How fast each learner stepped: one that waited for the others would show their breaks."""
+    """The pace of each learner: one that waited for the others would show their breaks."""
     gone = [item for item in record.absences if item.role == "learner" and item.kind == "gone" and item.begun >= 0]
     bands = [_band(record, item, f"{named(item.host)} away") for item in gone[:_BANDS_MAX]] if record.is_placed else []
     if window is not None:

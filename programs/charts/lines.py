@@ -20,7 +20,7 @@ _RIGHT: Final = 210
 _TOP: Final = 18
 _BOTTOM: Final = 44
 _LABEL: Final = 14
-"""Between two names at the right, at least."""
+"""Minimum distance of two names at the right."""
 
 
 @final

@@ -28,7 +28,7 @@ from isthmus.programs.results.timeline import Timeline, Transfer, slot_of
 _GUTTER_MIN: Final = 158.0
 _NAME_PIXELS: Final = 7.3
 _LANE_PIXELS: Final = 5.7
-"""How wide a letter of the name of a host and of a lane is, at most: both stand in the gutter, on one line."""
+"""Maximum width of a letter in the names of hosts and lanes: both stand in the gutter, on one line."""
 _TOP: Final = 30.0
 _FIRINGS_MAX: Final = 3_000
 _TRANSFERS_MAX: Final = 1_000

@@ -77,7 +77,7 @@ def _extent(timeline: Timeline) -> Window | None:
 
 
 def _step_seconds(timeline: Timeline) -> float:
-    """From one inner step to the next, as usual among the learners."""
+    """The usual time from one inner step to the next, among the learners."""
     usual = [
         median(later.begun - earlier.begun for earlier, later in pairwise(spans))
         for (host, node), spans in timeline.firings.items()

@@ -18,7 +18,7 @@ from isthmus.runtime.graph.template import AllOf
 from isthmus.runtime.roles import LEARNER
 
 PROCESSES_MAX: Final = 64
-"""Of an island: a v5p of 256 chips has as many hosts."""
+"""Processes of an island: a v5p of 256 chips has as many hosts."""
 
 
 def process_faults(plans: Mapping[str, Plan], task: Any, processes: Sequence[int], learners: int) -> Iterator[Fault]:

@@ -77,7 +77,7 @@ def read(file: Path) -> Cluster:
 
 
 def _joined(machines: list[Machine]) -> tuple[Machine, ...]:
-    """The same, each with those that it makes up an island with, in the order of the file."""
+    """The same machines, each with the others of its island, in the order of the file."""
     names: dict[str, tuple[str, ...]] = {}
     for machine in machines:
         if machine.island is not None:

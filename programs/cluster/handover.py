@@ -26,7 +26,7 @@ from isthmus.runtime.supervision.home.events import Places
 from isthmus.runtime.system.files import write_json
 
 HOSTS_MAX: Final = 1024
-"""How many hosts a run may have at its start, and how many slots."""
+"""Hosts that a run may have at its start, and slots."""
 MOVABLE: Final = (SYNCER, "evaluator")
 """Roles whose next life may be on another machine."""
 
@@ -135,7 +135,7 @@ class Sites:
         return home.here(address, learners, str(secret or ""))
 
     def places(self) -> Places:
-        """The same, as a home's core takes it."""
+        """The placement, in the form that a home's core takes."""
         elsewhere = {replica: name for replica, name in self.placement.items() if name != self.home}
         offers = {site.name: site.movable for site in self.others}
         home_offers = self.sites[self.home].movable or MOVABLE
@@ -168,7 +168,7 @@ class Sites:
 
     @classmethod
     def load_former(cls, folder: Path, number: int) -> Sites:
-        """Those of the run when its `number`-th spec was put aside: of a home before, if it has moved since."""
+        """The sites of the run when its `number`-th spec was put aside: of a former home, if it has moved since."""
         aside = folder / f"cluster-{number}.json"
         return cls.read(json.loads(aside.read_text())) if aside.exists() else cls.load(folder)
 
@@ -192,7 +192,7 @@ class Handover:
     sites: Sites
 
     def as_data(self) -> dict[str, Any]:
-        """As a message carries it."""
+        """The data of a message."""
         return {"name": self.name, "folder": self.folder, "config": self.config, "graph": json.dumps(self.graph),
                 "spec": dict(self.spec), "cluster": self.sites.as_data()}  # fmt: skip
 

@@ -50,7 +50,7 @@ def placed(request: Request, topology: Topology, compiled: Find = not_asked) -> 
 
 
 def elastic_sizes(request: Request, topology: Topology, placement: Placement) -> list[list[int]]:
-    """With how many of its processes each learner's island may train, by slot; ConfigError as for `sizes_on`."""
+    """The numbers of processes with which each learner's island may train, by slot; ConfigError as for `sizes_on`."""
     machines = topology.by_name()
     devices = [machines[name].devices for name in placement.of_role(LEARNER)][: len(placement.processes)]
     return sizes_on(request, placement.processes, devices)

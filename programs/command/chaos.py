@@ -90,7 +90,7 @@ def _order(plan: Plan, program: str) -> Order:
 
 
 def _placed(plan: Plan, order: Order, hosts: Sequence[str]) -> Order:
-    """The same on its machines."""
+    """The same order, on the plan's machines."""
     learners = sum(host.startswith(plans.LEARNER) for host in hosts)
     return replace(order, machines=plans.machines_of(plan, hosts), learners=learners)
 

@@ -84,7 +84,7 @@ def world(
 
 
 def progress(done: int, seeds: int, failed: int, took: float) -> str:
-    """One line: how far a search is, and how long it will take."""
+    """One line: the progress of a search, and the time left."""
     left = seconds((seeds - done) * took / done)
     wrong = f", {failed} with a violation" if failed else ""
     return f"{done} of {seeds} seeds{wrong}; {60 * done / took:.0f} a minute, about {left} left"
@@ -105,7 +105,7 @@ def command(seed: int, program: str, *, more: str = "") -> str:
 
 
 def table(outcomes: list[Outcome], took: float) -> str:
-    """How often each kind of fault happened in each phase of the runs, how often each guard fired, and the figures."""
+    """Counts of each kind of fault by phase of the runs, and of each guard; and the figures."""
     phases = _phases(outcomes)
     wide = max(12, *(len(kind) + 1 for kind, _ in phases)) if phases else 12
     lines = [f"{'fault':<{wide}}" + "".join(f"{phase:>10}" for phase in PHASES) + f"{'in all':>10}"]

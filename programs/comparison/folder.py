@@ -23,7 +23,7 @@ from isthmus.runtime.system.files import write_bytes
 
 PLAN: Final = "compare.json"
 _ATTEMPTS_MAX: Final = 100
-"""Of one run; after so many the cause is in a log."""
+"""Attempts of one run; after so many the cause is in a log."""
 _DO: Final = "Name another folder with --dir, or leave it out."
 
 

@@ -29,7 +29,7 @@ PAGE: Final = "compare.html"
 _SHARES: Final = [share / 40 for share in range(41)]
 """Twice as many as a run has evaluations."""
 _CURVES_MAX: Final = 40
-"""Of a chart; with more only means are drawn."""
+"""Curves of a chart; with more only means are drawn."""
 _LOGARITHMIC_MIN: Final = 2.0
 _WIDTH: Final = 1080.0
 _ROW: Final = 26.0

@@ -37,7 +37,7 @@ class Variant(msgspec.Struct, frozen=True):
 
     @property
     def learners(self) -> int:
-        """How many learners it has."""
+        """The number of learners."""
         return int(self.config["run"]["learners"])
 
 

@@ -50,7 +50,7 @@ def difference(values: Mapping[int, float], others: Mapping[int, float]) -> Diff
 
 
 def quantile(freedom: int) -> float:
-    """The factor of the interval: the 97.5 % quantile of Student's t with so many degrees of freedom."""
+    """The factor of the interval: the 97.5 % quantile of Student's t with `freedom` degrees of freedom."""
     # Not above: it takes a tenth of a second, which help and mistyped options need not wait for.
     from scipy.special import stdtrit
 

@@ -28,7 +28,7 @@ SECONDS: Final = 86_400.0
 CHIPS_MAX: Final = 10_000_000
 LEARNERS_MAX: Final = 1024
 SEEDS_MAX: Final = 100
-"""All three together are some 5 minutes; a chip that fails once a year fails 27 times a day among ten thousand."""
+"""All three maxima together take some 5 minutes; ten thousand chips that fail once a year fail 27 times a day."""
 PUBLISHED_CHIPS: Final = (150_000, 300_000, 600_000, 1_200_000)
 PUBLISHED: Final = {
     (DATA_PARALLEL, 1): (0.72, 0.57, 0.38, 0.27),

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, final
 
 YEAR_SECONDS: Final = 365.25 * 86_400
 UPTIME_STEPS: Final = 3
-"""A learner counts as up for so many steps after the end of its last one, as in `summary.json`."""
+"""Steps after the end of its last one for which a learner counts as up, as in `summary.json`."""
 
 
 @final
@@ -77,7 +77,7 @@ class Lived:
 
 
 def failures(rng: Random, mean_seconds: float, seconds: float) -> list[float]:
-    """Instants of failures of a learner for which so many seconds lie between two, on average."""
+    """Instants of a learner's failures, `mean_seconds` apart on average."""
     found, at = list[float](), rng.expovariate(1 / mean_seconds)
     while at < seconds:
         found.append(at)

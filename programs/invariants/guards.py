@@ -34,7 +34,7 @@ from isthmus.runtime.supervision.incidents import (
 WIRE: Final = ("stale", "refused_connection", "refused_stranger", "refused_crossed")
 """Channel counters of refused messages that a sound peer sent too late, or to a life that is over."""
 VOTES: Final = ("vote refused: ", "opening ")
-"""How the reasons begin for which the rounds of a Quorum node drop an item."""
+"""Prefixes of the reasons for which the rounds of a Quorum node drop an item."""
 OF_ALL: Final = (
     "orders that came late",
     "too early",
@@ -42,7 +42,7 @@ OF_ALL: Final = (
     "wire: refused_connection",
     "wire: refused_stranger",
 )
-"""Of stations and connections, in runs of every program."""
+"""Guards of stations and connections, in runs of every program."""
 OF_DECOUPLED: Final = (
     "answer: stale",
     "answer: unknown base",
@@ -54,9 +54,9 @@ OF_DECOUPLED: Final = (
     "copy given",
     "moments lent",
 )
-"""Of syncers and holders."""
+"""Guards of syncers and holders."""
 OF_ISLANDS: Final = (Bereft, Undermanned, ProcessLost, ProcessBack, ProcessMissing, Reformed)
-"""What happens to islands of several processes."""
+"""Incidents of islands of several processes."""
 JUDGED: Final = "answers judged"
 OF_FORGERIES: Final = ("not finite", "norms of other values", "out of proportion", NOT_FINITE)
 """Why a shard refuses the answer of a learner that is not sound; no answer of a sound one is refused for it."""
@@ -116,7 +116,7 @@ class GuardsWitness(Checker):
             self._fired[f"island: {found.__struct_config__.tag}"] += 1
 
     def fired(self, universe: Universe) -> Counter[str]:
-        """How often each guard fired so far."""
+        """Counts of each guard's firings so far."""
         fired = Counter(self._fired)
         for life in universe.lives:
             fired.update({f"forged: {name}": count for name, count in life.forgeries.items()})

@@ -222,7 +222,7 @@ class AnswersChecker(Checker):
 class AccountsChecker(Checker):
     """The account of every fragment adds up to all tokens that the learner trained, in every report.
 
-    A book is only ever added to, so what is wrong in it stays wrong until the next report.
+    A book only grows, so an error in it lasts until the next report.
     """
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:

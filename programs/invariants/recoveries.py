@@ -294,7 +294,7 @@ class PositionsChecker(Checker):
 
 
 class _Batches(NamedTuple):
-    """From which position to before which."""
+    """A range of positions, without `end`."""
 
     begin: int
     end: int

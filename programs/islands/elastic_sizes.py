@@ -14,7 +14,7 @@ from isthmus.runtime.errors import ConfigError, Fault
 
 
 def sizes_here(request: Request) -> list[list[int]]:
-    """By slot, for a run on this machine alone; ConfigError as for `sizes_on`."""
+    """The result of `sizes_on` for a run on this machine alone; ConfigError as there."""
     if not request.devices_min:
         return []
     learners = request.job.learners + sum(request.processes) - len(request.processes)

@@ -20,12 +20,12 @@ from isthmus.programs.request.spec import Here
 from isthmus.runtime.errors import ConfigError
 
 MEMORY_SHARE: Final = 0.9
-"""Of a GPU, for all processes that share it: the rest is for contexts and the compiler."""
+"""Share of a GPU's memory for all processes that share it: the rest is for contexts and the compiler."""
 MEMORY: Final = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
 """Variables for the share of a GPU's memory that a process takes at its start; jax refuses the first beside the
 second."""
 _CHIP_BOUNDS: Final = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-"""How so many chips of one TPU host lie."""
+"""Layout of that many chips on one TPU host."""
 _DOING: Final = "Opening an island"
 
 

@@ -20,7 +20,7 @@ TOKEN_BYTES = 16
 
 @final
 class GangOfProcesses:
-    """Of one of the `size` processes of an island, in its life as `member`."""
+    """The host side of one of the `size` processes of an island, in its life as `member`."""
 
     def __init__(self, member: Member, size: int, address: str) -> None:
         """`address` is that of this machine. OSError if the leader cannot listen there."""

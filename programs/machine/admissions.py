@@ -51,7 +51,7 @@ class Entry:
 
 
 Entries = dict[str, Entry]
-"""By public key."""
+"""Entries by public key."""
 
 
 def path_of(machine: str) -> Path:

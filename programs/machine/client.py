@@ -31,9 +31,9 @@ from isthmus.runtime.security.keys import Keyring, is_loopback, read_pair
 
 ANSWER_SECONDS: Final = 5.0
 LONG_SECONDS: Final = {"check": 90.0, "resume": 90.0, "restore": 600.0}
-"""How long a command waits for answers that need other machines, which may have data to read, or a snapshot fetched."""
+"""Time limits for answers that need other machines, which may have data to read, or a snapshot fetched."""
 SILENCE_SECONDS_MAX: Final = 60.0
-"""Hosts without a daemon end after so long: there is nothing left to wait for."""
+"""Hosts without a daemon end after this time, so that a longer wait is pointless."""
 
 
 @final
@@ -70,7 +70,7 @@ class Daemon:
 
     @classmethod
     def at(cls, cluster: Cluster, home: Machine | None) -> Daemon:
-        """The same of one machine; PlacementError for none."""
+        """The daemon of one machine of a cluster; PlacementError for none."""
         if home is None:
             do = 'Give the machine that is to be the home of runs an address = "tcp://HOST:PORT".'
             raise PlacementError(f"Using {cluster.file}", "a machine with an address", "none", do)
@@ -107,7 +107,7 @@ class Daemon:
 
 
 def patience(kind: str) -> float:
-    """How many seconds a command waits for the answer to a message of that type."""
+    """Seconds that a command waits for the answer to a message of that type."""
     return LONG_SECONDS.get(kind, ANSWER_SECONDS)
 
 

@@ -28,9 +28,9 @@ ANSWER_SECONDS: Final = 5.0
 FILE_BYTES_MAX: Final = 32 << 20
 MACHINE_BYTES_MAX: Final = 128 << 20
 TAPES_BYTES_MAX: Final = 32 << 20
-"""Of tapes of one machine: a run is whole without them, and they come last, over whatever link there is."""
+"""Of tapes of one machine: a run is complete without them, and they are fetched last, over a link of any speed."""
 TEXT_BYTES_MAX: Final = PIECE_BYTES
-"""As much of the end of a log as one message holds."""
+"""The end of a log that one message holds."""
 _NONSENSE: Final = (OSError, LookupError, TypeError, ValueError, AttributeError)
 _OF_HOST: Final = (
     re.compile(r"logs/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})\.log"),

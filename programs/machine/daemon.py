@@ -53,7 +53,7 @@ from isthmus.runtime.security.keys import Keyring
 ANSWERED_SHARE: Final = 0.9
 """Share of a command's waiting time within which a refusal for lack of time leaves."""
 FORMER_MAX: Final = 100
-"""How many runs that are over it remembers."""
+"""Runs that are over whose outcomes it keeps."""
 ENDED_BY_COMMAND: Final = f"the command that watched the run has not been heard of for {LEASE_TICKS_MAX} s"
 ENDED_BY_DAEMON: Final = "ended with the daemon of its machine"
 
@@ -143,7 +143,7 @@ class MachineDaemon:
         try:
             spec.count_on(folder)
             told, sites = told_of(folder, "Adopting a run"), Sites.load(folder)
-            # Others may hold what was lost here.
+            # Other machines may hold the lost state.
             is_alive = has_hosts(folder) or bool(sites.others)
             goes_on = is_alive or has_snapshot(folder)
             held = self._hold(folder, told, sites, is_watched=run.is_watched)
@@ -175,7 +175,7 @@ class MachineDaemon:
         self.request_end()
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call it on the loop of this daemon, in so many seconds."""
+        """Call `call` on the loop of this daemon, after `seconds`."""
         self._loop.call_later(seconds, call)
 
     def close(self) -> None:

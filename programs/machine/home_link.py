@@ -23,8 +23,8 @@ from isthmus.runtime.security.keys import Keyring
 INSTANCE: Final = secrets.token_hex(8)
 """Distinguishes this process from any other of the same name."""
 REDIAL_BEATS: Final = 6
-"""After three seconds of silence the connection is made anew: one that a cut has left half open may take minutes to
-find out."""
+"""After three seconds of silence the connection is made anew: one that a cut has left half open may need minutes to
+fail."""
 
 
 @final

@@ -66,7 +66,7 @@ class Held:
     speakers: dict[str, Link]
 
     def note(self, run: str) -> dict[str, Any]:
-        """As the next daemon reads it."""
+        """The note for the next daemon."""
         heirs = [heir.as_data() for heir in self.heirs]
         return {"run": run, "home": self.link.home.as_data(), "term": self.term, "heirs": heirs}
 
@@ -279,7 +279,7 @@ class Outposts:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     async def _check(self, home: Home, message: Message) -> Message:
-        """Whether a program and a task may be loaded here, and their files and data are what the home has."""
+        """Check that a program and a task may be loaded here, and that their files and data equal the home's."""
         program, task = str(message["program"]), str(message["task"])
         self._permit(program, task)
         wanted = str(message["digest"])

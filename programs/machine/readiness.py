@@ -29,9 +29,9 @@ from isthmus.runtime.graph.template import Job
 from isthmus.runtime.security.keys import Keyring
 
 LINK_SECONDS_MAX: Final = 8.0
-"""How long a machine that was called may take to link itself."""
+"""Time limit for a called machine to link itself."""
 CHECK_SECONDS_MAX: Final = 60.0
-"""How long a machine may read its data."""
+"""Time limit for a machine to read its data."""
 STANDING_SECONDS_MAX: Final = 5.0
 """Time limit for a machine's answer about a home, which needs no reading of data."""
 HEARD_TRIES: Final = 3

@@ -22,7 +22,7 @@ from isthmus.ops.exchange.schemas import BITS
 from isthmus.programs.plan.wanted import Wanted
 
 LARGEST: Final = 4 / 3
-"""Of the mean fragment, at most."""
+"""Largest fragment, as a multiple of the mean one, at most."""
 
 
 @final
@@ -113,5 +113,5 @@ def overlap_left(of: Wanted, merge_seconds: float) -> float:
 
 
 def rounds_at_once(of: Wanted) -> int:
-    """How many rounds each shard has in flight at most."""
+    """The maximum number of rounds that each shard has in flight."""
     return math.ceil(of.overlap * of.fragments / (of.interval * of.shards))

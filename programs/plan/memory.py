@@ -28,7 +28,7 @@ class Memory:
 
 
 def memory_of(of: Wanted) -> Memory:
-    """Of decoupled-diloco, with a fragment on its way up and one down, and all answers of the rounds in flight."""
+    """The memory of decoupled-diloco, with a fragment on its way up, one down, and all answers of rounds in flight."""
     largest = LARGEST * of.fragment_values
     answers = rounds_at_once(of) * of.learners * largest * BITS[of.push] / 8
     return Memory(

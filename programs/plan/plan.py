@@ -13,7 +13,7 @@ from isthmus.programs.plan.rates import Rates
 from isthmus.programs.plan.wanted import Wanted
 
 FAILURES: Final = 2000
-"""That a simulated run meets at least: the mean of so many is within 2 %."""
+"""Minimum number of failures in a simulated run: their mean is within 2 %."""
 _TOGETHER: Final = "diloco", "streaming-diloco"
 """Programs in which all learners wait for each: one that stalls holds up all, as if there were one learner."""
 

@@ -24,7 +24,7 @@ TRIES: Final = 5
 @final
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Values a second: of gradients merged, each counted, and of a fragment stepped and coded; by so many threads."""
+    """Values a second: of gradients merged, each counted, and of a fragment stepped and coded; by `threads` threads."""
 
     merged: float
     stepped: float

@@ -46,7 +46,7 @@ class Wanted:
 
     @property
     def fragment_values(self) -> float:
-        """Of a fragment, on average."""
+        """Values of a fragment, on average."""
         return self.parameters / self.fragments
 
     @property

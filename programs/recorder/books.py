@@ -119,7 +119,7 @@ class Books:
         self._zero_max = min(now - since_zero, self._zero_max or now)
 
     def memory(self, early: Sequence[tuple[str, dict[str, Any]]]) -> Memory:
-        """All of it, for the next recorder, with the lines that wait for the first step."""
+        """The memory for the next recorder, with the lines that wait for the first step."""
         return Memory(
             totals=self.totals.told(),
             reports=[{**report, "totals": []} for report in self.reports.values()],

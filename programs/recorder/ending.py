@@ -21,7 +21,7 @@ MODEL: Final = seconds(90)
 EVALUATION: Final = seconds(600)
 """Time limit for the last evaluation, if nothing else is missing and its host lives."""
 TIMES: Final = 4
-"""How many times the slowest step, or sweep of merges, is waited for."""
+"""The wait, as a multiple of the slowest step, or sweep of merges."""
 GAP: Final = seconds(2)
 """Upper limit for the time that counts between two looks, which come several times a second."""
 
@@ -56,7 +56,7 @@ class Ending:
 
     @property
     def limit(self) -> Duration:
-        """How long it is waited for a sign."""
+        """Time limit for the next sign of progress."""
         return Duration(max(self._least, TIMES * self._slowest))
 
     def is_late(self, *, is_evaluating: bool = False) -> bool:

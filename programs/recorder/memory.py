@@ -24,8 +24,8 @@ TAIL_BYTES: Final = 1 << 20
 
 
 class Memory(msgspec.Struct):
-    """As the fields of `Books` of these names; `reports` and `former` are Reports, `shards` rows of `ShardBooks`,
-    `early` lines by the name of their file that wait for the first step; `incarnation` is that of the writer."""
+    """The fields of `Books` of these names; `reports` and `former` are Reports, `shards` rows of `ShardBooks`, `early`
+    lines by the name of their file that wait for the first step; `incarnation` is that of the writer."""
 
     incarnation: int = 0
     totals: list[list[int]] = []

@@ -51,7 +51,7 @@ SAVE_TRIES_MAX: Final = 1200
 """How often a disk may refuse the final model: ten minutes of tries, in which an operator may make room. Tries are
 counted, not time, because a clock may leap."""
 LINES_NS_MAX: Final = 30_000_000_000
-"""How long, at the end, lines are waited for that the disk does not take."""
+"""Wait at the end for lines that the disk does not take."""
 _MERGE_FIELDS: Final = (
     *("shard", "epoch", "fragment", "round", "kind", "version", "origin", "momentum", "voters", "weights"),
     *("left_out", "refused", "reason"),

@@ -124,7 +124,7 @@ def _slots(graph: Graph, job: Job) -> int:
 
 
 def least_replicas(graph: Graph) -> dict[str, int]:
-    """With how many replicas of each role a run can go on: the fewest that the graph allows, and none of a role that
+    """The number of replicas of each role with which a run can go on: the minimum of the graph, and none of a role that
     only evaluates."""
     least = {role.name: role.replicas_min for role in graph.roles}
     needed = {node.role for node in emitting(graph.nodes, "final")}

@@ -24,7 +24,7 @@ from isthmus.runtime.ids import Replica
 FRAGMENTS_NAMED_MAX = 16
 """Fragments that the message of a lost shard lists."""
 UPTIME_STEPS = 3
-"""A learner counts as up for so many median steps after the end of its last step."""
+"""Median steps after the end of its last step for which a learner counts as up."""
 
 
 def fragment_sizes(graph: Graph) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from isthmus.programs.results import numbers
 
 TRAINED_SHARE_MIN: Final = 0.9
-"""Of the budget: learners stop at the first boundary at which they know it to be spent, so a run that was not held up
+"""Share of the budget: learners stop at the first boundary at which they know it to be spent, so a run without delays
 trains all of it, and a little more."""
 
 

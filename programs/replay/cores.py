@@ -106,7 +106,7 @@ def _segment_again(done: Again, core: Core, segment: Segment, plan: Plan | None,
 
 
 class StateTaken(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """In place of an event: a segment was begun."""
+    """The begin of a segment, in place of an event."""
 
 
 def _mergers(plan: Plan) -> frozenset[int]:

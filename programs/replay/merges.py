@@ -166,7 +166,7 @@ def merges_again(run: Path, plan: Plan, member: Member, seed: int) -> Computed |
 
 
 def fault(member: Member, error: ValueError | OSError) -> Fault:
-    """That payloads of a life cannot be read."""
+    """The fault of a life's unreadable payloads."""
     return Fault(f"Reading the payloads of {member}", "what was kept", str(error), _AGAIN)
 
 

@@ -24,7 +24,7 @@ from isthmus.programs.results.remarks import Topic
 PICTURES_MAX: Final = 3
 _ROWS_MAX: Final = 200
 _AGAIN_MIN: Final = 3
-"""So many absences of a host for the same reason are one row."""
+"""From this number on, absences of a host for the same reason are one row."""
 _HALF: Final = 530.0
 _HEADINGS: Final[dict[Topic, str]] = {
     "items": "Items were refused, and went no further:",

@@ -15,7 +15,7 @@ _SHARED: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""One thread an operation: learners that share the cores keep them busy by being several."""
+"""One thread an operation: several learners keep the shared cores busy."""
 
 
 def prepare_environment(learners: int) -> None:

@@ -123,7 +123,7 @@ def _is_finite(leaf: Any) -> Any:
 
 
 def _operations(traced: Any) -> int:
-    """How many operations a traced program has, with those of the programs that it calls."""
+    """The number of operations of a traced program, with those of the programs that it calls."""
     count = 0
     for equation in traced.eqns:
         count += 1

@@ -158,7 +158,7 @@ def _purity_faults(first: At, batch: Any, again: Any) -> Iterator[Fault]:
 
 
 def _same_faults(doing: str, batch: Any, again: Any, do: str, why: str = "") -> Iterator[Fault]:
-    """Of two batches of one form, which arrays have other values."""
+    """Faults of arrays with different values in two batches of one form."""
     for (name, one), (_, two) in zip(named_leaves(batch, "batch"), named_leaves(again, "batch"), strict=True):
         if np.asarray(one).tobytes() != np.asarray(two).tobytes():
             yield Fault(doing, f"the same {name!r}{why}", "other values", do)

@@ -67,17 +67,23 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A run as its processes know it. `run` is a name that no other run has, `roles` gives the replicas of each role
-    at the start, `slots_max` the most that there may be, `least` with how many it can go on, `computing` the roles
-    whose hosts import jax and the task, `argv` the arguments of the script or command, which modules of the user's
-    may read as they are imported, `zero_ns` the instant of the machine's monotonic clock that all its times count
-    from, `cpu_seconds` what the command had used by then, `tokens_of_step` the tokens of a batch, by slot
-    (`ops.data.batches.of_slot`), `evaluate_on` where the evaluator computes: "cpu" or "island", `tape_bytes` the
-    most that the tapes of a host have, `keep_payloads` whether shards keep what they merge, `snapshots` where those
-    are stored beside the run folder, '' for nowhere, `transport` whether hosts are processes ("zmq") or all in one
-    ("inproc"), `processes` how many make up the island of each learner, by slot; of a slot beyond the end, one;
-    `home_away_seconds` how long hosts on other machines go on without a word from the run's home; `elastic`, by slot,
-    how many of the processes of an island may train without the others, none where they live and end together."""
+    """A run as its processes know it.
+
+    - `run`: a unique name. `roles`: the replicas of each role at the start; `slots_max`: their maximum; `least`: the
+      number with which the run can go on; `computing`: the roles whose hosts import jax and the task.
+    - `argv`: the arguments of the script or command, which modules of the user's may read at import.
+    - `zero_ns`: the instant of the machine's monotonic clock from which all times count; `cpu_seconds`: used by the
+      command by then.
+    - `tokens_of_step`: the tokens of a batch, by slot (`ops.data.batches.of_slot`); `evaluate_on`: the evaluator's
+      device, "cpu" or "island".
+    - `tape_bytes`: maximum of a host's tapes; `keep_payloads`: shards keep the payloads that they merge; `snapshots`:
+      their store beside the run folder, '' for none.
+    - `transport`: hosts are processes ("zmq") or all in one ("inproc"). `processes`: how many make up the island of
+      each learner, by slot; one for slots beyond the end.
+    - `home_away_seconds`: how long hosts on other machines go on without a message from the run's home.
+    - `elastic`, by slot: how many of the processes of an island may train without the others; none if they live and end
+      together.
+    """
 
     run: str
     job: Job
@@ -118,7 +124,7 @@ class Spec:
         )
 
     def processes_of(self, slot: int) -> int:
-        """How many make up the island of a learner."""
+        """The number of processes that make up the island of a learner."""
         return self.processes[slot] if slot < len(self.processes) else 1
 
     def is_elastic(self, slot: int) -> bool:
@@ -205,8 +211,8 @@ def write(folder: Path, told: Mapping[str, Any]) -> None:
 
 
 def age_ns(told: Mapping[str, Any], least_ns: int = 0) -> int:
-    """For how long the run of a spec, as data, has gone on by the time of day, nanoseconds; never less than `least_ns`,
-    because clocks of machines differ, and are set."""
+    """The age of a run, from its spec as data, by the time of day, nanoseconds; never less than `least_ns`, because
+    clocks of machines differ, and are set."""
     return max(time.time_ns() - int(told["here"]["wall_ns"]), least_ns)
 
 

@@ -88,7 +88,7 @@ class Absence:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took; None if it has not ended."""
+        """Its duration; None if it has not ended."""
         return None if self.ended is None else max(0.0, self.ended - self.begun)
 
 
@@ -187,5 +187,5 @@ def fact_of(line: Mapping[str, Any], zero_ns: int) -> Fact:
 
 
 def daemons(absences: Sequence[Absence]) -> int:
-    """How many daemons there were, as far as hosts were there to be adopted."""
+    """The number of daemons so far, as far as hosts remained to be adopted."""
     return 1 + sum(absence.host == DAEMON for absence in absences)

@@ -213,7 +213,7 @@ def verdict(verdict: Verdict) -> str:
 
 
 def end(end: End) -> str:
-    """How a life ended."""
+    """The end of a life, in words."""
     match end:
         case Exited():
             if end.signal:
@@ -280,7 +280,7 @@ def _superseded(found: Superseded | Moved) -> str:
 
 
 def _condemnation(verdict: Verdict) -> str:
-    """That a host was killed and why, in words that follow its name."""
+    """The killing of a host and its reason, in words that follow its name."""
     match verdict:
         case Silence():
             return f"was silent for {_time(verdict.silence_ns)}, and was killed by the daemon"
@@ -347,7 +347,7 @@ def _times(times: int) -> str:
 
 
 def _reaches_none(peers: int) -> str:
-    """That a host has no data connection, in words that follow 'it'."""
+    """A host's lack of data connections, in words that follow 'it'."""
     which = "the other host" if peers == 1 else f"any of {peers} other hosts"
     return f"has no data connection to {which}"
 
@@ -379,7 +379,7 @@ def _lives(count: int) -> str:
 
 
 def _sentence(text: str) -> str:
-    """With one full stop; an error in it may have brought its own."""
+    """A text with one full stop; an error in it may end with its own."""
     return f"{text.rstrip('.')}."
 
 

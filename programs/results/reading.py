@@ -42,7 +42,7 @@ _TOLERANCE_MAX: Final = 3e-3
 """Seconds between the publication inside an outer step and the end of its firing: far more than that ever takes."""
 
 _TOLERANCE_SHARE: Final = 0.15
-"""The same, as a share of the usual distance of outer steps: where they are dense, chance must not pass for a match."""
+"""The tolerance as a share of the usual distance of outer steps: dense ones must not match by chance."""
 
 _SAMPLES_MAX: Final = 40
 _SAMPLES_MIN: Final = 10
@@ -251,7 +251,7 @@ def aligned(timeline: Timeline, merges: Sequence[MergeRecord]) -> Timeline:
 
 
 def _distances(ends: Sequence[float], times: Sequence[float], shift: float) -> list[float] | None:
-    """How far the nearest of `ends` is beyond each of `times`, moved by `shift`; None if too few are near.
+    """The distance from each of `times`, moved by `shift`, to the nearest of `ends`; None if too few are near.
 
     Either side may lack some: the trace its oldest firings, merges.jsonl those that came too fast to be written. So
     only the newest merges within the trace are matched with their outer steps.

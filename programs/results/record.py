@@ -111,7 +111,7 @@ class RunRecord:
 
     @property
     def shards(self) -> int:
-        """How many syncer shards there were; fragment p belongs to shard p modulo so many. 1 without any."""
+        """The number of syncer shards, 1 without any; fragment p belongs to shard p modulo this number."""
         return max(1, int(self.number("syncer_shards") or 1))
 
     def number(self, name: str) -> float | None:
@@ -166,7 +166,7 @@ class RunRecord:
 
     @property
     def wall_seconds(self) -> float:
-        """How long the run took, or has taken so far."""
+        """The duration of the run, so far if it is not over."""
         known = self.number("wall_seconds")
         if known is not None:
             return known

@@ -33,7 +33,7 @@ from isthmus.runtime.supervision.incidents import (
 
 Topic: TypeAlias = Literal["machines", "pace", "data", "given up", "ledger", "items", "island"]
 Tone: TypeAlias = Literal["bad", "odd", "good"]
-"""Of a remark as of any notice. Of absences: a host is gone; it is silent, or a daemon was replaced; it is back."""
+"""The tone of any notice. For absences: a host is gone; it is silent, or a daemon was replaced; it is back."""
 _OTHERS_GO_ON: Final = "; the others go on"
 
 

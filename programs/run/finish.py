@@ -39,8 +39,8 @@ from isthmus.runtime.roles import LEARNER
 
 FINISH_SECONDS_MAX: Final = 120.0
 TAPES_BYTES_MAX: Final = 32 << 20
-"""Of tapes of killed lives that are read: three quarters of an hour of a learner that makes thirty steps a second, and
-some seconds."""
+"""Limit for tapes of killed lives: three quarters of an hour of a learner that makes thirty steps a second, and some
+seconds to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,10 @@ def spans_in(folder: Path) -> list[Span]:
 
 
 def spans_of_killed(folder: Path, graph: Graph) -> list[Span]:
-    """What those lives did that left no spans, by their tapes; of the newest of these, up to TAPES_BYTES_MAX. A tape
-    that cannot be read is left out."""
+    """The spans of lives that left none, from their tapes; the newest ones, up to TAPES_BYTES_MAX.
+
+    An unreadable tape is left out.
+    """
     plans, left, spans = lower(graph), TAPES_BYTES_MAX, list[Span]()
     for tape in reversed(tape_files.found(folder)[0]):
         if tape.member is None or spans_file(folder, tape.member).exists():

@@ -37,7 +37,7 @@ processes as cores a healthy one was late by 1.9 s."""
 PREPARE_TICKS_MAX: Final = 120
 """A minute to import and trace, as long as a host that is started from nothing has for the same (HELLO_BEATS)."""
 CLOSE_SECONDS_MAX: Final = 5.0
-"""For a process that is killed to be gone; with 250 MB of memory it takes some hundredths of a second."""
+"""Time limit for a killed process to be gone; with 250 MB of memory it takes some hundredths of a second."""
 
 Asked = TypeVar("Asked")
 

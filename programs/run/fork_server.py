@@ -39,7 +39,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.system.own_end import die_with_parent, end_after
 
 TITLE: Final = "isthmus fork-server"
-"""Of this process, once it is ready."""
+"""Title of this process, once it is ready."""
 REQUEST_BYTES_MAX: Final = 1 << 16
 PID_BYTES_MAX: Final = 20
 

@@ -283,7 +283,7 @@ class _Ending:
             raise RunError(f"ended, because its daemon did not answer for {limit:.0f} s when it was to stop it")
 
     def patience(self) -> float:
-        """For how many seconds a daemon is waited for."""
+        """Seconds to wait for a daemon."""
         return HURRIED_SECONDS if self._interrupted.count > 2 else private_daemon.END_SECONDS_MAX
 
 

@@ -27,7 +27,7 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """How many there were."""
+    """The number of signals so far, and the last one."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -19,7 +19,7 @@ from isthmus.runtime.host.trace import Span, as_perfetto
 from isthmus.runtime.system.files import insist, write_bytes, write_json
 
 SUMMARY_SECONDS_MAX: Final = 60.0
-"""For how long a disk may refuse the summary of a run."""
+"""Time for which a disk may refuse the summary of a run."""
 
 
 def leave_behind(folder: Path, summary: Mapping[str, Any], spans: Sequence[Span], zero: Instant) -> None:

@@ -34,9 +34,9 @@ from isthmus.runtime.supervision.home.restarts import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes
 
 END_SECONDS_MAX: Final = 90.0
-"""For a daemon to kill its hosts and write the last files, for which a full disk has a minute."""
+"""Time limit for a daemon to kill its hosts and write the last files, for which a full disk has a minute."""
 GONE_SECONDS_MAX: Final = 10.0
-"""For processes that are killed to be gone."""
+"""Time limit for killed processes to be gone."""
 LOG: Final = "daemon.log"
 PAUSE_SECONDS: Final = 0.05
 _DAEMON: Final = Replica("daemon", 0)

@@ -20,9 +20,9 @@ from isthmus.runtime.sim import DieAll, Fault, MoveHome, machine_of
 from isthmus.runtime.sim.universe import HOME
 
 MOVED_SHARE: Final = 0.25
-"""Of the runs whose home moves."""
+"""Share of runs whose home moves."""
 TWICE_SHARE: Final = 0.3
-"""Of the runs in which everything dies twice."""
+"""Share of runs in which everything dies twice."""
 
 
 class Step(NamedTuple):

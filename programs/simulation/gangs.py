@@ -26,7 +26,7 @@ from isthmus.runtime.sim import Blackout, Cut, Fault, Hang, Kill, KillDaemon, Pa
 
 PROCESSES_MAX: Final = 4
 ELASTIC_SHARE: Final = 0.5
-"""Of the islands of several processes."""
+"""Share of elastic islands among those of several processes."""
 FAULTS_MAX: Final = 5
 WORDS: Final = ("bereft", "process-lost", "process-back", "process-missing", "reformed", "undermanned")
 """Tags of incidents and verdicts about islands; a search that is long enough sees all of them."""

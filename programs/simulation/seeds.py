@@ -64,13 +64,13 @@ END_SHARE: Final = 0.06
 """Share of runs that a user ends at once, at any moment; and once more, while learners step or at the end, so that it
 happens often enough in each phase."""
 WINDOW_BYTES: Final = 64 << 10
-"""Of some runs: four messages under way are all that a peer may have, so that credit is short."""
+"""Window in some runs: at most four messages under way to a peer, so that credit is short."""
 STEP_MS_QUICK: Final = 100.0
 """With longer steps an answer on a lost version is still due when the shard is back."""
 UNEVEN_SHARE: Final = 0.25
 """Share of runs whose learners have batches of several sizes."""
 KILLS_MAX: Final = 3
-"""Of one host: in a run of a few dozen steps more would leave nothing else to see."""
+"""Kills of one host: in a run of a few dozen steps more would leave nothing else to see."""
 
 
 def shape_of(seed: int, program: str = DEFAULT) -> Shape:
@@ -173,7 +173,7 @@ def _spared(fault: Fault, trial: Trial) -> Fault | None:
 
 
 def _faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
-    """Faults of a random subset of the kinds, in a run of so many steps."""
+    """Faults of a random subset of the kinds, in a run of `steps` steps."""
     kinds = [kind for kind in KINDS if rng.random() < 0.4] or [rng.choice(KINDS)]
     kills: Counter[Replica] = Counter()
     made: list[Fault] = []

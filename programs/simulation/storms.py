@@ -14,7 +14,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import Cut, Fault, Kill, KillDaemon, machine_of
 
 LAST_SECONDS: Final = (1.0, 4.5)
-"""How long a way is cut: for some updates, and less than it takes TCP to give up."""
+"""Duration of a cut: for some updates, and less than TCP needs to give up."""
 RUN_SECONDS_MIN: Final = 2.0
 """A shorter run is over before the storm is."""
 

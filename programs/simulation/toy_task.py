@@ -124,7 +124,7 @@ class ToyLearner:
         """No-op."""
 
     def step(self, batch: Any, progress: float) -> dict[str, float]:
-        """One inner step; the loss before it."""
+        """Carry out one inner step; returns the loss before it."""
         loss = loss_of(self.tensors)
         noise = batch["noise"]
         self.stepped += 1
@@ -242,8 +242,7 @@ def loss_of(tensors: Tensors) -> float:
 
 
 def graph_of(program: Program, *, learners: int, steps: int, seed: int, task: Toy = TOY) -> Graph:
-    """The graph of a program that trains this task for so many steps a learner; ConfigError for settings out of
-    range."""
+    """The graph of a program that trains this task for `steps` a learner; ConfigError for settings out of range."""
     settings = {**program.schema().read(program.settings)}
     job = Job(
         program=program.reference,

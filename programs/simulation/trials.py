@@ -71,7 +71,7 @@ TRIALS: Final[Mapping[str, Trial]] = {
 
 
 def trial_of(program: str) -> Trial:
-    """That of a program by its name."""
+    """The trial of a program by its name."""
     return TRIALS.get(program, Trial(lambda rng: {}))
 
 

@@ -53,7 +53,7 @@ s."""
 LEFT_SECONDS: Final = 15.0
 """Time after the end of the run for machines that could not be reached to learn of it."""
 PATIENCE_SECONDS: Final = 10.0
-"""How long faults of the final phase are waited for."""
+"""Wait for faults of the final phase."""
 STILL_SECONDS: Final = 10.0
 """Time without any event that is allowed while everything is dead."""
 START_SECONDS: Final = 0.9

@@ -29,7 +29,7 @@ Life = tuple[int, int]
 
 @final
 class Cuts:
-    """One cut at a time. Nanoseconds."""
+    """Requests and assembles one cut at a time. Times are nanoseconds."""
 
     def __init__(self) -> None:
         self._ahead = AHEAD

@@ -63,6 +63,6 @@ def _write(head: Head, folder: Path, disk: Disk) -> None:
     write_bytes(folder / TERM, b"%d\n" % (head.term + 1), disk)
     named = {entry.file for entry in head.manifest.entries}
     for name in disk.sizes(folder / FOLDER):
-        if name.endswith(".safetensors") and name not in named:  # Of one that turned out not to be whole.
+        if name.endswith(".safetensors") and name not in named:  # Of a snapshot that proved incomplete.
             disk.remove(folder / FOLDER / name)
     write_bytes(folder / FOLDER / MANIFEST, msgspec.json.encode(head.manifest), disk)

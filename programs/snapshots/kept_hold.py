@@ -22,7 +22,7 @@ from isthmus.programs.snapshots.urls import Place
 
 
 class KeptHold(Hold):
-    """A `Hold` of fragments of `sizes` values, kept in the run folder `folder`, every so many `seconds`."""
+    """A `Hold` of fragments of `sizes` values, kept in the run folder `folder`, every `seconds` seconds."""
 
     outputs = (*Hold.outputs, "kept")
     schemas: ClassVar[dict[str, Any]] = {"update": STATE}
@@ -34,7 +34,7 @@ class KeptHold(Hold):
         self._where = folder, seconds, place
         self._sizes = sizes
         self._recalled = Totals()
-        """The progress of the run by the snapshot that it began with, and by what it gave to shards."""
+        """The progress of the run, from the snapshot that it began with, and the states it gave to shards."""
 
     def open(self, context: Any) -> None:
         """Load the last snapshot."""

@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def entries(self) -> list[Entry | StateEntry]:
-        """All that has a file."""
+        """All entries, each of which has a file."""
         return [*self.fragments, *self.states]
 
 

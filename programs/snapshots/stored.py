@@ -143,7 +143,7 @@ def _values(store: Store, head: Head, entry: Entry | StateEntry) -> bytes:
 
 @final
 class StoredSnapshots:
-    """Those of one life of a run's recorder, in one term of the run."""
+    """The stored snapshots of one life of a run's recorder, in one term of the run."""
 
     def __init__(self, store: Store, run: str, home: str, term: int, life: int) -> None:
         self._store, self._run, self._home, self._term, self._life = store, run, home, term, life
@@ -218,5 +218,5 @@ class _Versioned(msgspec.Struct):
 
 
 def _writer(term: int, life: int) -> str:
-    """In the order of (term, life), for each home of a run numbers lives far beyond those of the home before it."""
+    """A name that sorts by (term, life); each home of a run numbers lives far beyond those of the home before it."""
     return f"{term:04}-{life:012}"

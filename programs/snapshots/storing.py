@@ -25,7 +25,7 @@ FILES: Final = ("spec.json", "config.toml", "graph.json", "cluster.json", BOOKS)
 LINES: Final = "snapshots.jsonl"
 """The fate of each snapshot to be brought, on the clock of the run: `stored` or `refused`."""
 TERM: Final = Path(FOLDER, "term")
-"""In the run folder of a run that goes on from a store: how often it has, plus 1."""
+"""File in a run folder: the number of times that the run went on from a store, plus 1."""
 
 
 class Brought(TypedDict):
@@ -38,7 +38,7 @@ class Brought(TypedDict):
 
 @final
 class Storing:
-    """For the life `life` of the recorder of the run in `folder`."""
+    """Brings snapshots to a store, for the life `life` of the recorder of the run in `folder`."""
 
     def __init__(self, place: Place, folder: Path, disk: Disk, life: int) -> None:
         self.offers = Offers()
@@ -72,7 +72,7 @@ class Storing:
         self._lines.close()
 
     def told(self) -> Brought:
-        """How far it is."""
+        """The status of the store."""
         return Brought(url=self._place.text, number=self.offers.stored, error=self.offers.error)
 
     def _bring(self, manifest: Manifest, lives: Mapping[tuple[str, int], int], at: int) -> Iterator[int]:

@@ -85,7 +85,7 @@ class WholeHold(KeptHold):
 
     @property
     def _counts(self) -> list[int]:
-        """Those of the versions that are held, by fragment."""
+        """The counts of the held versions, by fragment."""
         return [self._held[p]["version"][1] if p in self._held else 0 for p in range(len(self._sizes))]
 
     def _living(self) -> set[Life]:
@@ -102,7 +102,7 @@ class WholeHold(KeptHold):
 
 
 def _state_of(own: Own) -> WholeState:
-    """As it is kept; ValueError for leaves that are none."""
+    """A learner's part in the form of a snapshot; ValueError for malformed leaves."""
     return WholeState(
         tokens=sum(tokens for _, _, tokens in own["totals"]),
         steps=sum(count for _, count, _, _ in own["standings"]),
@@ -115,7 +115,7 @@ def _state_of(own: Own) -> WholeState:
 
 
 def _own_of(slot: int, state: WholeState) -> Own:
-    """As it was sent."""
+    """A learner's part in the form of a message."""
     incarnation = max((life for of, life, _ in state["totals"] if of == slot), default=1)
     leaves = [packed(leaf) for leaf in state["leaves"]]
     standings = state.get("standings", [])

@@ -33,7 +33,7 @@ def waits_on_others(plan: Plan, records: Sequence[Record]) -> Iterator[Wait]:
     node = next(node for node in plan.nodes if node.name == STEP)
     batch = [port.name for port in node.inputs].index(BATCH)
     began_at: dict[int, int] = {}
-    """Of each node the record at which its present firing, or its last one, was begun."""
+    """Node -> the record at which its present firing, or its last one, began."""
     ended: int | None = None
     is_step = False
     for number, record in enumerate(records):

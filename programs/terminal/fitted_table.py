@@ -27,7 +27,7 @@ class Column(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many letters wide it is."""
+        """Its width in characters."""
         cells = (cell.plain if isinstance(cell, Text) else cell for cell in self.cells)
         return max(self.usual, cell_len(self.name), *map(cell_len, cells), 0)
 
@@ -43,7 +43,7 @@ def fitted(columns: Iterable[Column], width: int, dispensable: Iterable[str] = (
 
 
 def in_lines(columns: Iterable[Column], width: int, gap: int) -> Iterator[Table]:
-    """All columns, in as many tables below one another as it takes for each to be at most `width` letters wide."""
+    """All columns, in tables below one another, each at most `width` characters wide."""
     line: list[Column] = []
     for column in columns:
         if line and not _fits([*line, column], width, gap):

@@ -132,7 +132,7 @@ class News:
                 yield Notice(status.get("time"), f"learner {slot} goes on as life {life} {told}", "good")
 
     def _stored(self, status: Mapping[str, Any]) -> Iterator[Notice]:
-        """That a store takes no snapshots, and that it does again."""
+        """Notices of a store that stops taking snapshots, or takes them again."""
         store = status.get("snapshots", {}).get("store")
         line = store_line(store)
         if line and not self._is_store_away:

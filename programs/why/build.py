@@ -101,7 +101,7 @@ def _opened(line: Line, taped: TapedRound) -> float | None:
 
 
 def _merge_ms(taped: TapedRound) -> float | None:
-    """From the close to the publication: merge and outer step."""
+    """Time from the close to the publication: merge and outer step."""
     if taped.closing is None or taped.published_at is None:
         return None
     return (taped.published_at - taped.closing.closed_at) / _MS

@@ -37,7 +37,7 @@ class Came(NamedTuple):
 
 @dataclass(slots=True)
 class Closing:
-    """How a round closed: its instants, and the answers that it was given."""
+    """The close of a round: its instants, and the answers that it took."""
 
     opened_at: int
     quorum_at: int
