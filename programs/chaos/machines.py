@@ -103,17 +103,19 @@ class Machines:
         """End the daemons, and whatever they have left."""
         with self._lock:
             self._is_over = True
-        for daemon in self._daemons:
-            daemon.terminate()
-        until = time.monotonic() + END_SECONDS_MAX
-        for daemon in self._daemons:
-            with suppress(subprocess.TimeoutExpired):
-                daemon.wait(max(0.0, until - time.monotonic()))
-        for number, daemon in enumerate(self._daemons):
-            for each in self._processes(number):
-                with suppress(ProcessLookupError):
-                    os.kill(each.pid, 9)
-            daemon.wait()
+        try:
+            for daemon in self._daemons:
+                daemon.terminate()
+            until = time.monotonic() + END_SECONDS_MAX
+            for daemon in self._daemons:
+                with suppress(subprocess.TimeoutExpired):
+                    daemon.wait(max(0.0, until - time.monotonic()))
+        finally:  # Also after a second Ctrl-C.
+            for number, daemon in enumerate(self._daemons):
+                for each in self._processes(number):
+                    with suppress(ProcessLookupError):
+                        os.kill(each.pid, 9)
+                daemon.wait()
 
     def _start(self, number: int, endpoint: str) -> subprocess.Popen[bytes]:
         words = ["daemon", "--name", machine_name(number), "--listen", endpoint, "--config", str(self._config)]
