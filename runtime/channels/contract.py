@@ -9,6 +9,7 @@ conformance suite. The contract:
 - Waiting items go in the order in which their place in the line was taken: no key starves.
 - Per peer at most `window_bytes` are under way, or one item if it is larger; a receiver that pauses stops the rest at
   the sender.
+- A host that knows what a link carries may keep less under way than the window (`pace`), but never less than one item.
 - Nothing arrives after `close`, nor from or to a member that has left.
 """
 
@@ -69,6 +70,10 @@ class Channel(Protocol):
 
     def grant(self, source: Member, edge: int, count: int) -> None:
         """Tell the producer of a Queue edge that `count` items were taken."""
+
+    def pace(self, target: Member, size_bytes: int) -> None:
+        """Keep no more than about so many bytes under way to a peer from now on: what is more waits at this end, where
+        newer items supersede it."""
 
     def pause(self) -> None:
         """Take nothing more from the peers; items under way wait."""

@@ -1,7 +1,7 @@
 """Goodput of a link, learned from the transfers that it has carried; there are no probes.
 
-Decides the estimate of a link's rate. Reads no clock: a channel's `watch` reports when each transfer began, and when it
-had arrived, by the clock of its sender.
+Decides the estimate of a link's rate, and from it how much is kept under way. Reads no clock: a channel's `watch`
+reports when each transfer began, and when it had arrived, by the clock of its sender.
 
 Theory of operation. Items for one peer arrive one after another, so a transfer that began while another was under way
 has had the link from the arrival of that one. One that found the link idle includes a round trip: the item's way there,
@@ -12,6 +12,10 @@ SERVED_MAX, so that a link that has become much slower is noticed with its first
 transfer that is under way can still reach, which shows it earlier. Other delays (a process that waits for a core) are
 included, too, and dominate for small items: so the best of those that found the link idle is reported beside, as the
 upper bound.
+
+Transfers under way cannot be superseded: on a link that turns slow, all of them go before anything newer. So each link
+gets a *pace*, the bytes that it carries at best in twice the time until its sender hears of an arrival. With more under
+way it would be no faster.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ SERVED_MAX: Final = 500_000_000
 """Nanoseconds."""
 HEARD_WITHIN: Final = 300_000_000
 """Nanoseconds until an arrival is known, beside the round trip: a heartbeat, and a turn of two loops."""
+ANSWER: Final = 50_000_000
+"""Nanoseconds until a peer acknowledges, beside the round trip: some turns of two loops on a busy machine."""
 SERVED_MIN: Final = 10_000
 """Nanoseconds that a large item takes at least: clocks and loops are no finer."""
 
@@ -61,6 +67,11 @@ class Goodput:
     def way(self) -> Duration:
         """Round-trip time of an item without size; 0 until it is known."""
         return Duration(min(self._small, default=0))
+
+    @property
+    def pace(self) -> int:
+        """Bytes under way that keep the link busy; 0 until that is known."""
+        return self.rate.best * (2 * self.way + ANSWER) // 1_000_000_000
 
     def carried(self, size_bytes: int, begun: Instant, arrived: Instant) -> None:
         """A transfer that began at `begun` has `arrived`; transfers to one peer are reported in order."""
@@ -112,9 +123,13 @@ class Goodput:
 
 
 class Links:
-    """Links to all others; `goodput` by (role, slot), where known. A link to a new life is a new link."""
+    """Links to all others; `goodput` by (role, slot), where known. A link to a new life is a new link.
 
-    def __init__(self) -> None:
+    `keep(target, size_bytes)` sets the pace of one.
+    """
+
+    def __init__(self, keep: Callable[[Member, int], None] = lambda target, size_bytes: None) -> None:
+        self._keep = keep
         self.goodput: dict[tuple[str, int], Rate] = {}
         self._links: dict[Replica, tuple[int, Goodput]] = {}
 
@@ -129,7 +144,7 @@ class Links:
             self._links[replica] = life, link
             self.goodput.pop((replica.role, replica.slot), None)
         link.carried(size_bytes, begun, arrived)
-        self._tell(replica, link)
+        self._tell(target, link)
 
     def look(self, under_way: Callable[[], Iterable[tuple[Member, int, Instant]]], now: Instant) -> None:
         """Include transfers that are `under_way`: on every heartbeat, because nothing arrives on a stalled link."""
@@ -137,8 +152,9 @@ class Links:
             life, link = self._links.get(target.replica, (0, None))
             if link is not None and life == target.incarnation:
                 link.waited(size_bytes, begun, now)
-                self._tell(target.replica, link)
+                self._tell(target, link)
 
-    def _tell(self, replica: Replica, link: Goodput) -> None:
+    def _tell(self, target: Member, link: Goodput) -> None:
         if link.rate.mean:
-            self.goodput[replica.role, replica.slot] = link.rate
+            self.goodput[target.replica.role, target.replica.slot] = link.rate
+            self._keep(target, link.pace)

@@ -34,10 +34,10 @@ class _Lane:
     """Everything from one host to one other.
 
     The line, what is under way (and since when), and what the receiver holds while it is paused. All but the line count
-    in the window.
+    in the window. `pace` bounds what is under way.
     """
 
-    __slots__ = ("arrives_last", "held", "line", "under_way", "window_used")
+    __slots__ = ("arrives_last", "held", "line", "pace", "under_way", "window_used")
 
     def __init__(self) -> None:
         self.line: Line[Parcel] = Line()
@@ -45,6 +45,7 @@ class _Lane:
         self.arrives_last = Instant(0)
         self.held: deque[Parcel] = deque()
         self.window_used = 0
+        self.pace: int | None = None
 
     def clear(self) -> int:
         """Drop everything; returns how many items that were."""
@@ -114,6 +115,12 @@ class InprocChannel:
 
         self._network.clock.call_at(at, arrive)
 
+    def pace(self, target: Member, size_bytes: int) -> None:
+        if target in self._network.ends:
+            lane = self._lanes.setdefault(target, _Lane())
+            lane.pace = size_bytes
+            self._advance(target, lane)
+
     def pause(self) -> None:
         self._is_paused = True
 
@@ -151,7 +158,9 @@ class InprocChannel:
         """Begin the transfers that the window allows."""
         network = self._network
         while (parcel := lane.line.first()) is not None:
-            if lane.window_used and lane.window_used + parcel.size_bytes > network.window_bytes:
+            is_granted = lane.window_used + parcel.size_bytes <= network.window_bytes
+            is_paced = lane.pace is None or lane.window_used <= lane.pace
+            if lane.window_used and not (is_granted and is_paced):
                 return
             lane.line.take()
             lane.window_used += max(parcel.size_bytes, 1)

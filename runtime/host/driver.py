@@ -99,7 +99,7 @@ class Host:
         self.member = member
         self._name = str(member.replica)
         self.scheduler = Scheduler(plan, member)
-        self.links = Links()
+        self.links = Links(channel.pace)
         self.traffic = Traffic(goodput=self.links.goodput)
         self.busy = Busy()
         self.refused: Counter[str] = Counter()

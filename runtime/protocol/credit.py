@@ -9,6 +9,12 @@ own bytes or the claimed size of its items, whichever is more, and at least CHAR
 window must be a number of messages, too. Items are counted per pair of members, over all connections: a consumer
 reports how many it took in all.
 
+Fast links need a large window; on a slow one it holds minutes of transfers that nothing newer can supersede. So a
+sender that knows its link's goodput keeps to a *pace*: while more than that is under way, it begins no message, and
+what waits can still be superseded. The newest message does not count: so the next one is on the link while the
+acknowledgement of one that is larger than the pace is on its way back. The receiver is told the pace, and reports in
+time for it.
+
 The totals are reported at once where the sender may be waiting for them, and otherwise with the next report that goes
 for another reason, at the latest the next heartbeat. The sender may be waiting where much was taken, or where the rest
 of the window could be too small for the next message; a window that is smaller than a message is therefore reported
@@ -29,6 +35,10 @@ EDGES_MAX: Final = 1 << 12
 LARGE_BYTES: Final = 256 << 10
 """Size of a message or an item that is reported at once: its sender wants the memory back, and the report costs less
 than a tenth of receiving it."""
+PACE_BYTES_MIN: Final = 4 * CHARGE_MIN
+"""A pace is a number of messages, too."""
+WINDOW_BYTES_MAX: Final = 64 << 20
+"""The most that is handed to ZeroMQ for a peer, even if it grants more; as a pace it bounds nothing."""
 MESSAGE_BYTES_MAX: Final = 6 << 20
 """The most that an honest message costs: a chunk, a header, and the wrapping when they are relayed."""
 
@@ -46,20 +56,22 @@ def claim(size_bytes: int, pieces_bytes: int) -> int:
 class Window:
     """The sender's side of the byte credit of one connection."""
 
-    __slots__ = ("_sent", "_taken", "size_bytes", "under_way")
+    __slots__ = ("_newest", "_sent", "_taken", "size_bytes", "under_way")
 
     def __init__(self, size_bytes: int, held: int = 0) -> None:
         self.size_bytes, self.under_way = size_bytes, held
-        self._sent, self._taken = held, 0
+        self._sent, self._taken, self._newest = held, 0, 0
 
-    def may_go(self, cost: int) -> bool:
-        """Whether `cost` more may be under way. Where nothing is, one message of any size may go."""
-        return not self.under_way or self.under_way + cost <= self.size_bytes
+    def may_go(self, cost: int, pace: int) -> bool:
+        """Whether a message of this cost may go at this pace. Where nothing is under way, one of any size may."""
+        is_granted = self.under_way + cost <= self.size_bytes and self.under_way - self._newest <= pace
+        return not self.under_way or is_granted
 
     def spend(self, cost: int) -> None:
         """Count a sent message."""
         self._sent += cost
         self.under_way += cost
+        self._newest = cost
 
     def take(self, total: int) -> None:
         """The other side has taken `total` so far; RefusalError for an impossible total."""
@@ -70,12 +82,15 @@ class Window:
 
 
 class Intake:
-    """The receiver's side of the byte credit of one connection; `held`, brought by earlier ones, counts."""
+    """The receiver's side of the byte credit of one connection; `held`, brought by earlier ones, counts.
 
-    __slots__ = ("_announced", "_received", "_taken", "held", "size_bytes")
+    `pace` is the sender's, as last told.
+    """
+
+    __slots__ = ("_announced", "_received", "_taken", "held", "pace", "size_bytes")
 
     def __init__(self, size_bytes: int, held: int = 0) -> None:
-        self.size_bytes, self.held = size_bytes, held
+        self.size_bytes, self.held, self.pace = size_bytes, held, WINDOW_BYTES_MAX
         self._received = held
         self._taken = self._announced = 0
 
@@ -91,7 +106,7 @@ class Intake:
         self._taken += cost
         untold = self._taken - self._announced
         is_short = self._taken == self._received and untold + MESSAGE_BYTES_MAX > self.size_bytes
-        return is_short or cost >= LARGE_BYTES or untold >= self.size_bytes // 4
+        return is_short or cost >= LARGE_BYTES or untold >= min(self.size_bytes, self.pace) // 4
 
     def announce(self) -> int:
         """The total to report to the sender."""

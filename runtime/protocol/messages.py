@@ -30,7 +30,7 @@ from isthmus.runtime.items.refusal import RefusalError
 from isthmus.runtime.protocol.credit import EDGES_MAX
 
 MAGIC: Final = b"is"
-VERSION: Final = 2
+VERSION: Final = 3
 PREFIX_BYTES: Final = 16
 HEADER_BYTES_MAX: Final = SPEC_BYTES_MAX + (256 << 10)
 """Size of a sealed frame: one item without its large arrays, its fields, and the digests of a message."""
@@ -146,7 +146,8 @@ class State(Form, frozen=True, tag=STATE):
 
     `heard` counts control messages, `taken` bytes, `acknowledged` items that the receiver was given; `granted` has the
     edges whose total has changed. `ages` holds for each newly acknowledged item the microseconds since then; of more
-    than AGES_MAX, the last age stands for the rest. It is the heartbeat, too.
+    than AGES_MAX, the last age stands for the rest. `pace` is the sender's (`credit`). It is the
+    heartbeat, too.
     """
 
     heard: Count
@@ -154,6 +155,7 @@ class State(Form, frozen=True, tag=STATE):
     acknowledged: Count
     ages: Annotated[list[Age], msgspec.Meta(max_length=AGES_MAX)]
     granted: Totals
+    pace: Count
 
 
 class Envelope(Form, frozen=True):

@@ -28,7 +28,7 @@ from isthmus.runtime.items.layout import CHUNK_BYTES, Bytes
 from isthmus.runtime.items.refusal import RefusalError
 from isthmus.runtime.protocol import messages
 from isthmus.runtime.protocol.batches import Incoming, frames_of
-from isthmus.runtime.protocol.credit import LARGE_BYTES, Grants, Intake, Window, charge
+from isthmus.runtime.protocol.credit import LARGE_BYTES, WINDOW_BYTES_MAX, Grants, Intake, Window, charge
 from isthmus.runtime.protocol.messages import AGE_LAST, AGES_MAX, Hello, State
 from isthmus.runtime.protocol.session_events import (
     CreditHeard,
@@ -44,8 +44,6 @@ from isthmus.runtime.protocol.transfers import Inbound, Outbound
 
 AHEAD_MAX: Final = 256
 """Control messages that the other side has not heard."""
-WINDOW_BYTES_MAX: Final = 64 << 20
-"""The most that is handed to ZeroMQ for a peer, even if it grants more."""
 FORWARDS_BYTES_MAX: Final = 64 << 20
 """Bytes of relayed messages that wait for one peer."""
 FORWARDS_MAX: Final = 1024
@@ -254,7 +252,8 @@ class Session:
         self._owes_state = False
         given, self._given = self._given, []
         ages = [min((now - at) // 1000, AGE_LAST) for at in given]
-        state = State(self._heard, self._intake.announce(), self._acknowledged, ages, self._pair.grants.tell())
+        granted, pace = self._pair.grants.tell(), self._pair.outbound.pace
+        state = State(self._heard, self._intake.announce(), self._acknowledged, ages, granted, pace)
         return messages.seal(self.connection, messages.pack_state(state))
 
     def next_data(self, now: Instant) -> list[Any] | None:
@@ -353,6 +352,7 @@ class Session:
         done = self._pair.outbound.acknowledge(state.acknowledged)
         credits = self._pair.grants.hear(state.granted)
         self._told_heard = state.heard
+        self._intake.pace = state.pace
         events: list[Event] = [CreditHeard(edge, count) for edge, count in credits]
         if done:
             ages += ages[-1:] * (len(done) - len(ages))
@@ -378,7 +378,7 @@ class Session:
             return None
         size_bytes = sum(map(len, self._forwards[0]))
         cost = charge(size_bytes, 0)
-        if not self._window.may_go(cost):
+        if not self._window.may_go(cost, self._pair.outbound.pace):
             return None
         self._window.spend(cost)
         self._forwards_bytes -= size_bytes

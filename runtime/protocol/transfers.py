@@ -24,7 +24,7 @@ from isthmus.runtime.channels.line import Line
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.items.refusal import RefusalError
-from isthmus.runtime.protocol.credit import CHARGE_MIN, EDGES_MAX, Window, claim
+from isthmus.runtime.protocol.credit import CHARGE_MIN, EDGES_MAX, PACE_BYTES_MIN, WINDOW_BYTES_MAX, Window, claim
 
 HEAD_BYTES_MAX: Final = 64 << 10
 """Bytes of the records of one message, beyond the first: libzmq copies them while the loop waits."""
@@ -67,12 +67,16 @@ class Load(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outbound:
-    """All shipments to one peer. `acknowledged` counts the items of this connection that the peer was given."""
+    """All shipments to one peer. `acknowledged` counts the items of this connection that the peer was given.
+
+    `pace` bounds what is under way (`credit`).
+    """
 
     def __init__(self) -> None:
         self.line: Line[Shipment] = Line()
         self.kept: deque[Shipment] = deque()
         self.window: Window | None = None
+        self.pace = WINDOW_BYTES_MAX
         self.items_begun = self.bytes_begun = 0
         self.acknowledged = 0
         self._sequences: dict[int, int] = {}
@@ -87,6 +91,10 @@ class Outbound:
                 f" more than Queue capacities and mailbox keys allow"
             )
         return self.line.put(shipment, shipment.place)
+
+    def keep(self, pace: int) -> None:
+        """Keep at most `pace` bytes and the newest message under way from now on."""
+        self.pace = min(max(pace, PACE_BYTES_MIN), WINDOW_BYTES_MAX)
 
     def open(self, window: Window, delivered: Mapping[int, int]) -> tuple[list[Shipment], list[Shipment]]:
         """Start a new connection, on which the other side had `delivered`; returns (done, superseded) shipments."""
@@ -118,7 +126,7 @@ class Outbound:
         window, current = self.window, self._current
         if window is None or (current is None and not self.line.entries):
             return None
-        room = window.size_bytes - window.under_way
+        room = min(window.size_bytes, self.pace) - window.under_way
         begun: list[Shipment] = []
         pieces: list[tuple[Shipment, int]] = []
         load = Load(self._begun - (current is not None), current.sent if current else 0, begun, pieces)
@@ -132,9 +140,9 @@ class Outbound:
                     return False
                 if raw_bytes + raw > raw_bytes_max or count > pieces_max:
                     return False
-            elif not window.under_way:
-                return True
             cost = head_bytes + head + raw_bytes + raw + count * PIECE_OVERHEAD_BYTES
+            if not (begun or pieces):
+                return window.may_go(max(cost, CHARGE_MIN), self.pace)
             return cost <= room and room >= CHARGE_MIN
 
         while (shipment := self._current or self.line.first()) is not None:

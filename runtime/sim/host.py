@@ -329,7 +329,7 @@ class _Shown:
     def __init__(self, life: Life) -> None:
         self._life, self._channel = life, life.channel
         self._receiver: Receiver | None = None
-        self.pause, self.resume = self._channel.pause, self._channel.resume
+        self.pace, self.pause, self.resume = self._channel.pace, self._channel.pause, self._channel.resume
         self.close, self.statistics = self._channel.close, self._channel.statistics
 
     def open(self, receiver: Receiver) -> None:

@@ -108,6 +108,12 @@ class WireChannel:
             peer.pair.grants.give(edge, count)
             self.wake(peer)
 
+    def pace(self, target: Member, size_bytes: int) -> None:
+        peer = self._connections.peers.get(target)
+        if peer is not None:
+            peer.pair.outbound.keep(size_bytes)
+            self.wake(peer)
+
     def pause(self) -> None:
         self._delivery.pause()
 

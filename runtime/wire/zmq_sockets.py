@@ -28,9 +28,9 @@ import zmq
 
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.items.layout import CHUNK_BYTES, Bytes
-from isthmus.runtime.protocol.credit import CHARGE_MIN
+from isthmus.runtime.protocol.credit import CHARGE_MIN, WINDOW_BYTES_MAX
 from isthmus.runtime.protocol.messages import FRAMES_MAX, TOKEN_BYTES
-from isthmus.runtime.protocol.session import AHEAD_MAX, WINDOW_BYTES_MAX
+from isthmus.runtime.protocol.session import AHEAD_MAX
 from isthmus.runtime.security import handshakes
 from isthmus.runtime.security.handshakes import Handshakes
 from isthmus.runtime.security.keys import Keyring

@@ -382,6 +382,21 @@ class ChannelConformance:
         assert at_c.numbers() == list(range(20))
         assert pair.at_b.items == []
 
+    def test_what_is_beyond_the_pace_of_a_link_waits_where_it_is_superseded(self, ends: MakeEnds) -> None:
+        pair = Pair(ends(64 * MIB))
+        pair.queue(0)
+        pair.arrive(1)
+        pair.ends.rest()
+        pair.a.pace(B, 100 * KIB)
+        pair.b.pause()
+        for number in range(1, 5):
+            pair.latest(number, key=number)
+            pair.ends.rest()
+        pair.latest(9, key=4)
+        pair.b.resume()
+        pair.arrive(5)
+        assert pair.at_b.numbers() == [0, 1, 2, 3, 9]
+
     # -- the window ----------------------------------------------------------------------------------------------------
 
     def test_no_more_is_under_way_than_the_window_allows(self, ends: MakeEnds) -> None:

@@ -41,6 +41,32 @@ def test_the_way_and_what_waits_are_not_taken_for_the_rate(rate: float, way: int
     assert 0.8 * least < link.goodput.rate.mean < 1.3 * rate
 
 
+@pytest.mark.parametrize("way", [MS, 20 * MS, 200 * MS])
+@pytest.mark.parametrize("rate", [50e3, 2e6, 100e6])
+@pytest.mark.parametrize("size_bytes", [5 << 10, 64 << 10, 4 << 20])
+def test_a_pace_keeps_a_link_busy_with_little_under_way(rate: float, way: int, size_bytes: int) -> None:
+    """A sender that always has more to send, and what its pace allows under way."""
+    link, under_way = Way(rate, way), 0
+    for _ in range(5):
+        link.now = link.is_free_at + way + 100 * MS
+        link.send(200)
+        link.now = link.is_free_at + way + 100 * MS
+        link.send(size_bytes)
+    link.now = link.is_free_at + way
+    heard: list[tuple[int, int, int]] = []
+    for number in range(400):
+        while heard and (heard[0][2] <= link.now or under_way - heard[-1][0] > link.goodput.pace):
+            sent, begun, at = heard.pop(0)
+            link.now = max(link.now, at)
+            under_way -= sent
+            link.goodput.carried(sent, Instant(begun), Instant(at))
+        assert link.now <= link.is_free_at or not number
+        link.is_free_at = max(link.is_free_at, link.now) + round(size_bytes / rate * 1e9)
+        heard.append((size_bytes, link.now, link.is_free_at + way))
+        under_way += size_bytes
+        assert under_way <= 1.3 * rate * (2 * way + 50 * MS) / 1e9 + 2 * size_bytes
+
+
 def test_one_transfer_that_waits_for_a_process_says_little() -> None:
     link = Way(10e6, MS)
     for number in range(3 * LARGE_COUNT):

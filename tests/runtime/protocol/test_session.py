@@ -16,7 +16,7 @@ from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.items.refusal import REASONS, RefusalError
 from isthmus.runtime.protocol import messages, session
 from isthmus.runtime.protocol.batches import shipment
-from isthmus.runtime.protocol.credit import Intake
+from isthmus.runtime.protocol.credit import WINDOW_BYTES_MAX, Intake
 from isthmus.runtime.protocol.messages import Hello
 from isthmus.runtime.protocol.session import AHEAD_MAX, TRANSITIONS, Identity, Pair, Session, read_hello
 from isthmus.runtime.protocol.session_events import (
@@ -255,8 +255,8 @@ def test_whatever_a_peer_grants_only_so_much_is_handed_to_zeromq() -> None:
     window = b.pair.outbound.window
     assert window is not None
     window.spend(1)
-    assert window.may_go(session.WINDOW_BYTES_MAX - 1)
-    assert not window.may_go(session.WINDOW_BYTES_MAX)
+    assert window.may_go(WINDOW_BYTES_MAX - 1, b.pair.outbound.pace)
+    assert not window.may_go(WINDOW_BYTES_MAX, b.pair.outbound.pace)
 
 
 def packed(*fields: Any) -> bytes:
@@ -283,12 +283,12 @@ ARRAY = msgpack.unpackb(encode(np.zeros(3)).spec)
 
 CONTROL: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "truncated"),
-    "truncated": (sealed(packed(3, 0, 0, 0, [], {}))[:12], "truncated"),
+    "truncated": (sealed(packed(3, 0, 0, 0, [], {}, 0))[:12], "truncated"),
     "oversized": (sealed(b"\xc4" * (1 << 20)), "oversized"),
     "random": (b"\x93\x11" * 50, "magic"),
-    "version": (b"is\x09\x00" + sealed(packed(3, 0, 0, 0, [], {}))[4:], "version"),
-    "damaged": (sealed(packed(3, 0, 0, 0, [], {}))[:-1] + b"\x81", "digest"),
-    "another connection": (sealed(packed(3, 0, 0, 0, [], {}), 2), "connection"),
+    "version": (b"is\x09\x00" + sealed(packed(3, 0, 0, 0, [], {}, 0))[4:], "version"),
+    "damaged": (sealed(packed(3, 0, 0, 0, [], {}, 0))[:-1] + b"\x81", "digest"),
+    "another connection": (sealed(packed(3, 0, 0, 0, [], {}, 0), 2), "connection"),
     "no list": (sealed(b"\x01"), "message"),
     "empty list": (sealed(b"\x90"), "message"),
     "no kind": (sealed(packed("x")), "message"),
@@ -297,18 +297,19 @@ CONTROL: dict[str, tuple[bytes, str]] = {
     "WELCOME again": (sealed(messages.pack_hello(messages.WELCOME, hello())), "state"),
     "data on control": (sealed(batch(record())), "state"),
     "short STATE": (sealed(packed(3, 0)), "message"),
-    "STATE with a text": (sealed(packed(3, 0, "x", 0, [], {})), "message"),
-    "STATE below zero": (sealed(packed(3, 0, -1, 0, [], {})), "message"),
-    "too much heard": (sealed(packed(3, 99, 0, 0, [], {})), "credit"),
-    "too much taken": (sealed(packed(3, 0, 1 << 40, 0, [], {})), "credit"),
-    "too much acknowledged": (sealed(packed(3, 0, 0, 5, [0] * 5, {})), "credit"),
-    "ages of nothing": (sealed(packed(3, 0, 0, 0, [1], {})), "message"),
-    "no ages": (sealed(packed(3, 0, 0, 5, [], {})), "message"),
-    "ages that are no list": (sealed(packed(3, 0, 0, 1, 7, {})), "message"),
-    "an age that is no number": (sealed(packed(3, 0, 0, 1, [True], {})), "message"),
-    "an age below zero": (sealed(packed(3, 0, 0, 1, [-1], {})), "message"),
-    "an age beyond reason": (sealed(packed(3, 0, 0, 1, [1 << 32], {})), "message"),
-    "too many ages": (sealed(packed(3, 0, 0, 257, [0] * 257, {})), "message"),
+    "STATE with a text": (sealed(packed(3, 0, "x", 0, [], {}, 0)), "message"),
+    "STATE below zero": (sealed(packed(3, 0, -1, 0, [], {}, 0)), "message"),
+    "a pace below zero": (sealed(packed(3, 0, 0, 0, [], {}, -1)), "message"),
+    "too much heard": (sealed(packed(3, 99, 0, 0, [], {}, 0)), "credit"),
+    "too much taken": (sealed(packed(3, 0, 1 << 40, 0, [], {}, 0)), "credit"),
+    "too much acknowledged": (sealed(packed(3, 0, 0, 5, [0] * 5, {}, 0)), "credit"),
+    "ages of nothing": (sealed(packed(3, 0, 0, 0, [1], {}, 0)), "message"),
+    "no ages": (sealed(packed(3, 0, 0, 5, [], {}, 0)), "message"),
+    "ages that are no list": (sealed(packed(3, 0, 0, 1, 7, {}, 0)), "message"),
+    "an age that is no number": (sealed(packed(3, 0, 0, 1, [True], {}, 0)), "message"),
+    "an age below zero": (sealed(packed(3, 0, 0, 1, [-1], {}, 0)), "message"),
+    "an age beyond reason": (sealed(packed(3, 0, 0, 1, [1 << 32], {}, 0)), "message"),
+    "too many ages": (sealed(packed(3, 0, 0, 257, [0] * 257, {}, 0)), "message"),
     "RELAY without message": (sealed(packed(5, ["learner", 1, 1], ["learner", 2, 1], 7)), "message"),
     "RELAY without member": (sealed(packed(5, ["learner", 1, 1], ["learner", 1], b"")), "message"),
     "REFUSAL of nothing": (sealed(packed(4)), "message"),
@@ -319,7 +320,7 @@ DATA: dict[str, tuple[list[bytes], str]] = {
     "oversized": ([sealed(b"\xc4" * (2 << 20))], "oversized"),
     "many frames": ([sealed(batch(record()))] + [b""] * 300, "oversized"),
     "random": ([b"\x11\x93" * 20, b"x"], "magic"),
-    "control on data": ([sealed(packed(3, 0, 0, 0, [], {}))], "state"),
+    "control on data": ([sealed(packed(3, 0, 0, 0, [], {}, 0))], "state"),
     "ATTACH again": ([sealed(messages.pack_attach(TOKEN))], "state"),
     "empty batch": ([sealed(batch())], "message"),
     "frames without digests": ([sealed(batch(record())), b"x"], "message"),

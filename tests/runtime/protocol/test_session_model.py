@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from isthmus.runtime.items import layout as frames
 from isthmus.runtime.protocol import session
+from isthmus.runtime.protocol.credit import WINDOW_BYTES_MAX
 from tests.effort import examples
 from tests.runtime.protocol.session_ends import NOW, A, B, End, settle
 
@@ -72,6 +73,10 @@ class Connections(RuleBasedStateMachine):
     def grant(self, here: int, edge: int, count: int) -> None:
         self.granted[here][edge] += count
         self.ends[here].pair.grants.give(edge, count)
+
+    @rule(here=st.integers(0, 1), size_bytes=st.sampled_from((0, 20_000, WINDOW_BYTES_MAX)))
+    def keep(self, here: int, size_bytes: int) -> None:
+        self.ends[here].pair.outbound.pace = size_bytes  # Below the least that `keep` takes, as the windows are.
 
     @rule(here=st.integers(0, 1))
     def pump(self, here: int) -> None:

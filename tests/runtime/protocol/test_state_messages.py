@@ -82,6 +82,22 @@ def test_a_quarter_of_the_window_is_told_at_once() -> None:
     assert a.ended == ["small"]
 
 
+def test_a_quarter_of_the_pace_is_told_at_once() -> None:
+    a, b = connected(WIDE)
+    a.pair.outbound.keep(LARGE_BYTES)
+    size_bytes = LARGE_BYTES // 8
+    sent(a, b, 4, np.zeros(size_bytes, np.uint8))
+    assert a.ended == []  # The other side has not heard of the pace.
+    a.beat()
+    b.beat()
+    settle(a, b)
+    assert len(a.ended) == 4
+    sent(a, b, 1, np.zeros(size_bytes, np.uint8))
+    assert len(a.ended) == 4
+    sent(a, b, 1, np.zeros(size_bytes, np.uint8))
+    assert len(a.ended) == 6
+
+
 def test_control_messages_are_answered_before_there_are_too_many() -> None:
     a, b = connected(WIDE)
     sent(a, b, 1)
@@ -155,7 +171,7 @@ def test_an_age_beyond_an_hour_is_an_hour() -> None:
 
 
 def test_the_form_of_a_state_bounds_the_number_of_its_ages() -> None:
-    fields: list[Any] = [messages.STATE, 0, 0, 300, [1] * AGES_MAX, {}]
+    fields: list[Any] = [messages.STATE, 0, 0, 300, [1] * AGES_MAX, {}, 0]
     assert messages.state_of(memoryview(msgspec.msgpack.encode(fields))).ages == [1] * AGES_MAX
     fields[4].append(1)
     with pytest.raises(RefusalError, match="length <= 256"):
@@ -167,7 +183,7 @@ def test_nothing_is_let_go_by_a_state_whose_ages_do_not_fit(count: int) -> None:
     a, b = connected(WIDE)
     sent(a, b, 2)
     assert a.session is not None
-    state = State(a.session._told_heard, 0, 2, [0] * count, {})
+    state = State(a.session._told_heard, 0, 2, [0] * count, {}, 0)
     with pytest.raises(RefusalError, match=f"{count} ages of 2 items"):
         a.hear_control(messages.seal(1, messages.pack_state(state)))
     assert (len(a.pair.outbound.kept), a.ended) == (2, [])

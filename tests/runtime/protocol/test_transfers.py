@@ -15,7 +15,17 @@ from isthmus.runtime.channels.line import Line
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.items.refusal import RefusalError
 from isthmus.runtime.protocol import transfers
-from isthmus.runtime.protocol.credit import CHARGE_MIN, EDGES_MAX, Grants, Intake, Window, charge, claim
+from isthmus.runtime.protocol.credit import (
+    CHARGE_MIN,
+    EDGES_MAX,
+    PACE_BYTES_MIN,
+    WINDOW_BYTES_MAX,
+    Grants,
+    Intake,
+    Window,
+    charge,
+    claim,
+)
 from isthmus.runtime.protocol.transfers import Inbound, Load, Outbound, Shipment
 
 CHUNK = 1 << 20
@@ -225,6 +235,52 @@ def test_nothing_goes_without_a_connection_nor_after_the_peer_has_left() -> None
     assert load(lane) is None
 
 
+def test_the_newest_message_may_be_beyond_the_pace_and_what_waits_is_superseded() -> None:
+    lane = outbound(window_bytes=100 * CHUNK)
+    for key in range(5):
+        lane.put(latest(1, key, [CHUNK], item=key))
+    lane.keep(2 * CHUNK + CHARGE_MIN)
+    assert [loaded(lane)[0] for _ in range(4)] == [[0], [1], [2], [3]]
+    assert load(lane) is None
+    assert lane.put(latest(1, 4, [CHUNK], item="newer")) is not None
+    assert lane.window is not None
+    lane.window.take(2 * CHUNK)
+    assert loaded(lane)[0] == ["newer"]
+
+
+def test_of_messages_larger_than_the_pace_two_are_under_way() -> None:
+    lane = outbound(window_bytes=100 * CHUNK)
+    lane.put(queued(1, [CHUNK] * 4, item="large"))
+    lane.keep(0)
+    assert [loaded(lane)[1] for _ in range(2)] == [[("large", 0)], [("large", 1)]]
+    assert load(lane) is None
+    assert lane.window is not None
+    lane.window.take(CHUNK // 2)
+    assert load(lane) is None
+    lane.window.take(CHUNK + 100)
+    assert loaded(lane)[1] == [("large", 2)]
+    assert load(lane) is None
+
+
+def test_a_message_of_many_items_keeps_to_the_pace() -> None:
+    lane = outbound()
+    for number in range(40):
+        lane.put(queued(1, [CHARGE_MIN], item=number))
+    lane.keep(4 * CHARGE_MIN)
+    assert [loaded(lane)[0] for _ in range(3)] == [[0, 1, 2], [3], [4]]
+    assert load(lane) is None
+    lane.keep(WINDOW_BYTES_MAX)
+    assert loaded(lane)[0] == list(range(5, 21))
+
+
+def test_a_pace_is_at_least_some_messages_and_at_most_none() -> None:
+    lane = Outbound()
+    assert lane.pace == WINDOW_BYTES_MAX
+    for asked, kept in ((0, PACE_BYTES_MIN), (1 << 40, WINDOW_BYTES_MAX), (100_000, 100_000)):
+        lane.keep(asked)
+        assert lane.pace == kept
+
+
 def test_too_much_that_waits_is_our_own_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "WAITING_MAX", 3)
     lane = outbound()
@@ -267,7 +323,7 @@ def test_the_receiver_checks_the_credit_that_the_sender_keeps() -> None:
     window.take(400)
     with pytest.raises(RefusalError, match="taken"):
         window.take(399)
-    assert not window.may_go(1)
+    assert not window.may_go(1, WINDOW)
 
 
 def test_grants_are_totals() -> None:

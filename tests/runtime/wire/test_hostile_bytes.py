@@ -88,7 +88,7 @@ def test_a_host_outlives_ten_thousand_hostile_messages(world: World, context: An
         nonlocal sent
         item = {"x": np.arange(rng.randrange(1, 30_000)), "y": [1, (2.5, None)], "z": "text"}
         frames = each.batch(item)
-        state = messages.seal(1, messages.pack_state(messages.State(0, 0, 0, [], {1: 2})))
+        state = messages.seal(1, messages.pack_state(messages.State(0, 0, 0, [], {1: 2}, 0)))
         spoil = rng.choice([mutated, resealed])
         if rng.random() < 0.5:
             each.control.send(spoil(rng, state))
@@ -127,7 +127,7 @@ def test_a_session_refuses_or_understands_whatever_comes(rng: random.Random, is_
     made = shipment(Parcel(1, "k", item, {"n": [1]}, 5, 6, encode(item)), 0, True)
     envelope, encoded = made.cargo  # type: ignore[misc]
     batch = messages.pack_batch(0, 0, [], [(1, msgspec.Raw(envelope), msgspec.Raw(encoded.spec))])
-    state = messages.pack_state(messages.State(1, 0, 0, [], {1: 2}))
+    state = messages.pack_state(messages.State(1, 0, 0, [], {1: 2}, 0))
     relay = messages.pack_relay(messages.RELAY, stranger(1), stranger(2), b"inner")
     frame = resealed(rng, messages.seal(1, batch if is_data else rng.choice([state, relay])))
     frames = [memoryview(frame)]
