@@ -99,6 +99,7 @@ def build(
         report_every=math.ceil(steps / len(parts)),
         tokens=job.tokens,
         alpha=alpha,
+        push=push,
         free_running=True,
         tells_links=AUTO in (push, update, interval, overlap),
     )

@@ -54,7 +54,14 @@ def build(
 
     data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
     step = learner.node(
-        "inner-step", LockStep, job.task, fragments=parts, report_every=interval, tokens=job.tokens, overlap=0
+        "inner-step",
+        LockStep,
+        job.task,
+        fragments=parts,
+        report_every=interval,
+        tokens=job.tokens,
+        overlap=0,
+        push=push,
     )
     send = learner.node("outer-gradient", FragmentSend, parts, push=push)
     gate = learner.node("gate", Gate, fragments=1, overlap=0, free=0, fires=AnyOf("update", "pull", "progress"))

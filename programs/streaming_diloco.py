@@ -73,6 +73,7 @@ def build(
         tokens=job.tokens,
         overlap=overlap,
         alpha=alpha,
+        push=push,
     )
     send = learner.node("fragment-send", FragmentSend, parts, push=push)
     gate = learner.node(

@@ -43,6 +43,11 @@ class Wanted:
         )
 
 
+def coarser(push: str) -> tuple[str, ...]:
+    """The formats, but for float32, in which an outer gradient may leave, where `push` was asked for."""
+    return FORMATS[1:] if push == AUTO else tuple({push} - {FORMATS[0]})
+
+
 def first_interval(interval: Steps) -> int:
     """The initial interval of a run, in inner steps."""
     return INTERVAL if interval == "auto" else interval

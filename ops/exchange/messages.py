@@ -66,7 +66,8 @@ class Round(TypedDict):
 class Capture(TypedDict):
     """inner-step -> fragment-send: the fragment at a boundary, beside the anchor that it started from.
 
-    `values` may still be on its way from the device. `base` and `anchor` are None for the first version. For kind
+    `values` may still be on its way from the device; it is None where the outer gradient was `coded` there, which may
+    be on its way as well (`ops.island.contract.Codes`). `base` and `anchor` are None for the first version. For kind
     'recover' `values` are the anchor itself, with the `clock` that came with it. `push` is the requested format.
     `former`: as in Answer.
     """
@@ -87,6 +88,7 @@ class Capture(TypedDict):
     state: list[Any] | None
     former: NotRequired[list[list[int]]]
     push: NotRequired[str]
+    coded: NotRequired[Any]
 
 
 class Answer(TypedDict):

@@ -19,6 +19,9 @@ Rule: TypeAlias = Any
 CODE_BLOCK: Final = 256
 """Values that share a scale: the largest of them costs the others the least precision, and a scale of 4 bytes is 3 % of
 the codes."""
+CODE_LEAST: Final = 1e-35
+"""The least maximum of a block that is not coded as zeros: its scale is a normal float32, which no device flushes to
+zero, and the levels divided by it are finite."""
 BITS: Final = {"float32": 32.0, "bf16": 16.0, "int8": 8 + 32 / CODE_BLOCK, "int4": 4 + 32 / CODE_BLOCK}
 """Bits of a value as it travels, with its share of the scale, by the name of the format."""
 COUNT: Final = ("integer", 0)

@@ -9,7 +9,7 @@ imported only then.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
@@ -54,6 +54,24 @@ class Learning(Protocol):
 
     def restart(self) -> None:
         """Create the local leaves anew, for the present merged leaves."""
+
+
+@runtime_checkable
+class Coding(Protocol):
+    """A learner that may code outer gradients on its devices, before they are copied to the host."""
+
+    codes: tuple[str, ...]
+    """The formats that it codes itself."""
+
+    def code(self, fragment: int, anchor: Vector, push: str) -> Codes:
+        """The outer gradient of a fragment after the steps so far, from its anchor float32[n], in one of `codes`."""
+
+
+class Codes(Protocol):
+    """The codes of an outer gradient; they may still be on their way from the device."""
+
+    def fetch(self) -> tuple[Any, Any, Any]:
+        """(codes, scales, norms per unit), as an answer has them."""
 
 
 class LastingLearning(Learning, Protocol):
@@ -132,9 +150,18 @@ class Evaluating(Protocol):
 
 
 def sole_learner_of(
-    task: Any, fragments: Sequence[Fragment], *, life: Life, alpha: float, island: Island | None
+    task: Any,
+    fragments: Sequence[Fragment],
+    *,
+    life: Life,
+    alpha: float,
+    island: Island | None,
+    pushes: Sequence[str] = (),
 ) -> SoleLearning:
-    """The learner of a task on an island of this process; created in the thread that will call it."""
+    """The learner of a task on an island of this process; created in the thread that will call it.
+
+    `pushes`: the formats, other than float32, in which its outer gradients may leave.
+    """
     if hasattr(task, "learner"):
         own: SoleLearning = task.learner(fragments, life=life, alpha=alpha)
         return own
@@ -143,7 +170,7 @@ def sole_learner_of(
     give_way()  # Before jax makes its threads, which inherit it.
     from isthmus.ops.island.jax_learner import Learner
 
-    return Learner(task, fragments, life=life, alpha=alpha, island=island)
+    return Learner(task, fragments, life=life, alpha=alpha, island=island, pushes=pushes)
 
 
 def led_learner_of(

@@ -38,6 +38,7 @@ from isthmus.ops.island.life import Life
 from isthmus.ops.island.pieces import FragmentFunctions
 from isthmus.ops.island.recipe import LOCAL, Leaf, Now, Recipe, abstract_key, is_key, lent
 from isthmus.ops.mesh import state_layout
+from isthmus.ops.mesh.device_codes import DeviceCodes, levels_of
 from isthmus.ops.mesh.island import Island
 from isthmus.ops.mesh.island_devices import devices_of, unless_usual
 from isthmus.ops.mesh.state_layout import StateLayout, lying
@@ -120,13 +121,16 @@ class Functions:
         for call in self.calls(batch):
             call.function.trace(*call.arguments)
 
-    def compile(self, batch: Any, *, is_step_alone: bool = False) -> None:
+    def compile(self, batch: Any, *, is_step_alone: bool = False, codes: Sequence[str] = ()) -> None:
         """Compile these functions, or only the step, for arguments of these shapes; nothing is computed."""
-        for call in [each for each in self.calls(batch) if each.is_step or not is_step_alone]:
+        for call in [each for each in self.calls(batch, codes) if each.is_step or not is_step_alone]:
             call.function.lower(*call.arguments).compile()
 
-    def calls(self, batch: Any) -> Iterator[DeviceCall]:
-        """The functions that every learner calls while it steps, for batches like this one."""
+    def calls(self, batch: Any, codes: Sequence[str] = ()) -> Iterator[DeviceCall]:
+        """The functions that every learner calls while it steps, for batches like this one.
+
+        `codes`: the formats in which outer gradients are coded on the devices.
+        """
         life: Any = _words(Life(0, 0, 1))
         merged = self._lying(self.shapes, "merged")
         key = abstract_key() if self.has_local_model else None
@@ -141,6 +145,9 @@ class Functions:
         for number, (functions, touched) in enumerate(zip(self.fragments, self.touched, strict=True)):
             leaves = [merged[i] for i in touched]
             yield DeviceCall(f"extract/{number}", functions.extract, (leaves,))
+            for push in codes:
+                given = leaves, functions.shapes(), levels_of(functions.fragment, push)
+                yield DeviceCall(f"code/{push}/{number}", functions.code[push], given)
             yield DeviceCall(f"replace/{number}", functions.replace, (leaves, functions.shapes()))
             if functions.adopt is not functions.replace:
                 yield DeviceCall(f"adopt/{number}", functions.adopt, (leaves, functions.shapes()))
@@ -276,9 +283,19 @@ class Learner:
     """
 
     def __init__(
-        self, task: Any, fragments: Sequence[Fragment], *, life: Life, alpha: float = 0.0, island: Island | None = None
+        self,
+        task: Any,
+        fragments: Sequence[Fragment],
+        *,
+        life: Life,
+        alpha: float = 0.0,
+        island: Island | None = None,
+        pushes: Sequence[str] = (),
     ) -> None:
-        """Create it on an island, or all devices of this process; ShardingError if the task's mesh does not fit."""
+        """Create it on an island, or all devices of this process; ShardingError if the task's mesh does not fit.
+
+        `pushes`: the formats in which outer gradients may leave; `codes`: those that it codes on its devices.
+        """
         compute_in_the_calling_thread()
         self._devices = devices_of(island)
         with _COMPILING:
@@ -292,6 +309,7 @@ class Learner:
         self._local: list[Any] = []
         self.restart()
         self._shares_cores = self._devices[0].platform == "cpu"
+        self.codes: tuple[str, ...] = tuple(pushes) if self._codes_here() else ()
         CORES.join()
         self._under_way: Mapping[str, jax.Array] | None = None
 
@@ -304,7 +322,7 @@ class Learner:
     def compile(self, batch: Any) -> None:
         """Compile every function that this learner will call."""
         with _COMPILING:
-            self._functions.compile(batch)
+            self._functions.compile(batch, codes=self.codes)
 
     def compile_step(self, batch: Any) -> None:
         """Compile the step, which it calls most; the rest is compiled at its first call."""
@@ -351,6 +369,24 @@ class Learner:
         if not self._shares_cores:
             values.copy_to_host_async()
         return values
+
+    def code(self, fragment: int, anchor: Vector, push: str) -> DeviceCodes:
+        """The outer gradient of a fragment after the steps dispatched so far, in one of `codes`, on its way to us.
+
+        `anchor`: float32[n], whose memory jax may alias for ever.
+        """
+        functions, touched = self._functions.fragments[fragment], self._functions.touched[fragment]
+        leaves = [self._leaves[i] for i in touched]
+        made = functions.code[push](leaves, functions.put(anchor), levels_of(functions.fragment, push))
+        return DeviceCodes(functions.fragment, push, made)
+
+    def _codes_here(self) -> bool:
+        """Whether outer gradients are coded on the devices.
+
+        Not on CPUs, whose memory is the host's, nor on an island of several processes, all of which would take part.
+        """
+        layout = self._functions.layout
+        return not self._shares_cores and (layout is None or layout.processes == 1)
 
     def adopt(self, fragment: int, values: Vector | None) -> None:
         """Replace a fragment by alpha times itself and 1 - alpha times `values`, float32[n].

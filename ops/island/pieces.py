@@ -19,6 +19,7 @@ import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.mesh.device_codes import LEVELS, coded
 from isthmus.ops.mesh.state_layout import Crossing, StateLayout, lying
 
 
@@ -27,14 +28,15 @@ class FragmentFunctions:
     """The compiled functions of one fragment, on the leaves that it touches, by place.
 
     `extract(leaves)` reads it; `adopt(leaves, values)` and `replace`, which donate the leaves, write it. `put` turns a
-    payload into the values to adopt.
+    payload into the values to adopt. `code[push](leaves, anchor, levels)` codes its outer gradient (`device_codes`),
+    from an anchor that was `put`.
     """
 
     def __init__(
         self, fragment: Fragment, places: dict[str, int], alpha: float, layout: StateLayout | None, leaves: Any
     ) -> None:
         """`leaves` are the shardings of the touched leaves, where there is a layout."""
-        self._fragment = fragment
+        self.fragment = fragment
         self._units = None if layout is None else layout.of_fragment(fragment)
         self._processes = 1 if layout is None else layout.processes
         if self._units is None:
@@ -46,6 +48,12 @@ class FragmentFunctions:
             self.extract = jax.jit(partial(_units, fragment, places, shapes), out_shardings=out)
             adopt = partial(_adopt_crossed, fragment, places, self._processes, 0.0)
             self.replace = jax.jit(adopt, donate_argnums=0, out_shardings=leaves)
+        self.code: dict[str, jax.stages.Wrapped] = {
+            push: jax.jit(
+                partial(_code, fragment, places, push), out_shardings=None if layout is None else layout.replicated
+            )
+            for push in LEVELS
+        }
         self.adopt = self.replace
         if alpha and layout is None:
             self.adopt = jax.jit(partial(_adopt, fragment, places, alpha), donate_argnums=0)
@@ -61,8 +69,8 @@ class FragmentFunctions:
         if self._units is None:
             return values
         if self._processes == 1:
-            return jax.device_put(_cut(self._fragment, values), [unit.arrives for unit in self._units])
-        parts = [None] * len(self._units) if values is None else _cut(self._fragment, values)
+            return jax.device_put(_cut(self.fragment, values), [unit.arrives for unit in self._units])
+        parts = [None] * len(self._units) if values is None else _cut(self.fragment, values)
         return [self._brought(unit, part) for unit, part in zip(self._units, parts, strict=True)]
 
     def _brought(self, unit: Crossing, values: Any) -> jax.Array:
@@ -78,13 +86,13 @@ class FragmentFunctions:
     def shapes(self) -> Any:
         """The shapes of the result of `put`."""
         if self._units is None:
-            return lying(np.broadcast_to(np.float32(0), self._fragment.size))
+            return lying(np.broadcast_to(np.float32(0), self.fragment.size))
         ahead = () if self._processes == 1 else (self._processes,)
         return [lying(np.broadcast_to(np.float32(0), (*ahead, *unit.shape)), unit.arrives) for unit in self._units]
 
     def payload(self, extracted: Any) -> Any:
         """The result of `extract`, as an object that NumPy converts to a payload float32[n]."""
-        return extracted if self._units is None else Pieces(self._fragment, extracted, self._units)
+        return extracted if self._units is None else Pieces(self.fragment, extracted, self._units)
 
 
 @final
@@ -162,6 +170,14 @@ def _adopt_units(fragment: Fragment, places: dict[str, int], alpha: float, leave
             new = alpha * _rows(unit, leaf) + (1.0 - alpha) * new
         result[place] = leaf.at[unit.start : unit.stop].set(new) if unit.is_split else new
     return result
+
+
+def _code(
+    fragment: Fragment, places: dict[str, int], push: str, leaves: list[Any], anchor: Any, levels: Any
+) -> list[jax.Array]:
+    """The codes, scales and squares of a fragment's outer gradient."""
+    anchors = anchor if isinstance(anchor, list) else _cut(fragment, anchor)
+    return coded(fragment, push, [_rows(unit, leaves[places[unit.tensor]]) for unit in fragment.units], anchors, levels)
 
 
 def _rows(unit: Unit, leaf: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from isthmus.ops.exchange.messages import Capture, Round, Vector
 from isthmus.ops.exchange.token_accounts import FragmentLedger, Odometer
-from isthmus.ops.island.contract import Learning
+from isthmus.ops.island.contract import Coding, Learning
 from isthmus.ops.learner.feed import Feed
 
 
@@ -35,13 +35,22 @@ class Held:
 class Answers:
     """The answers of one life of a learner, from its versions `held` by fragment; their owner changes that list, too.
 
-    `is_final`: the last pull has arrived.
+    `is_final`: the last pull has arrived. `push`: their format, where rounds do not ask for one.
     """
 
     def __init__(
-        self, slot: int, incarnation: int, *, learner: Learning, held: list[Held | None], odometer: Odometer, feed: Feed
+        self,
+        slot: int,
+        incarnation: int,
+        *,
+        learner: Learning,
+        held: list[Held | None],
+        odometer: Odometer,
+        feed: Feed,
+        push: str = "float32",
     ) -> None:
-        self._slot, self._incarnation, self._learner = slot, incarnation, learner
+        self._slot, self._incarnation, self._learner, self._push = slot, incarnation, learner, push
+        self._coding = learner if isinstance(learner, Coding) else None
         self._held, self._odometer, self._feed = held, odometer, feed
         self._postponed: dict[int, Round] = {}
         self._has_begun = False
@@ -89,7 +98,12 @@ class Answers:
         return answers
 
     def _give(self, request: Round, held: Held) -> list[tuple[str, Capture]]:
-        capture = self._capture(request, held, self._learner.extract(request["fragment"]))
+        p, push = request["fragment"], self._push_of(request)
+        if self._coding is not None and push in self._coding.codes:
+            capture = self._capture(request, held, None)
+            capture["coded"] = self._coding.code(p, held.anchor, push)
+        else:
+            capture = self._capture(request, held, self._learner.extract(p))
         held.ledger.answered(self._odometer.tokens)
         held.answered = (request["round"], self._odometer.steps)
         return [("fragment", capture)]
@@ -130,8 +144,14 @@ class Answers:
         if held is not None and held.ledger.former:
             capture["former"] = held.ledger.former
         if "asked" in request:
-            capture["push"] = dict(request["asked"]["push"]).get(self._slot, "float32")
+            capture["push"] = self._push_of(request)
         return capture
+
+    def _push_of(self, request: Round) -> str:
+        """The format in which the answer to a pull leaves."""
+        if "asked" not in request:
+            return self._push
+        return str(dict(request["asked"]["push"]).get(self._slot, "float32"))
 
     def _recovery(self, request: Round, held: Held) -> list[tuple[str, Capture]]:
         """The newest global version that this learner has, for a shard that lost it."""

@@ -6,7 +6,8 @@ the part that adoption rounded away was not trained.
 
 An outer gradient may leave in fewer bits. Its norms are those before coding, so that where the merge uses direction and
 length, coding costs direction alone. The coding error is not carried over to the next answer: that was not needed at 4
-bits, and a refused answer would have to restore it.
+bits, and a refused answer would have to restore it. Where the learner has coded on its devices, this node only waits
+for the codes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, Capture
+from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.learner.outer_gradient import as_held, norms, subtract
 
 if TYPE_CHECKING:
@@ -55,11 +57,16 @@ class FragmentSend:
         return [("answer", self._answer(capture)) for capture in captures]
 
     def _answer(self, capture: Capture) -> Answer:
-        values = np.asarray(capture["values"], np.float32)
-        anchor = capture["anchor"]
-        # A copy, because the device may return a view of its own memory.
-        fragment = self._fragments[capture["fragment"]]
-        gradient = np.array(values) if anchor is None else subtract(as_held(anchor, fragment), values)
+        fragment, anchor = self._fragments[capture["fragment"]], capture["anchor"]
+        if (coded := capture.get("coded")) is not None:
+            codes, scales, lengths = coded.fetch()
+            gradient = self._coding.told("gradient", self._coding.Coded(codes, scales))
+        else:
+            values = np.asarray(capture["values"], np.float32)
+            # A copy, because the device may return a view of its own memory.
+            whole = np.array(values) if anchor is None else subtract(as_held(anchor, fragment), values)
+            lengths = norms(whole, fragment)
+            gradient = self._told(capture, whole)
         answer = Answer(
             fragment=capture["fragment"],
             round=capture["round"],
@@ -71,14 +78,22 @@ class FragmentSend:
             end=capture["end"],
             steps=capture["steps"],
             clock=capture["clock"],
-            gradient=gradient,
-            norms=norms(gradient, fragment),
+            gradient=gradient["gradient"],
+            norms=lengths,
             positions=capture["positions"],
             state=capture["state"],
         )
         if "former" in capture:
             answer["former"] = capture["former"]
-        push = capture.get("push", "float32") if self._push == "auto" else self._push
-        if push != "float32" and anchor is not None:
-            answer.update(self._coding.told("gradient", self._coding.encode(gradient, fragment, push)))
+        if "scales" in gradient:
+            answer["scales"] = gradient["scales"]
         return answer
+
+    def _told(self, capture: Capture, whole: Float32) -> dict[str, Any]:
+        """The fields of an answer that have its outer gradient."""
+        push = capture.get("push", "float32") if self._push == "auto" else self._push
+        if push == "float32" or capture["anchor"] is None:
+            return {"gradient": whole}
+        fragment = self._fragments[capture["fragment"]]
+        told: dict[str, Any] = self._coding.told("gradient", self._coding.encode(whole, fragment, push))
+        return told

@@ -19,6 +19,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, ClassVar, Final, Literal
 
+from isthmus.ops.adaptive.wanted import coarser
 from isthmus.ops.data.batches import of_slot
 from isthmus.ops.data.places import Cursor
 from isthmus.ops.data.streams import first_batch
@@ -80,6 +81,7 @@ class InnerStep:
         report_every: int = 3,
         tokens: int = 0,
         alpha: float = 0.0,
+        push: Literal["float32", "bf16", "int8", "int4", "auto"] = "float32",
         tells_links: bool = False,
     ) -> None:
         self._task = task
@@ -88,6 +90,7 @@ class InnerStep:
         self._report_every = report_every
         self._budget = tokens
         self._alpha = alpha
+        self._push = push
         self._tells_links = tells_links
         self.is_idle = bool(fragments)
         self.is_finished = False
@@ -136,6 +139,7 @@ class InnerStep:
             held=self._held,
             odometer=self._odometer,
             feed=self._feed,
+            push=self._push,
         )
         elastic = self._learner if isinstance(self._learner, ElasticLearner) else None
         self._inheritance = Inheritance(
@@ -170,7 +174,9 @@ class InnerStep:
             return led_learner_of(
                 self._task, self._fragments, life=life, alpha=self._alpha, island=island, position=position
             )
-        self._sole = sole_learner_of(self._task, self._fragments, life=life, alpha=self._alpha, island=island)
+        self._sole = sole_learner_of(
+            self._task, self._fragments, life=life, alpha=self._alpha, island=island, pushes=coarser(self._push)
+        )
         return self._sole
 
     def _whole(self) -> SoleLearning:

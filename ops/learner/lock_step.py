@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from isthmus.ops.data.places import Cursor
 from isthmus.ops.exchange.copies import is_withdrawn
@@ -59,8 +59,11 @@ class LockStep:
         tokens: int,
         overlap: int,
         alpha: float = 0.0,
+        push: Literal["float32", "bf16", "int8", "int4"] = "float32",
     ) -> None:
-        self._step = InnerStep(task, fragments=fragments, report_every=report_every, tokens=tokens, alpha=alpha)
+        self._step = InnerStep(
+            task, fragments=fragments, report_every=report_every, tokens=tokens, alpha=alpha, push=push
+        )
         self._overlap = overlap
         self._wanted: Wanted | None = None
 

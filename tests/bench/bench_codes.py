@@ -1,4 +1,4 @@
-"""What codes cost and save: `python tests/bench/bench_codes.py [--runs] [--seeds N] [--tokens N] [--json]`.
+"""What codes cost and save: `python -m tests.bench.bench_codes [--runs] [--seeds N] [--tokens N] [--json]`.
 
 Kernels: 64 MiB of float32 (two units), one thread; seconds to read it once (a numba sum) over seconds to code it, to
 add its codes to a published fragment, and, per learner, over what a merge of eight coded gradients takes; cases take
@@ -23,8 +23,10 @@ from typing import Any
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.exchange.schemas import CODE_BLOCK
 from isthmus.ops.kernels import averaging, coding
-from isthmus.ops.kernels.stripes import stripes
+from isthmus.ops.kernels.stripes import kernel, stripes
+from isthmus.ops.kernels.sweeps import FLOAT32, decoded
 from isthmus.ops.learner.outer_gradient import norms
 from tests.bench.bench_merge import measure, read
 
@@ -33,6 +35,7 @@ LEARNERS = 8
 SLICE = 1 << 21
 REPEATS = 7
 BAR = 0.5
+BLOCKS = 2048
 
 
 def kernels() -> dict[str, float]:
@@ -40,7 +43,7 @@ def kernels() -> dict[str, float]:
     fragment = Fragment(0, tuple(Unit(name, 0, SIZE // 2, (SIZE // 2,)) for name in "ab"))
     part = Fragment(0, (Unit("a", 0, SLICE, (SLICE,)),))
     values = np.random.default_rng(0).standard_normal(SIZE, dtype=np.float32)
-    published = np.zeros(SIZE, np.float32)
+    published, room = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)
     whole = [values[m * SLICE : (m + 1) * SLICE] for m in range(LEARNERS)]
     lengths = [norms(each, part) for each in whole]
     cases: dict[str, Any] = {"read": partial(read, [values], stripes(fragment.offsets), 1)}
@@ -48,12 +51,34 @@ def kernels() -> dict[str, float]:
         codes = coding.encode(values, fragment, form)
         coded = [coding.encode(each, part, form) for each in whole]
         cases[f"quantize {form}"] = partial(coding.encode, values, fragment, form)
+        cases[f"dequantize {form}"] = partial(dequantize, codes, fragment, room)
         cases[f"dequantize and add {form}"] = partial(coding.add, published, codes, fragment)
         cases[f"dequantize and merge {form}"] = partial(averaging.merge, coded, [1.0] * LEARNERS, lengths, part)
+    cases["add float32 (numpy)"] = partial(np.add, published, values, out=room)
+    cases["copy float32 (numpy)"] = partial(np.copyto, room, values)
     cases["merge float32"] = partial(averaging.merge, whole, [1.0] * LEARNERS, lengths, part)
     seconds = measure(cases, dict.fromkeys(cases, REPEATS))
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     return {name: medians["read"] / each for name, each in medians.items()}
+
+
+def dequantize(codes: coding.Coded, fragment: Fragment, room: np.ndarray[Any, Any]) -> None:
+    """What is coded, in memory that is there."""
+    _dequantize(*coding.kernel_inputs(codes), *coding.places(fragment.offsets), room)
+
+
+@kernel
+def _dequantize(
+    raw: Any, scales: Any, form: int, offsets: Any, code_offsets: Any, scale_offsets: Any, room: Any
+) -> None:
+    for unit in range(len(offsets) - 1):
+        for begin in range(offsets[unit], offsets[unit + 1], BLOCKS):
+            within = begin - offsets[unit]
+            code_at, scale_at = code_offsets[unit] + within // 2, scale_offsets[unit] + within // CODE_BLOCK
+            into = room[begin : min(begin + BLOCKS, offsets[unit + 1])]
+            values = decoded(raw, scales, form, begin, code_at, scale_at, into)
+            if form == FLOAT32:
+                into[:] = values
 
 
 def one_run(form: str, seed: int, tokens: int) -> dict[str, float]:
@@ -100,7 +125,7 @@ def runs(seeds: int, tokens: int) -> dict[str, float]:
     found: dict[str, list[dict[str, float]]] = {"float32": [], "int4": []}
     for seed in range(seeds):
         for form, each in found.items():
-            command = [sys.executable, __file__, "--one", form, str(seed), str(tokens)]
+            command = [sys.executable, "-m", "tests.bench.bench_codes", "--one", form, str(seed), str(tokens)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             each.append(json.loads(done.stdout.splitlines()[-1]))
             print(form, seed, each[-1], file=sys.stderr, flush=True)
@@ -133,7 +158,9 @@ def main() -> None:
         print(json.dumps(figures))
         return
     for name, figure in figures.items():
-        bar = f"   (the aim is {BAR})" if name in ("quantize int4", "dequantize and add int4") else ""
+        bar = (
+            f"   (the aim is {BAR})" if name in ("quantize int4", "dequantize int4", "dequantize and add int4") else ""
+        )
         print(f"{name:42} {figure:8.3f}{bar}")
 
 

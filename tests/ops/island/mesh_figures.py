@@ -20,6 +20,9 @@ from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
 from isthmus.ops.island.optimizer import adamw
 from isthmus.ops.island.recipe import Recipe, of_loss
+from isthmus.ops.kernels import coding
+from isthmus.ops.learner.outer_gradient import norms
+from isthmus.ops.mesh.device_codes import LEVELS
 from isthmus.runtime.host.contract import Island
 from tests.ops.bodies import Spec
 
@@ -82,6 +85,8 @@ def figures(task: LanguageTask, fragments: tuple[Fragment, ...], devices: int) -
     COMPILED.clear()
     payloads = [np.asarray(learner.extract(p)) for p in range(len(fragments))]
     losses = [float(learner.step(task.batch(At(0, 0, n)), n / STEPS)["loss"]) for n in range(STEPS)]
+    coded = [codes_agree(learner, part, payloads[part.index], push) for part in fragments for push in LEVELS]
+    COMPILED.clear()
     shardings = [leaf.sharding for leaf in arrays(learner)]
     donated = 0
     for n in range(EXCHANGES):
@@ -94,6 +99,7 @@ def figures(task: LanguageTask, fragments: tuple[Fragment, ...], devices: int) -
     return {
         "losses": losses,
         "payloads": [hashlib.sha256(payload.tobytes()).hexdigest() for payload in payloads],
+        "codes_agree": coded,
         "state_bytes": sum(leaf.nbytes for leaf in leaves),
         "device_bytes": sum(size for device, size in bytes_on(leaves) if device == 0),
         "replicated_bytes": sum(leaf.nbytes for leaf in leaves if leaf.sharding.is_fully_replicated),
@@ -103,6 +109,15 @@ def figures(task: LanguageTask, fragments: tuple[Fragment, ...], devices: int) -
         "donated": donated / (EXCHANGES * len(leaves)),
         "widest": max(part_bytes(learner.extract(p)) for p in range(len(fragments))),
     }
+
+
+def codes_agree(learner: Learner, fragment: Fragment, anchor: np.ndarray[Any, Any], push: Any) -> bool:
+    """Whether the codes that its devices make are those that the host makes of what was extracted."""
+    gradient = anchor - np.asarray(learner.extract(fragment.index), np.float32)
+    expected = coding.encode(gradient, fragment, push)
+    found = learner.code(fragment.index, anchor, push).fetch()
+    is_same = expected.codes.tobytes() == found.codes.tobytes() and expected.scales.tobytes() == found.scales.tobytes()
+    return is_same and bool(np.allclose(found.norms, norms(gradient, fragment), rtol=1e-6, atol=0.0))
 
 
 def averaged(task: LanguageTask, devices: int) -> list[float]:

@@ -37,6 +37,11 @@ def test_payloads_do_not_depend_on_the_mesh(found: dict[str, Any], devices: str)
     assert found[devices]["payloads"] == found["1"]["payloads"]
 
 
+@pytest.mark.parametrize("devices", ["1", *MESHES])
+def test_devices_make_the_codes_that_the_host_would_make_of_the_payload(found: dict[str, Any], devices: str) -> None:
+    assert found[devices]["codes_agree"] == [True] * 9
+
+
 @pytest.mark.parametrize("devices", MESHES)
 def test_each_device_has_its_part_of_the_state_and_of_a_fragment(found: dict[str, Any], devices: str) -> None:
     of, replicated = found[devices], found[devices]["replicated_bytes"]

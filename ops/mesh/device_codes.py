@@ -1,0 +1,119 @@
+"""Codes of outer gradients made where the parameters are, before anything is copied to the host.
+
+Decides nothing that `kernels.coding` does not: the formats, blocks and scales are those described there, and on a
+device whose float32 division is correctly rounded the codes are the same, bit for bit. (On one whose division is not, a
+scale may differ in its last bit. It travels with its codes, so what they decode to is still the same everywhere.)
+
+Theory of operation. Of each unit, whole blocks are coded together, and what is left as one shorter block. A value times
+the inverse of its scale is one rounded product, and then rounded to an integer by itself: there is no sum that a
+compiler could fuse with it. The levels are an argument, one for each block, because XLA turns a division by a constant,
+or by one number for all, into a product. A norm is the root of a sum over blocks, in float64: of each block the squares
+of its values in units of its scale, which are between 0 and some millions whatever the values are, summed in float32 on
+the device.
+
+An array that lies on several devices is coded by all of them, as the compiler cuts it; codes are whole on each device
+afterwards, so one copy to the host has all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.schemas import CODE_BLOCK, CODE_LEAST
+
+LEVELS: Final = {"bf16": np.float32(1.0), "int8": np.float32(127.0), "int4": np.float32(7.0)}
+"""The largest code of a format; bf16 has scales for its norms alone."""
+
+
+def levels_of(fragment: Fragment, push: str) -> NDArray[np.float32]:
+    """The level of each block of a fragment, float32[blocks]."""
+    return np.full(sum(block_counts(fragment)), LEVELS[push], np.float32)
+
+
+def block_counts(fragment: Fragment) -> list[int]:
+    """How many blocks each unit has."""
+    return [-(-(end - begin) // CODE_BLOCK) for begin, end in pairwise(fragment.offsets)]
+
+
+class Fetched(NamedTuple):
+    """What leaves a host: `codes` and `scales` as `kernels.coding.Coded` has them, and `norms`, float32[units]."""
+
+    codes: NDArray[Any]
+    scales: NDArray[np.float32]
+    norms: NDArray[np.float32]
+
+
+class DeviceCodes:
+    """The codes of one fragment's outer gradient, on their way to the host."""
+
+    def __init__(self, fragment: Fragment, push: str, made: Sequence[jax.Array]) -> None:
+        self._fragment, self._push, self._made = fragment, push, made
+        for each in made:
+            each.copy_to_host_async()
+
+    def fetch(self) -> Fetched:
+        """Wait for them."""
+        codes, scales, squares = map(np.asarray, self._made)
+        each = scales.astype(np.float64) ** 2 * squares
+        firsts = np.cumsum([0, *block_counts(self._fragment)[:-1]])
+        norms = np.sqrt(np.add.reduceat(each, firsts)).astype(np.float32)
+        return Fetched(codes, scales[:0] if self._push == "bf16" else scales, norms)
+
+
+def coded(fragment: Fragment, push: str, values: Sequence[Any], anchors: Sequence[Any], levels: Any) -> list[jax.Array]:
+    """(codes, scales, squares) of anchors - values, unit by unit.
+
+    Arguments:
+        values: the units of a fragment, as they are held.
+        anchors: the same as they were published, float32; rounded here to what the leaf can hold, as adoption does.
+        levels: `levels_of` the fragment, traced.
+    """
+    own = jnp.split(levels, np.cumsum(block_counts(fragment))[:-1])
+    units = zip(fragment.units, anchors, values, own, strict=True)
+    made = [_unit(push, _gradient(unit.dtype, anchor, held), each) for unit, anchor, held, each in units]
+    return [jnp.concatenate(parts) for parts in zip(*made, strict=True)]
+
+
+def _gradient(dtype: str, anchor: Any, values: Any) -> Any:
+    """The outer gradient of a unit, float32[n] in C order."""
+    return jnp.ravel(anchor.astype(dtype).astype(jnp.float32) - values.astype(jnp.float32).reshape(anchor.shape))
+
+
+def _unit(push: str, gradient: Any, levels: Any) -> tuple[Any, ...]:
+    """(codes, scales, squares) of one unit."""
+    whole = gradient.size // CODE_BLOCK * CODE_BLOCK
+    rows = [gradient[:whole].reshape(-1, CODE_BLOCK), gradient[whole:].reshape(1, -1)]
+    blocks = levels[: len(rows[0])], levels[len(rows[0]) :]
+    parts = [_blocks(push, row, level) for row, level in zip(rows, blocks, strict=True) if row.size]
+    return tuple(jnp.concatenate(each) for each in zip(*parts, strict=True))
+
+
+def _blocks(push: str, block: Any, levels: Any) -> tuple[Any, Any, Any]:
+    """The same of float32[blocks, size], flat."""
+    largest = jnp.max(jnp.abs(block), axis=1)
+    scales = jnp.where(largest < np.float32(CODE_LEAST), jnp.float32(0.0), largest / levels)
+    is_sound = (scales > 0.0) & (scales < jnp.inf)
+    inverse = jnp.where(is_sound, jnp.float32(1.0) / scales, jnp.float32(0.0))
+    scaled = block * inverse[:, None]
+    squares = jnp.sum(jnp.square(scaled), axis=1)
+    if push == "bf16":
+        return block.astype(jnp.bfloat16).ravel(), scales, squares
+    # Of a block that is not finite the scale says so; its codes are zeros.
+    rounded = jnp.where(is_sound[:, None], jnp.round(scaled), jnp.float32(0.0)).astype(jnp.int8)
+    return (_pairs(rounded) if push == "int4" else rounded).ravel(), scales, squares
+
+
+def _pairs(rounded: Any) -> Any:
+    """int8[blocks, size], -7 to 7, as bytes: a block's first half in the lower, its second in the upper four bits."""
+    half = (rounded.shape[1] + 1) // 2
+    shifted = (rounded + 8).astype(jnp.uint8)
+    upper = jnp.pad(shifted[:, half:], ((0, 0), (0, 2 * half - rounded.shape[1])), constant_values=8)
+    return shifted[:, :half] | (upper << 4)
