@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self, Union, final, get_args, get_origin
@@ -136,6 +136,13 @@ def _candidates(given: Any) -> Iterator[Any]:
     yield str(given)
 
 
+def _joined(kinds: Sequence[Any]) -> list[Any]:
+    """The members of a union but for None, all literals as one."""
+    literals = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    others = [kind for kind in kinds if kind is not types.NoneType and get_origin(kind) is not Literal]
+    return [*others, Literal[tuple(literals)]] if literals else others
+
+
 def _plain(value: Any) -> Any:
     return next(_candidates(value))
 
@@ -167,9 +174,10 @@ def describe(annotation: Any) -> str:
         ]
         return " ".join([describe(arguments[0]), " and ".join(bounds)]).strip()
     if origin is Literal:
-        return f"one of {', '.join(map(repr, arguments))}"
+        words = ", ".join(map(repr, arguments))
+        return words if len(arguments) == 1 else f"one of {words}"
     if origin in (Union, types.UnionType):
-        return " or ".join(describe(item) for item in arguments if item is not types.NoneType)
+        return " or ".join(describe(item) for item in _joined(arguments))
     if origin in (list, tuple):
         elements = {describe(item) for item in arguments if item is not Ellipsis}
         return f"a list, each of it {elements.pop()}" if len(elements) == 1 else "a list"

@@ -135,6 +135,8 @@ def test_types_in_words() -> None:
     assert describe(int | str) == "an integer or a text"
     assert describe(list[int]) == "a list, each of it an integer"
     assert describe(dict[str, int]) == "a table"
+    assert describe(int | Literal["auto"]) == "an integer or 'auto'"
+    assert describe(Literal["a", "b"] | Literal["auto"] | None) == "one of 'a', 'b', 'auto'"
     assert describe(Annotated[int, msgspec.Meta(ge=1, le=4)]) == "an integer of at least 1 and of at most 4"
 
 
