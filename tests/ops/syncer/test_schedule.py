@@ -1,11 +1,17 @@
 """The arithmetic of pacing: the clock of the fastest learner, the due grid, H and tau; and the start."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.ops.exchange.fragments import partition
+from isthmus.ops.island.transformer import ModelConfig, tensors
 from isthmus.ops.syncer.schedule import PATIENCE, Adaptation, Schedule, StepClock, rounds_in_flight_max
 from isthmus.ops.syncer.start import START_WAIT, TRIES_MAX, Start
+from tests.ops.bodies import Spec
 
 # -- rounds in flight --------------------------------------------------------------------------------------------------
 
@@ -238,3 +244,27 @@ def test_the_next_lowest_is_asked_then_all_over_again_and_at_last_the_run_fails(
         start.failed(3, live[count % 2], "not finite")
     with pytest.raises(RuntimeError, match=f"starting fragment 3.*in {TRIES_MAX} rounds.*not finite"):
         start.failed(3, [2, 1], "not finite")
+
+
+MODELS = {
+    "nano": (ModelConfig(256, 2, 64, 4, 64), 8),
+    "gpt-124m": (ModelConfig(50_304, 12, 768, 12, 1024, tied=True), 24),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_peak_of_a_link_is_near_its_mean(model: str) -> None:
+    """Bytes due in each interval of H / P steps, by layout and schedule."""
+    config, count = MODELS[model]
+    named = {name: Spec(name, each.shape) for name, each in tensors(config).items()}
+    for name in {"embedding", "head"} & named.keys():
+        named[name] = replace(named[name], merge="average")
+    sizes = [fragment.size for fragment in partition(list(named.values()), count)]
+    schedule, due = Schedule(range(count), count, 24), Counter[int]()
+    for step in range(20 * 24):
+        for fragment in schedule.due(step):
+            due[step * count // 24] += sizes[fragment]
+            schedule.serve(fragment, step)
+    intervals = [due[number] for number in range(20 * count)]
+    assert sum(intervals) == 20 * sum(sizes)
+    assert max(intervals) <= 1.34 * sum(intervals) / len(intervals)
