@@ -56,17 +56,15 @@ def opposed(gradients: Sequence[Float32]) -> list[bool]:
     if not lengths.all():
         return [False] * count
     sample /= lengths[:, None]
-    cosines = np.einsum("ik,jk->ij", sample, sample)
-    least = least_of(len(gradients[0]))
-    found = []
-    for each in range(count):
-        others = [other for other in range(count) if other != each]
-        among = cosines[np.ix_(others, others)]
-        length = np.sqrt(max(0.0, among.sum()))  # Directions that cancel may sum to a rounding error below 0.
-        pairs = (among.sum() - len(others)) / (len(others) * (len(others) - 1))
-        against = cosines[each, others].sum() / length if length > 0 else 0.0
-        found.append(bool(pairs > least and against < -least))
-    return found
+    total = sample.sum(axis=0)
+    # Of each the sum of its cosines with all, itself among them; and of the others the square of their sum's length,
+    # which of directions that cancel may be a rounding error below 0.
+    with_all = np.einsum("ij,j->i", sample, total)
+    squared = np.maximum(0.0, np.einsum("j,j->", total, total) - 2 * with_all + 1.0)
+    others, least = count - 1, least_of(len(gradients[0]))
+    pairs = (squared - others) / (others * (others - 1))
+    against = np.divide(with_all - 1.0, np.sqrt(squared), out=np.zeros(count), where=squared > 0)
+    return [bool(each) for each in (pairs > least) & (against < -least)]
 
 
 def least_of(size: int) -> float:

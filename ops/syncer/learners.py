@@ -36,6 +36,12 @@ class Learner:
     links: tuple[Sequence[Any], ...] = ()
     misses: int = 0
 
+    def hear(self, report: Progress) -> None:
+        """Store another report of the same life in the same phase."""
+        self.step_time, self.delay_steps = report["step_time"], report["delay_steps"]
+        self.epochs, self.links = tuple(report["epochs"]), tuple(report.get("links", ()))
+        self.misses = 0
+
     @property
     def is_gone(self) -> bool:
         """Whether it counts as dead; its next report shows that it is not."""
@@ -54,10 +60,15 @@ def learners_live(progress: Mapping[Any, Progress] | None, members: Iterable[Any
 
 
 class Roster:
-    """The learners of a run, by slot."""
+    """The learners of a run, by slot.
+
+    Its lists are built anew when a life begins, changes its phase or is gone; until then each call returns the same
+    object, so a caller that finds the list that it saw before has nothing to compare. Callers do not modify them.
+    """
 
     def __init__(self) -> None:
         self._learners: dict[int, Learner] = {}
+        self._lists: dict[str, list[Learner]] = {}
 
     def incarnation(self, slot: int) -> int:
         """The newest life of a slot; 0 if it never reported."""
@@ -65,17 +76,14 @@ class Roster:
 
     def hear(self, report: Progress) -> None:
         """Store a report; one of a former life is ignored."""
-        slot, incarnation = report["slot"], report["incarnation"]
-        if incarnation >= self.incarnation(slot):
-            self._learners[slot] = Learner(
-                slot,
-                incarnation,
-                report["phase"],
-                report["step_time"],
-                report["delay_steps"],
-                tuple(report["epochs"]),
-                tuple(report.get("links", ())),
-            )
+        slot, incarnation, phase = report["slot"], report["incarnation"], report["phase"]
+        known = self._learners.get(slot)
+        if known is not None and (known.incarnation, known.phase) == (incarnation, phase) and not known.is_gone:
+            known.hear(report)
+        elif known is None or incarnation >= known.incarnation:
+            self._learners[slot] = learner = Learner(slot, incarnation, phase, 0, 0)
+            learner.hear(report)
+            self._has_changed()
 
     def miss(self, slot: int, incarnation: int) -> bool:
         """Record that a round closed without a trace of a life; returns whether that life has thereby become gone."""
@@ -83,11 +91,14 @@ class Roster:
         if learner is None or learner.incarnation != incarnation or learner.is_gone:
             return False
         learner.misses += 1
-        return learner.is_gone
+        if learner.misses < MISSES_MAX:
+            return False
+        self._has_changed()
+        return True
 
     def live(self) -> list[Learner]:
         """The learners that are not gone, by slot."""
-        return self._those(lambda learner: not learner.is_gone)
+        return self._those("live", lambda learner: not learner.is_gone)
 
     def live_slots(self) -> set[int]:
         """The slots of the learners that are not gone."""
@@ -95,18 +106,23 @@ class Roster:
 
     def holding(self, fragment: int) -> list[Learner]:
         """The live ones that hold a version of a fragment, by slot."""
-        return self._those(lambda learner: any(learner.epochs[fragment : fragment + 1]) and not learner.is_gone)
+        return [learner for learner in self.live() if any(learner.epochs[fragment : fragment + 1])]
 
     def stepping(self) -> list[Learner]:
         """The live ones in phase 'stepping', by slot: the members of an ordinary round."""
-        return self._those(lambda learner: learner.phase == "stepping" and not learner.is_gone)
+        return self._those("stepping", lambda learner: learner.phase == "stepping" and not learner.is_gone)
 
     def finishing(self) -> list[Learner]:
         """The learners that hold work, by slot: the members of a final round.
 
         Those gone are listed too, for the quorum to drop, so that a run whose learners are all gone comes to its end.
         """
-        return self._those(lambda learner: learner.phase != "ready")
+        return self._those("finishing", lambda learner: learner.phase != "ready")
 
-    def _those(self, holds: Callable[[Learner], bool]) -> list[Learner]:
-        return [learner for _, learner in sorted(self._learners.items()) if holds(learner)]
+    def _those(self, name: str, holds: Callable[[Learner], bool]) -> list[Learner]:
+        if name not in self._lists:
+            self._lists[name] = [learner for _, learner in sorted(self._learners.items()) if holds(learner)]
+        return self._lists[name]
+
+    def _has_changed(self) -> None:
+        self._lists.clear()

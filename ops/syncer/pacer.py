@@ -76,12 +76,13 @@ the versions that they hold. Only the newest version includes everything in the 
 class OpenRound:
     """A round whose merge has not been reported yet, opened at `opened_at` (nanoseconds).
 
-    `item` is its newest attempt, `first` its first.
+    `item` is its newest attempt, `first` its first, `seen` the roster's list with which its members were compared last.
     """
 
     item: Round
     first: Round
     opened_at: int
+    seen: Sequence[Learner] = ()
 
 
 class Pacer:
@@ -140,6 +141,8 @@ class Pacer:
         self._hearsay = Hearsay()
         self._totals = self._hearsay.totals
         self._learners_live = 0
+        self._members: frozenset[Any] | None = None
+        """Who was live when they were counted."""
         self._rounds: dict[int, OpenRound] = {}  # By fragment.
         self._born: set[int] = set()
         self._ended: set[int] = set()
@@ -178,7 +181,9 @@ class Pacer:
         reached: Mapping[Any, Reached] | None = None,
     ) -> list[tuple[str, Any]] | None:
         """Process the inputs, open or renew the rounds that follow from them, and place new lives of learners."""
-        self._learners_live = len(learners_live(progress, self._context.members()))
+        members = self._context.members()
+        if progress and members is not self._members:
+            self._members, self._learners_live = members, len(learners_live(progress, members))
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
             self._hear(report)
         self._placing.hear_merges(reached)
@@ -296,10 +301,10 @@ class Pacer:
 
     def _follow_links(self) -> None:
         """Adapt the settings that follow the links, once in each turn of a fragment: rounds may not come to an end."""
-        following, adaptation, stepping = self._following, self._terms.adaptation, self._roster.stepping()
+        following, adaptation = self._following, self._terms.adaptation
         if not following.is_needed or self._clock.count - self._followed < self.interval / len(self._own):
             return
-        self._followed = self._clock.count
+        self._followed, stepping = self._clock.count, self._roster.stepping()
         following.given(adaptation.interval, adaptation.overlap)
         self._changes += following.observe(
             stepping,
@@ -364,9 +369,9 @@ class Pacer:
 
     def _open_merges(self) -> list[Round]:
         """The rounds of due fragments, the longest overdue first, as far as there is room in flight."""
-        members = _members(self._roster.stepping())
         due = [fragment for fragment in self._schedule.due(self._clock.count) if fragment not in self._rounds]
         room = max(0, self._in_flight_max() - len(self._rounds))
+        members = _members(self._roster.stepping()) if due[:room] else []
         opened = []
         for fragment in due[:room] if members else ():
             self._schedule.serve(fragment, self._clock.count)
@@ -394,10 +399,13 @@ class Pacer:
                 if item["members"]:  # No member is waited for any more: the merges so far are the end.
                     renewed.append(self._renew(found, []))
                 continue
-            members = _members(self._roster.finishing() if item["kind"] == "final" else self._roster.stepping())
-            over = [member for member in item["members"] if self._roster.incarnation(member[0]) > member[1]]
-            joined = [member for member in members if member not in item["members"]]
-            if members and len(over) < len(item["members"]) and (over or joined):
+            learners = self._roster.finishing() if item["kind"] == "final" else self._roster.stepping()
+            if learners is found.seen:
+                continue
+            found.seen, members, listed = learners, _members(learners), {tuple(member) for member in item["members"]}
+            is_over = [self._roster.incarnation(slot) > incarnation for slot, incarnation in listed]
+            has_joined = any(tuple(member) not in listed for member in members)
+            if members and not all(is_over) and (any(is_over) or has_joined):
                 renewed.append(self._renew(found, members))
         return renewed
 

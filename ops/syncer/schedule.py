@@ -48,26 +48,27 @@ class StepClock:
 
     def __init__(self) -> None:
         self.count = 0
+        self._floor = 0  # Of all positions, as they were closed up last.
         self._positions: dict[int, tuple[int, int]] = {}  # Slot -> its own last step, its position.
 
     def report(self, slot: int, step: int) -> None:
         """Store a learner's own count of steps, which only grows within one of its lives."""
         last, position = self._positions.get(slot, (step, self.count))
-        position += max(0, step - last)
+        position = max(position, self._floor) + max(0, step - last)
         self._positions[slot] = max(step, last), position
         self.count = max(self.count, position)
 
     def close_up(self, lag_max: int) -> None:
         """Move up the learners further behind than `lag_max`, after all reports of one moment, in any order."""
-        floor = self.count - lag_max
-        self._positions = {slot: (step, max(position, floor)) for slot, (step, position) in self._positions.items()}
+        self._floor = max(self._floor, self.count - lag_max)
 
     def forget(self, slot: int) -> None:
         """Drop a learner's life; the foremost of the others is in front at once."""
         if self._positions.pop(slot, None) is None or not self._positions:
             return
-        shift = self.count - max(position for _, position in self._positions.values())
-        self._positions = {each: (step, position + shift) for each, (step, position) in self._positions.items()}
+        closed_up = {each: (step, max(position, self._floor)) for each, (step, position) in self._positions.items()}
+        shift = self.count - max(position for _, position in closed_up.values())
+        self._positions = {each: (step, position + shift) for each, (step, position) in closed_up.items()}
 
 
 class Schedule:

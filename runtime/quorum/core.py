@@ -157,6 +157,7 @@ class QuorumCore:
             if members.get(voter) == self._live[voter]:
                 found.votes[voter] = self._held.take(key, voter)
                 self._counts["votes counted"] += 1
+        found.count(self._live)
         return commands + self._settle(key, now)
 
     def _vote(self, event: VoteArrived, now: Instant) -> list[QuorumCommand]:
@@ -171,7 +172,7 @@ class QuorumCore:
             self._held.hold(event.key, event.voter, event.handle)
             return []
         self._counts["votes counted"] += 1
-        found.votes[event.voter] = event.handle
+        found.vote(event.voter, event.handle)
         return self._settle(event.key, now)
 
     def _join(self, member: Member, now: Instant) -> list[QuorumCommand]:
@@ -281,14 +282,14 @@ class QuorumCore:
         commands: list[QuorumCommand] = []
         for key in sorted(self._rounds):
             if self._rounds[key].members.get(member.replica) == member.incarnation:
+                self._rounds[key].count(self._live)
                 commands += self._settle(key, now)
         return commands
 
     def _settle(self, key: int, now: Instant) -> list[QuorumCommand]:
         """Close or withdraw a round if its rules say so; else update its timer."""
         found = self._rounds[key]
-        live, missing = found.census(self._live)
-        if not live and not found.votes:
+        if not found.live_count and not found.votes:
             # There is nothing to cancel: a timer needs a quorum, that needs a vote, and a vote that counted stays.
             assert not found.timer
             self._counts["rounds withdrawn"] += 1
@@ -296,19 +297,19 @@ class QuorumCore:
             reason = f"no member is live and nobody has voted ({listed})"
             withdraw = WithdrawRound(key, found.opened.handle, reason)
             return [withdraw, *self._end(key, has_closed=False)]
-        if not found.has_quorum(len(live)):
+        if not found.has_quorum():
             found.quorum_at = None
         elif found.quorum_at is None:
             found.quorum_at = now
-        end = found.end(missing)
+        end = found.end()
         if found.quorum_at is None or end is None or now < end:
             return self._move_timer(found, end)
         self._counts["rounds closed"] += 1
-        reason = found.reason(len(live), missing)
+        reason = found.reason()
         refused, late = self._late_votes(found)
         votes = tuple(sorted({**found.votes, **late}.items()))
         voters = tuple(replica for replica, _ in votes)
-        left_out = tuple(replica for replica in missing if replica not in late)
+        left_out = tuple(replica for replica in found.missing if replica not in late)
         reason += f"; late for the round before, and counted here: {len(late)}" if late else ""
         decision = Decision(key, reason, found.opened_at, found.quorum_at, now, voters, left_out)
         close = CloseRound(key, found.opened.handle, votes, decision)
@@ -376,12 +377,13 @@ class QuorumCore:
         gone = self._late.everybody() - self._live.keys()
         _demand(not gone, f"late votes are kept of {sorted(gone)}, who are not live")
         for key, found in self._rounds.items():
-            live, missing = found.census(self._live)
-            end = found.end(missing)
+            end = found.end()
+            is_counted = found.census(self._live) == (found.live_count, found.missing)
+            _demand(is_counted, f"round {key} counts {found.live_count} live members, and misses {list(found.missing)}")
             _demand(key not in self._ended, f"round {key} is open and ended")
             _demand(self._newest is not None and key <= self._newest, f"round {key} is above the newest")
-            _demand(bool(missing), f"round {key} is open with nobody to wait for")
-            _demand((found.quorum_at is not None) == found.has_quorum(len(live)), f"round {key} has a wrong quorum_at")
+            _demand(bool(found.missing), f"round {key} is open with nobody to wait for")
+            _demand((found.quorum_at is not None) == found.has_quorum(), f"round {key} has a wrong quorum_at")
             _demand(found.timer_at == end, f"round {key} waits until {end}, its timer is at {found.timer_at}")
             _demand((found.timer > 0) == (end is not None), f"round {key} has timer {found.timer} for {end}")
             twice = [voter for voter in self._held.voters(key) if voter in found.votes]

@@ -121,7 +121,7 @@ class Scheduler:
     @property
     def members(self) -> frozenset[Member]:
         """The live members of every role of the graph; callable from any thread."""
-        return frozenset(member for members in self._roster.live.values() for member in members)
+        return self._roster.members
 
     def statistics(self) -> dict[str, int]:
         """Firings, and dropped items by reason, since the start."""

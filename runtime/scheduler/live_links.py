@@ -36,13 +36,15 @@ class Change:
 
 
 class Roster:
-    """The live replicas and the links of one host. `link_newest` is the number of the newest link."""
+    """The live replicas, `members` in one set, and the links of one host. `link_newest` is the number of the newest
+    link."""
 
     def __init__(self, plan: Plan, member: Member, nodes: dict[int, NodeState]) -> None:
         self.member = member
         self.live: dict[str, tuple[Member, ...]] = dict.fromkeys(plan.replicas, ())
         self.routes: dict[int, Route] = {}
         self.arrivals: dict[int, Arrival] = {}
+        self.members: frozenset[Member] = frozenset()
         self.link_newest = 0
         self._plan = plan
         self._nodes = nodes
@@ -82,6 +84,7 @@ class Roster:
 
     def check(self) -> None:
         """Raise InvariantError unless links match the roster, and credit is within its bounds."""
+        demand(self.members == {member for of_role in self.live.values() for member in of_role}, "members")
         for route in self.routes.values():
             demand(set(route.links) == set(consumers(route.edge, self.member, self.live)), f"{route.edge.name}: links")
             for link in route.links.values():
@@ -134,16 +137,17 @@ class Roster:
     def _have_live(self, role: str, members: list[Member]) -> Change:
         """Set the live members of a role, and open and close links to match."""
         self.live[role] = tuple(sorted(members))
+        self.members = frozenset(member for of_role in self.live.values() for member in of_role)
         change = Change()
         for route in self.routes.values():
-            wanted = consumers(route.edge, self.member, self.live)
+            wanted = dict.fromkeys(consumers(route.edge, self.member, self.live))
             for member in [member for member in route.links if member not in wanted]:
                 self._close_outlet(route, member)
             for member in wanted:
                 if member not in route.links:
                     self._open_outlet(route, member, change)
         for arrival in self.arrivals.values():
-            wanted = producers(arrival.edge, self.member, self.live)
+            wanted = dict.fromkeys(producers(arrival.edge, self.member, self.live))
             for member in [member for member in arrival.links if member not in wanted]:
                 self._close_inlet(arrival, member, change)
             for member in wanted:

@@ -280,4 +280,9 @@ def consumers(edge: EdgePlan, producer: Member, live: Mapping[str, tuple[Member,
 
 def producers(edge: EdgePlan, consumer: Member, live: Mapping[str, tuple[Member, ...]]) -> tuple[Member, ...]:
     """The live replicas from which an edge leads to a live consumer."""
-    return tuple(member for member in live[edge.source_role] if consumer in consumers(edge, member, live))
+    producers = live[edge.source_role]
+    if edge.route not in ("local", "next"):
+        return producers if consumer in live[edge.target_role] else ()
+    if consumer not in producers:
+        return ()
+    return (consumer,) if edge.route == "local" else (producers[producers.index(consumer) - 1],)

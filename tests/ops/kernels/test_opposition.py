@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.kernels.opposition import MERGES_MIN, SAMPLE_SIZE, Opposition, opposed
+from isthmus.ops.kernels.opposition import MERGES_MIN, SAMPLE_SIZE, Opposition, least_of, opposed
 
 SIZE = 4000
 LIVES = [(slot, 1) for slot in range(4)]
@@ -37,6 +37,26 @@ def test_one_that_points_against_all_who_agree_is_found(signs: tuple[float, ...]
     for seed in range(20):
         assert opposed(gradients(seed, *signs)) == found
         assert opposed(gradients(seed, *signs, size=3 * SAMPLE_SIZE)) == found
+
+
+def test_it_is_what_the_cosines_of_all_pairs_say() -> None:
+    found = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        signs = rng.choice([1.0, 1.0, 1.0, -1.0], int(rng.integers(3, 9)))
+        told = gradients(seed, *signs, agreement=float(rng.uniform(0.0, 0.4)), size=500)
+        unit = np.array([each / np.linalg.norm(each.astype(np.float64)) for each in told], np.float64)
+        cosines, least = unit @ unit.T, least_of(500)
+        expected = []
+        for each in range(len(told)):
+            others = [other for other in range(len(told)) if other != each]
+            among = cosines[np.ix_(others, others)]
+            mean = (among.sum() - len(others)) / (len(others) * (len(others) - 1))
+            against = cosines[each, others].sum() / np.sqrt(among.sum())
+            expected.append(bool(mean > least and against < -least))
+        assert opposed(told) == expected
+        found += expected
+    assert 10 < sum(found) < len(found) - 10
 
 
 def test_directions_that_have_nothing_in_common_say_nothing() -> None:

@@ -108,6 +108,33 @@ def test_a_forgotten_leader_is_followed_by_the_next_at_once():
     assert hear(clock, 24, (0, 4000)) == 11, "a new life starts level, whatever it calls its steps"
 
 
+class EagerClock(StepClock):
+    """Moves up whoever is too far behind at once, each of them."""
+
+    def close_up(self, lag_max):
+        floor = self.count - lag_max
+        self._positions = {slot: (step, max(position, floor)) for slot, (step, position) in self._positions.items()}
+
+
+moments = st.one_of(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300)), max_size=4), st.integers(0, 3), st.integers(0, 40)
+)
+
+
+@given(st.lists(moments, max_size=30), st.integers(0, 40))
+def test_the_clock_counts_as_one_that_moves_up_each_learner_at_once(moments, lag_max):
+    clock, eager = StepClock(), EagerClock()
+    for moment in moments:
+        if isinstance(moment, list):
+            assert hear(clock, lag_max, *moment) == hear(eager, lag_max, *moment)
+        elif moment <= 3:
+            clock.forget(moment)
+            eager.forget(moment)
+        else:
+            lag_max = moment  # H has changed.
+        assert clock.count == eager.count
+
+
 def test_the_clock_outlives_its_learners():
     clock = StepClock()
     hear(clock, 6, (0, 0), (0, 5))
