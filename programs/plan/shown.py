@@ -22,10 +22,12 @@ _LEGEND = (
 )
 _ASSUMED = (
     "Bits a second of each learner's link, full duplex, without latency. The peak is that of the largest fragment, at "
-    "most 4/3 of the mean one; of data-parallel training that of the share of a step in which gradients cross.",
+    "most 4/3 of the mean one; of data-parallel training that of the share of a step in which gradients cross; diloco "
+    "sends everything at once, as fast as its link is.",
     "Memory is the least: parameters, gradient and AdamW on an island, without activations.",
     "Goodput is of the event model of `isthmus simulate goodput`, calibrated to published cells; in diloco and "
-    "streaming-diloco, where all wait for each, it is that of one learner with all chips.",
+    "streaming-diloco, where all wait for each, it is that of one learner with all chips. Without --chips or --island "
+    "there is none.",
 )
 
 
@@ -51,7 +53,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
 
 def table(plan: Plan) -> str:
     """The plan for people, without a page."""
-    rows = [_COLUMNS, *map(_row, plan.outlooks)]
+    rows = _rows(plan)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     facts = (f"{name:<10}{told}" for name, told in _facts(plan))
@@ -60,7 +62,7 @@ def table(plan: Plan) -> str:
 
 def sheet(plan: Plan) -> Sheet:
     """The page."""
-    wanted = plan.wanted
+    wanted, (columns, *rows) = plan.wanted, _rows(plan)
     lead = (
         f"{scaled(wanted.parameters)} parameters, {wanted.learners} learners, {seconds(wanted.step_seconds)} a step, "
         f"{wanted.fragments} fragments, each merged once in {wanted.interval} steps. Nothing ran but the merge."
@@ -69,10 +71,19 @@ def sheet(plan: Plan) -> Sheet:
         "A plan",
         lead,
         [
-            Part("Links", _drawing(plan), _COLUMNS, [_row(each) for each in plan.outlooks], [_LEGEND]),
+            Part("Links", _drawing(plan), columns, rows, [_LEGEND]),
             Part("Machines", None, ("what", "how much"), list(_facts(plan)), _ASSUMED),
         ],
     )
+
+
+def _rows(plan: Plan) -> list[tuple[str, ...]]:
+    """The names of the columns, and a row for each program; with what 1000 steps that count cost, where it is known."""
+    rows = [_COLUMNS, *map(_row, plan.outlooks)]
+    if plan.cost_per_hour is None:
+        return rows
+    costs = ["1000 steps cost", *(f"{each.cost:,.2f}" for each in plan.outlooks if each.cost is not None)]
+    return [(*row, cost) for row, cost in zip(rows, costs, strict=True)]
 
 
 def _row(of: Outlook) -> tuple[str, ...]:
@@ -107,8 +118,6 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "overlap", f"{seconds(plan.overlap_left)} of {seconds(plan.wanted.overlap * plan.wanted.step_seconds)} left"
     if plan.cost_per_hour is not None:
         yield "cost", f"{plan.cost_per_hour:,.2f} an hour for all devices"
-        for each in plan.outlooks:
-            yield "", f"{each.cost or 0:,.2f} for 1000 steps that count of {each.links.program}"
 
 
 def _islands(plan: Plan) -> Iterator[dict[str, Any]]:

@@ -82,7 +82,7 @@ def _demands(of: Wanted) -> list[tuple[bool, str, str, str]]:
         _within(of.learners, 1, LEARNERS_MAX, "--learners", "Say how many there are."),
         _within(of.step_seconds, 1e-6, 1e6, "--step-seconds", "Say how long an inner step takes."),
         _within(of.interval, 1, 1e6, "--interval", "Say after how many steps a fragment is merged again."),
-        _within(of.fragments, 1, min(max(of.parameters, 1), 1e6), "--fragments", "Say into how many to cut the model."),
+        _within(of.fragments, 1, _fragments_max(of), "--fragments", "Say into how many to cut the model."),
         (
             1 <= of.overlap <= of.interval,
             f"--overlap {least}",
@@ -105,6 +105,11 @@ def _demands(of: Wanted) -> list[tuple[bool, str, str, str]]:
     if of.chips is not None and of.chips < of.learners:
         demands.append((False, "--chips at least one for each learner", str(of.chips), "Take more chips."))
     return demands
+
+
+def _fragments_max(of: Wanted) -> float:
+    """A fragment has a parameter at least; where there cannot be so many parameters, that says it."""
+    return min(of.parameters, 1e6) if 1 <= of.parameters <= PARAMETERS_MAX else 1e6
 
 
 def _within(value: float, least: float, most: float, option: str, do: str) -> tuple[bool, str, str, str]:

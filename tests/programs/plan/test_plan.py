@@ -110,6 +110,19 @@ def test_the_command_measures_the_merge_and_tells_all(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "page.html").read_text()
 
 
+def test_the_table_tells_costs_where_there_is_a_price() -> None:
+    told = command("--parameters", "1e9", "--step-seconds", "4", "--island", "v6e:2x2", "--price", "3").stdout
+    columns, first, *_ = (line.split("  ") for line in told.splitlines())
+    # 16 devices for 3 an hour, 4 s a step; a hair more, for failures.
+    assert columns[-1].strip() == "1000 steps cost"
+    assert float(first[-1]) == pytest.approx(16 * 3 * 4000 / 3600, rel=0.01)
+
+
+def test_a_number_that_cannot_be_is_one_fault() -> None:
+    told = command("--parameters", "nan", "--step-seconds", "1").stderr
+    assert told.count("expected") == 1
+
+
 def test_an_island_that_is_too_small_is_said() -> None:
     told = command("--parameters", "12e9", "--step-seconds", "4", "--island", "v6e:2x2")
     assert "too small" in told.stdout
