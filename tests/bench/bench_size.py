@@ -3,8 +3,8 @@
 Decoupled DiLoCo on a task in NumPy whose steps sleep, 8 fragments of 40 kB, H = 16. `real`: processes on this machine;
 CPU time of the syncer's process between two looks, a minute apart, by merges in merges.jsonl and by learners, and the
 memory that the processes have for themselves. `simulated`: hosts on one virtual clock, as the simulator has them; CPU
-time of everything that the syncer's host does, its sockets apart, from its start to its end. Ratios are to the smallest
-number of learners of the same kind.
+time of everything that the syncer's host does, its sockets apart, from its start to its end; and the most memory that
+this process has had. Ratios are to the smallest number of learners of the same kind.
 """
 
 from __future__ import annotations
@@ -12,37 +12,31 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from isthmus.programs.recorder.roles import least_replicas, resolving, with_recorder
+from isthmus.programs.recorder.roles import least_replicas, resolving
 from isthmus.programs.recorder.summary import roster_counts
-from isthmus.programs.request.fingerprint import fingerprint
-from isthmus.programs.request.program import Program
 from isthmus.programs.request.reference import resolve
-from isthmus.programs.request.request import Request, prepare
-from isthmus.programs.run.in_processes import detach, submit
 from isthmus.programs.simulation import toy_task
 from isthmus.runtime import sim
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.machine.host_clock import HostClock
 from isthmus.runtime.tape.writing import SEGMENT_BYTES
-from tests.bench.size.light import LIGHT, STEP_SECONDS
+from tests.bench.size import ordered
+from tests.bench.size.light import STEP_SECONDS
 
-INTERVAL = 16
-PROGRAM = Program("decoupled-diloco", fragments=8, interval=INTERVAL, overlap=2)
 LOOK_SECONDS = 60.0
 STEPS_SIMULATED = 40
 TICK = os.sysconf("SC_CLK_TCK")
@@ -81,7 +75,7 @@ class TimedClock(HostClock):
 
 def simulated(learners: int) -> dict[str, Any]:
     """So many learners in one universe, without faults and without checkers."""
-    graph = toy_task.graph_of(PROGRAM, learners=learners, steps=STEPS_SIMULATED, seed=1, task=toy_task.EVEN)
+    graph = toy_task.graph_of(ordered.PROGRAM, learners=learners, steps=STEPS_SIMULATED, seed=1, task=toy_task.EVEN)
     began = time.monotonic()
     with (
         mock.patch("isthmus.runtime.sim.host.HostClock", TimedClock),
@@ -104,34 +98,16 @@ def simulated(learners: int) -> dict[str, Any]:
     assert isinstance(syncer.clock, TimedClock)
     assert recorder is not None
     merges = int(recorder.host.published["record"]["outer_steps"])
-    return told("simulated", learners, merges, syncer.clock.used) | {"wall_s": round(time.monotonic() - began, 1)}
-
-
-def request(learners: int, folder: Path) -> Request:
-    """A run of the light task that goes on until it is stopped."""
-    run = {"learners": learners, "slots_max": learners, "tokens": 10**9}
-    made = prepare(PROGRAM, run=run, run_dir=folder)
-    job = replace(made.job, task=LIGHT.reference, layout=LIGHT.layout, tokens_per_batch=8, has_gradients=False)
-    graph = PROGRAM.build(job)
-    with_recorder(graph, job)
-    return replace(
-        made,
-        task_reference=job.task,
-        task=LIGHT,
-        job=job,
-        graph=graph,
-        proof=verify(graph),
-        plans=lower(graph),
-        fingerprint=fingerprint(graph, job, PROGRAM.builder()),
-    )
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    found = told("simulated", learners, merges, syncer.clock.used)
+    return found | {"wall_s": round(time.monotonic() - began, 1), "process_mb": round(most / 1e6)}
 
 
 def real(learners: int) -> dict[str, Any]:
     """So many learners, each a process of this machine."""
     with tempfile.TemporaryDirectory() as within:
         folder = Path(within) / "run"
-        submitted = submit(request(learners, folder))
-        detach(submitted)
+        ordered.begin(learners, folder)
         isthmus = str(Path(sys.executable).with_name("isthmus"))
         try:
             until = time.monotonic() + 60 + 3 * learners
@@ -152,11 +128,8 @@ def real(learners: int) -> dict[str, Any]:
             found["own_mb_syncer"] = round(own_bytes(pids["syncer/0"]) / 1e6, 1)
             found["load"] = os.getloadavg()[0]
         finally:
-            subprocess.run([isthmus, "stop", str(folder)], check=False, capture_output=True)
-            until = time.monotonic() + 120
-            while not (folder / "summary.json").exists() and time.monotonic() < until:
-                time.sleep(0.5)
-            time.sleep(2.0)
+            ordered.stop(folder)
+            ordered.wait_for_summary(folder)
     return found
 
 

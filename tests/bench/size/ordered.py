@@ -1,0 +1,59 @@
+"""Runs of the light task, as requests that go on until they are stopped, and their processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from isthmus.programs.recorder.roles import with_recorder
+from isthmus.programs.request.fingerprint import fingerprint
+from isthmus.programs.request.program import Program
+from isthmus.programs.request.request import Request, prepare
+from isthmus.programs.run.in_processes import detach, submit
+from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.graph.verify import verify
+from tests.bench.size.light import LIGHT
+
+INTERVAL: Final = 16
+PROGRAM: Final = Program("decoupled-diloco", fragments=8, interval=INTERVAL, overlap=2)
+SUMMARY_SECONDS_MAX: Final = 120.0
+_ISTHMUS: Final = str(Path(sys.executable).with_name("isthmus"))
+
+
+def begin(learners: int, folder: Path) -> None:
+    """Start a run without an end, which no command watches."""
+    detach(submit(_request(learners, folder)))
+
+
+def stop(folder: Path) -> None:
+    """Ask a run to end, as `isthmus stop` does."""
+    subprocess.run([_ISTHMUS, "stop", str(folder)], check=False, capture_output=True)
+
+
+def wait_for_summary(folder: Path) -> None:
+    """Return once a run that was stopped has written its end."""
+    until = time.monotonic() + SUMMARY_SECONDS_MAX
+    while not (folder / "over.json").exists() and time.monotonic() < until:
+        time.sleep(0.2)
+
+
+def _request(learners: int, folder: Path) -> Request:
+    run = {"learners": learners, "slots_max": learners, "tokens": 10**9}
+    made = prepare(PROGRAM, run=run, run_dir=folder)
+    job = replace(made.job, task=LIGHT.reference, layout=LIGHT.layout, tokens_per_batch=8, has_gradients=False)
+    graph = PROGRAM.build(job)
+    with_recorder(graph, job)
+    return replace(
+        made,
+        task_reference=job.task,
+        task=LIGHT,
+        job=job,
+        graph=graph,
+        proof=verify(graph),
+        plans=lower(graph),
+        fingerprint=fingerprint(graph, job, PROGRAM.builder()),
+    )
