@@ -2,7 +2,9 @@
 
 Decides which fragments may begin: all, in the first life of a shard; later all as long as neither the recorder nor any
 holder of the model knows of any fragment that was merged, once each of those that is live has checked since it knows of
-this life, and reported: an earlier report may be older than what reached it from the life before. From then on
+this life, and reported: an earlier report may be older than what reached it from the life before. A fragment whose
+first version a holder has does not begin anew either: this life goes on from it. No fragment is merged before one
+holder has reported all first versions (`is_kept`), so that there is one to go on from. Once a merge is known,
 fragments without a version come from their holders, also where that is the first one: beside merged fragments one that
 is begun anew would make a model of two. Where the hosts that knew of a merge have died since, this life is the last
 that knows; it reports that to the recorder, which reports a model as lost.
@@ -11,10 +13,13 @@ that knows; it reports that to the recorder, which reports a model as lost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from isthmus.ops.exchange.messages import Control, Held
 from isthmus.ops.recovery.hold import HOLDERS
+
+KEPT_WAIT: Final = 1_000_000_000
+"""Nanoseconds for which the first merge waits for a holder: holders check every 0.2 s, unless they are cut off."""
 
 
 class ShardContext(Protocol):
@@ -23,6 +28,9 @@ class ShardContext(Protocol):
     @property
     def member(self) -> Any:
         """This shard."""
+
+    def now(self) -> int:
+        """The clock of the host, nanoseconds."""
 
     def members(self) -> frozenset[Any]:
         """The live members of every role."""
@@ -37,6 +45,8 @@ class Memory:
         self._recorded: set[int] = set()
         self._has_recorder = False
         self._told: set[int] = set()
+        self._kept_by: int | None = None
+        self._is_kept = False
 
     def hear_recorder(self, control: Control) -> None:
         """Add the recorder's knowledge."""
@@ -55,7 +65,18 @@ class Memory:
         has_heard = self._has_recorder and self.has_heard_holders(context)
         if context.member.incarnation > 1 and (self._merged or not has_heard):
             return []
-        return [fragment for fragment in unborn if fragment not in self._merged]
+        kept = {fragment for item in self._living(context) for fragment in item["fragments"]}
+        return [fragment for fragment in unborn if fragment not in self._merged | kept]
+
+    def is_kept(self, fragments: Iterable[int], context: ShardContext) -> bool:
+        """Whether these fragments may be merged: a live holder has reported all of them, now or before; or no holder is
+        live, or KEPT_WAIT has passed since the first call."""
+        if not self._is_kept:
+            now, wanted = context.now(), set(fragments)
+            self._kept_by = now + KEPT_WAIT if self._kept_by is None else self._kept_by
+            is_held = any(wanted <= set(item["fragments"]) for item in self._living(context))
+            self._is_kept = is_held or not _holders(context) or now >= self._kept_by
+        return self._is_kept
 
     def news(self, context: ShardContext) -> list[tuple[str, Held]]:
         """A later life's reports to the recorder (port `held`): merged fragments that the recorder does not know.
@@ -73,6 +94,10 @@ class Memory:
         own = [context.member.replica.slot, context.member.incarnation]
         looked = {replica for replica, item in self._heard.items() if own in item["lives"]}
         return _holders(context) <= looked
+
+    def _living(self, context: ShardContext) -> list[Held]:
+        """The reports of live holders."""
+        return [self._heard[holder] for holder in sorted(_holders(context)) if holder in self._heard]
 
     def totals(self) -> list[list[int]]:
         """The progress of the run in the versions held for this life of the shard, [slot, incarnation, tokens]."""

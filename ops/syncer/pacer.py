@@ -342,7 +342,9 @@ class Pacer:
     def _openings(self) -> list[Round]:
         if len(self._born) < len(self._own):
             return self._open_initial()
-        return self._open_final() if self._is_stopping else self._open_merges()
+        if self._is_stopping:
+            return self._open_final()
+        return self._open_merges() if self._memory.is_kept(self._own, self._context) else []
 
     def _open_initial(self) -> list[Round]:
         """The first version of all fragments that have none: the one that learners hold, if this shard comes back."""

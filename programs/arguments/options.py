@@ -193,6 +193,14 @@ class Options:
         """The options of the run in a folder."""
         return replace(self, config=folder / "config.toml", run_dir=None)
 
+    def program_reference(self) -> str:
+        """The program that was asked for, or the default one."""
+        from isthmus.programs.arguments import config
+        from isthmus.programs.request.program import DEFAULT, Program
+
+        sections, _ = config.read(self.config, self.model, self.keys(), self.sets or (), self.cluster)
+        return Program(sections.program_reference or DEFAULT).reference
+
     def with_sets(self, sets: list[str]) -> Options:
         """The same, with some more of --set."""
         return replace(self, sets=[*(self.sets or ()), *sets])

@@ -62,10 +62,12 @@ def text(x: float, y: float, content: str, *classes: str, **attributes: Attribut
     return element("text", content, x=x, y=y, class_=" ".join(classes) or None, **attributes)
 
 
-def rectangle(x: float, y: float, width: float, height: float, class_: str, title: str = "") -> Markup:
+def rectangle(
+    x: float, y: float, width: float, height: float, class_: str, title: str = "", **attributes: str
+) -> Markup:
     """A box, with its tooltip `title`."""
     children = [element("title", title)] if title else []
-    return element("rect", *children, x=x, y=y, width=max(width, 0.0), height=height, class_=class_)
+    return element("rect", *children, x=x, y=y, width=max(width, 0.0), height=height, class_=class_, **attributes)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:

@@ -51,7 +51,10 @@ def draw_merges(
             parts.append(text(left - 8, y + height / 2 + 4, f"fragment {fragment}", "end"))
         cells = _cells(merges, grouped, of, x, has_titles)
         high = height - (2 if height >= 11 else 1)
-        parts.extend(rectangle(begin, y, wide, high, class_, title) for begin, wide, class_, title in cells)
+        parts.extend(
+            rectangle(begin, y, wide, high, class_, title, data_merge=key_of(merge.fragment, merge.round))
+            for begin, wide, class_, title, merge in cells
+        )
         parts.extend(_not_merged(record, fragment % record.shards, x, y, high))
     label = f"{sum(map(len, rows.values()))} merges of {len(rows)} fragments over time, by contributors"
     return drawing(width, bottom + 22, label, *parts)
@@ -63,6 +66,11 @@ def _not_merged(record: RunRecord, shard: int, x: Scale, y: float, high: float) 
         if absence.host == f"syncer/{shard}" and absence.kind == "gone":
             begin, end = x(absence.begun), x(record.wall_seconds if absence.ended is None else absence.ended)
             yield rectangle(begin, y, max(end - begin, 2), high, "absent", away(absence, record.waiting))
+
+
+def key_of(fragment: int, number: int) -> str:
+    """By which a cell names its merge, the last of several."""
+    return f"{fragment}-{number}"
 
 
 def merges_by_fragment(record: RunRecord) -> dict[int, list[MergeRecord]]:
@@ -78,15 +86,16 @@ def merges_by_fragment(record: RunRecord) -> dict[int, list[MergeRecord]]:
 
 def _cells(
     merges: Sequence[MergeRecord], grouped: int, of: int, x: Scale, has_titles: bool
-) -> Iterator[tuple[float, float, str, str]]:
-    """(left edge, width, class, title) of every cell of a row."""
+) -> Iterator[tuple[float, float, str, str, MergeRecord]]:
+    """(left edge, width, class, title, the merge, or the last) of every cell of a row."""
     begin = x(0.0)
     for index in range(0, len(merges), grouped):
         group = merges[index : index + grouped]
         end = max(x(group[-1].time), begin)
         mean = sum(len(merge.voters) for merge in group) / len(group)
         title = describe(group[0], of) if len(group) == 1 else _describe_group(group, mean, of)
-        yield begin, max(end - begin - 1, 0.8), f"cell k{share_level(int(mean), of)}", title if has_titles else ""
+        class_ = f"cell k{share_level(int(mean), of)}"
+        yield begin, max(end - begin - 1, 0.8), class_, title if has_titles else "", group[-1]
         begin = end
 
 

@@ -22,6 +22,7 @@ from isthmus.programs.machine import client as machine_client
 from isthmus.programs.machine.client import Daemon
 from isthmus.programs.request import spec
 from isthmus.programs.request.request import Request
+from isthmus.programs.run.differences import check_program
 from isthmus.programs.run.in_processes import Submitted, apart, detach, submit_apart
 from isthmus.programs.run.resume import is_store, resumed, resumed_from_store
 from isthmus.programs.snapshots.urls import KEY
@@ -52,8 +53,9 @@ def resume(where: str, asked: Options, *, is_detached: bool, quiet: bool) -> Non
     asked.check_resume(*(["run_dir"] if is_elsewhere else []))
 
     def request(folder: Path, sets: list[str]) -> Request:
-        told = asked.resumed(folder).with_sets(sets).request().to_train()
-        return told.with_store(run=spec.load(folder).run)
+        told, wanted = spec.load(folder), asked.resumed(folder).with_sets(sets)
+        check_program(told, wanted.program_reference(), f"Resuming {where}")
+        return wanted.request().to_train().with_store(run=told.run)
 
     def from_store(aside: Path, place: str) -> Callable[[list[str]], Request]:
         is_set = any(each.split("=")[0].strip() == KEY for each in asked.sets or ())

@@ -137,9 +137,9 @@ def _decoded(item: Any, fragment: Any) -> Any:
 class ModelChecker(Checker):
     """A merged model is never begun anew while it is known, and lost only with all its holders.
 
-    It is known to a live evaluator or recorder that has heard of it, and to a recorder that has had time to write it
-    down. It is lost only where, for some fragment, all its holders (shards, learners, evaluator and recorder) have
-    ended at once.
+    It is known to a live evaluator or recorder that has heard of it, or of its initial version, and to a recorder that
+    has had time to write it down. It is lost only where, for some fragment, all its holders (shards, learners,
+    evaluator and recorder) have ended at once.
 
     A holder samples its inputs once every SAMPLED_NS: it has not seen an item that arrived within that time before the
     news that the sender is gone.
@@ -151,6 +151,7 @@ class ModelChecker(Checker):
         self._shown: dict[int, dict[Life, tuple[int, Member]]] = {}
         """Like `_heard`, for any version of a fragment, the initial one included."""
         self._published: set[int] = set()
+        self._merged: set[int] = set()
         self._told_of: set[int] = set()
         self._noted: set[int] = set()
         self._begun: set[tuple[Member, int]] = set()
@@ -196,12 +197,16 @@ class ModelChecker(Checker):
         """Look at first versions."""
         if edge.source_port == "update":
             self._published.add(item["fragment"])
+            if item["kind"] in ("merge", "final"):
+                self._merged.add(item["fragment"])
         if edge.source_port == "update" and item["kind"] == "initial":
             fragment = item["fragment"]
             if (life.member, fragment) in self._begun:
                 return  # A host that joins is sent the items again, the first version included, under codes.
             self._begun.add((life.member, fragment))
-            known = [str(each.member) for each in self._heard.get(fragment, {}) if not each.is_dead]
+            shown = self._shown if fragment in self._merged else self._heard
+            hearers = {**self._heard.get(fragment, {}), **shown.get(fragment, {})}
+            known = [str(each.member) for each in hearers if not each.is_dead]
             if fragment in self._noted or known:
                 raise ViolationError(
                     f"{life.member} begins fragment {fragment} anew, which was merged; known to {known}"

@@ -2,8 +2,8 @@
 
 Each part of the page has a template and a function here or in `sections`, `failures` and `headline` that returns the
 template's values; a part for which the run folder has nothing is listed at the end with the reason. The scripts in the
-page only draw curves. A content security policy names them by their hashes, so a browser runs no other script and loads
-nothing, for any texts in a run.
+page draw curves, and show the facts of a merge that is clicked. A content security policy names them by their hashes,
+so a browser runs no other script and loads nothing, for any texts in a run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _PACKAGE: Final = "isthmus.programs.report"
-_SCRIPTS: Final = ("uplot/uPlot.iife.min.js", "charts.js")
+_SCRIPTS: Final = ("uplot/uPlot.iife.min.js", "charts.js", "merges.js")
 _FORBIDDEN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 """Control characters and halves of surrogate pairs: no document may hold them, but a JSON file may name them."""
 

@@ -15,7 +15,7 @@ from isthmus.programs.books.words import book_lines
 from isthmus.programs.charts.curves import charts
 from isthmus.programs.charts.graph import draw_graph, parse_graph
 from isthmus.programs.charts.lanes import LEARNERS_MAX
-from isthmus.programs.charts.merges import CELLS_MAX, draw_merges, merges_by_fragment
+from isthmus.programs.charts.merges import CELLS_MAX, draw_merges, key_of, merges_by_fragment
 from isthmus.programs.charts.style import SHARE_LEVELS, share_level
 from isthmus.programs.charts.timeline import draw_timeline, longest_pause, visible_rounds
 from isthmus.programs.charts.window import Window
@@ -23,9 +23,14 @@ from isthmus.programs.results.numbers import seconds, size, whole
 from isthmus.programs.results.progress import while_stepping, without_loss
 from isthmus.programs.results.record import RunRecord, as_number
 from isthmus.programs.results.timeline import slot_of
+from isthmus.programs.why import words
+from isthmus.programs.why.facts import MergeFacts
+from isthmus.programs.why.folder import told as told_of_merges
 
 WIDE: Final = 1080.0
 CHANGES_SHOWN: Final = 100
+FACTS_MAX, ANSWERS_MAX = 600, 4_000
+"""Merges that can be clicked, and answers in all of them: 0.2 kB an answer, half a megabyte of the page."""
 _NARROW: Final = 420.0
 _NARROW_CELLS_MAX: Final = 500
 _ACCOUNTS: Final = (
@@ -94,8 +99,25 @@ def merges(record: RunRecord) -> Part:
         "told": sum(merge.kind == "merge" for merge in record.merges),
         "known": record.number("outer_steps") or 0.0,
         "was_away": any(item.role == "syncer" and item.kind == "gone" for item in record.absences),
+        "facts": {
+            key_of(each.fragment, each.round): _told(each)
+            for each in told_of_merges(record.folder, FACTS_MAX, ANSWERS_MAX)
+        },
     }
     return Part("merges", "Merges", values)
+
+
+def _told(facts: MergeFacts) -> dict[str, Any]:
+    """What `isthmus why` tells of a merge, as the script of the page shows it."""
+    remarks = [f"learner {answer.slot}: {said}" for answer in facts.answers if (said := words.remark(answer))]
+    version = None if facts.version is None else words.dotted(facts.version)
+    return {
+        "head": words.head(facts),
+        "rows": list(words.rows(facts)),
+        "table": words.table(facts.answers),
+        "remarks": remarks,
+        "command": f"isthmus why --fragment {facts.fragment}" + (f" --version {version}" if version else ""),
+    }
 
 
 def changes(record: RunRecord) -> Part | None:

@@ -30,14 +30,16 @@ _OUTER: Final = {"outer_lr": "lr", "outer_momentum": "momentum"}
 _DO: Final = "Leave it as it was, or start a new run."
 
 
+def check_program(told: Spec, wanted: str, doing: str) -> None:
+    """ConfigError unless the `wanted` program is that of the run: the settings of another one mean nothing to it."""
+    if told.job.program != wanted:
+        raise ConfigError.of([_fault("run.program", (told.job.program, wanted), doing)])
+
+
 def changes(told: Spec, wanted: Job, doing: str) -> dict[str, tuple[Any, Any]]:
     """A run's settings that a job changes: key -> (before, after); ConfigError with every key that may not change."""
     found = dict(_differences(told.job, wanted))
-    faults = [
-        Fault(f"{doing}, which would change {key}", f"{was!r}, with which it was begun", f"{now!r}", _DO)
-        for key, (was, now) in found.items()
-        if not _may_change(key, wanted)
-    ]
+    faults = [_fault(key, pair, doing) for key, pair in found.items() if not _may_change(key, wanted)]
     if faults:
         raise ConfigError.of(faults)
     return found
@@ -50,6 +52,11 @@ def pinned(graph: Graph, wanted: Mapping[str, Any]) -> dict[str, Any]:
     if outer is None:
         return {}
     return {key: outer.keywords[name] for key, name in _OUTER.items() if key in wanted and wanted[key] is None}
+
+
+def _fault(key: str, found: tuple[Any, Any], doing: str) -> Fault:
+    was, now = found
+    return Fault(f"{doing}, which would change {key}", f"{was!r}, with which it was begun", f"{now!r}", _DO)
 
 
 def _may_change(key: str, wanted: Job) -> bool:

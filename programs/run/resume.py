@@ -20,7 +20,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -31,6 +31,7 @@ import msgspec
 
 from isthmus.programs.islands.elastic_sizes import sizes_here
 from isthmus.programs.recorder import memory as recorder_memory
+from isthmus.programs.recorder.summary import fragment_sizes
 from isthmus.programs.request import new_folder, spec
 from isthmus.programs.request.program import Program
 from isthmus.programs.request.request import Request
@@ -38,7 +39,7 @@ from isthmus.programs.request.run_lock import InUseError, RunLock, user_of
 from isthmus.programs.run.differences import changes, pinned
 from isthmus.programs.run.in_processes import Submitted, apart, submitted
 from isthmus.programs.snapshots.fetched import Fetched, fetch
-from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
+from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
 from isthmus.programs.snapshots.stored import Head, heads
 from isthmus.programs.snapshots.urls import place_of
 from isthmus.runtime.daemon.ledger import Ledger
@@ -62,7 +63,7 @@ def resumed(folder: Path, request: Callable[[list[str]], Request]) -> Submitted:
     doing = f"Resuming {folder}"
     _check_folder(folder, doing)
     told = spec.load(folder)
-    files = apart(lambda: _files(told, request, doing))
+    files = apart(lambda: _files(folder, told, request, doing))
     with _lock(folder, doing):
         if files:
             spec.put_aside(folder)
@@ -95,7 +96,7 @@ def resumed_from_store(
         found = fetch(place, fresh, DISK, doing)
         told = spec_of(fresh, found.head, doing)
         (fresh / spec.CLUSTER).unlink(missing_ok=True)  # It goes on here alone.
-        files = apart(lambda: _files(told, asked(fresh, place.text), doing, is_elsewhere=True))
+        files = apart(lambda: _files(fresh, told, asked(fresh, place.text), doing, is_elsewhere=True))
         chosen = new_folder.choose(run_dir, Program(told.job.program).name, datetime.now())
         folder = new_folder.make(chosen, files[new_folder.CONFIG], is_given=run_dir is not None)
         with _lock(folder, doing), new_folder.prepared(folder):
@@ -133,8 +134,8 @@ def tell_faults(folder: Path, faults: list[str]) -> None:
 
 def spec_of(folder: Path, head: Head, doing: str) -> spec.Spec:
     """The spec of a fetched run; ConfigError if the run is alive here, or its spec cannot be read."""
-    if found := _why_no_spec(folder):
-        raise ConfigError(doing, "the spec of a run in processes", found, "Start the run again.")
+    if why := _why_no_spec(folder):
+        raise ConfigError(doing, "the spec of a run in processes", *why)
     machine, _, home = head.home.partition(":")
     if machine == platform.node() and (user := user_of(Path(home))):
         do = f"Look at it: isthmus status {home}"
@@ -162,9 +163,12 @@ def aside(base: Path, doing: str) -> Iterator[Path]:
 
 
 def _files(
-    told: spec.Spec, request: Callable[[list[str]], Request], doing: str, *, is_elsewhere: bool = False
+    folder: Path, told: spec.Spec, request: Callable[[list[str]], Request], doing: str, *, is_elsewhere: bool = False
 ) -> dict[str, Any]:
-    """Replacements of the run's files, by name; empty if nothing changes, never empty if `is_elsewhere`."""
+    """Replacements of the run's files, by name; empty if nothing changes, never empty if `is_elsewhere`.
+
+    ConfigError where it cannot go on like this, or no snapshot in the folder is whole.
+    """
     from isthmus.programs.request.graph_view import as_json
 
     try:
@@ -173,6 +177,7 @@ def _files(
         expected = f"the graph that it was begun with, {told.fingerprint}"
         do = "The program or isthmus itself was changed since. Undo that, or start a new run."
         raise ConfigError(doing, expected, f"another one now, {error.faults[0].found}", do) from None
+    check_whole(folder, doing, fragment_sizes(graph))
     made = request([])
     found = changes(told, made.job, doing)
     if kept := pinned(graph, made.job.settings if found else {}):
@@ -196,14 +201,20 @@ def _change(folder: Path, files: Mapping[str, Any]) -> None:
         write_json(folder / name, files[name])
 
 
-def _why_no_spec(folder: Path) -> str:
-    """Why a folder has no run in processes, or ''."""
+def _why_no_spec(folder: Path) -> tuple[str, str] | None:
+    """Why there is no run in processes in a folder, and what to do; None if there is one."""
+    do = "Name the folder of a run, as it is in runs/."
     try:
-        return "one in one process" if spec.load(folder).transport == spec.INPROC else ""
+        if spec.load(folder).transport != spec.INPROC:
+            return None
+        return "one in one process", "Runs with --transport inproc cannot be resumed: they have no daemon."
     except FileNotFoundError:
-        return "no spec.json" if folder.is_dir() else "no such folder"
+        return (f"no {spec.SPEC}" if folder.is_dir() else "no such folder"), do
+    except NotADirectoryError:
+        return "a file", do
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"a {spec.SPEC} that cannot be read: {error}"
+        do = "Resume it with the version of isthmus that began it; if that file is damaged, look for a copy of it."
+        return f"a {spec.SPEC} that cannot be read: {error}", do
 
 
 def _lock(folder: Path, doing: str) -> RunLock:
@@ -215,9 +226,7 @@ def _lock(folder: Path, doing: str) -> RunLock:
 
 
 def _check_folder(folder: Path, doing: str) -> None:
-    if found := _why_no_spec(folder):
-        do = "Runs with --transport inproc cannot be resumed: they have no daemon."
-        raise ConfigError(doing, "the folder of a run in processes", found, do)
+    _check_spec(folder, doing)
     if (folder / spec.CLUSTER).exists():
         do = (
             "Start the daemon of its home again, which goes on with it; "
@@ -233,11 +242,12 @@ def has_snapshot(folder: Path) -> bool:
 
 
 def check_cut_off(folder: Path, doing: str) -> None:
-    """ConfigError unless a folder has a run in processes that was cut off, and can go on from its snapshot."""
-    if found := _why_no_spec(folder):
-        do = "Runs with --transport inproc cannot be resumed: they have no daemon."
-        raise ConfigError(doing, "the folder of a run in processes", found, do)
-    _lock(folder, doing).close()
+    """ConfigError unless a folder has a run in processes that was cut off, and can go on from its snapshot. Nothing in
+    it is written."""
+    _check_spec(folder, doing)
+    if user := user_of(folder):
+        do = f"Look at it: isthmus status {folder}"
+        raise ConfigError(doing, "a run that was cut off", f"one that goes on there, of process {user}", do)
     memory = recorder_memory.load(folder, DISK)
     outcomes = [json.loads((folder / name).read_text())["outcome"] for name in OVER if (folder / name).exists()]
     if outcomes and (outcomes[0] != "failed" or memory is None or memory.final):
@@ -245,3 +255,19 @@ def check_cut_off(folder: Path, doing: str) -> None:
     if not has_snapshot(folder):
         do = "It was cut off before the first one, or its program gives no model to keep. Start it again."
         raise ConfigError(doing, f"a snapshot in {folder / FOLDER}", "none", do)
+
+
+def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) -> None:
+    """ConfigError unless a snapshot in a folder is whole, and of a model with fragments of these sizes."""
+    try:
+        is_whole, faults = Snapshots(folder / FOLDER, sizes, DISK).examine()
+    except OSError as error:
+        is_whole, faults = False, [f"{error.strerror}: {error.filename}"]
+    if not is_whole:
+        do = "Look for a copy of it, or for what run.snapshots had stored; or start the run again."
+        raise ConfigError(doing, f"a snapshot in {folder / FOLDER} that is whole, of this model", "; ".join(faults), do)
+
+
+def _check_spec(folder: Path, doing: str) -> None:
+    if why := _why_no_spec(folder):
+        raise ConfigError(doing, "the folder of a run in processes", *why)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -57,6 +58,12 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lengths: list[float] = []
 
 
+class _Format(msgspec.Struct, frozen=True):
+    """What a manifest of any version says."""
+
+    format: int
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A snapshot: one entry for each fragment of the model, in order, and those of whole `states` of learners, in
     programs that have any; `writer` is the recorder's life that took it."""
@@ -88,10 +95,11 @@ class Found(NamedTuple):
 class Snapshots:
     """The snapshots in `folder` of a model with fragments of `sizes` values, taken by one life of the recorder.
 
-    Errors of the disk are raised as OSError, and leave the newest good snapshot as it was.
+    A reader that does not know the sizes gives None. Errors of the disk are raised as OSError, and leave the newest
+    good snapshot as it was.
     """
 
-    def __init__(self, folder: Path, sizes: Sequence[int], disk: Disk, life: int = 1) -> None:
+    def __init__(self, folder: Path, sizes: Sequence[int] | None, disk: Disk, life: int = 1) -> None:
         self._folder, self._sizes, self._disk, self._life = folder, sizes, disk, life
         self._newest: Manifest | None = None
         self._before: Manifest | None = None
@@ -119,6 +127,22 @@ class Snapshots:
             self._newest, self._is_in_place = manifest, name == MANIFEST
             return Found(manifest, held, faults, states)
         return Found(None, {}, faults, {})
+
+    def examine(self) -> tuple[bool, list[str]]:
+        """Whether there is one that is whole, and what is wrong with newer ones; one entry at a time is in memory."""
+        faults: list[str] = []
+        for name in (MANIFEST, BEFORE):
+            try:
+                manifest = self._manifest(name)
+                for _ in chain(self._items(manifest), self._states(manifest)):
+                    pass
+            except FileNotFoundError:
+                continue
+            except ValueError as error:
+                faults.append(f"{FOLDER}/{name}: {error}")
+                continue
+            return True, faults
+        return False, faults
 
     @property
     def newest(self) -> Manifest | None:
@@ -206,17 +230,28 @@ class Snapshots:
         self._old |= kept
 
     def _read(self, name: str) -> tuple[Manifest, dict[int, State], dict[int, WholeState]]:
-        manifest = msgspec.json.decode(self._disk.read(self._folder / name), type=Manifest)
-        if manifest.format != FORMAT:
-            raise ValueError(f"expected format {FORMAT}, found {manifest.format}")
-        if [entry.fragment for entry in manifest.fragments] != list(range(len(self._sizes))):
-            raise ValueError(f"expected {len(self._sizes)} fragments, found {len(manifest.fragments)}")
-        states = {entry.index: whole_states.decoded(entry, self._data(entry)) for entry in manifest.states}
-        return manifest, dict(self._items(manifest)), states
+        manifest = self._manifest(name)
+        return manifest, dict(self._items(manifest)), dict(self._states(manifest))
+
+    def _manifest(self, name: str) -> Manifest:
+        data = self._disk.read(self._folder / name)
+        told = msgspec.json.decode(data, type=_Format)
+        if told.format != FORMAT:
+            raise ValueError(f"expected format {FORMAT}, found {told.format}: another version of isthmus wrote it")
+        manifest = msgspec.json.decode(data, type=Manifest)
+        count = len(manifest.fragments if self._sizes is None else self._sizes)
+        if [entry.fragment for entry in manifest.fragments] != list(range(count)):
+            raise ValueError(f"expected {count} fragments, found {len(manifest.fragments)}")
+        return manifest
 
     def _items(self, manifest: Manifest) -> Iterator[tuple[int, State]]:
-        for entry, size in zip(manifest.fragments, self._sizes, strict=True):
+        for entry in manifest.fragments:
+            size = None if self._sizes is None else self._sizes[entry.fragment]
             yield entry.fragment, _item(entry, self._data(entry), size)
+
+    def _states(self, manifest: Manifest) -> Iterator[tuple[int, WholeState]]:
+        for entry in manifest.states:
+            yield entry.index, whole_states.decoded(entry, self._data(entry))
 
     def _data(self, entry: Entry | StateEntry) -> bytes:
         """The contents of an entry's file; ValueError if they differ from those written."""
@@ -229,13 +264,14 @@ class Snapshots:
         return data
 
 
-def _item(entry: Entry, data: bytes, size: int) -> State:
+def _item(entry: Entry, data: bytes, size: int | None) -> State:
     try:
         tensors: dict[str, Vector] = load(data)
     except SafetensorError as error:
         raise ValueError(f"{entry.file} is no file of a fragment: {error}") from None
     if VALUES not in tensors:
         raise ValueError(f"{entry.file}: expected a tensor {VALUES!r}, found {sorted(tensors)}")
+    size = tensors[VALUES].size if size is None else size
     for name, found in tensors.items():
         if found.dtype != np.float32 or found.shape != (size,):
             expected = f"{size} values of float32"

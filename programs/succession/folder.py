@@ -16,7 +16,7 @@ from typing import Any, Final, final
 
 from isthmus.programs.cluster.handover import Sites
 from isthmus.programs.request import spec
-from isthmus.programs.run.resume import AT_END, check_cut_off
+from isthmus.programs.run.resume import AT_END, check_cut_off, check_whole
 from isthmus.runtime.daemon import reopen
 from isthmus.runtime.daemon.site import HERE
 from isthmus.runtime.errors import ConfigError
@@ -41,6 +41,7 @@ class Estate:
 def read(folder: Path, doing: str) -> Estate:
     """The estate in a folder; ConfigError if its run cannot go on under another home."""
     check_cut_off(folder, doing)
+    check_whole(folder, doing)
     if not (folder / spec.CLUSTER).exists():
         do = f"Go on with it on its own machine: isthmus train --resume {folder}"
         raise ConfigError(doing, "a run of a cluster", f"no {spec.CLUSTER} in {folder}", do)

@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from isthmus.programs.results import numbers
 from isthmus.programs.terminal.fitted_table import Column, fitted
 from isthmus.programs.terminal.live import facts
 from isthmus.programs.why import words
@@ -57,24 +56,4 @@ def _print(console: Console, merge: MergeFacts) -> None:
 
 
 def _columns(answers: Sequence[Answer]) -> list[Column]:
-    """A row for each learner, without empty columns."""
-    lives = {answer.incarnation for answer in answers} - {None, 1}
-    columns = [
-        Column("learner", [str(answer.slot) for answer in answers]),
-        Column("life", [str(answer.incarnation or "") for answer in answers] if lives else []),
-        Column("answer", [words.fate(answer) for answer in answers], is_text=True),
-        Column("arrived", [_time(answer.arrived_ms) for answer in answers]),
-        Column("tokens", [_whole(answer.tokens) for answer in answers]),
-        Column("steps", [_whole(answer.steps) for answer in answers]),
-        Column("weight", ["" if answer.weight is None else numbers.percent(answer.weight) for answer in answers]),
-        Column("bytes", ["" if answer.size_bytes is None else numbers.size(answer.size_bytes) for answer in answers]),
-    ]
-    return [column for column in columns if any(column.cells)]
-
-
-def _time(value_ms: float | None) -> str:
-    return "" if value_ms is None else numbers.seconds(value_ms / 1e3)
-
-
-def _whole(value: float | None) -> str:
-    return "" if value is None else numbers.whole(value)
+    return [Column(name, cells, is_text=name == "answer") for name, cells in words.table(answers).items()]

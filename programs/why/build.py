@@ -28,7 +28,7 @@ def merge_facts(
     Arguments:
         line: that of merges.jsonl.
         taped: its round on the tape of the shard; empty without one.
-        lines: all lines, which have the origins of later epochs.
+        lines: those that have the origins of later epochs.
         gamma: the run's safety margin of the grace; None if it has none.
         tokens_of_step: the tokens of a learner's batch, by slot, the last for all beyond; empty if unknown.
         sizes: the bytes of all answers of each learner to this shard, in their order; None if unknown.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from isthmus.programs.adapted import words as changes
 from isthmus.programs.results.absence_words import away
@@ -18,7 +20,7 @@ from isthmus.programs.results.who_waits import waiting_of
 from isthmus.programs.tapes import tape_files
 from isthmus.programs.why.build import merge_facts
 from isthmus.programs.why.facts import Away, Line, MergeFacts, Why
-from isthmus.programs.why.on_tape import TapedRound, taped_round
+from isthmus.programs.why.on_tape import TapedRound, taped_round, taped_rounds
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.tape.reading import Reading
@@ -68,6 +70,19 @@ def why(folder: Path, wanted: Wanted) -> Why:
     return Why(str(folder), merge, recoveries, _away(folder, [merge, *recoveries]), run.problems)
 
 
+def told(folder: Path, merges_max: int, answers_max: int) -> list[MergeFacts]:
+    """What the run folder tells of many merges, as far as these bounds go: of those first in which a learner was left
+    out or refused, then of the newest. Lines that are damaged are left out: whoever reads the run names them."""
+    lines = [line for line in objects(folder / MERGES) if _is_sound(line)]
+    merges = [line for line in lines if line["kind"] in ("merge", "final")]
+    merges.sort(key=lambda line: (bool(line.get("left_out") or line.get("refused")), line["time"]), reverse=True)
+    learners = max((len(line.get("voters", ())) for line in merges), default=1)
+    chosen = merges[: min(merges_max, answers_max // max(1, learners))]
+    run = _Run(folder, lines)
+    run.read_ahead(chosen)
+    return [run.facts(line) for line in chosen]
+
+
 def _chosen(lines: Sequence[Line], wanted: Wanted) -> list[Line]:
     """The requested line, and those that took its version up again."""
     doing = "Looking for a merge"
@@ -105,8 +120,11 @@ class _Run:
 
     def __init__(self, folder: Path, lines: Sequence[Line]) -> None:
         self.problems: list[str] = []
-        self._folder, self._lines = folder, lines
+        self._folder = folder
+        self._first = list({(line["fragment"], line.get("epoch", 1)): line for line in reversed(lines)}.values())
+        """The first line of each epoch of a fragment, which says with which version it began."""
         self._tapes: dict[Member, Reading] = {}
+        self._rounds: dict[Member, dict[int, TapedRound]] = {}
         self._gamma = _gamma(folder)
         self._changes = changes.read(folder)
         self._tokens_of_step = _tokens_of_step(folder)
@@ -117,19 +135,31 @@ class _Run:
         return merge_facts(
             line,
             self._taped(line),
-            lines=self._lines,
+            lines=self._first,
             gamma=self._gamma,
             tokens_of_step=self._tokens_of_step,
             sizes=self._sizes_to(f"syncer/{line.get('shard', 0)}"),
             changes=self._changes,
         )
 
-    def _taped(self, line: Line) -> TapedRound:
-        shard = Member(Replica("syncer", line.get("shard", 0)), line.get("epoch", 1))
+    def read_ahead(self, lines: Iterable[Line]) -> None:
+        """Find the rounds of these lines on their tapes, in one pass over each."""
+        wanted: dict[Member, list[int]] = {}
+        for line in lines:
+            wanted.setdefault(_shard(line), []).append(line["round"])
+        for shard, rounds in wanted.items():
+            self._rounds[shard] = taped_rounds(self._tape(shard).records, rounds)
+
+    def _tape(self, shard: Member) -> Reading:
         if shard not in self._tapes:
             self._tapes[shard] = self._read(shard)
-        tape = self._tapes[shard]
-        taped = taped_round(tape.records, line["round"])
+        return self._tapes[shard]
+
+    def _taped(self, line: Line) -> TapedRound:
+        shard, number = _shard(line), line["round"]
+        tape = self._tape(shard)
+        found = self._rounds.get(shard, {})
+        taped = found[number] if number in found else taped_round(tape.records, number)
         if tape.segments and taped.closing is None:
             why_not = "it is written twice a second, or was cut off"
             if tape.missing:
@@ -163,6 +193,49 @@ class _Run:
                 if role == "learner" and transfer.target_port == "answer":
                     self._sizes.setdefault(transfer.target, {}).setdefault(int(slot), []).append(transfer.size_bytes)
         return self._sizes.get(host, {})
+
+
+class _Asked(msgspec.Struct):
+    push: list[tuple[int, str]]
+    update: str
+    interval: int
+    overlap: int
+
+
+class _Sound(msgspec.Struct):
+    """The types of a line of merges.jsonl, as far as facts are made of it."""
+
+    time: float
+    fragment: int
+    round: int
+    kind: str
+    shard: int = 0
+    epoch: int = 1
+    version: tuple[int, int] | None = None
+    origin: tuple[int, int] | None = None
+    voters: list[int] = []
+    weights: list[float] = []
+    left_out: list[int] = []
+    refused: list[tuple[int, str]] = []
+    shortened: list[tuple[int, float]] = []
+    opposed: list[tuple[int, int]] = []
+    reason: str = ""
+    quorum_ms: float | None = None
+    grace_ms_used: float | None = None
+    asked: _Asked | None = None
+
+
+def _is_sound(line: Line) -> bool:
+    try:
+        msgspec.convert(line, _Sound)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _shard(line: Line) -> Member:
+    """The life of a shard that a line is of."""
+    return Member(Replica("syncer", line.get("shard", 0)), line.get("epoch", 1))
 
 
 def _gamma(folder: Path) -> float | None:

@@ -1,4 +1,4 @@
-"""The records of one round on the tape of a shard: its openings, the times of its answers, and its outcome. Pure.
+"""The records of rounds on the tape of a shard: their openings, the times of their answers, and their outcomes. Pure.
 
 A tape has no payloads, but of each item the fields that cores read or that are noted: of an opening its terms, of an
 answer its round and its tokens (begin, end], of a merge the round and when it was published. So nothing here needs the
@@ -7,7 +7,7 @@ graph of the run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -66,8 +66,14 @@ class TapedRound:
 
 
 def taped_round(records: Sequence[Record], number: int) -> TapedRound:
-    """Round `number` on a tape; empty if the tape does not have it."""
-    taped = TapedRound()
+    """What a tape has of round `number`; empty where it has nothing."""
+    return taped_rounds(records, [number])[number]
+
+
+def taped_rounds(records: Sequence[Record], rounds: Collection[int]) -> dict[int, TapedRound]:
+    """What a tape has of each of these `rounds`; empty where it has nothing."""
+    taped = {number: TapedRound() for number in rounds}
+    answers_of: dict[int, int] = {}
     first: dict[int, Mapping[str, Any]] = {}
     numbers: dict[Handle, int] = {}
     answers: dict[Handle, Came] = {}
@@ -76,34 +82,36 @@ def taped_round(records: Sequence[Record], number: int) -> TapedRound:
     for record in records:
         event = record.event
         if isinstance(event, ItemArrived) and event.fields and event.fields.keys() >= _ANSWER:
-            answers[event.handle] = came = _came(record.at, event, taped.answers_of)
-            if came.round == number:
-                taped.came.append(came)
+            answers[event.handle] = came = _came(record.at, event, answers_of)
+            if came.round in taped:
+                taped[came.round].came.append(came)
         for output in _outputs(record):
             fields = output.fields or {}
+            of = taped.get(fields.get("round", -1))
             if fields.keys() >= _OPENING:
                 numbers[output.handle] = fields["round"]
                 first.setdefault(fields["round"], fields)
-                if fields["round"] == number:
-                    taped.openings.append(fields)
-                    taped.usual_ns = taped.usual_ns or usual[-OBSERVATIONS:]
+                if of is not None:
+                    of.openings.append(fields)
+                    of.usual_ns = of.usual_ns or usual[-OBSERVATIONS:]
             elif fields.keys() >= _PUBLISHED:
-                if fields["round"] == number:
-                    taped.published_at = taped.published_at or record.at
+                if of is not None:
+                    of.published_at = of.published_at or record.at
                 if fields["round"] in quorums:
                     usual.append(quorums.pop(fields["round"]))
         for command in record.commands:
             if isinstance(command, RunBody) and "closed_at" in (command.decision or {}):
-                _close(command, number, taped, numbers, answers, first, quorums)
-            elif isinstance(command, DropItem) and (dropped := answers.get(command.handle)) and dropped.round == number:
-                taped.dropped[dropped] = command.reason
+                _close(command, taped, numbers, answers, first, quorums)
+            elif isinstance(command, DropItem) and (dropped := answers.get(command.handle)) and dropped.round in taped:
+                taped[dropped.round].dropped[dropped] = command.reason
+    for of in taped.values():
+        of.answers_of = answers_of
     return taped
 
 
 def _close(
     command: RunBody,
-    number: int,
-    taped: TapedRound,
+    taped: Mapping[int, TapedRound],
     numbers: Mapping[Handle, int],
     answers: Mapping[Handle, Came],
     first: Mapping[int, Mapping[str, Any]],
@@ -120,9 +128,11 @@ def _close(
     opening = first[closed]
     if given and opening.get("grace") is not None and opening.get("chain") is not None:
         quorums[closed] = quorum_at - opened_at
-    if closed == number:
-        taped.closing = Closing(opened_at, quorum_at, decision["closed_at"], given)
-    taped.counted_in.update({came: closed for came in given if came.round == number != closed})
+    if closed in taped:
+        taped[closed].closing = Closing(opened_at, quorum_at, decision["closed_at"], given)
+    for came in given:
+        if came.round in taped and came.round != closed:
+            taped[came.round].counted_in[came] = closed
 
 
 def _came(at: int, event: ItemArrived, answers_of: dict[int, int]) -> Came:

@@ -79,6 +79,22 @@ def remark(answer: Answer) -> str:
     return "; ".join(parts)
 
 
+def table(answers: Sequence[Answer]) -> dict[str, list[str]]:
+    """Column -> its cells, a row for each learner; columns of which nothing is known are left out."""
+    lives = {answer.incarnation for answer in answers} - {None, 1}
+    columns = {
+        "learner": [str(answer.slot) for answer in answers],
+        "life": [str(answer.incarnation or "") for answer in answers] if lives else [],
+        "answer": [fate(answer) for answer in answers],
+        "arrived": ["" if answer.arrived_ms is None else _ms(answer.arrived_ms) for answer in answers],
+        "tokens": [_whole(answer.tokens) for answer in answers],
+        "steps": [_whole(answer.steps) for answer in answers],
+        "weight": ["" if answer.weight is None else numbers.percent(answer.weight) for answer in answers],
+        "bytes": ["" if answer.size_bytes is None else numbers.size(answer.size_bytes) for answer in answers],
+    }
+    return {name: cells for name, cells in columns.items() if any(cells)}
+
+
 def fate(answer: Answer) -> str:
     """The fate of a learner in a round, in a word or two."""
     return _FATES[answer.fate]
@@ -151,6 +167,10 @@ def _later(answer: Answer) -> str:
 
 def _since(time: float) -> str:
     return f"{numbers.seconds(abs(time))} {'before' if time < 0 else 'after'} the first step"
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else numbers.whole(value)
 
 
 def _ms(value: float) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isthmus.ops.recovery.memory import Memory
 from isthmus.programs import Program
 from isthmus.programs.simulation.pytest_plugin import Result, Worlds
 from isthmus.runtime import sim
@@ -48,8 +49,10 @@ def test_decoupled_is_streaming_where_everybody_is_waited_for(
     world: Worlds, monkeypatch: pytest.MonkeyPatch, overlap: int, answer_ms: float
 ) -> None:
     """A pull reaches the learners within a step of the report that it follows from, and an update within the tau-th
-    step after the capture. With H = P both programs capture fragment p after p + 1 steps, and then every H."""
+    step after the capture. With H = P both programs capture fragment p after p + 1 steps, and then every H; the first
+    merge waits for no holder of the model, as learners would step meanwhile in one of the programs."""
     _delays(monkeypatch, answer_ms)
+    monkeypatch.setattr(Memory, "is_kept", lambda *_: True)
     settings = {"fragments": FRAGMENTS, "interval": FRAGMENTS, "overlap": overlap, "merge": "rda", "alpha": 0.0}
     with recorded() as decoupled:
         assert _run(world, "decoupled-diloco", quorum=4, **settings, **OUTER).waits == 0

@@ -24,7 +24,9 @@ HELD_BY_ALL: Any = [("recorder", range(4)), ("evaluator", range(4))]
 
 def context(incarnation: int, *roles: str) -> Any:
     live = frozenset(Member(Replica(role, 0), 3) for role in roles)
-    return SimpleNamespace(member=Member(Replica("syncer", 0), incarnation), members=lambda: live)
+    told = SimpleNamespace(member=Member(Replica("syncer", 0), incarnation), members=lambda: live, clock=0)
+    told.now = lambda: told.clock
+    return told
 
 
 # -- what may begin ----------------------------------------------------------------------------------------------------
@@ -38,7 +40,7 @@ def test_in_the_first_life_what_is_known_to_be_merged_is_left_out() -> None:
     memory = Memory()
     memory.hear_recorder(control([1, 1, 4]))
     memory.hear_holders(holding(("evaluator", [0, 1, 2], [2])))
-    assert memory.fresh(range(4), context(1, *ROLES)) == [0, 3]
+    assert memory.fresh(range(4), context(1, *ROLES)) == [3], "0 and 1 are another shard's, or this one's already"
 
 
 def test_later_the_recorder_and_all_live_holders_have_to_say_that_nothing_was_merged() -> None:
@@ -48,7 +50,7 @@ def test_later_the_recorder_and_all_live_holders_have_to_say_that_nothing_was_me
     assert memory.fresh([0], again) == []
     memory.hear_holders(holding(("recorder", [])))
     assert memory.fresh([0], again) == []
-    memory.hear_holders(holding(("evaluator", [0], [])))
+    memory.hear_holders(holding(("evaluator", [], [])))
     assert memory.fresh([0], again) == [0]
 
 
@@ -58,10 +60,41 @@ def test_what_a_holder_said_before_it_knew_of_this_life_does_not_count(late: str
     memory, again = Memory(), context(2, *ROLES)
     memory.hear_recorder(control())
     memory.hear_holders(holding(*((role, []) for role in ROLES if role != late)))
-    memory.hear_holders(holding((late, [0], []), life=1))
+    memory.hear_holders(holding((late, [], []), life=1))
     assert memory.fresh([0], again) == []
-    memory.hear_holders(holding((late, [0], [])))
+    memory.hear_holders(holding((late, [], [])))
     assert memory.fresh([0], again) == [0]
+
+
+@pytest.mark.parametrize("holder", ROLES)
+def test_a_first_version_that_somebody_holds_is_gone_on_from_as_long_as_the_holder_lives(holder: str) -> None:
+    """It may have been merged into since, without a word to anybody who is left."""
+    memory = Memory()
+    memory.hear_recorder(control())
+    memory.hear_holders(holding(*((role, [0] if role == holder else [], []) for role in ROLES)))
+    assert memory.fresh([0, 1], context(2, *ROLES)) == [1]
+    assert memory.fresh([0, 1], context(2, *(role for role in ROLES if role != holder))) == [0, 1]
+
+
+def test_nothing_is_merged_before_one_who_only_holds_the_model_has_all_of_it() -> None:
+    memory, first = Memory(), context(1, *ROLES)
+    assert not memory.is_kept([0, 2], first)
+    memory.hear_holders(holding(("recorder", [0, 1], [])))
+    assert not memory.is_kept([0, 2], first)
+    memory.hear_holders(holding(("evaluator", [0, 1, 2], [])))
+    assert memory.is_kept([0, 2], first)
+    memory.hear_holders(holding(("evaluator", [], [])))
+    assert memory.is_kept([0, 2], first), "it is asked for once"
+
+
+def test_who_holds_the_model_is_waited_for_only_while_live_and_for_a_second() -> None:
+    assert Memory().is_kept([0], context(1, *OTHERS)), "nobody can hold it"
+    memory, first = Memory(), context(1, *ROLES)
+    assert not memory.is_kept([0], first)
+    first.clock += SECOND - 1
+    assert not memory.is_kept([0], first)
+    first.clock += 1
+    assert memory.is_kept([0], first)
 
 
 def test_a_holder_that_is_not_live_is_not_waited_for() -> None:
@@ -102,7 +135,7 @@ def test_what_may_begin_is_never_merged_and_later_all_or_nothing(
         if who == "control":
             memory.hear_recorder(control(*([p, 1, 1] for p in sorted(merged))))
         else:
-            memory.hear_holders(holding((who, range(4), sorted(merged))))
+            memory.hear_holders(holding((who, sorted(merged), sorted(merged))))
     fresh = memory.fresh(range(4), context(incarnation, *sorted(live)))
     merged = {p for _, each in heard for p in each}
     if incarnation == 1:
@@ -147,7 +180,15 @@ def test_a_shard_that_comes_back_waits_for_recorder_and_holders_before_it_begins
     assert shard.fire(ready(0), ready(1)) == []
     assert shard.fire(control=control()) == []
     assert shard.fire(held=[("recorder", [])]) == []
-    assert numbers(shard.fire(held=[("evaluator", range(4), [])])) == [(p, "initial", 1, [[0, 1]]) for p in range(4)]
+    assert numbers(shard.fire(held=[("evaluator", [3], [])])) == [(p, "initial", 1, [[0, 1]]) for p in range(3)]
+
+
+def test_the_first_merge_waits_until_somebody_else_has_the_first_versions() -> None:
+    shard = Shard(live=ROLES)
+    opened = shard.fire(ready(0), ready(1))
+    assert shard.fire(stepping(0), stepping(1), merged=[told(item, shard.now) for item in opened]) == []
+    assert shard.fire(stepping(0, 50), stepping(1, 50), held=[("recorder", [0, 1, 2], [])]) == []
+    assert {item["kind"] for item in shard.fire(held=[("recorder", range(4), [])])} == {"merge"}
 
 
 def test_a_holder_that_has_died_meanwhile_is_not_waited_for() -> None:

@@ -86,7 +86,7 @@ def test_one_that_has_died_since_is_not_waited_for_either() -> None:
     score.fire(ready(0), ready(1))
     score.context.at += START_WAIT
     initial = score.fire(ready(0), ready(1))
-    score.context.live = {Member(Replica("learner", 0), 1), Member(Replica("evaluator", 1), 1)}
+    score.context.live = {Member(Replica("learner", 0), 1), Member(Replica("syncer", 0), 1)}
     (turn,) = score.fire(stepping(0), merged=[told(turn) for turn in initial])
     assert turn["members"] == [[0, 1]]
 

@@ -64,13 +64,20 @@ def copy(run: Run, name: str) -> Path:
     return run.here / name
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """What the files below a folder hold, by name."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run) -> None:
-    before = sorted(path.name for path in dead.folder.rglob("*"))
+    before = contents(dead.folder)
     assert "expected beside it --tokens" in refusal(dead, "--seed", "7")
     told = refusal(dead, "--set", "program.fragments=2", "--set", "program.interval=9", "--set", "run.seed=3")
     assert "would change program.fragments: expected None, with which it was begun, found 2" in told
     assert "would change run.seed" in told
     assert "interval" not in told
+    told = refusal(dead, "--set", "run.program=diloco")
+    assert "would change run.program: expected 'decoupled-diloco', with which it was begun, found 'diloco'" in told
     assert "found no such folder" in refusal(dead, folder="nowhere")
     spec = copy(dead, "inproc") / "spec.json"
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "transport": "inproc"}))
@@ -87,7 +94,18 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run) -> None:
     assert "spec.json that cannot be read" in refusal(dead, folder="torn")
     (copy(dead, "ended") / "summary.json").write_text('{"outcome": "done"}')
     assert "found one that is over: done" in refusal(dead, folder="ended")
-    assert sorted(path.name for path in dead.folder.rglob("*")) == before
+    assert contents(dead.folder) == before
+
+
+def test_where_no_snapshot_is_whole_and_of_this_model_nothing_is_started_or_written(dead: Run) -> None:
+    spoilt = copy(dead, "spoilt")
+    for path in (spoilt / FOLDER).glob("fragment-0-*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    before = contents(spoilt)
+    told = refusal(dead, folder="spoilt")
+    assert told.count("is not what was written") == 2
+    assert "expected a snapshot in spoilt/snapshots that is whole, of this model" in told
+    assert contents(spoilt) == before
 
 
 @pytest.mark.soak

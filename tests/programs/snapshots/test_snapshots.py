@@ -117,6 +117,26 @@ def test_one_that_is_damaged_is_named_and_the_one_before_it_is_read(name: str, d
         raise AssertionError(faults[0])
 
 
+@pytest.mark.parametrize("sizes", [SIZES, None])
+def test_whether_one_is_whole_is_found_without_keeping_it(sizes: tuple[int, ...] | None) -> None:
+    disk = SimulatedDisk("seed")
+    looked = Snapshots(RUN / FOLDER, sizes, Mount(disk))
+    assert looked.examine() == (False, [])
+    kept = snapshots(disk)
+    for count in (1, 2):
+        kept.write(model(count, 1))
+    assert looked.examine() == (True, [])
+    damaged(disk, MANIFEST, b"{}")
+    is_whole, faults = looked.examine()
+    assert (is_whole, len(faults)) == (True, 1)
+    before = next(path for path in disk.files() if path.name == BEFORE)
+    told = Mount(disk).read(before).replace(b'"format": 2', b'"format": 3, "later": 1')
+    damaged(disk, BEFORE, told)
+    is_whole, faults = looked.examine()
+    assert (is_whole, len(faults)) == (False, 2)
+    assert "expected format 2, found 3: another version of isthmus wrote it" in faults[1]
+
+
 def test_the_one_before_a_damaged_one_stays_until_the_next_is_there() -> None:
     disk = SimulatedDisk("seed")
     kept = snapshots(disk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typer.testing import CliRunner, Result
 from isthmus.ops.syncer.terms import Conditions, Terms
 from isthmus.programs import Program
 from isthmus.programs.command.main import app
+from isthmus.programs.report.report import write_report
 from isthmus.programs.simulation.pytest_plugin import Worlds
 from isthmus.programs.why import words
 from isthmus.programs.why.build import merge_facts
 from isthmus.programs.why.facts import MergeFacts
+from isthmus.programs.why.folder import Wanted, why
 from isthmus.programs.why.on_tape import Came, Closing, TapedRound
 from isthmus.runtime.sim import Kill
 from tests.programs.replay.taped_run import TOKENS, taped_run
@@ -281,6 +284,25 @@ def test_a_folder_without_tapes_says_what_is_missing(tmp_path: Path) -> None:
     result = isthmus("why", str(folder))
     assert result.exit_code == 0
     assert "The tape of syncer/0#1 is not here" in " ".join(result.stdout.split())
+
+
+def test_the_report_has_the_same_words_for_a_merge_that_is_clicked(hasty: Path) -> None:
+    page = write_report(hasty).read_text()
+    (data,) = re.findall(r'<script type="application/json" id="merges-data">(.*?)</script>', page, re.S)
+    shown = json.loads(data)
+    merges = [line for line in lines(hasty) if line["kind"] in ("merge", "final")]
+    assert shown.keys() == {f"{line['fragment']}-{line['round']}" for line in merges}
+    assert shown.keys() == set(re.findall(r'data-merge="([0-9-]+)"', page))
+    for line in merges:
+        found = shown[f"{line['fragment']}-{line['round']}"]
+        if line["version"] is None:
+            continue
+        wanted = Wanted.of(line["fragment"], words.dotted(line["version"]), is_last=False)
+        merge = why(hasty, wanted).merge
+        assert (found["head"], found["table"]) == (words.head(merge), words.table(merge.answers))
+        assert found["rows"] == [list(row) for row in words.rows(merge)]
+        late = [answer.slot for answer in merge.answers if answer.fate == "late"]
+        assert all(any(said.startswith(f"learner {slot}: ") for said in found["remarks"]) for slot in late)
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------
