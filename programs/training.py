@@ -110,7 +110,7 @@ def check_transport(transport: str | None) -> None:
 
 
 def _check_importable(request: Request) -> None:
-    """ConfigError for a task that processes would not find, or not as it is here."""
+    """ConfigError for a task that processes could not import, or would import in another form."""
     from isthmus.programs.request.task_in_hand import check_importable, what_to_do
 
     text = request.job.task.text

@@ -89,7 +89,7 @@ def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear,
 
 
 def _heard(worker: subprocess.Popen[bytes], request: str, hear: Callable[[str, float], None]) -> dict[str, Any]:
-    """The last word of a worker; {status}, of its process, if it has none."""
+    """The last message of a worker; the {status} of its process if it sent none."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     try:

@@ -60,7 +60,7 @@ class Way:
     held_bytes: int = 0
     lost_segments: int = 0
     free_at: dict[str, float] = field(default_factory=dict)
-    """When each direction is done with what was sent before."""
+    """Direction -> the time at which the bytes sent before have passed."""
 
 
 class Links:

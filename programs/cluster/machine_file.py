@@ -180,7 +180,7 @@ def _add(known: dict[str, str], texts: Iterable[str], folder: Path, what: str) -
 
 
 def _module(text: str, folder: Path) -> str:
-    """A module's name as it is, a file's path resolved."""
+    """A module's name unchanged, or a file's path resolved."""
     if not reference.is_file(text):
         return text
     return os.path.realpath(os.path.join(folder, os.path.expanduser(text)))

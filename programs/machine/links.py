@@ -27,7 +27,7 @@ UP_SECONDS: Final = 2.0
 """A machine counts as linked for so long after its last announcement."""
 LOOK_SECONDS: Final = 0.05
 INSTANCE_LENGTH_MAX: Final = 64
-"""Of a machine's name, and of the identifier of its daemon's process."""
+"""Characters of a machine's name, and of the identifier of its daemon's process."""
 
 
 @dataclass(slots=True)

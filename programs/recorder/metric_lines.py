@@ -51,7 +51,7 @@ class MetricLines:
         self._withheld: dict[int, Report] = {}
         self._told_last: dict[int, tuple[Any, ...]] = {}
         self._begun: set[tuple[int, int, str]] = set()
-        """Lives of which it is written what they went on with."""
+        """Lives whose `began` is written."""
 
     def hear(self, report: Report, known: Mapping[str, Any] | None, now: int) -> None:
         """Take the report that follows the `known` one of its slot; write it now, or withhold it for a while."""
@@ -75,7 +75,7 @@ class MetricLines:
             self._write(slot, now)
 
     def _write(self, slot: int, now: int) -> None:
-        """Write the newest report of a slot, if it is not there."""
+        """Write the newest report of a slot, if it is withheld."""
         report = self._withheld.pop(slot, None)
         if report is None:
             return

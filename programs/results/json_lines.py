@@ -9,7 +9,7 @@ from typing import Any
 
 
 def objects(path: Path) -> list[Mapping[str, Any]]:
-    """The objects in a file, a line each; lines that are none are left out, and a file that is not there has none."""
+    """The objects in a file, a line each; skips other lines; empty for a missing file."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError:

@@ -43,7 +43,7 @@ class Report(msgspec.Struct, frozen=True):
     metrics: dict[str, float | None] = {}
 
     def of(self, metric: str) -> float | None:
-        """The loss, or another scalar; None where it was not told."""
+        """The loss, or another scalar; None if not reported."""
         return self.loss if metric == LOSS else self.metrics.get(metric)
 
 
@@ -57,7 +57,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     metrics: dict[str, float | None] = {}
 
     def of(self, metric: str) -> float | None:
-        """The loss, or another scalar; None where it was not told."""
+        """The loss, or another scalar; None if not reported."""
         return self.eval_loss if metric == LOSS else self.metrics.get(metric)
 
 
@@ -115,16 +115,16 @@ class RunRecord:
         return max(1, int(self.number("syncer_shards") or 1))
 
     def number(self, name: str) -> float | None:
-        """A figure of summary.json; None if it is not there or no finite number."""
+        """A figure of summary.json; None if it is missing or no finite number."""
         return as_number(self.summary.get(name))
 
     def text(self, name: str) -> str:
-        """A text of summary.json; empty if it is not there."""
+        """A text of summary.json; empty if it is missing."""
         value = self.summary.get(name)
         return value if isinstance(value, str) else ""
 
     def setting(self, section: str, name: str) -> Any:
-        """A key of config.toml; None if it is not there."""
+        """A key of config.toml; None if it is missing."""
         values = self.configuration.get(section)
         return values.get(name) if isinstance(values, Mapping) else None
 

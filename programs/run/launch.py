@@ -30,7 +30,7 @@ from isthmus.runtime.roles import leader
 
 FORK_SERVER_LOG: Final = "forkserver.log"
 UNASKED_MAX: Final = 3
-"""Fork servers that are started in a row without a host that needs one: what ends all of them would not stop."""
+"""Fork servers that are started in a row without a host that needs one: the cause of so many ends would persist."""
 RETRY_SECONDS: Final = 1.0
 """Between two attempts to start a process for which there is no room."""
 SOCKET_THERE: Final = 3

@@ -68,7 +68,7 @@ class Storing:
             self._courier.begin(lambda: self._bring(manifest, lives, now))
 
     def close(self) -> None:
-        """Write no more lines."""
+        """Close the file of lines."""
         self._lines.close()
 
     def told(self) -> Brought:
