@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, final
 
 from isthmus.ops.data.batches import At
 from isthmus.ops.data.files import DataError
@@ -72,6 +72,30 @@ def source_of(task: Any, seed: int, slot: int, slots: int, learners: int) -> Sou
     if getattr(task, "stream", None) is None:
         return _Function(task, seed, slot, slots, learners)
     return _Streamed(opened(task, slot, slots, seed))
+
+
+@final
+class InOrder:
+    """The batches of a slot at rising positions, of which some may be left out."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._next: int | None = None
+        self._known: tuple[int, State | None] = (0, None)
+
+    def know(self, position: int, state: State) -> None:
+        """Start from this state of the stream, which is that before batch `position`, once a later one is asked for."""
+        self._known = position, state
+
+    def batch(self, position: int) -> Any:
+        """The batch at a position, which is greater than that of the last one; a stream is read up to there."""
+        if self._next is None:
+            known = self._known if self._known[0] <= position else (0, None)
+            self._next = self._source.seek(Beginning(position, *known))
+        for skipped in range(self._next, position):
+            self._source.take(skipped)
+        self._next = position + 1
+        return self._source.take(position)
 
 
 class Batches:

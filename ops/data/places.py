@@ -57,6 +57,14 @@ class Cursor(TypedDict):
     state: State | None
 
 
+class Step(NamedTuple):
+    """The position of a step's batch in its slot, and the newest known state of a stream, as [position, state], at or
+    before that."""
+
+    position: int
+    known: Sequence[Any] | None = None
+
+
 def by_slot(positions: Iterable[Sequence[int]]) -> dict[int, int]:
     """[slot, position] rows, as they travel, by slot."""
     return {row[0]: row[1] for row in positions}

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, final
 
+from isthmus.ops.data.places import Step
 from isthmus.ops.elastic.told import Told
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.mesh.island import ElasticGang, Form
@@ -40,13 +41,13 @@ class ElasticError(RuntimeError):
 
 @final
 class ElasticLearner:
-    """`position` returns the position of the batch that comes with a step; `now` the time. `has_kept`: the local leaves
+    """`where` returns the position of the batch that comes with a step; `now` the time. `has_kept`: the local leaves
     were created, and are those of the life before."""
 
-    def __init__(self, gang: ElasticGang, *, position: Callable[[], int], now: Callable[[], int]) -> None:
+    def __init__(self, gang: ElasticGang, *, where: Callable[[], Step], now: Callable[[], int]) -> None:
         assert gang.workers is not None
         self._gang, self._workers = gang, gang.workers
-        self._position, self._now = position, now
+        self._where, self._now = where, now
         self._worker: Any = None
         self._form: Form | None = None
         self._since: list[tuple[Any, ...]] = []
@@ -72,7 +73,7 @@ class ElasticLearner:
         newer = self._newer()
         if newer is not None:
             self._grow()
-        metrics: Mapping[str, Any] = self._do("step", batch, progress, self._position())
+        metrics: Mapping[str, Any] = self._do("step", batch, progress, self._where())
         self._broken = 0
         if self._now() - self._copied_at >= COPY_SHARE * self._copy_took:
             self._copy()

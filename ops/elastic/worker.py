@@ -14,12 +14,14 @@ Objects between host and worker are pickled: both run one program, over a privat
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, NoReturn, final
 
 import numpy as np
 
+from isthmus.ops.data.batches_node import InOrder
+from isthmus.ops.data.places import Step
 from isthmus.ops.data.streams import first_batch
 from isthmus.ops.elastic import copies
 from isthmus.ops.elastic.told import FormedGang, Place, Told
@@ -41,16 +43,16 @@ def work(
     seed: int,
     slot: int,
     place: Place,
-    batch: Callable[[int], Any] | None,
+    batches: InOrder | None,
 ) -> None:
     """Serve `host`, a connection, until it or the island is gone.
 
-    `parts` are task, fragments and alpha, `told` the fields of Told; `batch` makes the batch of a position, for
+    `parts` are task, fragments and alpha, `told` the fields of Told; `batches` are those of a slot, for
     followers. Exceptions of the task are sent to the host.
     """
     fields = Told(**{**told, "basis": None if told["basis"] is None else tuple(told["basis"])})
     try:
-        _Worker(parts, Life(seed, slot, fields.incarnation), fields, place).serve(host, batch)
+        _Worker(parts, Life(seed, slot, fields.incarnation), fields, place).serve(host, batches)
     except (EOFError, OSError, GangError) as error:  # Another process is gone: a new form will follow.
         _tell(host, "broken", f"{type(error).__name__}: {error}")
     except Exception as error:
@@ -142,13 +144,13 @@ class _Worker:
 
     # -- service -------------------------------------------------------------------------------------------------------
 
-    def serve(self, host: Any, batch: Callable[[int], Any] | None) -> NoReturn:
+    def serve(self, host: Any, batches: InOrder | None) -> NoReturn:
         """Serve requests, for ever."""
         if self._following is None:
             self._lead(host)
         following = self._following
         assert following is not None
-        assert batch is not None
+        assert batches is not None
         following.ready()
         host.send(("formed", self._learner.device_kind, self.has_state))
         while True:
@@ -156,17 +158,17 @@ class _Worker:
             if order is not None and order[0] == "copy":
                 self._copy(order[1])
             elif order is not None:
-                follow(self._learner, order, batch, following)
+                follow(self._learner, order, batches, following)
 
     def _lead(self, host: Any) -> NoReturn:
-        position = 0
-        learner = Leader(self._learner, self._orders, lambda: position)
+        where = Step(0)
+        learner = Leader(self._learner, self._orders, lambda: where)
         self._orders.wait()
         host.send(("formed", self._learner.device_kind, self.has_state))
         while True:
             result: Any = None
             match host.recv():
-                case ("step", given, progress, position):
+                case ("step", given, progress, where):
                     result = {name: np.asarray(each) for name, each in learner.step(given, progress).items()}
                 case ("extract", fragment):
                     result = np.asarray(learner.extract(fragment), np.float32)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
 
+import numpy as np
+
+from isthmus.ops.data.batches_node import InOrder
+from isthmus.ops.data.places import Step
 from isthmus.ops.exchange.kept_state import Taken
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.gang.orders import Following, Order, Orders
@@ -49,10 +53,11 @@ class Led(Protocol):
 
 @final
 class Leader:
-    """The leader, for inner-step. `position` returns the position of the batch that comes with a step."""
+    """The leader, for inner-step. `where` returns the position of the batch that comes with a step."""
 
-    def __init__(self, learner: Led, orders: Orders, position: Callable[[], int]) -> None:
-        self._learner, self._orders, self._position = learner, orders, position
+    def __init__(self, learner: Led, orders: Orders, where: Callable[[], Step]) -> None:
+        self._learner, self._orders, self._where = learner, orders, where
+        self._has_stepped = False
 
     @property
     def device_kind(self) -> str:
@@ -68,7 +73,12 @@ class Leader:
         self._learner.begin()
 
     def step(self, batch: Any, progress: float) -> Mapping[str, Any]:
-        self._orders.give("step", self._position(), progress)
+        where = self._where()
+        if not self._has_stepped and where.known is not None:
+            position, state = where.known
+            self._orders.give("know", position, state.tobytes())
+        self._has_stepped = True
+        self._orders.give("step", where.position, progress)
         return self._learner.step(batch, progress)
 
     def extract(self, fragment: int) -> Any:
@@ -118,8 +128,8 @@ class Leader:
         return True
 
 
-def follow(learner: Led, order: Order, batch: Callable[[int], Any], leader: Following) -> None:
-    """Make the leader's call, with the batch of a position from `batch`; ValueError for an unknown order.
+def follow(learner: Led, order: Order, batches: InOrder, leader: Following) -> None:
+    """Make the leader's call, with a batch from `batches`; ValueError for an unknown order.
 
     Leaves that belong to an order are read from `leader`.
     """
@@ -127,7 +137,9 @@ def follow(learner: Led, order: Order, batch: Callable[[int], Any], leader: Foll
         case ["begin"]:
             learner.begin()
         case ["step", int(position), float(progress)]:
-            learner.step(batch(position), progress)
+            learner.step(batches.batch(position), progress)
+        case ["know", int(position), bytes(state)]:
+            batches.know(position, np.frombuffer(state, np.uint8))
         case ["extract", int(fragment)]:
             learner.extract(fragment)
         case ["adopt", int(fragment)]:

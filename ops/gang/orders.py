@@ -17,10 +17,12 @@ from typing import Any, Final, TypeAlias, final
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
+from isthmus.ops.data.places import STATE_SIZE_BYTES_MAX
+
 Order: TypeAlias = list[Any]
 """A name, and numbers or short texts."""
-ORDER_BYTES_MAX: Final = 512
-"""An order is a name and eight numbers at most; the first one has an address."""
+ORDER_BYTES_MAX: Final = 512 + STATE_SIZE_BYTES_MAX
+"""An order is a name and two numbers; the first one has an address, another one the state of a stream."""
 _LENGTH: Final = struct.Struct("!I")
 
 

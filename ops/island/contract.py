@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from isthmus.ops.data.places import Step
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.life import Life, Tensors
@@ -180,11 +181,11 @@ def led_learner_of(
     life: Life,
     alpha: float,
     island: Island,
-    position: Callable[[], int],
+    where: Callable[[], Step],
 ) -> LastingLearning:
     """The learner of a task on an island of several processes, which this process leads.
 
-    `position` returns the index of a step's batch in its slot; the other processes make their part of the batch from
+    `where` returns the position of a step's batch in its slot; the other processes make their part of the batch from
     it. Raises GangError if they do not connect.
     """
     from isthmus.ops.gang.leader import Leader
@@ -196,7 +197,7 @@ def led_learner_of(
 
     assert island.gang is not None
     orders = lead(island.gang)
-    return Leader(Learner(task, fragments, life=life, alpha=alpha, island=island), orders, position)
+    return Leader(Learner(task, fragments, life=life, alpha=alpha, island=island), orders, where)
 
 
 def follower_of(

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from isthmus.ops.data.batches_node import Source, source_of
-from isthmus.ops.data.places import Beginning
+from isthmus.ops.data.batches_node import InOrder, source_of
 from isthmus.ops.data.streams import first_batch
 from isthmus.ops.elastic.attend import Attendance
 from isthmus.ops.exchange.fragments import Fragment
@@ -46,7 +45,6 @@ class Follow:
         self._learners, self._slots = learners, slots
         self._orders: Following | None = None
         self._attendance: Attendance | None = None
-        self._next: int | None = None
         self.is_finished = False
 
     def open(self, context: Any) -> None:
@@ -67,15 +65,15 @@ class Follow:
         self._learner.compile(first_batch(self._task, seed, slot))
         orders.ready()
         self._orders = orders
-        self._source: Source = source_of(self._task, seed, slot, self._slots, self._learners)
+        self._batches = InOrder(source_of(self._task, seed, slot, self._slots, self._learners))
 
     def work(self, told: Mapping[str, Any], host: Any, *, seed: int, slot: int, place: Any) -> None:
         """Compute for the host of this body, in a process of its own: the loop of a worker of an elastic island."""
         from isthmus.ops.elastic.worker import work
 
-        self._source = source_of(self._task, seed, slot, self._slots, self._learners)
+        batches = InOrder(source_of(self._task, seed, slot, self._slots, self._learners))
         parts = self._task, self._fragments, self._alpha
-        work(parts, told, host, batch=self._batch, seed=seed, slot=slot, place=place)
+        work(parts, told, host, batches=batches, seed=seed, slot=slot, place=place)
 
     def __call__(self) -> None:
         """Execute the leader's next order, if one comes."""
@@ -86,15 +84,6 @@ class Follow:
             if self._orders is None:
                 self.is_finished = True
             elif (order := self._orders.next(ORDER_SECONDS)) is not None:
-                self._follow(self._learner, order, self._batch, self._orders)
+                self._follow(self._learner, order, self._batches, self._orders)
         except EOFError:
             self.is_finished = True  # The daemon ends this host, too.
-
-    def _batch(self, position: int) -> Any:
-        """The batch at a position, which is greater than that of the last one."""
-        if self._next is None:
-            self._next = self._source.seek(Beginning(position, 0, None))
-        for skipped in range(self._next, position):
-            self._source.take(skipped)
-        self._next = position + 1
-        return self._source.take(position)

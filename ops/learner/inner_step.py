@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from isthmus.ops.adaptive.wanted import coarser
 from isthmus.ops.data.batches import of_slot
-from isthmus.ops.data.places import Cursor
+from isthmus.ops.data.places import Cursor, Step
 from isthmus.ops.data.streams import first_batch
 from isthmus.ops.elastic.learner import ElasticLearner
 from isthmus.ops.exchange import schemas
@@ -159,21 +159,19 @@ class InnerStep:
         """Compute for the host of this body, in a process of its own: the loop of a worker of an elastic island."""
         from isthmus.ops.elastic.worker import work
 
-        work((self._task, self._fragments, self._alpha), told, host, batch=None, **at)
+        work((self._task, self._fragments, self._alpha), told, host, batches=None, **at)
 
     def _made(self, context: Any) -> LastingLearning:
         """The learner of this island; also stored as `_sole` if the island has no other processes."""
 
-        def position() -> int:
-            return self._feed.latest
+        def where() -> Step:
+            return Step(self._feed.latest, self._feed.told())
 
         island, life = context.island, Life(context.seed, self._slot, self._incarnation)
         if island is not None and island.elastic is not None:
-            return ElasticLearner(island.elastic, position=position, now=context.now)
+            return ElasticLearner(island.elastic, where=where, now=context.now)
         if island is not None and island.gang is not None:
-            return led_learner_of(
-                self._task, self._fragments, life=life, alpha=self._alpha, island=island, position=position
-            )
+            return led_learner_of(self._task, self._fragments, life=life, alpha=self._alpha, island=island, where=where)
         self._sole = sole_learner_of(
             self._task, self._fragments, life=life, alpha=self._alpha, island=island, pushes=coarser(self._push)
         )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from isthmus.ops.data.batches import At
-from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.data.batches_node import Batches, InOrder, _Streamed
+from isthmus.ops.data.streams import packed
 from tests.ops.bodies import Context
 
 
@@ -90,3 +91,31 @@ def test_every_kind_of_tree_has_a_size() -> None:
         context.now = lambda: 0  # type: ignore[method-assign]
         batches.open(context)
         assert counts(batches, 2) == [1, count], tree
+
+
+class Numbers:
+    """A stream of numbers that counts how many were read."""
+
+    def __init__(self) -> None:
+        self.at = self.read = 0
+
+    def __next__(self) -> int:
+        self.at, self.read = self.at + 1, self.read + 1
+        return self.at - 1
+
+    def get_state(self) -> int:
+        return self.at
+
+    def set_state(self, state: int) -> None:
+        self.at = state
+
+
+@pytest.mark.parametrize(("known", "read"), [(4, 5), (6, 3), (7, 9)])
+def test_batches_in_order_start_from_a_state_that_is_not_beyond_them(known: int, read: int) -> None:
+    stream = Numbers()
+    batches = InOrder(_Streamed(stream))
+    state = packed(known)
+    assert state is not None
+    batches.know(known, state)
+    assert [batches.batch(6), batches.batch(8)] == [6, 8]
+    assert stream.read == read

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from isthmus.ops.data.places import Step
 from isthmus.ops.elastic.learner import BROKEN_MAX, COPY_SHARE, ElasticError, ElasticLearner
 
 
@@ -97,7 +98,7 @@ class Gang:
 
 
 def learner_of(gang: Gang) -> ElasticLearner:
-    learner = ElasticLearner(gang, position=lambda: gang.now, now=gang.clock)
+    learner = ElasticLearner(gang, where=lambda: Step(gang.now), now=gang.clock)
     learner.compile(None)
     return learner
 

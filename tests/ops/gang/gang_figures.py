@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from isthmus.ops.data.batches import At
+from isthmus.ops.data.places import Step
 from isthmus.ops.exchange.path_patterns import Rules
 from isthmus.ops.gang.leader import Leader, follow
 from isthmus.ops.gang.meeting import join, lead
@@ -33,6 +34,12 @@ DEVICES_EACH, EXCHANGES = 2, 6
 
 def batch(position: int) -> Any:
     return LanguageTask().batch(At(0, 0, position))
+
+
+class Batches:
+    """Those of the task, at any position."""
+
+    batch = staticmethod(batch)
 
 
 def leading(learner: Learner, leader: Leader, count: int) -> dict[str, Any]:
@@ -131,10 +138,10 @@ def main(number: int, there: str = "") -> None:
     learner = Learner(task, fragments, life=Life(0, 0, 1), island=Island(("cpu",), DEVICES_EACH, gang=gang))
     square = Learner(SquareTask(), fragments, life=Life(0, 0, 1), island=Island(("cpu",), DEVICES_EACH, gang=gang))
     if number == 0:
-        leader = Leader(learner, given, lambda: POSITION[0])
+        leader = Leader(learner, given, lambda: Step(POSITION[0]))
         leader.compile(batch(0))
         found = leading(learner, leader, len(fragments))
-        other = Leader(square, given, lambda: POSITION[0])
+        other = Leader(square, given, lambda: Step(POSITION[0]))
         given.give("other")
         other.compile(batch(0))
         print(json.dumps({**found, "square": crossing(square, other, len(fragments))}))
@@ -142,6 +149,7 @@ def main(number: int, there: str = "") -> None:
         return
     learner.compile(batch(0))
     orders.ready()
+    batches = Batches()
     while True:
         try:
             order = orders.next(60.0) or ["nothing"]
@@ -152,7 +160,7 @@ def main(number: int, there: str = "") -> None:
             learner.compile(batch(0))
             orders.ready()
         else:
-            follow(learner, order, batch, orders)
+            follow(learner, order, batches, orders)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,11 @@ import struct
 
 import pytest
 
+from isthmus.ops.data.batches_node import InOrder, _Streamed
+from isthmus.ops.data.places import Step
+from isthmus.ops.data.streams import packed
 from isthmus.ops.gang import meeting
-from isthmus.ops.gang.leader import follow
+from isthmus.ops.gang.leader import Leader, follow
 from isthmus.ops.gang.meeting import GangError, join, lead
 from isthmus.ops.gang.orders import ORDER_BYTES_MAX, Following, Orders
 from isthmus.programs.islands.gang import GangOfProcesses
@@ -52,12 +55,59 @@ def test_orders_arrive_in_order_and_what_is_none_is_refused() -> None:
     following.ready()
     orders.wait()
     ours.sendall((ORDER_BYTES_MAX + 1).to_bytes(4, "big"))
-    with pytest.raises(ValueError, match="an order of 517 bytes: expected at most 512"):
+    with pytest.raises(
+        ValueError, match=f"an order of {ORDER_BYTES_MAX + 5} bytes: expected at most {ORDER_BYTES_MAX}"
+    ):
         following.next(1.0)
     with pytest.raises(ValueError, match="no order of a leader"):
-        follow(None, ["step", "x", 1.0], lambda position: None, following)  # type: ignore[arg-type]
+        follow(None, ["step", "x", 1.0], None, following)  # type: ignore[arg-type]
     orders.close()
     following.close()
+
+
+class Sole:
+    """What is called of a learner."""
+
+    def __init__(self) -> None:
+        self.trained: list[int] = []
+
+    def step(self, batch: int, progress: float) -> dict[str, float]:
+        self.trained.append(batch)
+        return {"loss": progress}
+
+
+def test_who_follows_begins_a_stream_at_the_state_that_its_leader_knows() -> None:
+    ours, theirs = socket.socketpair()
+    where = iter([Step(5, [3, packed(3)]), Step(6, [5, packed(5)]), Step(9)])
+    leader, following = Leader(Sole(), Orders([ours]), lambda: next(where)), Following(theirs)  # type: ignore[arg-type]
+    stream, learner = Counting(), Sole()
+    batches = InOrder(_Streamed(stream))
+    for progress in (0.1, 0.2, 0.3):
+        leader.step(0, progress)
+    while (order := following.next(0.01)) is not None:
+        follow(learner, order, batches, following)  # type: ignore[arg-type]
+    assert learner.trained == [5, 6, 9]
+    assert stream.read == [3, 4, 5, 6, 7, 8, 9]
+    ours.close()
+    following.close()
+
+
+class Counting:
+    """A stream of numbers."""
+
+    def __init__(self) -> None:
+        self.at, self.read = 0, list[int]()
+
+    def __next__(self) -> int:
+        self.read.append(self.at)
+        self.at += 1
+        return self.read[-1]
+
+    def get_state(self) -> int:
+        return self.at
+
+    def set_state(self, state: int) -> None:
+        self.at = state
 
 
 def test_a_leader_that_is_gone_is_told() -> None:
