@@ -53,8 +53,7 @@ def test_islands_of_several_processes_go_on_from_a_snapshot(
     assert summary["outcome"] == "stopped"
     lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
     later = [line for line in lines if line["incarnation"] == 2 and line.get("began")]
-    assert {line["learner"]: line["began"][:2] for line in later} == dict.fromkeys(
-        range(2), ["snapshot" if is_in_step else "copy", 1]
-    )
+    how = ["snapshot" if is_in_step else "copy", 1]
+    assert {line["learner"]: line["began"][:2] for line in later} == {0: how, 1: how}
     assert [account["difference"] for account in summary["fragment_accounts"]] == [0] * summary["fragments"]
     assert [told for told in summary["books"]["differences"] if told["kind"] != "merges"] == []
