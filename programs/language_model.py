@@ -32,6 +32,7 @@ def task(
     warmup: float = 0.2,
     weight_decay: float = 0.1,
     clip: float = 1.0,
+    optimizer: str = "adamw",
     data: tuple[str, ...] = (),
     vocabulary: int | None = None,
     token_dtype: str = "uint16",
@@ -48,7 +49,8 @@ def task(
       ("float32" or "bfloat16", of the computation: parameters are float32): the model.
     - `batch`: sequences a batch, or a tuple with those of each slot; slots beyond its end have the last. `lr`: the peak
       of the learning rate; `warmup`: the share of the run in which it rises to there; `weight_decay` of matrices;
-      `clip`: the largest global norm of a gradient.
+      `clip`: the largest global norm of a gradient. `optimizer`: "adamw", or "muon" for the matrices of the layers
+      (routers of experts apart), with AdamW for all else.
     - `data`: files and folders, read as bytes, or `.npy` and `.bin` files of token ids with their `vocabulary` size;
       `token_dtype`: "uint16" or "uint32", of `.bin` files. Nothing is the standard library.
     - `experts`: how many the feed-forward half of every layer has; 0 makes it dense. Each token goes to
@@ -70,8 +72,9 @@ def task(
     except DataError as error:
         raise ConfigError(error.doing, error.expected, error.found, error.do) from error
 
-    from isthmus.ops.island import optimizer, transformer
+    from isthmus.ops.island import transformer
     from isthmus.ops.island.experts import Routing
+    from isthmus.ops.island.optimizer import adamw, muon
 
     routing = Routing(experts, experts_chosen, experts_slack, experts_balance) if experts else None
     config = transformer.ModelConfig(
@@ -86,12 +89,13 @@ def task(
         stacked=stacked,
         checkpoint=checkpoint,
     )
+    kind = adamw if optimizer == "adamw" else partial(muon, is_hidden=transformer.is_hidden)
     return Task(
         partial(transformer.init, config),
         partial(transformer.balanced_loss if experts else transformer.loss, config),
         windows.batch,
         tokens_per_batch=sequences * context if isinstance(sequences, int) else tuple(n * context for n in sequences),
-        optimizer=optimizer.adamw(peak=lr, warmup=warmup, weight_decay=weight_decay, clip=clip),
+        optimizer=kind(peak=lr, warmup=warmup, weight_decay=weight_decay, clip=clip),
         evaluation=windows.evaluation_batches,
         merge={"embedding": "average", **({} if tied else {"head": "average"}), "**": "rda"},
         stacked=("layers/**",) if stacked else (),
@@ -112,7 +116,7 @@ def _is_count(value: Any) -> bool:
 
 _COUNT = _Rule((int,), lambda value: value >= 1, "an integer of at least 1")
 _NUMBER = (int, float)
-_DTYPES, _TOKEN_DTYPES = ("float32", "bfloat16"), ("uint16", "uint32")
+_DTYPES, _OPTIMIZERS, _TOKEN_DTYPES = ("float32", "bfloat16"), ("adamw", "muon"), ("uint16", "uint32")
 _RULES: Mapping[str, _Rule] = {
     "layers": _COUNT,
     "width": _COUNT,
@@ -129,6 +133,7 @@ _RULES: Mapping[str, _Rule] = {
     "warmup": _Rule(_NUMBER, lambda value: 0 <= value < 1, "a number from 0 to below 1, a share of the run"),
     "weight_decay": _Rule(_NUMBER, lambda value: 0 <= value < math.inf, "a number of at least 0"),
     "clip": _Rule(_NUMBER, lambda value: 0 < value < math.inf, "a number above 0"),
+    "optimizer": _Rule((str,), _OPTIMIZERS.__contains__, " or ".join(_OPTIMIZERS)),
     "data": _Rule((tuple, list), lambda paths: all(isinstance(path, str) for path in paths), "a tuple of paths"),
     "vocabulary": _Rule((int, type(None)), lambda value: value is None or 2 <= value < 1 << 31, "from 2 to 2^31 - 1"),
     "token_dtype": _Rule((str,), _TOKEN_DTYPES.__contains__, " or ".join(_TOKEN_DTYPES)),

@@ -1,4 +1,4 @@
-"""The inner optimizer of the shipped task: AdamW on a schedule of the run's progress.
+"""The inner optimizers of the shipped task, AdamW and Muon, on a schedule of the run's progress.
 
 The schedule depends on the share of the run's token budget that all learners together have trained (`progress`, an
 extra argument of the update), not on a count of steps: a learner that joins late, or is slow, then has the same
@@ -7,17 +7,23 @@ learning rate as all others.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import optax
+from optax import contrib
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.95, 1e-8
 NORM = "norm"
 """How the path of a norm ends."""
 FINAL_SHARE = 0.05
 """The learning rate at the end of the run, as a share of its peak."""
+BETA_MUON: Final = 0.95
+RMS_MUON: Final = 0.2
+"""The root mean square of Muon's update at a learning rate of 1: about that of AdamW's (arXiv 2502.16982, section 2.2),
+so that one learning rate and one weight decay serve both."""
 
 
 def learning_rate(progress: jax.Array | float, *, peak: float, warmup: float) -> jax.Array:
@@ -62,9 +68,45 @@ def adamw(*, peak: float, warmup: float, weight_decay: float, clip: float) -> op
     The gradient's global norm is clipped at `clip` first, and the learning rate follows progress: `update(grads, state,
     params, progress=...)`.
     """
+    return _scheduled(optax.scale_by_adam(BETA_1, BETA_2, EPSILON), peak, warmup, weight_decay, clip)
+
+
+def muon(
+    *, peak: float, warmup: float, weight_decay: float, clip: float, is_hidden: Callable[[Any], Any]
+) -> optax.GradientTransformationExtraArgs:
+    """Muon for the tensors that `is_hidden(params)` marks, and AdamW for the others; decay, clipping and learning rate
+    as `adamw` has them.
+
+    Muon (Jordan 2024; arXiv 2502.16982) makes the momentum of a matrix (beta 0.95, Nesterov) nearly orthogonal, in five
+    iterations of Newton and Schulz, and gives it a root mean square of about 0.2. Of a tensor with more axes the last
+    two are the matrix. It keeps one moment, where AdamW keeps two.
+    """
+    chosen = {"muon": _scale_by_muon(), "adamw": optax.scale_by_adam(BETA_1, BETA_2, EPSILON)}
+    parted = optax.partition(
+        chosen, lambda params: jax.tree.map(lambda hidden: "muon" if hidden else "adamw", is_hidden(params))
+    )
+    return _scheduled(parted, peak, warmup, weight_decay, clip)
+
+
+def _scale_by_muon() -> optax.GradientTransformation:
+    """An orthogonal a x b matrix has a root mean square of 1 / sqrt(max(a, b))."""
+
+    def axes(updates: Any) -> Any:
+        return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(-2, -1), updates)
+
+    def scaled(updates: Any, params: Any = None) -> Any:
+        del params
+        return jax.tree.map(lambda leaf: RMS_MUON * max(leaf.shape[-2:]) ** 0.5 * leaf, updates)
+
+    return optax.chain(contrib.scale_by_muon(beta=BETA_MUON, weight_dimension_numbers=axes), optax.stateless(scaled))
+
+
+def _scheduled(
+    scaling: Any, peak: float, warmup: float, weight_decay: float, clip: float
+) -> optax.GradientTransformationExtraArgs:
     return optax.chain(
         optax.clip_by_global_norm(clip),
-        optax.scale_by_adam(BETA_1, BETA_2, EPSILON),
+        scaling,
         optax.add_decayed_weights(weight_decay, mask=is_matrix),
         scale_by_progress(peak=peak, warmup=warmup),
     )

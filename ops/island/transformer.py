@@ -126,6 +126,17 @@ def init(config: ModelConfig, key: jax.Array) -> Parameters:
     return params
 
 
+def is_hidden(params: Any) -> Any:
+    """A tree of truth values that marks the matrices from hidden states to hidden states: those of the layers, but for
+    routers."""
+
+    def marked(path: Any, _: Any) -> bool:
+        names = [step.key for step in path]
+        return names[0] == "layers" and names[-1] not in ("norm", "router")
+
+    return jax.tree_util.tree_map_with_path(marked, params)
+
+
 def logits(config: ModelConfig, params: Parameters, tokens: jax.Array) -> jax.Array:
     """The float32 logits [sequences, length, vocabulary] of the token after each of `tokens` [sequences, length]."""
     return _forward(config, params, tokens)[0]

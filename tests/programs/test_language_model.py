@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from isthmus.ops.exchange.fragments import partition
+from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.recipe import Now
 from isthmus.programs.language_model import task
 from isthmus.programs.request.layout import layout
@@ -93,6 +94,7 @@ def test_token_files_give_the_model_their_vocabulary(tmp_path: Path) -> None:
         ({"warmup": 1}, "task.warmup: expected a number from 0 to below 1"),
         ({"weight_decay": -0.1}, "task.weight_decay"),
         ({"clip": 0}, "task.clip"),
+        ({"optimizer": "adam"}, "task.optimizer: expected adamw or muon, found 'adam'"),
         ({"data": "text"}, "task.data: expected a tuple of paths"),
         ({"vocabulary": 1}, "task.vocabulary: expected from 2"),
         ({"token_dtype": "int8"}, "task.token_dtype: expected uint16 or uint32"),
@@ -152,3 +154,15 @@ def test_a_hundred_steps_on_the_standard_library_lower_the_held_out_loss() -> No
     assert before == pytest.approx(np.log(256), abs=0.1)
     # About 2.6 for any seed; a model that has learned the frequencies of single bytes only is at 3.1.
     assert held_out() < 2.8
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_muon_steps_the_matrices_of_the_layers_and_adamw_all_else(stacked: bool) -> None:
+    recipe = task(experts=2, stacked=stacked, optimizer="muon").recipe()
+    names = [name for name, _ in named_leaves(jax.eval_shape(recipe.state_of, recipe.shapes()))]
+    matrices = {"query", "key", "value", "output", "gate", "up", "down"}
+    by_muon = {name.rsplit("/", 1)[1] for name in names if "/muon/" in name and "/mu/" in name}
+    by_adamw = {name.rsplit("/", 1)[1] for name in names if "/adamw/" in name and "/nu/" in name}
+    assert (by_muon, by_adamw) == (matrices, {"embedding", "head", "norm", "router"})
+    whole = task(experts=2, stacked=stacked).recipe()
+    assert not any("muon" in name for name, _ in named_leaves(jax.eval_shape(whole.state_of, whole.shapes())))

@@ -18,7 +18,7 @@ from isthmus.ops.exchange.fragments import Fragment, partition
 from isthmus.ops.island.jax_gradients import GradientLearner
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
-from isthmus.ops.island.optimizer import adamw
+from isthmus.ops.island.optimizer import adamw, muon
 from isthmus.ops.island.recipe import Recipe, of_loss
 from isthmus.ops.kernels import coding
 from isthmus.ops.learner.outer_gradient import norms
@@ -49,12 +49,26 @@ def loss(params: Any, batch: Any) -> Any:
 class LanguageTask:
     """A model of the next token by the one before it, on random tokens."""
 
+    optimizer = adamw(peak=0.006, warmup=0.2, weight_decay=0.1, clip=1.0)
+
     def recipe(self) -> Recipe:
-        optimizer = adamw(peak=0.006, warmup=0.2, weight_decay=0.1, clip=1.0)
+        optimizer = self.optimizer
         return of_loss(init, loss, optimizer, (("embedding", "average"), ("head", "average"), ("**", "rda")))
 
     def batch(self, at: At) -> Any:
         return {"tokens": at.rng().integers(0, 64, (8, 33)).astype(np.uint8)}
+
+
+class MuonTask(LanguageTask):
+    """The same, its hidden matrix by Muon."""
+
+    optimizer = muon(
+        peak=0.006,
+        warmup=0.2,
+        weight_decay=0.1,
+        clip=1.0,
+        is_hidden=lambda tree: {name: name == "hidden" for name in tree},
+    )
 
 
 def fragments_of(task: LanguageTask, count: int) -> tuple[Fragment, ...]:
@@ -151,6 +165,8 @@ def main() -> None:
     task = LanguageTask()
     fragments = fragments_of(task, 3)
     found = {str(devices): figures(task, fragments, devices) for devices in (1, 2, 4, 8)}
+    by_muon = MuonTask()
+    found["muon on 1"], found["muon on 4"] = (figures(by_muon, fragments, devices) for devices in (1, 4))
     print(json.dumps({**found, "averaged": [averaged(task, devices) for devices in (1, 4)]}))
 
 

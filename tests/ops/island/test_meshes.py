@@ -62,3 +62,13 @@ def test_averaged_gradients_do_not_depend_on_the_mesh(found: dict[str, Any]) -> 
     alone, together = found["averaged"]
     assert together == pytest.approx(alone, rel=2e-6)
     assert alone[0] != alone[-1]
+
+
+def test_muon_on_a_mesh_is_that_of_one_device_and_its_momentum_is_cut(found: dict[str, Any]) -> None:
+    of, alone = found["muon on 4"], found["muon on 1"]
+    assert of["losses"] == pytest.approx(alone["losses"], rel=2e-5)
+    assert of["losses"] != found["4"]["losses"]
+    assert alone["losses"][-1] < 0.99 * alone["losses"][0]
+    assert of["device_bytes"] <= 1.1 / 4 * of["state_bytes"] + of["replicated_bytes"]
+    assert of["replicated_bytes"] <= 0.02 * of["state_bytes"]
+    assert (of["executables"], of["compiled"], all(of["kept"]), of["donated"]) == (1, 0, True, 1.0)

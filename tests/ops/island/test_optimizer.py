@@ -1,4 +1,4 @@
-"""The schedule at its corners, and AdamW against its equations in float64."""
+"""The schedule at its corners, AdamW and Muon against their equations in float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from isthmus.ops.island.optimizer import adamw, is_matrix, learning_rate
+from isthmus.ops.island.optimizer import adamw, is_matrix, learning_rate, muon
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,49 @@ def test_three_steps_are_the_closed_form() -> None:
             params[name] = params[name] - rate * (adam + (0.3 * params[name] if name == "w" else 0.0))
         for name, value in params.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+def orthogonal(x: np.ndarray) -> np.ndarray:
+    """Five iterations of Newton and Schulz with Jordan's coefficients, in float64."""
+    if x.shape[0] > x.shape[1]:
+        return orthogonal(x.T).T
+    x = x / np.linalg.norm(x)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x
+
+
+def test_muon_is_the_closed_form_on_hidden_matrices_and_adamw_elsewhere() -> None:
+    rng = np.random.default_rng(1)
+    shapes = {"wide": (4, 6), "tall": (6, 4), "experts": (2, 4, 6), "head": (4, 5), "norm": (4,)}
+    hidden = ("wide", "tall", "experts")
+    params = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    options = {"peak": 0.01, "warmup": 0.1, "weight_decay": 0.3, "clip": 1.0}
+    transformation = muon(**options, is_hidden=lambda tree: {name: name in hidden for name in tree})
+    beside = adamw(**options)
+
+    found = {name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
+    state, others = transformation.init(found), beside.init(found)
+    momenta = {name: np.zeros(shapes[name]) for name in hidden}
+    for step, progress in enumerate((0.05, 0.2, 1.0), start=1):
+        gradient = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+        grads = {name: jnp.asarray(value, jnp.float32) for name, value in gradient.items()}
+        expected, others = beside.update(grads, others, found, progress=jnp.float32(progress))
+        updates, state = transformation.update(grads, state, found, progress=jnp.float32(progress))
+        scale = min(1.0, 1.0 / math.sqrt(sum(float((value**2).sum()) for value in gradient.values())))
+        rate = float(learning_rate(progress, peak=0.01, warmup=0.1))
+        for name in ("head", "norm"):
+            np.testing.assert_array_equal(updates[name], expected[name])
+        for name in hidden:
+            now = scale * gradient[name]
+            momenta[name] = 0.95 * momenta[name] + 0.05 * now
+            ahead = 0.95 * momenta[name] / (1 - 0.95 ** (step + 1)) + 0.05 * now / (1 - 0.95**step)
+            matrices = ahead.reshape(-1, *ahead.shape[-2:])
+            turned = np.stack([orthogonal(matrix) for matrix in matrices]).reshape(ahead.shape)
+            update = -rate * (0.2 * math.sqrt(6) * turned + 0.3 * np.asarray(found[name], np.float64))
+            np.testing.assert_allclose(updates[name], update, rtol=1e-3, atol=1e-6)
+        found = optax.apply_updates(found, updates)
 
 
 def test_an_update_without_progress_is_refused() -> None:
