@@ -96,7 +96,7 @@ def faults(rng: random.Random) -> tuple[Fault, ...]:
 @pytest.mark.parametrize(
     ("program", "seeds"),
     [
-        ("decoupled-diloco", range(2, 4)),
+        ("decoupled-diloco", range(3, 5)),
         soaked("decoupled-diloco", range(100)),
         soaked("diloco", range(200, 230)),
         soaked("streaming-diloco", range(300, 330)),
