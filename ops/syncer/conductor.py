@@ -214,7 +214,7 @@ class Conductor:
     def _openings(self) -> list[Turn]:
         if len(self._born) < self._fragments:
             return self._open_first()
-        if not self._may_begin() or not self._memory.is_kept(range(self._fragments), self._context):
+        if not self._may_begin():
             return []
         opened = []
         while not self._is_stopping and len(self._open) < open_rounds_max(

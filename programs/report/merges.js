@@ -12,7 +12,7 @@
   };
 
   const table = (columns) => {
-    const names = Object.keys(columns), rows = columns[names[0]].map((_, row) => names.map((name) => columns[name][row]));
+    const names = columns.map(([name]) => name), rows = columns[0][1].map((_, row) => columns.map(([, cells]) => cells[row]));
     const cells = (name, row) => element("tr", "", ...row.map((text) => element(name, text)));
     return element("table", "", element("thead", "", cells("th", names)), element("tbody", "", ...rows.map((row) => cells("td", row))));
   };
@@ -25,7 +25,7 @@
     }
     const rows = told.rows.flatMap(([word, text]) => [element("dt", word), element("dd", text)]);
     const parts = [element("h3", told.head), element("dl", "", ...rows)];
-    if (Object.keys(told.table).length) parts.push(table(told.table));
+    if (told.table.length) parts.push(table(told.table));
     parts.push(...told.remarks.map((text) => element("p", text)), element("p", "", element("code", told.command)));
     place.replaceChildren(...parts);
   };

@@ -114,7 +114,7 @@ def _told(facts: MergeFacts) -> dict[str, Any]:
     return {
         "head": words.head(facts),
         "rows": list(words.rows(facts)),
-        "table": words.table(facts.answers),
+        "table": list(words.table(facts.answers).items()),
         "remarks": remarks,
         "command": f"isthmus why --fragment {facts.fragment}" + (f" --version {version}" if version else ""),
     }

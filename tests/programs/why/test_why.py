@@ -299,7 +299,10 @@ def test_the_report_has_the_same_words_for_a_merge_that_is_clicked(hasty: Path) 
             continue
         wanted = Wanted.of(line["fragment"], words.dotted(line["version"]), is_last=False)
         merge = why(hasty, wanted).merge
-        assert (found["head"], found["table"]) == (words.head(merge), words.table(merge.answers))
+        assert (found["head"], found["table"]) == (
+            words.head(merge),
+            [list(each) for each in words.table(merge.answers).items()],
+        )
         assert found["rows"] == [list(row) for row in words.rows(merge)]
         late = [answer.slot for answer in merge.answers if answer.fate == "late"]
         assert all(any(said.startswith(f"learner {slot}: ") for said in found["remarks"]) for slot in late)
