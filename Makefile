@@ -1,6 +1,7 @@
 # make train: install, and train a small language model with four learners and a syncer.   make test: the tests.
 # make quick: the tests of the cores.   make install: install only.   make install-test: with pytest, for your own tests.
 # make soak: variants of the code that are broken on purpose, 10,000 simulated clusters with faults, and 200 real runs with kills: about two hours.
+# make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
 # make mutate: small changes of the cores, which the tests must notice; MODULES="quorum/core verify" for some of them.
 # Everything is installed into .venv, once; a second call needs no network.
 
@@ -8,7 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install install-test train test quick check bench soak mutate clean
+.PHONY: help install install-test train test quick check bench soak scale mutate clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -65,6 +66,13 @@ soak: .venv/installed-test
 	$(BIN)/isthmus simulate world --seeds 2000 --each 20 --deaths
 	$(BIN)/isthmus simulate world --seeds 500 --each 1 --gangs
 	$(BIN)/python tests/bench/soak_kills.py
+
+# 500M parameters merged, and taken all the way round; 1.2 billion, in eight fragments, from one learner; gpt-124m whole.
+scale: .venv/installed-test
+	$(BIN)/python tests/bench/bench_merge.py --learners 4 --mib 1907 --repeats 5 --cases rda
+	$(BIN)/python tests/bench/bench_fragment.py
+	$(BIN)/python tests/bench/bench_fragment.py --values 1_200_000_000 --fragments 8 --learners 1 --dtype bfloat16 --codes float32
+	$(BIN)/python tests/bench/bench_memory.py --every 15
 
 mutate: .venv/installed-mutate
 	$(BIN)/python tests/mutation/mutate.py $(MODULES)

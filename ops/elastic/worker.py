@@ -181,7 +181,7 @@ class _Worker:
                 case ("restart",):
                     learner.restart()
                 case ("local",):
-                    result = learner.local()
+                    result = [*learner.local()]
                 case ("own", whole):
                     result = learner.own(whole=whole)
                 case ("take_local", leaves):

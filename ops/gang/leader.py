@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -34,7 +34,7 @@ class Led(Protocol):
 
     def restart(self) -> None: ...
 
-    def local(self) -> list[Any]: ...
+    def local(self) -> Iterable[Any]: ...
 
     def fits(self, what: Taken, leaves: Sequence[Any]) -> bool: ...
 
@@ -97,7 +97,7 @@ class Leader:
         self._orders.give("restart")
         self._learner.restart()
 
-    def local(self) -> list[Any]:
+    def local(self) -> Iterable[Any]:
         self._orders.give("local")
         return self._learner.local()
 

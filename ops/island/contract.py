@@ -8,7 +8,7 @@ imported only then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from isthmus.ops.data.places import Step
@@ -78,8 +78,8 @@ class Codes(Protocol):
 class LastingLearning(Learning, Protocol):
     """The state of one learner whose local leaves can be read, and replaced by those of another life."""
 
-    def local(self) -> list[Any]:
-        """The local leaves after the steps so far, in NumPy arrays of their own; empty if it has none to give."""
+    def local(self) -> Iterable[Any]:
+        """The local leaves, in NumPy arrays of their own, each after the steps made when it is read; empty if none."""
 
     def take_local(self, leaves: Sequence[Any]) -> bool:
         """Replace the local leaves by `leaves`, in the form that `local` returns; False if their forms differ."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from itertools import pairwise
+from typing import Any, final
 
 import jax
 import numpy as np
 
-from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.core_turns import CORES
 from isthmus.ops.island.jax_learner import Functions, compute_in_the_calling_thread, functions_of
@@ -48,7 +49,7 @@ class Evaluation:
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates."""
-        merged = jax.device_put([tensors[name] for name in self._functions.names])  # Once for all batches.
+        merged = [jax.device_put(tensors[name]) for name in self._functions.names]  # Once for all batches.
         found = [self._metrics_of(merged, batch) for batch in self._batches]
         return {name: float(np.mean([each[name] for each in found])) for name in found[0]}
 
@@ -57,19 +58,33 @@ class Evaluation:
             return {name: float(value) for name, value in self._evaluate(merged, self._others, batch).items()}
 
     def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Tensors:
-        """The merged leaves that the fragments make up, in NumPy arrays."""
+        """The merged leaves that the fragments make up, in NumPy arrays, each made when it is asked for."""
         shapes = zip(self._functions.names, self._functions.shapes, strict=True)
-        tensors = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in shapes}
+        return Assembled(fragments, values, dict(shapes))
+
+
+@final
+class Assembled(Mapping[str, np.ndarray[Any, Any]]):
+    """Tensors by name, of payloads by fragment: one that lies in a payload as it is is a view of it."""
+
+    def __init__(self, fragments: Sequence[Fragment], values: Mapping[int, Vector], shapes: Mapping[str, Any]) -> None:
+        self._shapes = shapes
+        self._parts: dict[str, list[tuple[Unit, Vector]]] = {name: [] for name in shapes}
         for fragment in fragments:
-            write(fragment, values[fragment.index], tensors)
-        return tensors
+            for unit, (begin, end) in zip(fragment.units, pairwise(fragment.offsets), strict=True):
+                self._parts[unit.tensor].append((unit, values[fragment.index][begin:end]))
 
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        shape, parts = self._shapes[name], self._parts[name]
+        if len(parts) == 1 and not parts[0][0].is_split:
+            return parts[0][1].reshape(shape.shape).astype(shape.dtype, copy=False)
+        tensor = np.empty(shape.shape, shape.dtype)
+        for unit, values in parts:
+            tensor[unit.start : unit.stop] = values.reshape(unit.values_shape)
+        return tensor
 
-def write(fragment: Fragment, values: Vector, tensors: dict[str, Any]) -> None:
-    """Write a fragment's payload into NumPy tensors by name."""
-    for unit, begin, end in zip(fragment.units, fragment.offsets, fragment.offsets[1:], strict=False):
-        tensor = tensors[unit.tensor]
-        if unit.is_split:
-            tensor[unit.start : unit.stop] = values[begin:end].reshape(unit.values_shape)
-        else:
-            tensor[...] = values[begin:end].reshape(unit.values_shape)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)

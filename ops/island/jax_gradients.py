@@ -128,8 +128,8 @@ class GradientLearner:
 
     def _begin(self, seed: int) -> None:
         base = self._functions.base
-        # Copies, because no two leaves may be one buffer, which donation would give away twice.
-        self._leaves: list[Any] = self._functions.put(base.copy(base.first_leaves(seed)))
+        self._leaves: list[Any] = self._functions.put(base.first_leaves(seed))
+        # Of a copy, because an optimizer may give back what it is given, which donation would give away twice.
         self._moments: Any = self._functions.moments(base.copy(self._leaves))
 
     def gradient(self, batch: Any) -> tuple[Mapping[str, float], Vector]:

@@ -20,7 +20,7 @@ where a task does not use it, jit drops it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, Literal
 
@@ -42,6 +42,7 @@ from isthmus.ops.mesh.device_codes import DeviceCodes, levels_of
 from isthmus.ops.mesh.island import Island
 from isthmus.ops.mesh.island_devices import devices_of, unless_usual
 from isthmus.ops.mesh.state_layout import StateLayout, lying
+from isthmus.ops.mesh.unused_memory import give_back
 
 _COMPILING = threading.Lock()
 """Learners of one process would each compile the same function if they called it at the same time."""
@@ -169,19 +170,15 @@ class Functions:
         return list(map(lying, shapes, getattr(self.layout, what)))
 
     def first_leaves(self, seed: int) -> list[Any]:
-        """The initial merged leaves: those that the task loads, and for the others the values that its `init` gives."""
+        """The initial merged leaves, a buffer each: those that the task loads, for the others the values of `init`."""
         load = self.recipe.load
-        named = zip(self.names, self.shapes, strict=True)
-        loaded = [None if load is None else load(name, shape) for name, shape in named]
+        if load is None:
+            return self.first(jax.random.key(seed))  # type: ignore[no-any-return]
+        loaded = [load(name, shape) for name, shape in zip(self.names, self.shapes, strict=True)]
         made = loaded if all(leaf is not None for leaf in loaded) else self.first(jax.random.key(seed))
-        if self.layout is None:
-            chosen = zip(made, loaded, self.shapes, strict=True)
-            return [own if given is None else jnp.asarray(given, shape.dtype) for own, given, shape in chosen]
-        lie = zip(made, loaded, self.shapes, self.layout.merged, strict=True)
-        return [
-            own if given is None else self.layout.put(np.asarray(given, shape.dtype), sharding)
-            for own, given, shape, sharding in lie
-        ]
+        chosen = zip(made, loaded, self.shapes, strict=True)
+        leaves = [own if given is None else np.asarray(given, shape.dtype) for own, given, shape in chosen]
+        return self.copy(self.put(leaves))  # type: ignore[no-any-return]
 
     def model(self, merged: Sequence[Any], others: Sequence[Any]) -> Any:
         """The model of merged leaves and its local ones."""
@@ -195,7 +192,7 @@ class Functions:
     def _first(self, key: Any) -> list[Any]:
         """The merged leaves of an initial model."""
         leaves = jax.tree.leaves(self.recipe.init(key))
-        return [leaves[i] for i in self.merged]
+        return _apart([leaves[i] for i in self.merged])
 
     def _fresh(self, merged: list[Any], key: Any, life: Any, number: Any) -> list[Any]:
         """The local leaves of a state that begins with these merged leaves.
@@ -210,7 +207,7 @@ class Functions:
         if self.recipe.restart is not None:
             state = self.recipe.restart(state, own)
         leaves = [_at_rest(leaf) for leaf in jax.tree.leaves(state)]
-        return [leaves[i] for i in self._local]
+        return _apart([leaves[i] for i in self._local])
 
     def _step(self, state: tuple[Any, Any], batch: Any, progress: Any, life: Any, number: Any) -> Any:
         """One inner step: (merged leaves, local leaves) -> the same, and its scalars."""
@@ -260,6 +257,15 @@ def _folded(bits: Any, leaf: Any) -> Any:
         return leaf
     keys = jax.vmap(lambda key: jax.random.fold_in(key, bits))(jnp.ravel(leaf))
     return keys.reshape(leaf.shape)
+
+
+def _apart(leaves: Sequence[Any]) -> list[Any]:
+    """Leaves of a jitted function's result, a buffer each.
+
+    Without this, jit returns an argument itself where a leaf is that argument, and one buffer for two equal leaves;
+    donation would then give a buffer away twice.
+    """
+    return [jnp.copy(leaf) for leaf in leaves]
 
 
 def _at_rest(leaf: Any) -> Any:
@@ -315,14 +321,18 @@ class Learner:
 
     def begin(self) -> None:
         """Create the task's initial merged leaves, the same for the same seed, and the local leaves."""
-        # Copies, because no two leaves may be one buffer, which donation would give away twice.
-        self._leaves = self._functions.copy(self._functions.first_leaves(self._seed))
+        self._leaves, self._local = (
+            [],
+            [],
+        )  # Their memory is free before the new leaves take theirs.
+        self._leaves = self._functions.first_leaves(self._seed)
         self.restart()
 
     def compile(self, batch: Any) -> None:
         """Compile every function that this learner will call."""
         with _COMPILING:
             self._functions.compile(batch, codes=self.codes)
+        give_back()
 
     def compile_step(self, batch: Any) -> None:
         """Compile the step, which it calls most; the rest is compiled at its first call."""
@@ -459,16 +469,20 @@ class Learner:
         """Create the local leaves anew, for the present merged leaves."""
         functions, number = self._functions, np.uint32(_RESTARTS + self._restarts)
         key = jax.random.key(self._seed) if functions.has_local_model else None
-        # Copies, because an optimizer may return its argument, which donation would give away twice.
-        self._local = functions.fresh(functions.copy(self._leaves), key, self._life, number)
+        self._local = []  # Its memory is free before the new leaves take theirs.
+        self._local = functions.fresh(self._leaves, key, self._life, number)
         self._restarts += 1
+        give_back()
 
-    def local(self) -> list[np.ndarray[Any, Any]]:
-        """The local leaves after the steps dispatched so far, in NumPy arrays of their own."""
+    def local(self) -> Iterable[np.ndarray[Any, Any]]:
+        """The local leaves, in NumPy arrays of their own, each after the steps dispatched when it is read.
+
+        On an island of several processes all are read at once, because each process has to take part.
+        """
         layout = self._functions.layout
-        for leaf in self._local if layout is None or layout.processes == 1 else ():
-            leaf.copy_to_host_async()
-        return [np.array(leaf) for leaf in self._gathered(self._local)]
+        if layout is not None and layout.processes > 1:
+            return [np.array(leaf) for leaf in self._gathered(self._local)]
+        return (np.array(self._local[k]) for k in range(len(self._local)))
 
     def forms(self, what: Taken) -> list[Any]:
         """The shapes and dtypes of leaves that can be taken from another life."""

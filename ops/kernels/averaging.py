@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels import sweeps
 from isthmus.ops.kernels.buffers import Float32, empty
-from isthmus.ops.kernels.coding import Coded, Values, is_whole, kernel_inputs, places
-from isthmus.ops.kernels.stripes import Stripes, share, stripes
+from isthmus.ops.kernels.coding import Coded, Values, is_whole, kernel_inputs, largest, places
+from isthmus.ops.kernels.stripes import THREADS, Stripes, share, stripes
 
 Float64: TypeAlias = NDArray[np.float64]
 Method: TypeAlias = Literal["rda", "average"]
@@ -69,7 +69,7 @@ def merge(
     norms: Sequence[Float32],
     fragment: Fragment,
     method: Method = "rda",
-    threads: int = 1,
+    threads: int = THREADS,
 ) -> Merged:
     """The merged outer gradient of one fragment, contributors taken in the order given.
 
@@ -114,9 +114,14 @@ def merge(
 
 def unit_norms(vector: Values, fragment: Fragment) -> Float64:
     """The Euclidean length of each unit of float32[n], as float64[units]; not finite where a value is not."""
-    cuts = stripes(fragment.offsets)
+    cuts, inputs, where = stripes(fragment.offsets), kernel_inputs(vector), places(fragment.offsets)
     squares = np.empty(len(cuts))
-    sweeps.squares_of(*kernel_inputs(vector), cuts.begins, cuts.ends, cuts.units, *places(fragment.offsets), squares)
+
+    def sum_squares(first: int, last: int) -> None:
+        some = slice(first, last)
+        sweeps.squares_of(*inputs, cuts.begins[some], cuts.ends[some], cuts.units[some], *where, squares[some])
+
+    share(sum_squares, cuts, THREADS)
     lengths: Float64 = np.sqrt(_per_unit(squares, cuts, len(fragment.units)))
     return lengths
 
@@ -127,6 +132,7 @@ def warm() -> None:
     ones = np.ones(2, np.float32)
     merge([ones, ones], [1, 1], [np.full(1, 2**0.5, np.float32)] * 2, fragment)
     unit_norms(ones, fragment)
+    largest(ones)
 
 
 def _check(

@@ -28,8 +28,8 @@ Float32: TypeAlias = NDArray[np.float32]
 _ALIGNMENT_BYTES = 64
 # Below this malloc reuses its own memory, and clearing pages costs less than the lease.
 _LEASE_BYTES_MIN = 2**20
-# Free blocks kept: those that two rounds in flight release between two outer steps (direction, momentum, fragment).
-_SHELF_COUNT_MAX = 6
+# Free blocks kept: those that one outer step releases and the next takes (direction, momentum, fragment).
+_SHELF_COUNT_MAX = 3
 
 
 class _Shelf:

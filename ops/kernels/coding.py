@@ -26,7 +26,7 @@ from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.schemas import CODE_BLOCK, CODE_LEAST
 from isthmus.ops.kernels import sweeps
 from isthmus.ops.kernels.buffers import Float32, empty
-from isthmus.ops.kernels.stripes import Int64, kernel, kernel_input
+from isthmus.ops.kernels.stripes import THREADS, Int64, kernel, kernel_input, share, stripes
 from isthmus.ops.kernels.sweeps import BF16, FLOAT32, INT4, INT8, Bytes
 
 CodeFormat: TypeAlias = Literal["bf16", "int8", "int4"]
@@ -125,10 +125,23 @@ def kernel_inputs(values: Values) -> tuple[Bytes, Float32, int]:
 def is_finite(values: Values) -> bool:
     """Whether all values are finite; for int8 and int4 by the scales, which must not be negative either."""
     if not isinstance(values, Coded):
-        return bool(_bits_are_finite(kernel_input(values).view(np.int32)))
+        return largest(values) < np.inf
     if form_of(values) == BF16:
         return bool(_halves_are_finite(np.require(values.codes, None, ["C", "A"]).view(np.uint16)))
     return bool(((values.scales >= 0) & (values.scales <= SCALE_MAX)).all())
+
+
+def largest(values: Float32) -> float:
+    """The largest magnitude in float32[n], 0 without any; inf or nan where a value is not finite."""
+    bits, cuts = kernel_input(values).view(np.int32), stripes((0, values.size))
+    found: list[np.int32] = [np.int32(0)]
+
+    def look(first: int, last: int) -> None:
+        found.append(largest_of(bits[cuts.begins[first] : cuts.ends[last - 1]]))
+
+    if values.size:
+        share(look, cuts, THREADS)
+    return float(np.array(max(found), np.int32).view(np.float32))
 
 
 def scaled(values: Values, share: float) -> Values:
@@ -196,14 +209,6 @@ def _room(fragment: Fragment, form: int) -> Coded:
     where = places(fragment.offsets)
     codes = np.empty(int(where.codes[-1]) if form == INT4 else fragment.size, _DTYPES[form])
     return Coded(codes, np.empty(int(where.scales[-1]), np.float32))
-
-
-@kernel
-def _bits_are_finite(bits: NDArray[np.int32]) -> bool:
-    for begin in range(0, len(bits), 2048):  # noqa: SIM110 -- numba compiles loops.
-        if largest_of(bits[begin : begin + 2048]) >= _EXPONENT_BITS:
-            return False
-    return True
 
 
 @kernel

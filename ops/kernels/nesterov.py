@@ -23,7 +23,7 @@ import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels.buffers import Float32, empty
-from isthmus.ops.kernels.stripes import Int64, kernel, kernel_input, share, stripes
+from isthmus.ops.kernels.stripes import THREADS, Int64, kernel, kernel_input, share, stripes
 
 
 def outer_step(
@@ -34,7 +34,7 @@ def outer_step(
     fragment: Fragment,
     lr: float,
     momentum_decay: float,
-    threads: int = 1,
+    threads: int = THREADS,
 ) -> tuple[Float32, Float32]:
     """The fragment and its momentum after one outer step, float32[n] each, in new buffers.
 

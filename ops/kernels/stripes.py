@@ -11,12 +11,13 @@ where cores are shared, and many small calls would each wait for the GIL.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import ParamSpec, TypeAlias, TypeVar, cast
+from typing import Final, ParamSpec, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
@@ -30,6 +31,8 @@ R = TypeVar("R")
 
 # 256 KiB of float32: a multiple of the kernels' blocks, and enough that a stripe's bookkeeping does not show.
 STRIPE_SIZE = 2**16
+# Results are the same for any number of threads: as many as this process may use.
+THREADS: Final = len(os.sched_getaffinity(0))
 # Starting a thread costs about 0.1 ms, in which one core merges a few stripes.
 _SIZE_PER_THREAD_MIN = 4 * STRIPE_SIZE
 

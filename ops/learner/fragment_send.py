@@ -63,8 +63,7 @@ class FragmentSend:
             gradient = self._coding.told("gradient", self._coding.Coded(codes, scales))
         else:
             values = np.asarray(capture["values"], np.float32)
-            # A copy, because the device may return a view of its own memory.
-            whole = np.array(values) if anchor is None else subtract(as_held(anchor, fragment), values)
+            whole = values if anchor is None else subtract(as_held(anchor, fragment), values)
             lengths = norms(whole, fragment)
             gradient = self._told(capture, whole)
         answer = Answer(

@@ -150,7 +150,7 @@ class Merge:
         epoch, count = newest["base"] or (self._epoch, 0)
         self._accounts[p] = FragmentAccount((epoch, count), round["interval"], newest["clock"])
         self._positions[p] = by_slot(newest["positions"]) if newest["base"] else {}
-        largest = float(np.abs(newest["gradient"]).max(initial=0.0))
+        largest = self._coding.largest(newest["gradient"])
         velocity = KEPT_MAX if round["kind"] == "recover" and self._momentum else 0.0
         self._extents[p] = Extent(largest, self._lr, self._momentum, velocity=velocity)
         told = [lengths for *version, _, lengths in round["known"] if version == [epoch, count]]

@@ -75,7 +75,7 @@ class OuterStep:
         nesterov.warm()
         if self._format != "float32":
             coding.warm_updates()
-        self._is_finite = coding.is_finite
+        self._is_finite, self._largest = coding.is_finite, coding.largest
         self._nesterov: ModuleType = nesterov
         self._now = context.now
 
@@ -141,7 +141,9 @@ class OuterStep:
                 f"the outer step of fragment {p}: expected finite values, found {odd} of {theta.size} that are not. "
                 f"The merge should have refused answers of {gradient['merging']['voters']}; report this."
             )
-        self._theta[p], self._velocity[p] = theta, velocity
+        self._theta[p] = theta
+        if self._momentum:  # Otherwise it stays at zeros, which take no memory until they are written.
+            self._velocity[p] = velocity
         if p in self._publications:
             assert gradient["version"] is not None
             self._publications[p].step(theta, gradient["version"], self._format_of(gradient))
@@ -178,7 +180,7 @@ class OuterStep:
         if p >= len(self._fragments) or not set(needed) <= set(found):
             return False
         size = self._fragments[p].size
-        return all(found[name].shape == (size,) and np.abs(found[name]).max(initial=0.0) <= KEPT_MAX for name in needed)
+        return all(found[name].shape == (size,) and self._largest(found[name]) <= KEPT_MAX for name in needed)
 
     def _final(self, p: int, update: Update) -> FinalItem:
         fragment, values = self._fragments[p], update["values"]

@@ -18,6 +18,10 @@ s. Each is in one of these states, and never has two rounds open:
 - *final*: once the tokens are spent, or a stop is requested, all fragments are merged a last time with all learners; a
   live learner that does not answer is waited for within a learned bound.
 
+Rounds of every kind respect the bound of rounds in flight, so a shard holds the answers of no more rounds than that.
+A live member that does not answer a recover or final round in time is not a member of later rounds of that kind:
+together they wait for it once.
+
 An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life, unless
 the lives of all its members are over: then it closes by itself. A shard receives no notice of deaths. A member that
 neither answered nor was left out alive, in two closed rounds in a row, counts as gone; any later report of it brings it
@@ -146,6 +150,8 @@ class Pacer:
         self._rounds: dict[int, OpenRound] = {}  # By fragment.
         self._born: set[int] = set()
         self._ended: set[int] = set()
+        self._silent: set[tuple[Kind, int, int]] = set()
+        """(kind, slot, incarnation): lives that gave no answer to a recover or final round, and were live."""
         self._round_last = 0
         self._recovers_at: int | None = None
         self._memory = Memory()
@@ -263,7 +269,10 @@ class Pacer:
             return
         del self._rounds[fragment]
         answered = sorted({*merging["voters"], *(refused[0] for refused in merging["refused"])})
-        self._note_missing(found, {*answered, *merging["left_out"]})
+        if found.item["kind"] != "recover":  # Of one that many have answered, only whose version it is is told.
+            self._note_missing(found, {*answered, *merging["left_out"]})
+        if found.item["kind"] in ("recover", "final"):
+            self._note_silent(found, merging["left_out"])
         match found.item["kind"]:
             case "initial" if merging["version"] is None:
                 self._start.failed(fragment, found.item["members"][0], merging["reason"])
@@ -280,6 +289,12 @@ class Pacer:
             is_listed = [slot, incarnation] in found.item["members"]
             if is_listed and slot not in accounted and self._roster.miss(slot, incarnation):
                 self._clock.forget(slot)
+
+    def _note_silent(self, found: OpenRound, left_out: Sequence[int]) -> None:
+        """Note who is live and gave no answer: all, where nobody was waited for any more."""
+        members = found.item["members"]
+        silent = [member for member in members if member[0] in left_out] if members else found.first["members"]
+        self._silent |= {(found.item["kind"], slot, incarnation) for slot, incarnation in silent}
 
     def _end_merge(self, found: OpenRound, merging: Merging, answered: list[int]) -> None:
         if not answered:
@@ -353,12 +368,13 @@ class Pacer:
         if any(holders.values()):
             if self._awaits_holders():
                 return []
-            return [self._open_round(each, "recover", members) for each, members in holders.items() if members]
+            held = [(each, self._heard(members, "recover") or members) for each, members in holders.items() if members]
+            return [self._open_round(each, "recover", members) for each, members in held[: self._room()]]
         fresh = self._memory.fresh(unborn, self._context)
         giver = self._start.giver(_members(self._roster.live()), self._context.now()) if fresh else None
         if giver is None:
             return []
-        return [self._open_round(each, "initial", [giver]) for each in fresh]
+        return [self._open_round(each, "initial", [giver]) for each in fresh[: self._room()]]
 
     def _awaits_holders(self) -> bool:
         """Whether a report is missing of a learner that has trained in this run, and may hold the newest version."""
@@ -372,10 +388,9 @@ class Pacer:
     def _open_merges(self) -> list[Round]:
         """The rounds of due fragments, the longest overdue first, as far as there is room in flight."""
         due = [fragment for fragment in self._schedule.due(self._clock.count) if fragment not in self._rounds]
-        room = max(0, self._in_flight_max() - len(self._rounds))
-        members = _members(self._roster.stepping()) if due[:room] else []
+        members = _members(self._roster.stepping()) if due[: self._room()] else []
         opened = []
-        for fragment in due[:room] if members else ():
+        for fragment in due[: self._room()] if members else ():
             self._schedule.serve(fragment, self._clock.count)
             opened.append(self._open_round(fragment, "merge", members))
         return opened
@@ -383,12 +398,21 @@ class Pacer:
     def _in_flight_max(self) -> int:
         return rounds_in_flight_max(self.overlap, self._fragments, self.interval, self._shards)
 
+    def _room(self) -> int:
+        """How many more rounds may be open."""
+        return max(0, self._in_flight_max() - len(self._rounds))
+
+    def _heard(self, members: Sequence[list[int]], kind: Kind) -> list[list[int]]:
+        """Those of the members that have left no round of a kind without an answer."""
+        return [member for member in members if (kind, *member) not in self._silent]
+
     def _open_final(self) -> list[Round]:
-        """All final rounds at once, when nothing else is open and some learner has adopted the model."""
-        members = _members(self._roster.finishing())
-        if self._rounds or not members:
+        """The final rounds for which there is room, when no others are open and somebody has adopted the model."""
+        finishing = _members(self._roster.finishing())
+        if not finishing or any(found.item["kind"] != "final" for found in self._rounds.values()):
             return []
-        return [self._open_round(each, "final", members) for each in self._own if each not in self._ended]
+        left = [each for each in self._own if each not in self._ended and each not in self._rounds]
+        return [self._open_round(each, "final", self._heard(finishing, "final")) for each in left[: self._room()]]
 
     def _renewals(self) -> list[Round]:
         """New attempts of the open rounds whose members have changed by more than deaths."""
@@ -405,6 +429,8 @@ class Pacer:
             if learners is found.seen:
                 continue
             found.seen, members, listed = learners, _members(learners), {tuple(member) for member in item["members"]}
+            if item["kind"] == "final":
+                members = self._heard(members, "final")
             is_over = [self._roster.incarnation(slot) > incarnation for slot, incarnation in listed]
             has_joined = any(tuple(member) not in listed for member in members)
             if members and not all(is_over) and (any(is_over) or has_joined):

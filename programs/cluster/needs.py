@@ -2,9 +2,10 @@
 
 By shapes alone, P being the merged values in float32. On its machine a learner keeps the fragments that it last adopted
 (P), and its whole state where its island is of CPU cores; a shard its part of the values, the momentum and the
-published values (3 P / shards); the evaluator the model that it holds, and the one that it evaluates (2 P); the
-recorder the model that it holds (P). Processes, batches, answers and buffers come on top. It runs the task's optimizer
-on shapes, so it imports jax. For islands there may be better figures, from a compiler.
+published values (3 P / shards), and the answers of all learners to the rounds that it may have in flight; the evaluator
+the model that it holds, and the one that it evaluates (2 P); the recorder the model that it holds (P). Processes,
+batches and buffers come on top. It runs the task's optimizer on shapes, so it imports jax. For islands there may be
+better figures, from a compiler.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, final
 
+from isthmus.ops.adaptive.wanted import Wanted
+from isthmus.ops.exchange.schemas import BITS
+from isthmus.ops.syncer.pacer import Pacer
+from isthmus.ops.syncer.schedule import rounds_in_flight_max
 from isthmus.programs.recorder.ports import EVALUATOR, RECORDER
 from isthmus.programs.request.request import Request
 from isthmus.programs.results.numbers import size
@@ -80,13 +85,25 @@ def _size_bytes(array: Any) -> int:
     return int(array.size) * int(array.dtype.itemsize)
 
 
+def answers_bytes(request: Request) -> int:
+    """The answers that a shard holds at most, those that are late for their round left aside: of the largest fragment,
+    for each learner, to as many rounds as may be open, in the format of answers."""
+    pacer = next((node.keywords for node in request.graph.nodes if node.body is Pacer), None)
+    if pacer is None:
+        return 0
+    wanted = Wanted.of(**{name: pacer[name] for name in ("push", "update", "interval", "overlap")})
+    rounds = rounds_in_flight_max(wanted.overlap, pacer["fragments"], wanted.interval, pacer["shards"])
+    rounds = min(rounds, -(-pacer["fragments"] // pacer["shards"]))
+    return int(rounds * request.job.learners * max(pacer["sizes"]) * BITS.get(pacer["push"], 32) / 8)
+
+
 def host_bytes(request: Request, topology: Topology, placement: Placement) -> dict[str, int]:
     """Minimum bytes that the hosts on each machine need of its own memory, by the machine's name."""
     machines, values = topology.by_name(), FLOAT32_BYTES * parameter_count(request)
     counts = {role: len(placement.of_role(role)) for role in (SYNCER, EVALUATOR, RECORDER)}
     has_model = counts[SYNCER] > 0
     least = {
-        SYNCER: 3 * values // max(counts[SYNCER], 1),
+        SYNCER: 3 * values // max(counts[SYNCER], 1) + answers_bytes(request),
         EVALUATOR: 2 * values,
         RECORDER: values if has_model else 0,
     }

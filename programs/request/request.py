@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, final
 
 from isthmus.programs import language_model
+from isthmus.programs.checks.item_sizes import item_faults
 from isthmus.programs.checks.processes import process_faults
 from isthmus.programs.recorder.roles import SNAPSHOT_SECONDS_DEFAULT, with_recorder
 from isthmus.programs.request import new_folder, reference
@@ -166,7 +167,8 @@ def prepare(
     proof = verify(graph)
     _check_learners(graph, job)
     plans = lower(graph)
-    if faults := list(process_faults(plans, parts.subject.task, parts.run["processes"], job.learners)):
+    faults = [*item_faults(graph), *process_faults(plans, parts.subject.task, parts.run["processes"], job.learners)]
+    if faults:
         raise ConfigError.of(faults)
     section = {"program": program.reference, **parts.run}
     for name in ("argv", "processes", "snapshots", "devices_min"):

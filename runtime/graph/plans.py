@@ -32,10 +32,9 @@ OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadl
 
 @dataclass(frozen=True, slots=True)
 class EdgePlan:
-    """An edge as a host sees it; `source` and `target` are node indices in the graph, `kind` is the policy.
-
-    `schema` is what an item on it must satisfy, as the consuming body declares (`schemas`).
-    """
+    """An edge as a host sees it; `source` and `target` are node indices in the graph, `kind` is the policy. `schema` is
+    what an item on it must be, as the body at its end declares (`schemas`). `is_kept`: the newest item of each key is
+    kept for consumers that join later."""
 
     index: int
     name: str
@@ -52,6 +51,7 @@ class EdgePlan:
     target: int
     target_port: str
     schema: Any = None
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def lower(graph: Graph) -> dict[str, Plan]:
     """One plan per role of a graph that `verify` has accepted."""
     indices = {id(node): index for index, node in enumerate(graph.nodes)}
     schemas = [schemas_of(node.body, node.arguments, node.keywords) for node in graph.nodes]
-    edges = {index: _edge(index, edge, indices, schemas) for index, edge in enumerate(graph.edges)}
+    edges = {index: _edge(graph, index, edge, indices, schemas) for index, edge in enumerate(graph.edges)}
     replicas = {role.name: (role.replicas_min, role.replicas_max) for role in graph.roles}
     plans = {}
     for role in graph.roles:
@@ -133,7 +133,9 @@ def lower(graph: Graph) -> dict[str, Plan]:
     return plans
 
 
-def _edge(index: int, edge: Edge, indices: Mapping[int, int], schemas: Sequence[Mapping[str, Any]]) -> EdgePlan:
+def _edge(
+    graph: Graph, index: int, edge: Edge, indices: Mapping[int, int], schemas: Sequence[Mapping[str, Any]]
+) -> EdgePlan:
     policy = edge.policy
     return EdgePlan(
         index=index,
@@ -151,7 +153,18 @@ def _edge(index: int, edge: Edge, indices: Mapping[int, int], schemas: Sequence[
         target=indices[id(edge.target.node)],
         target_port=edge.target.name,
         schema=schemas[indices[id(edge.target.node)]].get(edge.target.name),
+        is_kept=isinstance(policy, Latest) and edge.route is not None and not _is_for_one_life(graph, edge),
     )
+
+
+def _is_for_one_life(graph: Graph, edge: Edge) -> bool:
+    """Whether what travels on an edge is of no use to a later life of its consumer: votes for rounds that are opened in
+    that host itself, which end with it."""
+    node = edge.target.node
+    if not isinstance(node.fires, Quorum) or edge.target.name != node.fires.port:
+        return False
+    opening = [each for each in graph.edges if each.target.node is node and each.target.name == node.fires.opened_by]
+    return bool(opening) and all(each.route is None for each in opening)
 
 
 def _node(graph: Graph, node: Node, indices: Mapping[int, int], edges: Mapping[int, EdgePlan]) -> NodePlan:

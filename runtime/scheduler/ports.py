@@ -213,7 +213,7 @@ class Outlet:
 class Route:
     """An edge that leaves a node here, with its live links by consumer; `arrival` is its other end, if on this host.
 
-    A Latest edge to other hosts keeps the newest item per key, for consumers that join later: `kept` by key, oldest
+    An edge that `keeps` has the newest item per key for consumers that join later: `kept` by key, oldest
     first, at most KEPT_MAX.
     """
 
@@ -224,7 +224,7 @@ class Route:
         self.edge = edge
         self.links: dict[Member, Link] = {}
         self.outlet = Outlet(edge.source) if edge.kind == "queue" else None
-        self.keeps = edge.kind == "latest" and edge.route != "local"
+        self.keeps = edge.is_kept
         self.kept: dict[int | str | None, tuple[Handle, Fields]] = {}
 
     def keep(self, key: int | str | None, handle: Handle, fields: Fields) -> Handle | None:

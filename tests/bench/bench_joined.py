@@ -57,7 +57,7 @@ def run(worlds: Worlds, seed: int, steps: int, how: str) -> dict[str, float]:
             lives[self._slot] = self
             if self._slot == JOINED and how == "given":
                 donor = lives[0]
-                if donor._odometer.steps < 50 or not self._sole.take_local(donor._sole.local()):
+                if donor._odometer.steps < 50 or not self._sole.take_local([*donor._sole.local()]):
                     raise SystemExit("learner 0 has no moments that fit: it was expected to have stepped by then")
             return result
 

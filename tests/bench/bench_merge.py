@@ -1,9 +1,11 @@
 """Merge with RDA and outer step, against reading the same bytes: `python tests/bench/bench_merge.py [--json]`.
 
-Eight learners, 64 MiB each, norms sent along. The cases take turns within each repeat, so that all see the same
-machine, and the figure is the ratio of medians: seconds to read the eight gradients once (a numba sum, as many threads)
-over seconds to merge them and make the outer step. Each outer step's results replace the state, as a shard does it.
-The first repeat warms memory and is not counted. `naive` is the same arithmetic in plain NumPy, done fewer times.
+Eight learners, 64 MiB each, norms sent along; four of 500M values by `--learners 4 --mib 1907 --cases rda` (18 GB). The
+Eight learners, 64 MiB each, norms sent along; 4 of 500M values by `--learners 4 --mib 1907 --cases rda` (18 GB). The
+read the gradients once (a numba sum, as many threads) over seconds to merge them and make the outer step. `read all`
+reads Theta and momentum, too, which the outer step has to: the fewer learners, the more these are of it. Each outer
+step's results replace the state, as a shard does it. The first repeat warms memory and is not counted. `naive` is the
+same arithmetic in plain NumPy, done fewer times.
 """
 
 from __future__ import annotations
@@ -127,16 +129,19 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=64, help="MiB of each learner's gradient")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--cases", nargs="+", default=["read", "rda", "average", "naive"], help="read, and which else")
     options = parser.parse_args()
 
     held = shard(options.learners, options.mib * 2**18)
     over = stripes((0, held.fragment.size))
     cases: dict[str, Callable[[], None]] = {
         "read": partial(read, held.gradients, over, options.threads),
+        "read all": lambda: read([*held.gradients, held.theta, held.momentum], over, options.threads),
         "rda": partial(merge, held, "rda", options.threads),
         "average": partial(merge, held, "average", options.threads),
         "naive": partial(naive, held),
     }
+    cases = {name: case for name, case in cases.items() if name in ("read", "read all", "rda", *options.cases)}
     seconds = measure(cases, {name: 2 if name == "naive" else options.repeats for name in cases})
 
     size_gb = options.learners * options.mib * 2**20 / 1e9
@@ -148,6 +153,7 @@ def main() -> None:
             "ms_max": 1e3 * max(each),
             "gb_per_second": size_gb / medians[name],
             "ratio": medians["read"] / medians[name],
+            "ratio_to_all": medians["read all"] / medians[name],
         }
         for name, each in seconds.items()
     }
@@ -158,10 +164,10 @@ def main() -> None:
         print(json.dumps(report))
         return
     print(f"{options.learners} learners x {options.mib} MiB, {options.threads} threads, {options.repeats} repeats")
-    print(f"{'case':<10}{'median ms':>10}{'min':>8}{'max':>8}{'GB/s in':>9}{'ratio to read':>15}")
+    print(f"{'case':<10}{'median ms':>10}{'min':>8}{'max':>8}{'GB/s in':>9}{'to read':>9}{'to read all':>13}")
     for name, f in figures.items():
         times = f"{f['ms_median']:>10.1f}{f['ms_min']:>8.1f}{f['ms_max']:>8.1f}"
-        print(f"{name:<10}{times}{f['gb_per_second']:>9.1f}{f['ratio']:>15.2f}")
+        print(f"{name:<10}{times}{f['gb_per_second']:>9.1f}{f['ratio']:>9.2f}{f['ratio_to_all']:>13.2f}")
     if is_bar_case:
         verdict = "met" if is_met else "MISSED"
         print(f"merge with RDA and outer step / read: {figures['rda']['ratio']:.2f}, bar {BAR}: {verdict}")

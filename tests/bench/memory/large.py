@@ -1,19 +1,26 @@
-"""gpt-124m with short contexts and one batch of evaluation: its memory is that of its parameters."""
+"""gpt-124m, and a smaller one, with short contexts and one batch of evaluation: memory is that of the parameters."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from isthmus.programs import Task
 from isthmus.programs.language_model import task
 
-_SHIPPED = task(
-    layers=12, width=768, heads=12, context=128, batch=1, lr=0.0006, tied=True, dtype="bfloat16", vocabulary=50304
-)
-GPT_124M = Task(
-    init=_SHIPPED.init,
-    loss=_SHIPPED.loss,
-    batch=_SHIPPED.batch,
-    optimizer=_SHIPPED.optimizer,
-    merge=_SHIPPED.merge,
-    tokens_per_batch=_SHIPPED.tokens_per_batch,
-    evaluation=1,
-)
+
+def _short(**settings: Any) -> Task:
+    shipped = task(context=128, batch=1, lr=0.0006, tied=True, dtype="bfloat16", **settings)
+    return Task(
+        init=shipped.init,
+        loss=shipped.loss,
+        batch=shipped.batch,
+        optimizer=shipped.optimizer,
+        merge=shipped.merge,
+        tokens_per_batch=shipped.tokens_per_batch,
+        evaluation=1,
+    )
+
+
+GPT_124M = _short(layers=12, width=768, heads=12, vocabulary=50304)
+GPT_34M = _short(layers=8, width=512, heads=8, vocabulary=16384)
+"""Of the same shape, for trials."""

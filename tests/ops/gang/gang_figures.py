@@ -102,7 +102,7 @@ def crossing(learner: Learner, leader: Leader, count: int) -> dict[str, Any]:
 def going_on(leader: Leader) -> dict[str, Any]:
     """What comes of going on from what a life had: its losses beside those of that life, and what is lent and taken."""
     had = leader.own(whole=True)
-    lent, local = leader.lend(), leader.local()
+    lent, local = leader.lend(), [*leader.local()]
     once = [float(leader.step(batch(n), 0.5)["loss"]) for n in range(3)]
     is_taken = leader.take_own(had)
     twice = [float(leader.step(batch(n), 0.5)["loss"]) for n in range(3)]

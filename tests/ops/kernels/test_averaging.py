@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.token_accounts import weight
-from isthmus.ops.kernels import averaging, coding, sweeps
+from isthmus.ops.kernels import averaging, sweeps
 from isthmus.ops.kernels.averaging import CANCELLED_SHARE, merge
 from isthmus.ops.kernels.coding import is_finite
 from isthmus.ops.kernels.stripes import STRIPE_SIZE
@@ -276,8 +276,7 @@ def test_one_compiled_variant_takes_all_arrays_and_leaves_inputs_alone() -> None
         assert merged_of([variant, gradients[1]], [1, 2], fragment).tobytes() == expected
         assert is_finite(variant)
     assert [gradient.tobytes() for gradient in gradients] == before
-    for compiled in (sweeps.sweep, coding._bits_are_finite):
-        assert len(compiled.signatures) == 1
+    assert len(sweeps.sweep.signatures) == 1
 
 
 # Finiteness

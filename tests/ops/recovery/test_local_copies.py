@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from isthmus.ops.data.batches import At
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
+from isthmus.ops.recovery import local_copies
 from isthmus.ops.recovery.local_copies import EVERY_NS, FIRST_NS, SHARE, LocalCopies
 from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import SmallTask, fragments_of
@@ -122,7 +124,7 @@ def test_a_learner_goes_on_with_the_moments_of_another() -> None:
     for p in range(len(parts)):
         other.replace(p, np.asarray(one.extract(p)))
     other.restart()
-    assert other.take_local(one.local())
+    assert other.take_local([*one.local()])
     assert not other.take_local([])
     for position in range(3, 6):
         for learner in (one, other):
@@ -131,3 +133,46 @@ def test_a_learner_goes_on_with_the_moments_of_another() -> None:
     assert [learner._functions.step._cache_size() for learner in (one, other)] == [1, 1]
     for p in range(len(parts)):
         assert np.array_equal(np.asarray(one.extract(p)), np.asarray(other.extract(p)))
+
+
+def test_of_a_large_state_some_leaves_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are as they are after later steps, and what is found is all of them, in their order."""
+    monkeypatch.setattr(local_copies, "HELD_BYTES_MAX", 1)
+    disk, clock, state, read = SimulatedDisk("seed"), Clock(), [np.full(5, 0.0), np.full(3, 0.0)], list[int]()
+
+    def leaves() -> Iterator[Any]:
+        for k in range(len(state)):
+            read.append(k)
+            yield state[k].copy()
+
+    made = copies(disk, 1, clock)
+    assert not made.is_due()
+    clock.at = FIRST_NS
+    for step in range(3):
+        assert made.is_due()
+        state = [np.full(5, float(step)), np.full(3, float(step))]
+        made.keep(10 + step, leaves)
+        made.settle()
+        assert read == list(range(min(step + 1, 2)))
+        assert (copies(disk, 2).found() is not None) == (step == 2)
+    assert not made.is_due()
+    found = copies(disk, 2).found()
+    assert found is not None
+    assert found.step == 10
+    assert [leaf.tolist() for leaf in found.leaves] == [[0.0] * 5, [1.0] * 3]
+
+
+def test_a_part_that_a_full_disk_does_not_take_leaves_the_copy_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, clock = SimulatedDisk("seed"), Clock()
+    kept(disk, step=40, leaves=LEAVES[:1])
+    monkeypatch.setattr(local_copies, "HELD_BYTES_MAX", 1)
+    for room, step in ((0, 40), (3, 40), (100, 80)):
+        made = copies(disk, 1, clock)
+        for part in range(len(LEAVES) + 1):
+            disk.troubles[0] = Trouble(lambda: None, room=room if part == 1 else 1 << 20)
+            made.keep(80, lambda: LEAVES)
+            made.settle()
+        disk.troubles.clear()
+        found = copies(disk, 2).found()
+        assert found is not None
+        assert found.step == step

@@ -13,7 +13,7 @@ from isthmus.ops.exchange.schemas import HELD
 from isthmus.ops.recovery.memory import Memory
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.schemas import compiled
-from tests.ops.syncer.pacer_shard import SECOND, Shard, control, holding, lost, numbers, ready, stepping, told
+from tests.ops.syncer.pacer_shard import ALL, SECOND, Shard, control, holding, lost, numbers, ready, stepping, told
 from tests.ops.syncer.test_conductor import Score, told_of
 
 ROLES = ("evaluator", "recorder")
@@ -171,12 +171,12 @@ def test_a_first_life_tells_the_recorder_nothing() -> None:
 
 
 def test_the_first_life_of_a_shard_is_not_delayed() -> None:
-    opened = Shard(live=ROLES).fire(ready(0), ready(1))
+    opened = Shard(live=ROLES, **ALL).fire(ready(0), ready(1))
     assert numbers(opened) == [(p, "initial", 1, [[0, 1]]) for p in range(4)]
 
 
 def test_a_shard_that_comes_back_waits_for_recorder_and_holders_before_it_begins() -> None:
-    shard = Shard(incarnation=2, live=ROLES)
+    shard = Shard(incarnation=2, live=ROLES, **ALL)
     assert shard.fire(ready(0), ready(1)) == []
     assert shard.fire(control=control()) == []
     assert shard.fire(held=[("recorder", [])]) == []
@@ -192,7 +192,7 @@ def test_the_first_merge_waits_until_somebody_else_has_the_first_versions() -> N
 
 
 def test_a_holder_that_has_died_meanwhile_is_not_waited_for() -> None:
-    shard = Shard(incarnation=2, live=ROLES)
+    shard = Shard(incarnation=2, live=ROLES, **ALL)
     assert shard.fire(ready(0), ready(1), control=control(), held=[("recorder", [])]) == []
     shard.live.remove("evaluator")
     assert {item["kind"] for item in shard.fire(control=control())} == {"initial"}
@@ -207,7 +207,7 @@ def test_a_holder_that_has_died_meanwhile_is_not_waited_for() -> None:
     ],
 )
 def test_a_shard_that_comes_back_does_not_begin_what_was_merged(heard: dict[str, Any]) -> None:
-    shard = Shard(incarnation=2, live=ROLES)
+    shard = Shard(incarnation=2, live=ROLES, **ALL)
     assert shard.fire(ready(0, 2), ready(1, 2), **heard) == []
     for _ in range(90):
         shard.now += SECOND
@@ -215,7 +215,7 @@ def test_a_shard_that_comes_back_does_not_begin_what_was_merged(heard: dict[str,
 
 
 def test_a_shard_that_comes_back_waits_a_second_for_holders_to_look_what_they_hold() -> None:
-    shard = Shard(incarnation=2, live=ROLES)
+    shard = Shard(incarnation=2, live=ROLES, **ALL)
     learner = stepping(0, epochs=[1] * 4)
     assert shard.fire(learner, held=[("recorder", range(4))]) == [], "the evaluator has not"
     shard.now += SECOND - 1
@@ -225,7 +225,7 @@ def test_a_shard_that_comes_back_waits_a_second_for_holders_to_look_what_they_ho
 
 
 def test_a_recovery_says_what_holders_know() -> None:
-    shard = Shard(incarnation=2, live=ROLES)
+    shard = Shard(incarnation=2, live=ROLES, **ALL)
     rows = [[0, 1, 5, "a"], [2, 1, 4, "b"]]
     opened = shard.fire(stepping(0, epochs=[1] * 4), held=HELD_BY_ALL, given=rows)
     assert [item["known"] for item in opened] == [[[1, 5, "a"]], [], [[1, 4, "b"]], []]
@@ -233,7 +233,7 @@ def test_a_recovery_says_what_holders_know() -> None:
 
 def test_copies_that_holders_give_lead_to_a_recovery() -> None:
     """Learners that adopted a copy hold a version like any other."""
-    shard = Shard(incarnation=2, live=ROLES)
+    shard = Shard(incarnation=2, live=ROLES, **ALL)
     merged = control(*([p, 1, 5] for p in range(4)), totals=[[0, 1, 90], [1, 1, 80]])
     assert shard.fire(ready(0, 2), ready(1, 2), control=merged, held=HELD_BY_ALL) == []
     copied = stepping(0, incarnation=2, epochs=[1, 1, 1, 0])
@@ -246,7 +246,7 @@ def test_copies_that_holders_give_lead_to_a_recovery() -> None:
 
 
 def test_a_recovery_whose_holders_die_does_not_begin_anew_either() -> None:
-    shard = Shard(incarnation=2, live=ROLES)
+    shard = Shard(incarnation=2, live=ROLES, **ALL)
     heard = {"control": control([0, 1, 5]), "held": [("recorder", range(4)), ("evaluator", range(4))]}
     opened = shard.fire(stepping(0, epochs=[1] * 4), **heard)
     assert {item["kind"] for item in opened} == {"recover"}

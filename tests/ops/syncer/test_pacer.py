@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.ops.syncer.pacer_shard import MS, SECOND, Shard, control, lost, numbers, ready, stepping, told
+from tests.ops.syncer.pacer_shard import ALL, MS, SECOND, Shard, control, lost, numbers, ready, stepping, told
 
 # -- rounds ------------------------------------------------------------------------------------------------------------
 
@@ -51,7 +51,7 @@ def test_a_merge_of_no_open_round_changes_nothing():
 
 
 def test_each_shard_opens_its_own_fragments():
-    shards = [Shard(slot, shards=3, fragments=7, overlap=10) for slot in range(3)]
+    shards = [Shard(slot, shards=3, fragments=7, **ALL) for slot in range(3)]
     firsts = [shard.fire(ready(0), ready(1)) for shard in shards]
     assert [[item["fragment"] for item in opened] for opened in firsts] == [[0, 3, 6], [1, 4], [2, 5]]
     for shard, opened in zip(shards, firsts, strict=True):

@@ -3,13 +3,13 @@
 import pytest
 
 from isthmus.ops.syncer.terms import FINAL_MIN
-from tests.ops.syncer.pacer_shard import SECOND, Shard, control, lost, numbers, ready, stepping, told
+from tests.ops.syncer.pacer_shard import ALL, SECOND, Shard, control, lost, numbers, ready, stepping, told
 
 # -- the start ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_start_waits_for_the_learners_and_asks_the_lowest_for_everything():
-    shard = Shard()
+    shard = Shard(**ALL)
     assert shard.fire(ready(3)) == []
     assert shard.fire(ready(3)) == [], "the same learner again"
     opened = shard.fire(ready(1))
@@ -31,7 +31,7 @@ def test_the_start_waits_a_minute_at_most():
 
 
 def test_the_next_lowest_gives_the_first_version_where_the_lowest_died():
-    shard = Shard()
+    shard = Shard(**ALL)
     opened = shard.fire(ready(0), ready(1), ready(2))
     again = shard.fire(merged=[lost(opened[0])])
     assert numbers(again) == [(0, "initial", 1, [[1, 1]])]
@@ -41,14 +41,14 @@ def test_the_next_lowest_gives_the_first_version_where_the_lowest_died():
 
 
 def test_a_first_version_that_died_with_everybody_is_asked_of_the_next_life():
-    shard = Shard(learners=1)
+    shard = Shard(learners=1, **ALL)
     opened = shard.fire(ready(0))
     assert shard.fire(merged=[lost(item) for item in opened]) == []
     assert numbers(shard.fire(ready(0, 2))) == [(p, "initial", 1, [[0, 2]]) for p in range(4)]
 
 
 def test_a_new_life_before_the_loss_is_told_is_asked_once():
-    shard = Shard(learners=1)
+    shard = Shard(learners=1, **ALL)
     opened = shard.fire(ready(0))
     assert shard.fire(ready(0, 2)) == []
     assert numbers(shard.fire(merged=[lost(opened[1])])) == [(1, "initial", 1, [[0, 2]])]
@@ -65,7 +65,7 @@ def test_a_first_version_that_nobody_can_give_fails_the_run():
 
 
 def test_nothing_is_due_before_somebody_steps():
-    shard = Shard()
+    shard = Shard(**ALL)
     opened = shard.fire(ready(0), ready(1))
     assert shard.fire(merged=[told(item) for item in opened]) == []
     assert shard.fire(ready(0), ready(1)) == []
@@ -74,10 +74,20 @@ def test_nothing_is_due_before_somebody_steps():
 
 def test_a_learner_may_step_before_its_initial_rounds_are_told():
     """The update and what is told of it take different ways."""
-    shard = Shard()
+    shard = Shard(**ALL)
     opened = shard.fire(ready(0), ready(1))
     assert shard.fire(stepping(0), stepping(1), merged=[told(item) for item in opened[:3]]) == []
     assert numbers(shard.fire(merged=[told(opened[3])])) == [(0, "merge", 1, [[0, 1], [1, 1]])]
+
+
+def test_no_more_first_versions_are_asked_for_than_rounds_may_be_in_flight():
+    shard = Shard(overlap=12)  # ceil(12 * 4 / 24) = 2.
+    opened = shard.fire(ready(0), ready(1))
+    assert numbers(opened) == [(p, "initial", 1, [[0, 1]]) for p in (0, 1)]
+    assert shard.fire(ready(2)) == []
+    opened = shard.fire(merged=[told(opened[1])])
+    assert numbers(opened) == [(2, "initial", 1, [[0, 1]])]
+    assert numbers(shard.fire(merged=[lost(opened[0])])) == [(2, "initial", 1, [[1, 1]])], "the next gives the rest"
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -102,7 +112,7 @@ def ends(shard, opened):
     ],
 )
 def test_the_end_waits_for_open_rounds_and_opens_all_final_ones_at_once(end):
-    shard = Shard()
+    shard = Shard(**ALL)
     (item,) = shard.started(stepping(0), stepping(1))
     assert shard.fire(*end.get("reports", ()), control=end.get("control")) == []
     assert shard.fire(stepping(3, phase="final")) == [], "that one takes no more part in an ordinary round"
@@ -114,6 +124,30 @@ def test_the_end_waits_for_open_rounds_and_opens_all_final_ones_at_once(end):
     assert ends(shard, opened)
 
 
+def test_no_more_last_versions_are_asked_for_than_rounds_may_be_in_flight():
+    shard = Shard(overlap=12)
+    (item,) = shard.started(stepping(0), stepping(1))
+    opened = shard.fire(control=control(stop=True), merged=[told(item)])
+    assert numbers(opened) == [(p, "final", 1, [[0, 1], [1, 1]]) for p in (0, 1)]
+    opened += shard.fire(stepping(0, phase="final"), merged=[told(opened[0])])
+    assert numbers(opened[2:]) == [(2, "final", 1, [[0, 1], [1, 1]])]
+    opened += shard.fire(merged=[told(opened[1])])
+    assert numbers(opened[3:]) == [(3, "final", 1, [[0, 1], [1, 1]])]
+    assert ends(shard, opened[2:])
+
+
+def test_a_life_that_left_a_final_round_without_its_answer_is_asked_no_more():
+    shard = Shard()
+    (item,) = shard.started(stepping(0), stepping(1))
+    (item,) = shard.fire(control=control(stop=True), merged=[told(item)])
+    (item,) = shard.fire(merged=[told(item, voters=[0], left_out=[1])])
+    assert numbers([item]) == [(1, "final", 1, [[0, 1]])]
+    (renewed,) = shard.fire(ready(1, 2), stepping(1, incarnation=2))
+    assert numbers([renewed]) == [(1, "final", 2, [[0, 1], [1, 2]])], "its next life is"
+    (item,) = shard.fire(merged=[told(renewed)])
+    assert numbers([item]) == [(2, "final", 1, [[0, 1], [1, 2]])]
+
+
 def test_a_budget_that_is_not_spent_does_not_end_the_run():
     shard = Shard()
     shard.started(stepping(0, tokens=599_999), stepping(1, tokens=400_000))
@@ -123,7 +157,7 @@ def test_a_budget_that_is_not_spent_does_not_end_the_run():
 
 
 def test_a_final_round_without_votes_ends_its_fragment():
-    shard = Shard(fragments=2)
+    shard = Shard(fragments=2, **ALL)
     (item,) = shard.started(stepping(0), stepping(1))
     opened = shard.fire(control=control(stop=True), merged=[told(item)])
     assert shard.fire(merged=[lost(item) for item in opened]) == []
@@ -131,7 +165,7 @@ def test_a_final_round_without_votes_ends_its_fragment():
 
 
 def test_a_run_whose_learners_are_all_gone_comes_to_its_end():
-    shard = Shard(fragments=2)
+    shard = Shard(fragments=2, **ALL)
     (item,) = shard.started(stepping(0), stepping(1))
     opened = shard.fire(control=control(stop=True), merged=[lost(item)])
     assert numbers(opened) == [(p, "final", 1, [[0, 1], [1, 1]]) for p in range(2)]
@@ -140,7 +174,7 @@ def test_a_run_whose_learners_are_all_gone_comes_to_its_end():
 
 
 def test_final_rounds_are_renewed_for_who_comes_and_for_who_comes_back():
-    shard = Shard(fragments=2)
+    shard = Shard(fragments=2, **ALL)
     (item,) = shard.started(stepping(0), stepping(1))
     shard.fire(control=control(stop=True), merged=[told(item)])
     renewed = shard.fire(stepping(2))
@@ -153,7 +187,7 @@ def test_final_rounds_are_renewed_for_who_comes_and_for_who_comes_back():
 
 
 def test_a_stop_before_anybody_is_there_starts_as_usual_and_ends_at_once():
-    shard = Shard()
+    shard = Shard(**ALL)
     assert shard.fire(control=control(stop=True)) == []
     assert shard.fire(ready(0)) == []
     opened = shard.fire(ready(1))
@@ -166,7 +200,7 @@ def test_a_stop_before_anybody_is_there_starts_as_usual_and_ends_at_once():
 
 
 def test_a_stop_while_the_first_version_is_under_way_lets_it_come():
-    shard = Shard(learners=1, fragments=2)
+    shard = Shard(learners=1, fragments=2, **ALL)
     opened = shard.fire(ready(0))
     assert shard.fire(control=control(stop=True)) == []
     assert shard.fire(merged=[told(opened[0])]) == []
@@ -188,7 +222,7 @@ def test_a_shard_without_fragments_ends_with_the_run():
 
 
 def test_a_shard_that_comes_back_asks_everybody_who_holds_a_version():
-    shard = Shard()
+    shard = Shard(**ALL)
     opened = shard.fire(stepping(0, 90, epochs=[1] * 4), stepping(2, 80, epochs=[1] * 4))
     assert numbers(opened) == [(p, "recover", 1, [[0, 1], [2, 1]]) for p in range(4)]
     assert {(item["count_min"], item["grace"]) for item in opened} == {(1, SECOND)}
@@ -197,7 +231,7 @@ def test_a_shard_that_comes_back_asks_everybody_who_holds_a_version():
 
 def test_a_shard_that_comes_back_waits_for_those_of_whom_the_first_one_speaks():
     """One word is not believed of the others' tokens; that they are there to be heard it tells."""
-    shard = Shard()
+    shard = Shard(**ALL)
     others = [[slot, 1, 90] for slot in (0, 2)]
     assert shard.fire(stepping(1, 80, epochs=[1] * 4, totals=others)) == []
     assert shard.fire(stepping(0, 90, epochs=[1] * 4)) == []
@@ -209,8 +243,8 @@ def test_a_shard_that_comes_back_waits_for_those_of_whom_the_first_one_speaks():
 def test_a_shard_that_comes_back_uses_no_number_of_a_round_of_a_former_life(incarnation):
     """Answers to the rounds of a former life may still be on their way, and learners remember what they answered."""
     holders = [stepping(slot, 90, epochs=[1] * 4) for slot in (0, 2)]
-    former = Shard().fire(*holders)
-    shard = Shard(incarnation=incarnation)
+    former = Shard(**ALL).fire(*holders)
+    shard = Shard(incarnation=incarnation, **ALL)
     opened = shard.fire(*holders)
     assert [item["round"] for item in former] == [1, 2, 3, 4]
     assert [item["round"] - ((incarnation - 1) << 32) for item in opened] == [1, 2, 3, 4]
@@ -220,6 +254,24 @@ def test_a_shard_that_comes_back_uses_no_number_of_a_round_of_a_former_life(inca
 
 
 def test_a_recovery_that_nobody_answered_is_tried_again():
-    shard = Shard()
+    shard = Shard(**ALL)
     opened = shard.fire(stepping(0, 90, epochs=[1] * 4))
     assert [item["kind"] for item in shard.fire(merged=[lost(opened[1])])] == ["recover"]
+
+
+def test_no_more_versions_are_recovered_at_once_than_rounds_may_be_in_flight():
+    shard = Shard()
+    holders = [stepping(slot, 90, epochs=[1] * 4) for slot in (0, 2)]
+    (item,) = shard.fire(*holders)
+    for p in range(1, 4):
+        (item,) = shard.fire(merged=[told(item, voters=[0])])
+        assert numbers([item]) == [(p, "recover", 1, [[0, 1], [2, 1]])]
+
+
+def test_a_life_that_was_silent_when_a_shard_came_back_is_waited_for_once():
+    shard = Shard()
+    (item,) = shard.fire(*(stepping(slot, 90, epochs=[1] * 4) for slot in (0, 2)))
+    (item,) = shard.fire(merged=[told(item, voters=[0], left_out=[2])])
+    assert numbers([item]) == [(1, "recover", 1, [[0, 1]])]
+    (item,) = shard.fire(merged=[lost(item)])
+    assert numbers([item]) == [(1, "recover", 1, [[0, 1]])], "there may be nobody else"

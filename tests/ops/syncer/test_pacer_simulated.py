@@ -1,6 +1,7 @@
 """The pacer in a small world (pacer_world): what holds over a run, whatever the speeds and the delays."""
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -143,10 +144,10 @@ def test_a_fast_learner_that_falls_silent_does_not_stop_the_pace():
 
 def test_the_initial_rounds_move_on_when_their_learner_dies():
     world = World(speeds=(1.0, 1.0, 1.0), link_steps=1.0, shards=2).run(1.5)
-    assert [item["members"] for _, item in world.openings("initial")] == [[[0, 1]]] * 8
+    assert [item["members"] for _, item in world.openings("initial")] == [[[0, 1]]] * 2, "one for each shard"
     world.kill(0)
-    world.run(40)
-    assert [item["members"] for _, item in world.openings("initial")[8:]] == [[[1, 1]]] * 8
+    world.run(60)
+    assert [item["members"] for _, item in world.openings("initial")[2:]] == [[[1, 1]]] * 8
     assert world.openings("merge")
 
 
@@ -172,7 +173,9 @@ def test_a_run_ends_with_one_final_round_of_each_fragment(shards):
     first = min(merging["opened_at"] for merging in finals)
     for shard in range(shards):
         own = [merging for merging in world.mergings if merging["fragment"] % shards == shard]
-        assert len({merging["opened_at"] for merging in own if merging["kind"] == "final"}) == 1, "all at once"
+        ends = [merging for merging in own if merging["kind"] == "final"]
+        for before, after in pairwise(ends):
+            assert after["opened_at"] >= before["published_at"], "no more than may be in flight"
         begin = next(merging["opened_at"] for merging in own if merging["kind"] == "final")
         assert all(merging["published_at"] <= begin for merging in own if merging["kind"] != "final")
     assert sum(learner.step for learner in world.learners.values()) >= 2000

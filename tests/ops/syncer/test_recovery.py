@@ -10,7 +10,7 @@ import pytest
 from tests.ops.bodies import Context, SmallTask, pull, update
 from tests.ops.learner.test_inner_step import KEY, batch, drive, opened, reports, watch
 from tests.ops.learner.test_inner_step import stepping as learner
-from tests.ops.syncer.pacer_shard import SECOND, Shard, control, numbers, ready, stepping
+from tests.ops.syncer.pacer_shard import ALL, SECOND, Shard, control, numbers, ready, stepping
 
 HELD = [1] * 4
 TRAINED = [[0, 1, 90], [1, 2, 80]]
@@ -18,14 +18,14 @@ TRAINED = [[0, 1, 90], [1, 2, 80]]
 
 def test_a_shard_that_comes_back_waits_for_everybody_who_has_trained() -> None:
     """Whoever is heard of first need not hold the newest version."""
-    shard = Shard()
+    shard = Shard(**ALL)
     assert shard.fire(stepping(0, 90, epochs=HELD, totals=TRAINED)) == []
     both = shard.fire(stepping(1, 80, incarnation=2, epochs=HELD))
     assert numbers(both) == [(p, "recover", 1, [[0, 1], [1, 2]]) for p in range(4)]
 
 
 def test_it_does_not_wait_for_long_for_somebody_who_may_be_dead() -> None:
-    shard = Shard()
+    shard = Shard(**ALL)
     assert shard.fire(stepping(0, 90, epochs=HELD, totals=TRAINED)) == []
     shard.now += SECOND - 1
     assert shard.fire(control=control()) == []
@@ -42,7 +42,7 @@ def test_a_new_life_that_holds_nothing_is_not_waited_for_any_more() -> None:
 
 @pytest.mark.parametrize(("slot", "shards"), [(0, 1), (1, 2), (2, 3), (3, 4)])
 def test_a_shard_opens_rounds_of_its_own_fragments_only(slot: int, shards: int) -> None:
-    shard = Shard(slot, shards=shards)
+    shard = Shard(slot, shards=shards, **ALL)
     found = shard.fire(stepping(0, 90, epochs=HELD))
     assert [item["fragment"] for item in found] == list(range(slot, 4, shards))
 

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from isthmus.programs.cluster.needs import Compiled, learner_bytes, parameter_count
+from isthmus.programs.cluster.needs import Compiled, answers_bytes, learner_bytes, parameter_count
 from isthmus.programs.cluster.placement_view import captions, text
 from isthmus.programs.cluster.placing import placed
 from isthmus.programs.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, predict
 from isthmus.programs.command.main import app
+from isthmus.programs.recorder.summary import fragment_sizes
 from isthmus.programs.request.request import Request, prepare
+from isthmus.programs.results.numbers import size
 from isthmus.runtime.errors import PlacementError
 from isthmus.runtime.graph.devices import find
 from isthmus.runtime.graph.placement import Placement
@@ -75,15 +77,20 @@ def test_an_island_that_a_compiler_found_too_small_is_refused(request_: Request)
 
 
 def test_hosts_need_memory_of_their_machines(request_: Request) -> None:
-    """A learner keeps what it adopted, on cores its state, too; a shard three values, an evaluator two."""
+    """A learner keeps what it adopted, on cores its state, too; a shard three values and the answers of a round, an
+    evaluator two."""
     values = 4 * PARAMETERS
+    answers = answers_bytes(request_)
+    assert answers == 4 * request_.job.learners * max(fragment_sizes(request_.graph))
     _, prediction = predicted(request_, HUB, CORES, CHIPS)
     state = learner_bytes(request_)
-    assert prediction.host_bytes == {"hub": (3 + 2 + 1) * values, "cores": values + state, "chips": 2 * values}
-    large = replace(HUB, memory_bytes=6 * values)
+    hub = (3 + 2 + 1) * values + answers
+    assert prediction.host_bytes == {"hub": hub, "cores": values + state, "chips": 2 * values}
+    large = replace(HUB, memory_bytes=hub)
     placement, prediction = predicted(request_, large, CORES, CHIPS)
-    assert "at least 3.17 MB of 3.17 MB" in "\n".join(text(Topology((large, CORES, CHIPS)), placement, prediction))
-    small = replace(HUB, memory_bytes=6 * values - 1)
+    least = size(hub)
+    assert f"at least {least} of {least}" in "\n".join(text(Topology((large, CORES, CHIPS)), placement, prediction))
+    small = replace(HUB, memory_bytes=hub - 1)
     with pytest.raises(PlacementError, match=r"Placing evaluator/0, recorder/0, syncer/0 on 'hub'"):
         placed(request_, Topology((small, CORES, CHIPS)))
 

@@ -86,6 +86,19 @@ def test_a_port_gives_the_bare_item_only_where_one_producer_sends_without_key() 
     }
 
 
+def test_votes_for_rounds_that_are_opened_beside_them_are_not_kept_for_a_later_life() -> None:
+    kept = {index for plan in plans().values() for index, edge in plan.edges.items() if edge.is_kept}
+    assert kept == {2, 4, 5, 6}
+    graph = Graph("elsewhere")
+    voter, opener, merger = (graph.role(name, replicas=(1, 1)) for name in ("voter", "opener", "merger"))
+    vote = voter.node("vote", body(outputs="vote"))
+    opening = opener.node("open", body(outputs="round"))
+    merge = merger.node("merge", body("vote opened", "", "update"), fires=Quorum("vote", "round", "opened"))
+    graph.edge(vote["vote"], merge["vote"], Latest())
+    graph.edge(opening["round"], merge["opened"], Latest())
+    assert lower(graph)["merger"].edges[0].is_kept, "its opener outlives the merger"
+
+
 def test_votes_are_never_bare_even_of_one_voter() -> None:
     graph = Graph("one")
     role = graph.role("one", replicas=(1, 1))

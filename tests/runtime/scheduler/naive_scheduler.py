@@ -78,7 +78,7 @@ class NaiveScheduler:
         self.into: list[Pair] = []
         self.order: list[Handle] = []
         self.emitted: list[tuple[EdgePlan, Any, Handle, e.Fields]] = []
-        """Everything that went to Latest edges that lead to other hosts: the newest of each key is kept."""
+        """Everything that went to edges that keep: the newest of each key is kept."""
         self.now = Instant(0)
         self.number = 0
         self.commands: list[e.Command] = []
@@ -276,9 +276,7 @@ class NaiveScheduler:
     def _let_leave(self, node: Node, output: e.Output) -> None:
         pairs = self.targets(node, output)
         keeping = [
-            self.plan.edges[index]
-            for index in node.plan.outputs[output.port].edges
-            if self.plan.edges[index].kind == "latest" and self.plan.edges[index].route != "local"
+            self.plan.edges[index] for index in node.plan.outputs[output.port].edges if self.plan.edges[index].is_kept
         ]
         uses = len(pairs) + len(keeping)
         if uses == 0:

@@ -26,7 +26,7 @@ from isthmus.runtime.scheduler.ports import (
 from tests.runtime.scheduler.stories import life
 
 EDGE = EdgePlan(0, "a.out -> b.item", "queue", 2, (), None, "all", None, "here", 0, "out", "there", 1, "item")
-LATEST = replace(EDGE, kind="latest", capacity=0, key="key")
+LATEST = replace(EDGE, kind="latest", capacity=0, key="key", is_kept=True)
 
 
 def link(number: int, slot: int = 0, edge: EdgePlan = EDGE, outlet: Outlet | None = None) -> Link:
@@ -125,7 +125,7 @@ def test_a_latest_edge_to_other_hosts_keeps_the_newest_item_of_each_key() -> Non
     ]
     assert [handle for handle, _ in route.kept.values()] == [2, 3]
     assert not Route(EDGE, None).keeps
-    assert not Route(replace(LATEST, route="local"), None).keeps
+    assert not Route(replace(LATEST, is_kept=False), None).keeps
 
 
 def test_what_is_kept_is_bounded() -> None:
