@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 ALIGNMENT_BYTES: Final = 64
 """The width of a cache line and of the widest vector; JAX takes such arrays without a copy."""
-SHELF_BYTES_MAX: Final = 512 << 20
-"""The most that may lie unused: eight learners' fragments of 64 MiB, which a merge releases together."""
+SHELF_BYTES_MAX: Final = 144 << 20
+"""Bytes that may lie unused: two fragments of 64 MiB, and what aligns them. With 512 MiB each host of gpt-124m held as
+much as its parameters unused."""
 WASTE_MAX: Final = 4
 """A block is lent for an array that leaves at most a fourth of it unused."""
 

@@ -184,7 +184,7 @@ def test_a_shard_that_comes_back_waits_for_recorder_and_holders_before_it_begins
 
 
 def test_the_first_merge_waits_until_somebody_else_has_the_first_versions() -> None:
-    shard = Shard(live=ROLES)
+    shard = Shard(live=ROLES, **ALL)
     opened = shard.fire(ready(0), ready(1))
     assert shard.fire(stepping(0), stepping(1), merged=[told(item, shard.now) for item in opened]) == []
     assert shard.fire(stepping(0, 50), stepping(1, 50), held=[("recorder", [0, 1, 2], [])]) == []
