@@ -77,8 +77,11 @@ scale: .venv/installed-test
 mutate: .venv/installed-mutate
 	$(BIN)/python tests/mutation/mutate.py $(MODULES)
 
+# Without those that need a GPU or the compiler of TPUs, and those of large models (`make scale`).
+BENCHES := $(filter-out %_gpu.py %_compile.py %_fragment.py %_memory.py,$(wildcard tests/bench/bench_*.py))
+
 bench: .venv/installed-test
-	for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+	for bench in $(BENCHES); do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
 clean:
 	rm -rf .venv .typing build dist *.egg-info runs

@@ -20,6 +20,8 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
