@@ -18,9 +18,8 @@ s. Each is in one of these states, and never has two rounds open:
 - *final*: once the tokens are spent, or a stop is requested, all fragments are merged a last time with all learners; a
   live learner that does not answer is waited for within a learned bound.
 
-Rounds of every kind respect the bound of rounds in flight, so a shard holds the answers of no more rounds than that.
-A live member that does not answer a recover or final round in time is not a member of later rounds of that kind:
-together they wait for it once.
+Initial and merge rounds respect the bound of rounds in flight, so a shard holds the answers of no more rounds than
+that. Recover and final rounds open all at once: they wait for learners that may be silent, and wait for them once.
 
 An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life, unless
 the lives of all its members are over: then it closes by itself. A shard receives no notice of deaths. A member that
@@ -150,8 +149,6 @@ class Pacer:
         self._rounds: dict[int, OpenRound] = {}  # By fragment.
         self._born: set[int] = set()
         self._ended: set[int] = set()
-        self._silent: set[tuple[Kind, int, int]] = set()
-        """(kind, slot, incarnation): lives that gave no answer to a recover or final round, and were live."""
         self._round_last = 0
         self._recovers_at: int | None = None
         self._memory = Memory()
@@ -269,10 +266,7 @@ class Pacer:
             return
         del self._rounds[fragment]
         answered = sorted({*merging["voters"], *(refused[0] for refused in merging["refused"])})
-        if found.item["kind"] != "recover":  # Of one that many have answered, only whose version it is is told.
-            self._note_missing(found, {*answered, *merging["left_out"]})
-        if found.item["kind"] in ("recover", "final"):
-            self._note_silent(found, merging["left_out"])
+        self._note_missing(found, {*answered, *merging["left_out"]})
         match found.item["kind"]:
             case "initial" if merging["version"] is None:
                 self._start.failed(fragment, found.item["members"][0], merging["reason"])
@@ -289,12 +283,6 @@ class Pacer:
             is_listed = [slot, incarnation] in found.item["members"]
             if is_listed and slot not in accounted and self._roster.miss(slot, incarnation):
                 self._clock.forget(slot)
-
-    def _note_silent(self, found: OpenRound, left_out: Sequence[int]) -> None:
-        """Note who is live and gave no answer: all, where nobody was waited for any more."""
-        members = found.item["members"]
-        silent = [member for member in members if member[0] in left_out] if members else found.first["members"]
-        self._silent |= {(found.item["kind"], slot, incarnation) for slot, incarnation in silent}
 
     def _end_merge(self, found: OpenRound, merging: Merging, answered: list[int]) -> None:
         if not answered:
@@ -368,8 +356,7 @@ class Pacer:
         if any(holders.values()):
             if self._awaits_holders():
                 return []
-            held = [(each, self._heard(members, "recover") or members) for each, members in holders.items() if members]
-            return [self._open_round(each, "recover", members) for each, members in held[: self._room()]]
+            return [self._open_round(each, "recover", members) for each, members in holders.items() if members]
         fresh = self._memory.fresh(unborn, self._context)
         giver = self._start.giver(_members(self._roster.live()), self._context.now()) if fresh else None
         if giver is None:
@@ -402,17 +389,15 @@ class Pacer:
         """How many more rounds may be open."""
         return max(0, self._in_flight_max() - len(self._rounds))
 
-    def _heard(self, members: Sequence[list[int]], kind: Kind) -> list[list[int]]:
-        """Those of the members that have left no round of a kind without an answer."""
-        return [member for member in members if (kind, *member) not in self._silent]
-
     def _open_final(self) -> list[Round]:
-        """The final rounds for which there is room, when no others are open and somebody has adopted the model."""
-        finishing = _members(self._roster.finishing())
-        if not finishing or any(found.item["kind"] != "final" for found in self._rounds.values()):
+        """All final rounds at once, when no other round is open and some learner has adopted the model.
+
+        Not as many as may be in flight: a silent learner would be waited for once in each batch of them.
+        """
+        members = _members(self._roster.finishing())
+        if self._rounds or not members:
             return []
-        left = [each for each in self._own if each not in self._ended and each not in self._rounds]
-        return [self._open_round(each, "final", self._heard(finishing, "final")) for each in left[: self._room()]]
+        return [self._open_round(each, "final", members) for each in self._own if each not in self._ended]
 
     def _renewals(self) -> list[Round]:
         """New attempts of the open rounds whose members have changed by more than deaths."""
@@ -429,8 +414,6 @@ class Pacer:
             if learners is found.seen:
                 continue
             found.seen, members, listed = learners, _members(learners), {tuple(member) for member in item["members"]}
-            if item["kind"] == "final":
-                members = self._heard(members, "final")
             is_over = [self._roster.incarnation(slot) > incarnation for slot, incarnation in listed]
             has_joined = any(tuple(member) not in listed for member in members)
             if members and not all(is_over) and (any(is_over) or has_joined):

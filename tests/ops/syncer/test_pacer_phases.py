@@ -124,30 +124,6 @@ def test_the_end_waits_for_open_rounds_and_opens_all_final_ones_at_once(end):
     assert ends(shard, opened)
 
 
-def test_no_more_last_versions_are_asked_for_than_rounds_may_be_in_flight():
-    shard = Shard(overlap=12)
-    (item,) = shard.started(stepping(0), stepping(1))
-    opened = shard.fire(control=control(stop=True), merged=[told(item)])
-    assert numbers(opened) == [(p, "final", 1, [[0, 1], [1, 1]]) for p in (0, 1)]
-    opened += shard.fire(stepping(0, phase="final"), merged=[told(opened[0])])
-    assert numbers(opened[2:]) == [(2, "final", 1, [[0, 1], [1, 1]])]
-    opened += shard.fire(merged=[told(opened[1])])
-    assert numbers(opened[3:]) == [(3, "final", 1, [[0, 1], [1, 1]])]
-    assert ends(shard, opened[2:])
-
-
-def test_a_life_that_left_a_final_round_without_its_answer_is_asked_no_more():
-    shard = Shard()
-    (item,) = shard.started(stepping(0), stepping(1))
-    (item,) = shard.fire(control=control(stop=True), merged=[told(item)])
-    (item,) = shard.fire(merged=[told(item, voters=[0], left_out=[1])])
-    assert numbers([item]) == [(1, "final", 1, [[0, 1]])]
-    (renewed,) = shard.fire(ready(1, 2), stepping(1, incarnation=2))
-    assert numbers([renewed]) == [(1, "final", 2, [[0, 1], [1, 2]])], "its next life is"
-    (item,) = shard.fire(merged=[told(renewed)])
-    assert numbers([item]) == [(2, "final", 1, [[0, 1], [1, 2]])]
-
-
 def test_a_budget_that_is_not_spent_does_not_end_the_run():
     shard = Shard()
     shard.started(stepping(0, tokens=599_999), stepping(1, tokens=400_000))
@@ -257,21 +233,3 @@ def test_a_recovery_that_nobody_answered_is_tried_again():
     shard = Shard(**ALL)
     opened = shard.fire(stepping(0, 90, epochs=[1] * 4))
     assert [item["kind"] for item in shard.fire(merged=[lost(opened[1])])] == ["recover"]
-
-
-def test_no_more_versions_are_recovered_at_once_than_rounds_may_be_in_flight():
-    shard = Shard()
-    holders = [stepping(slot, 90, epochs=[1] * 4) for slot in (0, 2)]
-    (item,) = shard.fire(*holders)
-    for p in range(1, 4):
-        (item,) = shard.fire(merged=[told(item, voters=[0])])
-        assert numbers([item]) == [(p, "recover", 1, [[0, 1], [2, 1]])]
-
-
-def test_a_life_that_was_silent_when_a_shard_came_back_is_waited_for_once():
-    shard = Shard()
-    (item,) = shard.fire(*(stepping(slot, 90, epochs=[1] * 4) for slot in (0, 2)))
-    (item,) = shard.fire(merged=[told(item, voters=[0], left_out=[2])])
-    assert numbers([item]) == [(1, "recover", 1, [[0, 1]])]
-    (item,) = shard.fire(merged=[lost(item)])
-    assert numbers([item]) == [(1, "recover", 1, [[0, 1]])], "there may be nobody else"

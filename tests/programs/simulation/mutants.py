@@ -90,7 +90,7 @@ def final_phase_skipped(patch: pytest.MonkeyPatch) -> None:
 
 def quorum_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """A round waits for one answer more than there can be."""
-    patch.setattr(quorum.OpenRound, "has_quorum", lambda self, live: len(self.votes) > live)
+    patch.setattr(quorum.OpenRound, "has_quorum", lambda self: len(self.votes) > self.live_count)
 
 
 def connection_number_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def forgotten_kept(patch: pytest.MonkeyPatch) -> None:
 
 def window_ignored(patch: pytest.MonkeyPatch) -> None:
     """A host sends on, however much is under way."""
-    patch.setattr(credit.Window, "may_go", lambda self, cost: True)
+    patch.setattr(credit.Window, "may_go", lambda self, cost, pace: True)
 
     def spend(self: Any, cost: int) -> None:
         self._sent += cost
