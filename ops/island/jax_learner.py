@@ -321,10 +321,8 @@ class Learner:
 
     def begin(self) -> None:
         """Create the task's initial merged leaves, the same for the same seed, and the local leaves."""
-        self._leaves, self._local = (
-            [],
-            [],
-        )  # Their memory is free before the new leaves take theirs.
+        self._leaves = []
+        self._local = []  # The memory of both is free before the new leaves take theirs.
         self._leaves = self._functions.first_leaves(self._seed)
         self.restart()
 

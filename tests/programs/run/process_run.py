@@ -151,6 +151,15 @@ class Run:
         os.kill(pid, number)
         return pid
 
+    def kill_all(self) -> None:
+        """Kill everything of the run at once, the command among it, and wait until it is gone."""
+        while living := self.processes():
+            for pid in living:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            PAUSE.wait(0.02)
+        self.command.communicate()
+
     def stop(self) -> dict[str, Any]:
         """Ctrl-C, and what came of it."""
         self.command.send_signal(signal.SIGINT)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 from collections.abc import Callable
-from contextlib import suppress
 
 import pytest
 
 from tests.effort import soaked
-from tests.programs.run.process_run import ISTHMUS, PAUSE, Run
+from tests.programs.run.process_run import ISTHMUS, Run
 from tests.programs.run.test_gangs import FOLLOWER, is_merged
 from tests.programs.run.test_resume import has_cut
 
@@ -35,12 +32,7 @@ def test_islands_of_several_processes_go_on_from_a_snapshot(
     kept = [run.folder / "local" / f"learner-{slot}" for slot in range(2)]
     run.wait_for(lambda: has_cut(run.folder) if is_in_step else all(path.exists() for path in kept))
     run.wait_for_merges(8)
-    while living := run.processes():
-        for pid in living:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        PAUSE.wait(0.02)
-    run.command.communicate()
+    run.kill_all()
 
     merged = run.merges()
     command, pipe = [str(ISTHMUS), "train", "--resume", "run"], subprocess.PIPE

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +14,7 @@ import pytest
 from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.terminal import figures
 from tests.patience import PATIENCE
-from tests.programs.run.process_run import ISTHMUS, PAUSE, Run
+from tests.programs.run.process_run import ISTHMUS, Run
 
 pytestmark = [
     pytest.mark.process,
@@ -35,12 +33,7 @@ def dead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         run.wait_for(lambda: (run.folder / FOLDER / MANIFEST).exists())
         run.wait_for(lambda: all((run.folder / "local" / f"learner-{slot}").exists() for slot in range(2)))
         run.wait_for_merges(20)
-        while living := run.processes():
-            for pid in living:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            PAUSE.wait(0.02)
-        run.command.communicate()
+        run.kill_all()
         yield run
     finally:
         run.close()
@@ -183,12 +176,7 @@ def test_learners_in_lock_step_go_on_with_the_bits_of_a_run_that_was_never_cut_o
     calm, struck = (Run(folder, *asked, tokens=TOKENS) for folder in folders)
     try:
         struck.wait_for(lambda: has_cut(struck.folder))
-        while living := struck.processes():
-            for pid in living:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            PAUSE.wait(0.02)
-        struck.command.communicate()
+        struck.kill_all()
         process = resume(struck)
         _, error = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, error

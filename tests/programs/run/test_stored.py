@@ -4,33 +4,21 @@ is cut off in the middle of a write costs nothing else."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from isthmus.programs.snapshots.snapshots import FOLDER
 from isthmus.programs.snapshots.urls import UrlStore
-from tests.programs.run.process_run import ISTHMUS, PAUSE, Run
+from tests.programs.run.process_run import ISTHMUS, Run
 from tests.programs.snapshots.s3_server import BUCKET, Way, environment, serving
 
 pytestmark = pytest.mark.process
 
 URL = f"s3://{BUCKET}/run"
 SETTINGS = ("run.snapshot_every_seconds=0.2", "program.interval=8", "program.outer_momentum=0.5")
-
-
-def kill(run: Run) -> None:
-    while living := run.processes():
-        for pid in living:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        PAUSE.wait(0.02)
-    run.command.communicate()
 
 
 @pytest.mark.soak
@@ -58,7 +46,7 @@ def test_a_run_goes_on_from_a_url_in_another_folder_and_its_accounts_add_up(tmp_
             )
             assert (alive.returncode, alive.stdout) == (2, "")
             assert "found one that goes on" in alive.stderr
-            kill(run)
+            run.kill_all()
             merged = run.merges()
             shutil.rmtree(run.folder)
             assert merged
