@@ -33,6 +33,8 @@ from isthmus.ops.island.core_turns import give_way
 from isthmus.ops.island.life import Life
 
 ORDER_SECONDS: Final = 60.0
+STATUSES: Final = frozenset({"ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE", "UNKNOWN"})
+"""The statuses of XLA (absl::StatusCode) that a lost connection with a peer may have."""
 
 
 def work(
@@ -56,10 +58,20 @@ def work(
     except (EOFError, OSError, GangError) as error:  # Another process is gone: a new form will follow.
         _tell(host, "broken", f"{type(error).__name__}: {error}")
     except Exception as error:
-        import jax
+        kind = "broken" if is_of_execution(error) else "raised"
+        _tell(host, kind, "".join(traceback.format_exception(error)))
 
-        is_broken = isinstance(error, jax.errors.JaxRuntimeError)  # As where a peer is gone.
-        _tell(host, "broken" if is_broken else "raised", "".join(traceback.format_exception(error)))
+
+def is_of_execution(error: Exception) -> bool:
+    """Whether jax raises this where the execution of a compiled function fails, as it does when a peer is gone.
+
+    A call that runs at once, in the caller's thread, raises a ValueError that begins with the status, not a
+    JaxRuntimeError.
+    """
+    import jax
+
+    is_status = isinstance(error, ValueError) and str(error).partition(":")[0] in STATUSES
+    return is_status or isinstance(error, jax.errors.JaxRuntimeError)
 
 
 def _tell(host: Any, kind: str, what: str) -> None:

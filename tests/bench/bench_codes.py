@@ -30,7 +30,8 @@ from isthmus.ops.kernels import averaging, coding
 from isthmus.ops.kernels.stripes import kernel, stripes
 from isthmus.ops.kernels.sweeps import FLOAT32, decoded
 from isthmus.ops.learner.outer_gradient import norms
-from tests.bench.bench_merge import measure, read
+from tests.bench.bench_merge import measure
+from tests.bench.reading import read
 
 SIZE = 1 << 24
 LEARNERS = 8

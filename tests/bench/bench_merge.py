@@ -1,11 +1,10 @@
 """Merge with RDA and outer step, against reading the same bytes: `python tests/bench/bench_merge.py [--json]`.
 
-Eight learners, 64 MiB each, norms sent along; four of 500M values by `--learners 4 --mib 1907 --cases rda` (18 GB). The
-Eight learners, 64 MiB each, norms sent along; 4 of 500M values by `--learners 4 --mib 1907 --cases rda` (18 GB). The
-read the gradients once (a numba sum, as many threads) over seconds to merge them and make the outer step. `read all`
-reads Theta and momentum, too, which the outer step has to: the fewer learners, the more these are of it. Each outer
-step's results replace the state, as a shard does it. The first repeat warms memory and is not counted. `naive` is the
-same arithmetic in plain NumPy, done fewer times.
+Eight learners, 64 MiB each, norms sent along; 4 of 500M values by `--learners 4 --mib 1907 --cases rda` (18 GB).
+The figure is the seconds to read the gradients once (a numba sum, as many threads) over seconds to merge them and make
+the outer step. `read all` reads Theta and momentum, too, which the outer step has to: the fewer learners, the more
+these are of it. Each outer step's results replace the state, as a shard does it. The first repeat warms memory and is
+not counted. `naive` is the same arithmetic in plain NumPy, done fewer times.
 """
 
 from __future__ import annotations
@@ -13,24 +12,28 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels import averaging, nesterov
 from isthmus.ops.kernels.buffers import Float32, empty
-from isthmus.ops.kernels.stripes import Int64, Stripes, kernel, kernel_input, share, stripes
+from isthmus.ops.kernels.stripes import stripes
 from isthmus.ops.learner.outer_gradient import norms
+from tests.bench.reading import read
 
 BAR = 0.4
 LR, MOMENTUM = 0.4, 0.7
 # Each tensor's share of the values: like a transformer block and its norms, the rest in one more tensor.
 SHARES = (0.08, 0.08, 0.08, 0.08, 0.0001, 0.2, 0.2, 0.0001, 0.2)
-LANES = 64
 
 
 @dataclass
@@ -83,30 +86,6 @@ def naive(held: Shard) -> None:
         gradient[start:stop] = np.float32(w @ lengths / np.linalg.norm(direction)) * direction
     held.momentum = decay * held.momentum + gradient
     held.theta = np.asarray(held.theta - lr * (gradient + decay * held.momentum), np.float32)
-
-
-def read(gradients: Sequence[Float32], over: Stripes, threads: int) -> None:
-    """Sum the gradients: each thread its share of every one of them."""
-    sums = np.zeros(len(over), np.float32)
-    inputs = [kernel_input(gradient) for gradient in gradients]
-
-    def task(first: int, last: int) -> None:
-        for values in inputs:
-            _sum(values, over.begins, over.ends, sums, first, last)
-
-    share(task, over, threads)
-
-
-@kernel
-def _sum(values: Float32, begins: Int64, ends: Int64, sums: Float32, first: int, last: int) -> None:
-    lanes = np.zeros(LANES, np.float32)
-    for s in range(first, last):
-        stripe = values[begins[s] : ends[s]]
-        for begin in range(0, len(stripe) - LANES + 1, LANES):
-            row = stripe[begin : begin + LANES]
-            for lane in range(LANES):
-                lanes[lane] += row[lane]
-        sums[s] = lanes[0]
 
 
 def measure(cases: dict[str, Callable[[], None]], repeats: dict[str, int]) -> dict[str, list[float]]:

@@ -53,7 +53,7 @@ def _told(stage: str, more: Callable[..., dict[str, Any]]) -> Callable[[Any], An
 def _adopted(result: Any, learner: Any, fragment: int, values: Any) -> dict[str, Any]:
     from isthmus.ops.learner.outer_gradient import as_held
 
-    expected = as_held(values, learner._functions.fragments[fragment]._fragment)
+    expected = as_held(values, learner._functions.fragments[fragment].fragment)
     held = learner.extract.__wrapped__(learner, fragment)
     return {"fragment": fragment, "given": _digest(values), "expected": _digest(expected), "held": _digest(held)}
 
