@@ -28,11 +28,11 @@ def task(
     tied: bool = False,
     dtype: str = "float32",
     batch: int | tuple[int, ...] = 8,
-    lr: float = 0.006,
+    lr: float = 0.012,
     warmup: float = 0.2,
     weight_decay: float = 0.1,
     clip: float = 1.0,
-    optimizer: str = "adamw",
+    optimizer: str = "muon",
     data: tuple[str, ...] = (),
     vocabulary: int | None = None,
     token_dtype: str = "uint16",
@@ -49,8 +49,8 @@ def task(
       ("float32" or "bfloat16", of the computation: parameters are float32): the model.
     - `batch`: sequences a batch, or a tuple with those of each slot; slots beyond its end have the last. `lr`: the peak
       of the learning rate; `warmup`: the share of the run in which it rises to there; `weight_decay` of matrices;
-      `clip`: the largest global norm of a gradient. `optimizer`: "adamw", or "muon" for the matrices of the layers
-      (routers of experts apart), with AdamW for all else.
+      `clip`: the largest global norm of a gradient. `optimizer`: "muon" for the matrices of the layers (routers of
+      experts apart), with AdamW for all else, or "adamw" for everything.
     - `data`: files and folders, read as bytes, or `.npy` and `.bin` files of token ids with their `vocabulary` size;
       `token_dtype`: "uint16" or "uint32", of `.bin` files. Nothing is the standard library.
     - `experts`: how many the feed-forward half of every layer has; 0 makes it dense. Each token goes to

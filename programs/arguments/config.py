@@ -21,13 +21,15 @@ from isthmus.runtime.errors import ConfigError, Fault, nearest
 
 SECTIONS: Final = ("run", "program", "task")
 
-_LARGE: Final = {"vocabulary": 50_304, "tied": True, "dtype": "bfloat16"}
+_ADAMW: Final = {"optimizer": "adamw"}
+"""Where Muon, the default, was not compared (decision 0051)."""
+_LARGE: Final = {"vocabulary": 50_304, "tied": True, "dtype": "bfloat16"} | _ADAMW
 """The vocabulary of GPT-2's tokens, rounded up to a multiple of 128; text is read as bytes all the same."""
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "nano": {"layers": 2, "width": 64, "heads": 4, "context": 64, "lr": 0.006},
-    "micro": {"layers": 4, "width": 128, "heads": 4, "context": 128, "lr": 0.003},
-    "mini": {"layers": 6, "width": 256, "heads": 8, "context": 256, "lr": 0.0015},
-    "small": {"layers": 8, "width": 512, "heads": 8, "context": 512, "lr": 0.001},
+    "nano": {"layers": 2, "width": 64, "heads": 4, "context": 64, "lr": 0.012},
+    "micro": {"layers": 4, "width": 128, "heads": 4, "context": 128, "lr": 0.003} | _ADAMW,
+    "mini": {"layers": 6, "width": 256, "heads": 8, "context": 256, "lr": 0.0015} | _ADAMW,
+    "small": {"layers": 8, "width": 512, "heads": 8, "context": 512, "lr": 0.001} | _ADAMW,
     "gpt-124m": {"layers": 12, "width": 768, "heads": 12, "context": 1024, "lr": 0.0006} | _LARGE,
     "gpt-1.2b": {"layers": 22, "width": 2048, "heads": 16, "context": 2048, "lr": 0.0002} | _LARGE,
     "gpt-12b": {"layers": 37, "width": 5120, "heads": 40, "context": 2048, "batch": 16, "lr": 0.0001}

@@ -39,7 +39,7 @@ COUNT = """
     from isthmus.runtime.graph.devices import find
 
     program, count, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    settings = {"layers": 1, "context": 16, "data": (str(folder / "text.txt"),)}
+    settings = {"layers": 1, "context": 16, "optimizer": "adamw", "data": (str(folder / "text.txt"),)}
     settings_of = {"decoupled-diloco": {"fragments": 2}, "streaming-diloco": {"fragments": 2, "alpha": 0.5}}
     program = Program(program, **settings_of.get(program, {}))
     request = prepare(program, task_settings=settings)
