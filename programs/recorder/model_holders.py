@@ -10,7 +10,7 @@ other hosts again is alone in its roster, and knows nothing of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final
 
 from isthmus.ops.exchange.messages import Held
@@ -29,28 +29,38 @@ class ModelHolders:
         self._count = count
         self._held: dict[Any, frozenset[int]] = {}
         self._is_merged = False
-        self._lost_times = 0
+        self._looks: dict[int, int] = {}
+        """Fragment -> looks in a row in which it had no holder."""
 
     def hear(self, held: Mapping[Any, Held]) -> None:
         """Take the holders' reports, by (replica, key)."""
         self._held |= {replica: frozenset(item["fragments"]) for (replica, _), item in held.items()}
         self._is_merged |= any(item["merged"] for item in held.values())
 
-    def lost(self, books: Books, saved: Iterable[int], members: Iterable[Any]) -> str | None:
-        """The verdict that the model is lost, or None; of fragments that are `saved` as final nothing can be lost."""
+    def look(self, books: Books, members: Iterable[Any]) -> None:
+        """Look which fragments have a holder, once there is a merged model."""
         is_judged = self._held and (books.versions or self._is_merged)
-        missing = self._missing(books, set(saved), members) if is_judged else []
-        self._lost_times = self._lost_times + 1 if missing else 0
-        if self._lost_times < LOST_TIMES:
+        unheld = self._unheld(books, members) if is_judged else []
+        self._looks = {fragment: self._looks.get(fragment, 0) + 1 for fragment in unheld}
+
+    @property
+    def gone(self) -> list[int]:
+        """The fragments that no host has held for LOST_TIMES looks."""
+        return [fragment for fragment, looks in self._looks.items() if looks >= LOST_TIMES]
+
+    def lost(self, saved: Container[int]) -> str | None:
+        """The verdict that the model is lost, or None; of fragments that are `saved` as final nothing can be lost."""
+        lost = [fragment for fragment in self.gone if fragment not in saved]
+        if not lost:
             return None
         return (
-            f"the model is lost: every host that held fragment {missing[0]} ({len(missing)} of {self._count} "
+            f"the model is lost: every host that held fragment {lost[0]} ({len(lost)} of {self._count} "
             "fragments) has ended, after fragments were merged. It is not begun anew; run again."
         )
 
-    def _missing(self, books: Books, saved: set[int], members: Iterable[Any]) -> list[int]:
+    def _unheld(self, books: Books, members: Iterable[Any]) -> list[int]:
         lives = {(member.replica.role, member.replica.slot): member.incarnation for member in members}
-        held = set(saved)
+        held = set[int]()
         for replica, fragments in self._held.items():
             held |= fragments if (replica.role, replica.slot) in lives else set()
         for slot, report in books.reports.items():

@@ -296,9 +296,8 @@ class Recorder:
 
     def _judge_model(self) -> None:
         """Fail the run if no holder is left of a fragment of the merged model."""
-        if self._error is None:
-            saved = self._books.final | self._unsaved.keys()
-            self._error = self._holders.lost(self._books, saved, self._context.members())
+        self._holders.look(self._books, self._context.members())
+        self._error = self._error or self._holders.lost(self._books.final | self._unsaved.keys())
 
     def _failure(self) -> str | None:
         """Why a run that has all its final items has still failed; None if it has not."""
@@ -343,8 +342,9 @@ class Recorder:
         return bool(final) and all(final) and (not self._has_evaluator or self._books.is_evaluated())
 
     def _is_evaluated(self, now: int, final_at: int) -> bool:
-        """Whether the last evaluation has arrived, or its host was given up."""
-        return self._books.is_evaluated() or now - max(self._evaluator_at, final_at) >= EVALUATOR_NS
+        """Whether the last evaluation has arrived, or cannot: its host was given up, or no host holds the model."""
+        is_given_up = now - max(self._evaluator_at, final_at) >= EVALUATOR_NS
+        return self._books.is_evaluated() or is_given_up or bool(self._holders.gone)
 
     def _status(self, now: int) -> dict[str, Any]:
         """The status for watching commands, from which the summary is made."""

@@ -118,16 +118,16 @@ class EndChecker(Checker):
         if self._outcome not in (None, home.outcome):
             raise ViolationError(f"the run is over as {home.outcome!r}, and was as {self._outcome!r}")
         self._outcome = home.outcome
-        counts = universe.injector.counts
+        asked, has_crashed = universe.asked, universe.injector.counts["crash loop"]
         if universe.is_stopped and home.outcome == "done":
             raise ViolationError("the run is over as 'done', and somebody was told that it stops")
-        if home.outcome == "stopped" and not counts["stop"]:
+        if home.outcome == "stopped" and "stop" not in asked:
             raise ViolationError("the run is over as 'stopped', and no one has asked for it")
         if home.outcome == "done" and universe.last(RECORDER) is None:
             raise ViolationError("the run is over as 'done', and there was no recorder")
         is_told = isinstance(home.failure, RecorderFailed)  # A program's own checkers judge whether it is right.
         is_told |= isinstance(home.failure, Unserved) and _is_barred(universe.injector.happened)
-        if home.outcome == "failed" and not (counts["end"] or counts["crash loop"] or is_told):
+        if home.outcome == "failed" and not ("end" in asked or has_crashed or is_told):
             raise ViolationError(f"the run has failed: {home.failure}")
 
     def ended(self, universe: Universe) -> None:

@@ -89,7 +89,8 @@ class Universe:
     processes boot for half to three halves of `boot_seconds`; `least` is the smallest number of replicas of a role with
     which the run can go on, `processes` those of the island of each learner, `elastic` how many of them may train
     without the others. `error` is what a body raised, `outcome` how the run ended, once its last process has;
-    `incidents` those of all hosts; `is_stopped`: a requested stop was confirmed.
+    `incidents` those of all hosts; `asked`: 'stop' and 'end', once a home was asked for it; `is_stopped`: a requested
+    stop was confirmed.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Universe:
         self.incidents: list[Happened] = []
         self.outcome: str | None = None
         self.failure: Failure | None = None
+        self.asked: set[str] = set()
         self.is_stopped = False
         self._pids = 0
         self._seed, self._boot_seconds = seed, boot_seconds
@@ -243,6 +245,7 @@ class Universe:
         """Request a stop of the run; False where there is no daemon to receive it."""
         daemon = self.machines[self.home].daemon
         if isinstance(daemon, SimulatedDaemon) and daemon.home is not None:
+            self.asked.add("stop")
             daemon.feed_home(StopAsked())
             # A daemon that is suspended, or dies before it has recorded the stop, has confirmed nothing.
             journal = self.machines[self.home].book.notes.get(JOURNAL)
@@ -275,6 +278,7 @@ class Universe:
         """Request the end of the run; False where there is no daemon to receive it."""
         daemon = self.machines[self.home].daemon
         if daemon is not None:
+            self.asked.add("end")  # Before: a run without processes is over at once.
             daemon.feed_home(EndAsked(Ordered("ended by a fault")))
         return daemon is not None
 

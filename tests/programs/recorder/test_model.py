@@ -335,6 +335,16 @@ def test_an_evaluator_that_comes_back_has_all_its_time_again() -> None:
     assert fires(life, 2 * SECOND)
 
 
+def test_the_evaluation_of_a_final_model_that_no_host_holds_any_more_is_not_waited_for() -> None:
+    """Seed 12200152 with --deaths: everything died between the final model and the first snapshot."""
+    life = ending()
+    life.die(LEARNER, SHARD)
+    assert not fires(life, (LOST_TIMES - 2) * TICK)
+    assert fires(life, SECOND)
+    assert (life.context.status["error"], life.context.status["phase"]) == (None, "done")
+    assert life.context.status["eval_loss"] is None
+
+
 def test_an_evaluator_that_ended_long_ago_is_waited_for_from_the_end_on() -> None:
     life = Life(tokens=100)  # 80 by a report, 16 of another learner by the shard: not all yet, and enough in the end.
     life.train(held=NOTHING)

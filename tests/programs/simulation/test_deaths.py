@@ -75,6 +75,17 @@ def test_seeds_of_deaths_are_passed() -> None:
         assert outcome.violation is None, (seed, outcome.violation, outcome.story)
 
 
+@pytest.mark.parametrize(("seed", "ends"), [(12_200_152, "done"), (12_210_230, "failed")])
+def test_what_searches_have_found_stays_mended(seed: int, ends: str) -> None:
+    """12,200,152: everything died after the final model was written and before the first snapshot was.
+
+    The evaluation of a model that no host held was waited for, for ten minutes. 12,210,230: the end of a run without
+    processes came before the checker knew that it was asked for.
+    """
+    outcome = run(seed)
+    assert (outcome.violation, outcome.outcome) == (None, ends), outcome.story
+
+
 def test_steps_at_which_nothing_died_are_told() -> None:
     one = Counter({(KINDS[0], "stepping"): 2, (KINDS[0], "final"): 1})
     told = rare_steps(one, 3)
