@@ -8,6 +8,7 @@ programs do not: settings that were tried and not kept. A variant is KEY=VALUE[,
 
     optimizer=adamw|muon lr warm b1 b2 (of AdamW) mu (of Muon) rms (of its update)     the inner optimizer
     eta omu (momentum) merge=rda|average emb=average|rda (embedding, head) eta_emb     the outer step
+    eta_end=X: the outer rate goes from eta to this, linearly over the run
     H P batch one=1 (data-parallel along one learner's batch)                          the exchange
     grow=1 / shrink=1: H / 2, H, 2 H in a third of the run each, or the reverse
     levels=7|3|1: outer gradients in codes of -levels to levels, that is 4, 3 or 2 bits, scaled as int4 is
@@ -43,8 +44,8 @@ HIDDEN = [name for name in NAMES if name.startswith("layers/") and not name.ends
 EMBEDDING_LIKE = ("embedding", "head")
 DEFAULTS = {
     "optimizer": "adamw", "lr": 0.006, "warm": 0.2, "b1": 0.9, "b2": 0.95, "mu": 0.95, "rms": 0.2, "eta": 0.7,
-    "omu": 0.3, "merge": "rda", "emb": "average", "eta_emb": 0.0, "H": 24, "P": 8, "batch": 8, "one": 0, "grow": 0,
-    "shrink": 0, "tail": 0, "share": 0, "levels": 0,
+    "omu": 0.3, "merge": "rda", "emb": "average", "eta_emb": 0.0, "eta_end": 0.0, "H": 24, "P": 8, "batch": 8, "one": 0,
+    "grow": 0, "shrink": 0, "tail": 0, "share": 0, "levels": 0,
 }  # fmt: skip
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 
@@ -186,13 +187,14 @@ class Run:
         published: list[tuple[int, dict[str, Any]]] = []
         tail: list[dict[str, Any]] = []
 
-        def outer_step(names: list[str]) -> None:
+        def outer_step(names: list[str], progress: float) -> None:
+            change = (of["eta_end"] - of["eta"]) * progress if of["eta_end"] else 0.0
             for name in names:
                 like = name in EMBEDDING_LIKE
                 gradients = [anchors[m][name] - np.asarray(learners[m][0][name]) for m in range(LEARNERS)]
                 g = merged(gradients, of["emb"] if like else of["merge"], of["levels"])
                 velocity[name] = of["omu"] * velocity[name] + g
-                eta = of["eta_emb"] if like and of["eta_emb"] else of["eta"]
+                eta = of["eta_emb"] if like and of["eta_emb"] else of["eta"] + change
                 theta[name] = (theta[name] - eta * (g + of["omu"] * velocity[name])).astype(np.float32)
 
         for at in range(self.steps):
@@ -204,7 +206,7 @@ class Run:
             published = [each for each in published if each[0] > at]
             for p, names in enumerate(parts):
                 if at > 0 and due[p] <= at:
-                    outer_step(names)
+                    outer_step(names, at / self.steps)
                     due[p] = max(due[p], at - self.interval(at) + 1) + self.interval(at)
                     published.append((at + 1, {name: theta[name] for name in names}))
             for m, (w, moments) in enumerate(learners):
@@ -216,7 +218,7 @@ class Run:
                 ]
             if of["tail"] and (self.steps - 1 - at) % of["H"] == 0:
                 tail.append(dict(theta))
-        outer_step(NAMES)
+        outer_step(NAMES, 1.0)
         told = {"loss": self.evaluated(theta)}
         if of["tail"]:
             told["learners"] = float(np.mean([self.evaluated(w) for w, _ in learners]))
