@@ -15,13 +15,14 @@ from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.lock_step import Gate, LockStep
-from isthmus.ops.syncer.conductor import Conductor
+from isthmus.ops.syncer.conductor import TICK, Conductor, Tick
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.coded_updates import to_learner, updates_in
 from isthmus.programs.outer_settings import LEARNERS_MAX, Format, Rule, faults, outer_settings
+from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Quorum
 
 
 def build(
@@ -65,6 +66,7 @@ def build(
     )
     send = learner.node("outer-gradient", FragmentSend, parts, push=push)
     gate = learner.node("gate", Gate, fragments=1, overlap=0, free=0, fires=AnyOf("update", "pull", "progress"))
+    tick = syncer.node("tick", Tick, fires=Every(Duration(TICK)))
     conductor = syncer.node(
         "conductor",
         Conductor,
@@ -75,7 +77,7 @@ def build(
         tokens=job.tokens,
         tokens_per_batch=job.tokens_per_batch,
         step_tokens=job.step_tokens,
-        fires=AnyOf("progress", "merged", "control"),
+        fires=AnyOf("progress", "merged", "control", "held", "tick"),
     )
     everybody = Quorum(port="answer", key="round", opened_by="round", count_min=job.learners)
     merging = syncer.node(
@@ -88,6 +90,7 @@ def build(
     graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(conductor["place"], data["place"], Latest("slot"))
     graph.edge(merging["reached"], conductor["reached"], Latest("fragment"))
+    graph.edge(tick["tick"], conductor["tick"], Latest())
     graph.edge(gate["permit"], step["permit"], Queue(capacity=interval + 2))
     graph.edge(gate["update"], step["update"], Latest("fragment"))
     graph.edge(gate["pull"], step["pull"], Latest("fragment"))

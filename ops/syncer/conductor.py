@@ -8,7 +8,8 @@ Theory of operation. Fragment p of P is captured after (p + 1) H / P steps, and 
 overlap; each merge opens the next. All learners are members of every round, so it lasts as long as the slowest of them:
 a program in lock-step waits. The phases are those of `pacer`:
 
-    initial, recover    the first version of every fragment, of one learner; the newest one, for a syncer that came back
+    initial, recover    the first version of every fragment, of one learner; the newest one, for a syncer that came
+                        back. Then a holder of all of them is waited for (`memory`), and all learners are
     merge               one turn after the other, on a plan that is exact in tokens as long as no learner dies; a syncer
                         that came back goes on after the turn that was merged last
     final               after as many more steps as the budget has left, every fragment once, with all that answer
@@ -26,7 +27,7 @@ learner that left no trace in two rounds in a row counts as gone until its next 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Final, final
 
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.messages import Control, Held, Kind, Merging, Progress, Reached, Turn
@@ -40,18 +41,33 @@ from isthmus.ops.syncer.placing import Placing
 from isthmus.ops.syncer.start import START_WAIT, Start
 from isthmus.ops.syncer.terms import Conditions, everybody, last
 
+TICK: Final = 200_000_000
+"""As often as holders look at what they hold."""
+
 
 def open_rounds_max(overlap: int, fragments: int, interval: int) -> int:
     """The number of rounds that are open at once: one, and one for each capture within the overlap."""
     return 1 + overlap * fragments // interval
 
 
+@final
+class Tick:
+    """Lets a conductor notice that time passes where nobody reports anything: learners that wait do not, and recorder
+    and holders may be away. Fires every TICK nanoseconds."""
+
+    outputs: ClassVar[tuple[str, ...]] = ("tick",)
+
+    def __call__(self) -> dict[str, dict[str, Any]]:
+        """A tick."""
+        return {"tick": {}}
+
+
 class Conductor:
     """Opens the rounds of a run: the same Turn on ports `round` (to merge) and `pull` (to every gate).
 
-    Fires on AnyOf("progress", "merged", "control"). `fragments`, `interval` and `overlap` are P, H and tau, `learners`
-    the number that the start waits for, `tokens` the budget of the run and `tokens_per_batch` those of one step, the
-    mean of all learners; `step_tokens` are for `schemas`.
+    Fires on AnyOf("progress", "merged", "control", "held", "tick"). `fragments`, `interval` and `overlap` are P, H and
+    tau, `learners` the number that the start waits for, `tokens` the budget of the run and `tokens_per_batch` those of
+    one step, the mean of all learners; `step_tokens` are for `schemas`.
     """
 
     outputs = ("round", "pull", "place", "held")
@@ -110,6 +126,7 @@ class Conductor:
         control: Mapping[Any, Control] | None = None,
         held: Mapping[Any, Held] | None = None,
         reached: Mapping[Any, Reached] | None = None,
+        tick: Any = None,
     ) -> list[tuple[str, Any]] | None:
         """Process the inputs, open the rounds that follow from them, and place new lives of learners."""
         self._living = learners_live(progress, self._context.members()) or self._living
@@ -214,7 +231,7 @@ class Conductor:
     def _openings(self) -> list[Turn]:
         if len(self._born) < self._fragments:
             return self._open_first()
-        if not self._may_begin():
+        if not self._memory.is_kept(range(self._fragments), self._context) or not self._may_begin():
             return []
         opened = []
         while not self._is_stopping and len(self._open) < open_rounds_max(

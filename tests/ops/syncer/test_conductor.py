@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from isthmus.ops.syncer.conductor import Conductor, open_rounds_max
 from isthmus.ops.syncer.pacer import OVERDUE
 from isthmus.ops.syncer.start import START_WAIT
 from isthmus.ops.syncer.terms import FINAL_MIN, FINAL_ROUND_TRIPS, FINAL_STEPS, last
 from isthmus.runtime.ids import Member, Replica
 from tests.ops.bodies import Context
-from tests.ops.syncer.pacer_shard import SECOND, lost, ready, stepping, told
+from tests.ops.syncer.pacer_shard import SECOND, holding, lost, ready, stepping, told
 
 
 class Score:
@@ -53,6 +55,18 @@ def test_fragments_take_turns_and_each_merge_opens_the_next() -> None:
         seen += told_of(turns)
         turns = score.fire(stepping(0, 4 * count), stepping(1, 4 * count), merged=[told(each) for each in turns])
     assert seen == [("merge", p, steps) for p, steps in ((0, 3), (1, 4), (0, 3), (1, 4), (0, 3))]
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_the_first_turn_waits_for_a_holder_of_all_first_versions_for_a_second_at_most(*, is_held: bool) -> None:
+    score = Score()
+    score.context.live = {Member(Replica(role, 0), 1) for role in ("syncer", "recorder", "evaluator")}
+    assert score.begun(stepping(0), stepping(1)) == []
+    assert score.fire(held=holding(("recorder", [0], []))) == []
+    score.context.at += SECOND // 2
+    assert bool(score.fire(held=holding(("evaluator", [0, 1], [])) if is_held else None)) == is_held
+    score.context.at += SECOND // 2
+    assert bool(score.fire()) != is_held, "nothing but a tick has come"
 
 
 def test_nobody_begins_before_all_do_and_not_for_ever_later() -> None:
