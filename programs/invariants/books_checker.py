@@ -41,11 +41,13 @@ class BooksChecker(Checker):
         self._models: dict[tuple[int, Version], Model] = {}
         self._clocks: dict[tuple[int, Version], dict[int, tuple[int, int]]] = {}
         self._newest: dict[tuple[Member, int], Version] = {}
+        self._finals: dict[int, set[Version]] = {}
         self._unsure: set[int] = set()
-        self.merged: dict[int, Model] = {}
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """Note the token range of each answer that reaches a shard."""
+        """Note the token range of each answer that reaches a shard, and each final version that reaches a recorder."""
+        if edge.target_port == "final":
+            self._finals.setdefault(item["fragment"], set()).add((item["version"][0], item["version"][1]))
         if edge.target_port == "answer":
             own = [item["incarnation"], item["begin"], item["end"], item["steps"]]
             *former, (incarnation, begin, end, _) = ranges_of(item) or [own]
@@ -96,16 +98,27 @@ class BooksChecker(Checker):
 
     def _check_merged(self, status: dict[str, Any], found: list[Entry]) -> None:
         """Compare the tokens that the books count as merged with those in the model."""
-        last = {p: shard for shard, p in sorted(self._newest, key=lambda of: of[0].incarnation)}
-        for p, shard in last.items():
-            self.merged[p] = self._models[p, self._newest[shard, p]]
-        for entry in found:
-            if entry.fragment in self._unsure or not status["model_whole"].get(entry.fragment):
-                continue
-            truth = self.merged.get(entry.fragment, Model())[entry.learner, entry.incarnation]
-            if entry.merged != truth:
-                who = f"learner {entry.learner}#{entry.incarnation}, fragment {entry.fragment}"
-                raise ViolationError(f"{who}: {entry.merged} tokens are said to be in the model, and {truth} are")
+        for p in sorted({entry.fragment for entry in found} - self._unsure):
+            told = [entry for entry in found if entry.fragment == p] if status["model_whole"].get(p) else []
+            wrong = [[entry for entry in told if entry.merged != truth[_life(entry)]] for truth in self._truths(p)]
+            if all(wrong):
+                entry, truth = wrong[-1][0], self._truths(p)[-1]
+                who = f"learner {entry.learner}#{entry.incarnation}, fragment {p}"
+                is_in = f"{truth[_life(entry)]} are"
+                raise ViolationError(f"{who}: {entry.merged} tokens are said to be in the model, and {is_in}")
+
+    def _truths(self, p: int) -> list[Model]:
+        """The tokens in a fragment of the final model, in each version that a recorder was sent as final; where there
+        was none, in the newest."""
+        sent = [(p, version) for version in sorted(self._finals.get(p, ()))]
+        finals = [self._models[each] for each in sent if each in self._models]
+        last = max((shard for shard, of in self._newest if of == p), key=lambda shard: shard.incarnation, default=None)
+        newest = Model() if last is None else self._models[p, self._newest[last, p]]
+        return finals or [newest]
+
+
+def _life(entry: Entry) -> tuple[int, int]:
+    return entry.learner, entry.incarnation
 
 
 class TapesChecker(Checker):

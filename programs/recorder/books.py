@@ -193,6 +193,10 @@ class Books:
             self.versions[fragment] = max(self.versions.get(fragment, [0, 0]), list(version))
         return True
 
+    def is_later_life(self, merging: Merging) -> bool:
+        """Whether a merge is of a later life of its shard than the fragment was published by."""
+        return merging["epoch"] > self.publishers.get(merging["fragment"], [0, 0])[1]
+
     def take_change(self, change: Mapping[str, Any]) -> bool:
         """Take in a change of a link-dependent setting; returns whether it is new."""
         at = None if self.zero is None else round((change["at"] - self.zero) / 1e9, 6)

@@ -199,7 +199,10 @@ class Recorder:
                 self._snapshots = {"error": item["error"], "store": item["store"]}
         for report in self._reports.whole(arrived["progress"], self._context.members(), now):
             self._take_report(report, now)
+        is_over = self._has_model and self._is_saved() and self._is_evaluation_there()
         for merging in sorted(arrived["merged"].values(), key=lambda item: (item["published_at"], item["fragment"])):
+            if is_over and self._books.is_later_life(merging):
+                continue  # It changes nothing of the final model.
             if self._books.take_merge(merging):
                 self._ending.merged(merging["fragment"], now)
                 self._lines.write("merges", merging["published_at"], _merge_line(merging))
@@ -213,7 +216,7 @@ class Recorder:
                 line = {"tokens": evaluated["tokens"], "eval_loss": loss, "kind": evaluated["kind"]}
                 line |= as_field(evaluated["metrics"])
                 self._lines.write("evaluations", now, line)
-        for item in arrived["final"].values():
+        for item in () if is_over else arrived["final"].values():
             self._unsaved[item["fragment"]] = item
         for asked in arrived["stop"].values():
             if not self._is_to_end():
@@ -329,7 +332,7 @@ class Recorder:
         reports, final_at = self._books.reports.values(), self._books.final_at
         if not reports or final_at is None or not self._is_saved():
             return False
-        if self._has_evaluator and not self._is_evaluated(now, final_at):
+        if not self._is_evaluation_there() and not self._is_unevaluated(now, final_at):
             return False
         settled = all(
             report["phase"] == "final" and not any(account[4] for account in report["accounts"]) for report in reports
@@ -339,12 +342,15 @@ class Recorder:
     def _are_final(self) -> bool:
         """Whether all learners are final, in a program without a final model."""
         final = [report["phase"] == "final" for report in self._books.reports.values()]
-        return bool(final) and all(final) and (not self._has_evaluator or self._books.is_evaluated())
+        return bool(final) and all(final) and self._is_evaluation_there()
 
-    def _is_evaluated(self, now: int, final_at: int) -> bool:
-        """Whether the last evaluation has arrived, or cannot: its host was given up, or no host holds the model."""
-        is_given_up = now - max(self._evaluator_at, final_at) >= EVALUATOR_NS
-        return self._books.is_evaluated() or is_given_up or bool(self._holders.gone)
+    def _is_evaluation_there(self) -> bool:
+        """Whether the last evaluation has arrived, if there is one."""
+        return not self._has_evaluator or self._books.is_evaluated()
+
+    def _is_unevaluated(self, now: int, final_at: int) -> bool:
+        """Whether the last evaluation cannot come: its host was given up, or no host holds the model."""
+        return now - max(self._evaluator_at, final_at) >= EVALUATOR_NS or bool(self._holders.gone)
 
     def _status(self, now: int) -> dict[str, Any]:
         """The status for watching commands, from which the summary is made."""

@@ -345,6 +345,19 @@ def test_the_evaluation_of_a_final_model_that_no_host_holds_any_more_is_not_wait
     assert life.context.status["eval_loss"] is None
 
 
+def test_what_a_shard_merges_again_changes_nothing_of_a_final_model_that_is_evaluated() -> None:
+    """Seed 13000532 with --deaths: it had gone back to the version of a snapshot."""
+    life = ending()
+    again = Member(SHARD.replica, 2)
+    life.context.live.add(again)
+    back = merging(0, 1, 3 * SECOND, epoch=2, kind="recover", origin=[1, 1], version=[1, 1], merged_tokens=[])
+    told = life.recorder._books.figures(1)["merged_tokens"][0]
+    assert told
+    life.fire(reports=[report(0, 2 * SECOND, phase="stepping")], evaluation=evaluated("final", 128, 1.5))
+    life.fire(merges=[back], final=[0])
+    assert life.recorder._books.figures(1)["merged_tokens"][0] == told
+
+
 def test_an_evaluator_that_ended_long_ago_is_waited_for_from_the_end_on() -> None:
     life = Life(tokens=100)  # 80 by a report, 16 of another learner by the shard: not all yet, and enough in the end.
     life.train(held=NOTHING)
