@@ -56,7 +56,7 @@ def build(
     merge: Rule = "rda",
     alpha: float = 0.0,
     bounded: bool = True,
-    push: Format | Literal["auto"] = "float32",
+    push: Format | Literal["auto"] = "int4",
     update: Format | Literal["auto"] = "float32",
     outer_lr: float | None = None,
     outer_momentum: float | None = None,

@@ -6,9 +6,10 @@
 - An island holds parameters, gradient and optimizer state at least; activations come on top.
 - For an island with figures of a compiler (`isthmus compile`) memory is the compiler's; a step takes its products at
   that same share, or its reads and writes at the published bandwidth, whichever is longer.
-- A learner sends and gets all parameters once in `interval` steps, in float32 (ALGORITHMS: parameters x bits / (H x
-  step seconds)). With a syncer rounds go by the fastest learner; without one each learner goes by itself. Where inner
-  steps wait for others all go by the slowest; without an interval that is a ring all-reduce in every step.
+- A learner sends and gets all parameters once in `interval` steps, both in the longer of its two formats, `push` and
+  `update`, float32 for "auto" (parameters x bits / (H x step seconds)). With a syncer rounds go by the fastest learner;
+  without one each learner goes by itself. Where inner steps wait for others all go by the slowest; without an interval
+  that is a ring all-reduce in every step.
 
 A figure that lacks an input is not guessed: it is None. With learners of which only some step times are known, a pace
 is that of those, which is stated nowhere else.
@@ -23,8 +24,8 @@ from typing import Final, final
 
 from isthmus.ops.adaptive.wanted import AUTO, first_interval
 from isthmus.ops.data.batches import of_slot
+from isthmus.ops.exchange.schemas import BITS
 from isthmus.programs.cluster.needs import (
-    FLOAT32_BYTES,
     Compiled,
     Find,
     host_bytes,
@@ -136,7 +137,7 @@ def step_seconds(machine: Machine, parameters: int, tokens: int, compiled: Compi
 def _rates(request: Request, parameters: int, steps: Sequence[float | None]) -> list[float | None]:
     """Mean bits a second that each learner sends."""
     known = [step for step in steps if step is not None]
-    bits = 8.0 * FLOAT32_BYTES * parameters
+    bits = BITS[_format(request)] * parameters
     interval = request.job.settings.get("interval")
     if interval == AUTO:
         interval = first_interval(AUTO)
@@ -152,6 +153,12 @@ def _rates(request: Request, parameters: int, steps: Sequence[float | None]) -> 
     fastest = min(known, default=None)
     paces = [fastest] * len(steps) if has_model else steps
     return [None if pace is None else bits / (interval * pace) for pace in paces]
+
+
+def _format(request: Request) -> str:
+    """The longer of the formats in which answers and updates travel."""
+    asked = [str(request.job.settings.get(name, "float32")) for name in ("push", "update")]
+    return max((name if name in BITS else "float32" for name in asked), key=BITS.__getitem__)
 
 
 def _links(topology: Topology, placement: Placement, rates: Sequence[float | None]) -> tuple[Link, ...]:
@@ -200,7 +207,7 @@ def _assumptions(request: Request, *, is_compiled: bool) -> str:
     told = (
         f"a step is {FLOPS_PER_PARAMETER} x {parameters:,} parameters x {batch} tokens FLOPs at "
         f"{UTILISATION:.0%} of the published bfloat16 FLOP/s, and {ADDED_SECONDS * 1e3:.1f} ms; "
-        "memory is parameters, gradient and optimizer state; links carry float32, on average"
+        f"memory is parameters, gradient and optimizer state; links carry {_format(request)}, on average"
     )
     where = "; FLOPs and memory of what isthmus compile was asked about are the compiler's"
     return f"{told}{where}" if is_compiled else told

@@ -17,6 +17,7 @@ from isthmus.programs.cluster.placing import placed
 from isthmus.programs.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, predict
 from isthmus.programs.command.main import app
 from isthmus.programs.recorder.summary import fragment_sizes
+from isthmus.programs.request.program import Program
 from isthmus.programs.request.request import Request, prepare
 from isthmus.programs.results.numbers import size
 from isthmus.runtime.errors import PlacementError
@@ -36,7 +37,12 @@ EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 @pytest.fixture(scope="module")
 def request_() -> Request:
-    return prepare(run={"learners": 3})
+    return asked("float32", "float32")
+
+
+def asked(push: str, update: str) -> Request:
+    program = Program("decoupled-diloco", push=push, update=update)
+    return prepare(program, run={"learners": 3}, task_settings={"optimizer": "adamw"})
 
 
 def predicted(request: Request, *machines: Machine) -> tuple[Placement, Prediction]:
@@ -104,6 +110,15 @@ def test_islands_and_links_by_the_closed_form(request_: Request) -> None:
     links = {link.machine: link.bits for link in prediction.links}
     assert links == pytest.approx({"hub": 3 * RATE, "cores": RATE, "chips": 2 * RATE})
     assert prediction.price_per_hour == pytest.approx(8 * 1.2 + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("push", "update", "bits"),
+    [("int4", "float32", 32), ("int4", "bf16", 16), ("int8", "int4", 8.125), ("auto", "int4", 32)],
+)
+def test_links_carry_the_longer_of_the_two_formats(push: str, update: str, bits: float) -> None:
+    _, prediction = predicted(asked(push, update), HUB, CORES, CHIPS)
+    assert [island.link_bits for island in prediction.islands] == pytest.approx([bits / 32 * RATE] * 3)
 
 
 def test_an_evaluator_elsewhere_gets_every_update(request_: Request) -> None:
