@@ -72,9 +72,9 @@ def task(
     except DataError as error:
         raise ConfigError(error.doing, error.expected, error.found, error.do) from error
 
-    from isthmus.ops.island import transformer
-    from isthmus.ops.island.experts import Routing
     from isthmus.ops.island.optimizer import adamw, muon
+    from isthmus.ops.language_model import transformer
+    from isthmus.ops.language_model.experts import Routing
 
     routing = Routing(experts, experts_chosen, experts_slack, experts_balance) if experts else None
     config = transformer.ModelConfig(

@@ -1,1 +1,1 @@
-"""One island: model, optimizer, the jitted step, evaluation, and the contract for tasks with their own."""
+"""One island: optimizer, the jitted step, evaluation, and the contract for tasks with their own."""

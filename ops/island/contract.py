@@ -248,7 +248,7 @@ def first_tensors_of(task: Any, seed: int) -> Tensors:
         own.begin()
         tensors: Tensors = own.tree(own.copy())
         return tensors
-    from isthmus.ops.island.jax_learner import functions_of
+    from isthmus.ops.island.functions import functions_of
 
     functions = functions_of(task, (), 0.0)
     return dict(zip(functions.names, functions.first_leaves(seed), strict=True))

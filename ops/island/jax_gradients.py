@@ -23,7 +23,7 @@ import optax
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.core_turns import CORES
 from isthmus.ops.island.device_call import DeviceCall
-from isthmus.ops.island.jax_learner import compute_in_the_calling_thread, functions_of
+from isthmus.ops.island.functions import compute_in_the_calling_thread, functions_of
 from isthmus.ops.mesh.island import Island
 from isthmus.ops.mesh.island_devices import devices_of, unless_usual
 from isthmus.ops.mesh.state_layout import lying

@@ -1,28 +1,16 @@
-"""The device side of inner-step: the jitted functions, and the state that only they modify.
-
-State. A learner holds the leaves of its state in two lists: the merged ones, in the model's order, and all others,
-which are local. Fragments are read from and written to the first list, by place. Random keys are held as their data,
-like any other array.
+"""The device side of inner-step: the state of one learner, which only the jitted functions (`functions`) modify.
 
 Buffers. The state is donated to every step, so nothing outside may hold one of its leaves. A fragment leaves through
 its own jitted `extract`, dispatched before the next step by the thread that owns the state; its result is a new array.
 An update enters through `adopt`, which donates the leaves it replaces; the update's own buffer is never written again,
-because JAX may alias it for ever. All learners of a process that train one task share the compiled functions.
-
-Devices. On jax's one default device no function specifies a sharding. On any other, and on several, every function
-specifies the sharding of its result (`StateLayout`): the state keeps its layout through every step and exchange, and
-each function is compiled once.
-
-Random numbers. A step's key is derived from seed, slot, incarnation and the number of the step, in the jitted step:
-where a task does not use it, jit drops it.
+because JAX may alias it for ever.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -33,15 +21,11 @@ from isthmus.ops.exchange.kept_state import Taken
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.core_turns import CORES
-from isthmus.ops.island.device_call import DeviceCall
+from isthmus.ops.island.functions import compute_in_the_calling_thread, functions_of, words_of
 from isthmus.ops.island.life import Life
-from isthmus.ops.island.pieces import FragmentFunctions
-from isthmus.ops.island.recipe import LOCAL, Leaf, Now, Recipe, abstract_key, is_key, lent
-from isthmus.ops.mesh import state_layout
 from isthmus.ops.mesh.device_codes import DeviceCodes, levels_of
 from isthmus.ops.mesh.island import Island
 from isthmus.ops.mesh.island_devices import devices_of, unless_usual
-from isthmus.ops.mesh.state_layout import StateLayout, lying
 from isthmus.ops.mesh.unused_memory import give_back
 
 _COMPILING = threading.Lock()
@@ -53,173 +37,6 @@ _KEYS: Final = 6
 """Numbers that say which random keys come next."""
 _RESTARTS: Final = 1 << 31
 """The key numbers of restarts begin here, beyond those of steps."""
-
-
-def compute_in_the_calling_thread() -> None:
-    """Let XLA's CPU computations run in the calling thread, not in one of XLA's own.
-
-    The caller waits for the result anyway, and two threads would pass the core to each other twice a step. jax reads
-    this setting when it creates its first device: later calls, or calls in a process that has used one, have no effect.
-    Source: docs/decisions/0017.
-    """
-    config: Any = jax.config
-    config.update("jax_cpu_enable_async_dispatch", False)
-
-
-class Functions:
-    """The compiled functions of one (task, fragments, alpha), on these devices; on jax's default for None."""
-
-    def __init__(
-        self, task: Any, fragments: tuple[Fragment, ...], alpha: float, devices: tuple[Any, ...] | None
-    ) -> None:
-        self.recipe: Recipe = task.recipe()
-        leaves = self.recipe.leaves()
-        model = self.recipe.shapes()
-        state = jax.eval_shape(self.recipe.state_of, model)
-        self.model_treedef, self._treedef = jax.tree.structure(model), jax.tree.structure(state)
-        self._shapes = jax.tree.leaves(state)
-        self.merged = [i for i, leaf in enumerate(leaves) if leaf.kind != LOCAL]
-        self._local = sorted(set(range(len(self._shapes))) - set(self.merged))
-        self._model_size, self.has_local_model = len(leaves), len(self.merged) < len(leaves)
-        self.names = [leaves[i].name for i in self.merged]
-        self.lent = lent(self.recipe, leaves, named_leaves(state), self._local)
-        self.shapes = [leaves[i].shape for i in self.merged]
-        self.layout = None if devices is None else self._layout(devices, leaves, state)
-        merged, local, all_devices = (
-            (None, None, None)
-            if self.layout is None
-            else (self.layout.merged, self.layout.local, self.layout.replicated)
-        )
-        self.first: jax.stages.Wrapped = jax.jit(self._first, out_shardings=merged)
-        self.fresh: jax.stages.Wrapped = jax.jit(self._fresh, out_shardings=local)
-        stepped = None if self.layout is None else ((merged, local), all_devices)
-        self.step: jax.stages.Wrapped = jax.jit(self._step, donate_argnums=0, out_shardings=stepped)
-        self.copy: jax.stages.Wrapped = jax.jit(
-            lambda leaves: [jnp.copy(leaf) for leaf in leaves], out_shardings=merged
-        )
-        self.whole: jax.stages.Wrapped = jax.jit(list, out_shardings=all_devices)
-        index = {name: i for i, name in enumerate(self.names)}
-        self.touched = [sorted({index[unit.tensor] for unit in fragment.units}) for fragment in fragments]
-        self.fragments = []
-        for fragment, touched in zip(fragments, self.touched, strict=True):
-            places = {self.names[i]: place for place, i in enumerate(touched)}
-            lie = None if merged is None else [merged[i] for i in touched]
-            self.fragments.append(FragmentFunctions(fragment, places, alpha, self.layout, lie))
-
-    def _layout(self, devices: tuple[Any, ...], leaves: Sequence[Leaf], state: Any) -> StateLayout:
-        """The layout of the whole state on devices. Random keys are held as their data, whole on every device."""
-        recipe = self.recipe
-        model = [state_layout.Leaf(leaves[i].name, leaves[i].shape.shape, leaves[i].has_rows) for i in self.merged]
-        named = named_leaves(state)
-        others = []
-        for i in self._local:
-            path = leaves[i].name if i < len(leaves) else named[i][0]
-            others.append(state_layout.Leaf(path, () if is_key(self._shapes[i]) else self._shapes[i].shape))
-        return StateLayout(devices, recipe.mesh, recipe.shard, model, others)
-
-    def trace(self, batch: Any) -> None:
-        """Trace every function that the learners will call: the work that can be done before a device is there."""
-        for call in self.calls(batch):
-            call.function.trace(*call.arguments)
-
-    def compile(self, batch: Any, *, is_step_alone: bool = False, codes: Sequence[str] = ()) -> None:
-        """Compile these functions, or only the step, for arguments of these shapes; nothing is computed."""
-        for call in [each for each in self.calls(batch, codes) if each.is_step or not is_step_alone]:
-            call.function.lower(*call.arguments).compile()
-
-    def calls(self, batch: Any, codes: Sequence[str] = ()) -> Iterator[DeviceCall]:
-        """The functions that every learner calls while it steps, for batches like this one.
-
-        `codes`: the formats in which outer gradients are coded on the devices.
-        """
-        life: Any = _words(Life(0, 0, 1))
-        merged = self._lying(self.shapes, "merged")
-        key = abstract_key() if self.has_local_model else None
-        if self.layout is not None:
-            life = lying(life, self.layout.replicated)
-            batch = jax.tree.map(lying, jax.tree.map(np.asarray, batch), self.layout.of_batch(batch))
-        local = self._lying(jax.eval_shape(self._fresh, self.shapes, key, life, np.uint32(0)), "local")
-        yield DeviceCall("fresh", self.fresh, (merged, key, life, np.uint32(0)))
-        arguments = ((merged, local), batch, np.float32(0.0), life, np.uint32(0))
-        yield DeviceCall("step", self.step, arguments, is_step=True, batch=1)
-        yield DeviceCall("copy", self.copy, (merged,))
-        for number, (functions, touched) in enumerate(zip(self.fragments, self.touched, strict=True)):
-            leaves = [merged[i] for i in touched]
-            yield DeviceCall(f"extract/{number}", functions.extract, (leaves,))
-            for push in codes:
-                given = leaves, functions.shapes(), levels_of(functions.fragment, push)
-                yield DeviceCall(f"code/{push}/{number}", functions.code[push], given)
-            yield DeviceCall(f"replace/{number}", functions.replace, (leaves, functions.shapes()))
-            if functions.adopt is not functions.replace:
-                yield DeviceCall(f"adopt/{number}", functions.adopt, (leaves, functions.shapes()))
-
-    def put_batch(self, batch: Any) -> Any:
-        """A batch with the sharding that the step expects; ShardingError if it does not divide."""
-        return batch if self.layout is None else self.layout.put(batch, self.layout.of_batch(batch))
-
-    def put(self, leaves: Sequence[Any]) -> list[Any]:
-        """Merged leaves on their devices."""
-        if self.layout is None:
-            return jax.device_put(list(leaves))  # type: ignore[no-any-return]
-        return self.layout.put(list(leaves), self.layout.merged)  # type: ignore[no-any-return]
-
-    def _lying(self, shapes: Sequence[Any], what: Literal["merged", "local"]) -> list[Any]:
-        """Shapes of leaves, with their shardings."""
-        if self.layout is None:
-            return list(shapes)
-        return list(map(lying, shapes, getattr(self.layout, what)))
-
-    def first_leaves(self, seed: int) -> list[Any]:
-        """The initial merged leaves, a buffer each: those that the task loads, for the others the values of `init`."""
-        load = self.recipe.load
-        if load is None:
-            return self.first(jax.random.key(seed))  # type: ignore[no-any-return]
-        loaded = [load(name, shape) for name, shape in zip(self.names, self.shapes, strict=True)]
-        made = loaded if all(leaf is not None for leaf in loaded) else self.first(jax.random.key(seed))
-        chosen = zip(made, loaded, self.shapes, strict=True)
-        leaves = [own if given is None else np.asarray(given, shape.dtype) for own, given, shape in chosen]
-        return self.copy(self.put(leaves))  # type: ignore[no-any-return]
-
-    def model(self, merged: Sequence[Any], others: Sequence[Any]) -> Any:
-        """The model of merged leaves and its local ones."""
-        return jax.tree.unflatten(self.model_treedef, self._joined(merged, others, self._model_size))
-
-    def local_of_model(self, key: Any) -> list[Any]:
-        """The local leaves of an initial model, with random keys as their data."""
-        leaves = [_at_rest(leaf) for leaf in jax.tree.leaves(self.recipe.init(key))]
-        return [leaves[i] for i in self._local if i < len(leaves)]
-
-    def _first(self, key: Any) -> list[Any]:
-        """The merged leaves of an initial model."""
-        leaves = jax.tree.leaves(self.recipe.init(key))
-        return _apart([leaves[i] for i in self.merged])
-
-    def _fresh(self, merged: list[Any], key: Any, life: Any, number: Any) -> list[Any]:
-        """The local leaves of a state that begins with these merged leaves.
-
-        They have the values that `init` gives for the seed's `key`, except that random keys among them are this life's
-        own; then the task's `restart` is applied.
-        """
-        own = _key_of(life, number)
-        others = self.local_of_model(key) if self.has_local_model else []
-        model = jax.tree.map(partial(_folded, jax.random.bits(own)), self.model(merged, others))
-        state = self.recipe.state_of(model)
-        if self.recipe.restart is not None:
-            state = self.recipe.restart(state, own)
-        leaves = [_at_rest(leaf) for leaf in jax.tree.leaves(state)]
-        return _apart([leaves[i] for i in self._local])
-
-    def _step(self, state: tuple[Any, Any], batch: Any, progress: Any, life: Any, number: Any) -> Any:
-        """One inner step: (merged leaves, local leaves) -> the same, and its scalars."""
-        whole = jax.tree.unflatten(self._treedef, self._joined(*state, len(self._shapes)))
-        stepped, metrics = self.recipe.step(whole, batch, Now(_key_of(life, number), progress))
-        leaves = [_at_rest(leaf) for leaf in jax.tree.leaves(stepped)]
-        return ([leaves[i] for i in self.merged], [leaves[i] for i in self._local]), dict(metrics)
-
-    def _joined(self, merged: Sequence[Any], local: Sequence[Any], count: int) -> list[Any]:
-        """The first `count` leaves of a state, in its order, with random keys as such."""
-        found = dict(zip(self.merged, merged, strict=True)) | dict(zip(self._local, local, strict=False))
-        return [jax.random.wrap_key_data(found[i]) if is_key(self._shapes[i]) else found[i] for i in range(count)]
 
 
 def _forms(leaves: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -236,50 +53,6 @@ def _some(leaves: Sequence[Any]) -> Iterator[list[Any]]:
             group = []
         group.append(leaf)
     yield group
-
-
-def _words(life: Life) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """A life as the words from which its random keys are derived."""
-    return np.array([life.seed & 0xFFFF_FFFF, life.seed >> 32, life.slot, life.incarnation], np.uint32)
-
-
-def _key_of(life: Any, number: Any) -> Any:
-    """The random key of one step of a life."""
-    key = jax.random.key(life[0])
-    for word in (*life[1:], number):
-        key = jax.random.fold_in(key, word)
-    return key
-
-
-def _folded(bits: Any, leaf: Any) -> Any:
-    """A leaf of a model; random keys folded with `bits`."""
-    if not is_key(leaf):
-        return leaf
-    keys = jax.vmap(lambda key: jax.random.fold_in(key, bits))(jnp.ravel(leaf))
-    return keys.reshape(leaf.shape)
-
-
-def _apart(leaves: Sequence[Any]) -> list[Any]:
-    """Leaves of a jitted function's result, a buffer each.
-
-    Without this, jit returns an argument itself where a leaf is that argument, and one buffer for two equal leaves;
-    donation would then give a buffer away twice.
-    """
-    return [jnp.copy(leaf) for leaf in leaves]
-
-
-def _at_rest(leaf: Any) -> Any:
-    """A leaf in the form in which it is held: random keys as their data."""
-    leaf = jnp.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
-    return jax.random.key_data(leaf) if is_key(leaf) else leaf
-
-
-@lru_cache(maxsize=16)
-def functions_of(
-    task: Any, fragments: tuple[Fragment, ...], alpha: float, devices: tuple[Any, ...] | None = None
-) -> Functions:
-    """The functions of a task, the same object for the same arguments; on jax's default device for None."""
-    return Functions(task, fragments, alpha, devices)
 
 
 class Learner:
@@ -308,7 +81,7 @@ class Learner:
             self._functions = functions_of(task, tuple(fragments), alpha, unless_usual(self._devices))
         layout = self._functions.layout
         self._seed = life.seed
-        self._life = jax.device_put(_words(life)) if layout is None else layout.put(_words(life), layout.replicated)
+        self._life = jax.device_put(words_of(life)) if layout is None else layout.put(words_of(life), layout.replicated)
         self._step_number = self._restarts = 0
         shapes = self._functions.shapes
         self._leaves: list[Any] = self._functions.put([np.zeros(each.shape, each.dtype) for each in shapes])

@@ -112,13 +112,13 @@ class InnerStep:
 
     def prepare(self) -> None:
         """Trace every function, which needs no device."""
-        from isthmus.ops.island.jax_learner import functions_of
+        from isthmus.ops.island.functions import functions_of
 
         functions_of(self._task, self._fragments, self._alpha).trace(first_batch(self._task, 0))
 
     def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
         """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""
-        from isthmus.ops.island.jax_learner import functions_of
+        from isthmus.ops.island.functions import functions_of
 
         functions = functions_of(self._task, self._fragments, self._alpha, devices)
         return functions.calls(first_batch(self._task, seed, slot))

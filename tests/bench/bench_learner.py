@@ -99,7 +99,7 @@ def _own_step(batch: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     import numpy as np
     from own_step import nano
 
-    from isthmus.ops.island.jax_learner import compute_in_the_calling_thread
+    from isthmus.ops.island.functions import compute_in_the_calling_thread
     from isthmus.ops.island.recipe import Now
 
     compute_in_the_calling_thread()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from isthmus.ops.exchange.fragments import Fragment, Rule, partition
-from isthmus.ops.island.transformer import ModelConfig, tensors
+from isthmus.ops.language_model.transformer import ModelConfig, tensors
 from isthmus.ops.syncer.schedule import Schedule
 
 ISTHMUS: Final = Path(sys.executable).with_name("isthmus")

@@ -33,8 +33,8 @@ import numpy as np
 
 from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.parameter_trees import named_leaves
-from isthmus.ops.island import transformer
 from isthmus.ops.island.optimizer import FINAL_SHARE
+from isthmus.ops.language_model import transformer
 from isthmus.programs.language_model import task
 
 LEARNERS, EVALUATIONS = 4, 32

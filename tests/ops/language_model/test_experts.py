@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isthmus.ops.island import experts, transformer
-from isthmus.ops.island.experts import Routing
-from isthmus.ops.island.transformer import ModelConfig
+from isthmus.ops.language_model import experts, transformer
+from isthmus.ops.language_model.experts import Routing
+from isthmus.ops.language_model.transformer import ModelConfig
 
 GROUPS, LENGTH, WIDTH, HIDDEN = 2, 12, 6, 10
 feedforward = jax.jit(experts.feedforward, static_argnums=0)

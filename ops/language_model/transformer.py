@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isthmus.ops.island import experts
-from isthmus.ops.island.experts import Routing
+from isthmus.ops.language_model import experts
+from isthmus.ops.language_model.experts import Routing
 
 Parameters: TypeAlias = dict[str, Any]
 
