@@ -266,7 +266,7 @@ class Snapshots:
 
 def _item(entry: Entry, data: bytes, size: int | None) -> State:
     try:
-        tensors: dict[str, Vector] = load(data)
+        tensors: dict[str, Vector] = dict(sorted(load(data).items()))  # safetensors gives them in any order.
     except SafetensorError as error:
         raise ValueError(f"{entry.file} is no file of a fragment: {error}") from None
     if VALUES not in tensors:
