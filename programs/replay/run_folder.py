@@ -123,8 +123,8 @@ def _faults(folder: Path, cast: _Cast, read: Sequence[tuple[TapeFile, Reading]])
             faults.append(Fault(doing, "the tape of such a host in this run", wrong, _WHOLE))
         elif tape.rest and not tape.is_unfinished:
             faults.append(Fault(doing, "whole records", tape.rest, _WHOLE))
-        elif tape.rest and is_over and not _may_be_torn(file, tape, broken_off, newest):
-            faults.append(Fault(doing, "whole records", f"{tape.rest}, of a host that was not killed", _WHOLE))
+        elif (torn := _torn(tape)) and is_over and not _may_be_torn(file, tape, broken_off, newest):
+            faults.append(Fault(doing, "whole records", f"{torn}, of a host that was not killed", _WHOLE))
     return faults
 
 
@@ -138,6 +138,11 @@ def _wrong(file: TapeFile, tape: Reading, cast: _Cast) -> str:
     if tape.records and not tape.begins and not isinstance(tape.records[0].event, HomeBegan | StationBegan):
         return f"one that begins with {type(tape.records[0].event).__name__}"
     return ""
+
+
+def _torn(tape: Reading) -> str:
+    """What the end of a process or a power failure may have left of a tape, in words; empty if that is whole."""
+    return tape.rest or ("" if tape.records else "none, for it is empty")
 
 
 def _may_be_torn(file: TapeFile, tape: Reading, broken_off: frozenset[tuple[str, int]], newest: int) -> bool:

@@ -192,9 +192,10 @@ def test_a_core_that_comes_to_another_state_is_a_difference(run: Path) -> None:
             "it is of version 9 of tapes, this isth",
         ),
         (lambda data: data[:-5], "bytes of an unfinished record at byte"),
+        (lambda data: b"", "found none, for it is empty, of a host that was not killed"),
         (lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:], "with another checksum"),
     ],
-    ids=["foreign", "future", "truncated", "damaged"],
+    ids=["foreign", "future", "truncated", "empty", "damaged"],
 )
 def test_a_spoilt_tape_is_refused_in_one_message(run: Path, spoil: Callable[[bytes], bytes], says: str) -> None:
     path = tape_of(run, "syncer-0-1")

@@ -125,7 +125,7 @@ STREAMS = {"interval": 8, "fragments": 4}
         ("streaming-diloco", {**STREAMS, "overlap": 5}, 3, [31.1, 44.2]),
         soaked("streaming-diloco", {**STREAMS, "overlap": 1}, 3, [31.1, 40.2, 49.3]),
         soaked("streaming-diloco", {"interval": 12, "fragments": 5, "overlap": 2, "alpha": 0.0}, 1, [43.7]),
-        soaked("diloco", {"interval": 4, "update": "int8"}, 3, [51.1]),
+        *[soaked("diloco", {"interval": 4, "update": coded, "push": coded}, 3, [51.1]) for coded in ("int8", "int4")],
         *[
             soaked("streaming-diloco", {**STREAMS, "overlap": 5, "update": coded, "push": coded}, 3, [31.1, 44.2])
             for coded in ("bf16", "int8", "int4")

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from isthmus.programs.simulation.seeds import run
+from isthmus.programs.simulation.universe import outcome_of
 from tests.programs.simulation import mutants
 from tests.programs.simulation.mutants import MUTANTS, SEEDS, violation_of
 
@@ -25,7 +26,6 @@ CAUGHT = {
     "strangers_dropped": (1, "whom it does not know"),
     "end_told_once": (30, "not over after"),
     "adopted_at_once": (8, "is back, which had gone"),
-    "stop_forgotten": (180, "somebody was told that it stops"),
     "heard_before_it_has_begun": (39, "somebody was told that it stops"),
     "late_orders_obeyed": (44, "is back, which had gone"),
     "lost_machine_waited_for": (37, "is killed, and no fault was about it"),
@@ -80,3 +80,10 @@ def test_what_is_broken_is_caught(broken: mutants.Break, program: str) -> None:
     assert violation is not None
     assert told in violation
     assert is_sound(seed, program)
+
+
+def test_a_stop_that_is_forgotten_is_caught_by_a_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = outcome_of(mutants.NOTED_STOP)
+    assert (sound.violation, sound.outcome, sound.missed) == (None, "stopped", [])
+    mutants.stop_forgotten(monkeypatch)
+    assert "somebody was told that it stops" in str(outcome_of(mutants.NOTED_STOP).violation)
