@@ -8,7 +8,6 @@ running. A daemon that is killed leaves its runs to the next one of its name; wi
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from isthmus.programs.machine.admissions import Admissions
 from isthmus.programs.machine.daemon import MachineDaemon
 from isthmus.programs.request.settings import collecting
 from isthmus.programs.run import registry
+from isthmus.programs.run.interrupts import Interrupts, handle
 from isthmus.programs.run.registry import Claim, Run
 from isthmus.runtime.control.ask import ask
 from isthmus.runtime.errors import ConfigError, Fault
@@ -60,6 +60,8 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     `begin` is called at the start. ConfigError if name or address are taken, or for a later fault
     (`MachineDaemon.fail`).
     """
+    early = Interrupts()
+    numbers = handle(early.take)
     claim = Claim(name)
     loop = uvloop.new_event_loop()
     try:
@@ -70,10 +72,6 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
         raise
     setproctitle(f"isthmus daemon {name}")
     _tell(f"daemon {name} listens at {machine.endpoint}, process id {os.getpid()}")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # nohup lets a process ignore SIGHUP, and that is to stay so.
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            loop.add_signal_handler(number, machine.request_end)
     admissions = None
     if machine.keys is not None:
         who = machine.neighbours
@@ -83,6 +81,15 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     claim.write(machine.endpoint, claim.former)
     for run in claim.former:
         machine.adopt(run)
+
+    def take_over() -> None:
+        """Hear signals on the loop, which would have lost them before it ran, and those that came until now."""
+        for number in numbers:
+            loop.add_signal_handler(number, machine.request_end)
+        for _ in range(early.count):
+            machine.request_end()
+
+    loop.call_soon(take_over)
     loop.run_forever()
     machine.close()
     if admissions is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -46,6 +48,40 @@ def test_a_run_that_is_handed_over_is_watched_to_its_end(place: Place) -> None:
     assert "finished" in place.call("logs", "daemon", "--cluster", daemon.cluster).stdout
     assert daemon.end() == 0
     assert not place.processes()
+
+
+SIGNALLED = """
+import os, signal, sys
+from isthmus.programs.machine import serve
+
+def end_at(words):
+    told, opened = serve._tell, serve.MachineDaemon
+    def end():
+        os.kill(os.getpid(), signal.SIGTERM)
+    def telling(line):
+        told(line)
+        words in line and end()
+    def opening(*given, **named):
+        machine = opened(*given, **named)
+        words == "opened" and end()
+        return machine
+    serve._tell, serve.MachineDaemon = telling, opening
+
+end_at(sys.argv[1])
+sys.exit(serve.serve("alpha", "tcp://127.0.0.1:0", None))
+"""
+
+
+@pytest.mark.parametrize("at", ["opened", "listens at"])
+def test_a_signal_that_comes_before_the_loop_runs_ends_the_daemon(place: Place, at: str) -> None:
+    """It signals itself where nothing can be late: a signal from outside would only now and then come in time."""
+    command = [sys.executable, "-c", SIGNALLED, at]
+    done = subprocess.run(command, env=place.environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" ", 1)[1].split(",")[0].partition(" at ")[0] for line in done.stdout.splitlines()] == [
+        "daemon alpha listens",
+        "daemon alpha has ended",
+    ]
 
 
 @pytest.mark.soak
