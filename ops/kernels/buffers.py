@@ -9,6 +9,10 @@ is lent: the array stands on a lease object, which numpy, jax and zmq keep alive
 and when the lease is collected its memory goes back to a short shelf. There is no explicit release, so a buffer that is
 still referenced cannot be written again. A bare address (`array.ctypes.data`) is not a reference.
 
+A large block goes from the shelf to the kernel when nothing has taken it for a while: merges that follow each other
+find it, and between rounds of a model that is one large fragment it would be as much memory as that, for a second of
+clearing pages in a round of many.
+
 Buffers begin at a multiple of 64 bytes, the width of a cache line and of the widest vector; jax then uses them without
 a copy.
 """
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 import weakref
 from typing import TypeAlias
 
@@ -30,29 +35,55 @@ _ALIGNMENT_BYTES = 64
 _LEASE_BYTES_MIN = 2**20
 # Free blocks kept: those that one outer step releases and the next takes (direction, momentum, fragment).
 _SHELF_COUNT_MAX = 3
+# Of smaller blocks a full shelf is at most 96 MiB.
+_LARGE_BYTES = 2**25
+_IDLE_SECONDS = 2.0
 
 
 class _Shelf:
-    """Free blocks of memory, the longest unused dropped first."""
+    """Free blocks of memory, the longest unused dropped first, and large ones when nothing has taken them for long."""
 
     def __init__(self) -> None:
         # Reentrant, because a collection inside `take` may run the finalizer of another lease.
         self._lock = threading.RLock()
-        self._blocks: list[NDArray[np.uint8]] = []
+        self._blocks: list[tuple[NDArray[np.uint8], float]] = []
+        """Free blocks, and since when."""
+        self._is_looking = False
 
     def take(self, size_bytes: int) -> NDArray[np.uint8]:
         """A block of at least `size_bytes`: the smallest on the shelf, if at most a quarter larger, or new memory."""
         with self._lock:
-            fitting = [block for block in self._blocks if size_bytes <= len(block) <= size_bytes + size_bytes // 4]
+            fitting = [block for block, _ in self._blocks if size_bytes <= len(block) <= size_bytes + size_bytes // 4]
             if fitting:
                 best = min(fitting, key=len)
-                self._blocks = [block for block in self._blocks if block is not best]
+                self._blocks = [each for each in self._blocks if each[0] is not best]
                 return best
         return np.empty(size_bytes, np.uint8)
 
     def put(self, block: NDArray[np.uint8]) -> None:
         with self._lock:
-            self._blocks = [*self._blocks[-(_SHELF_COUNT_MAX - 1) :], block]
+            self._blocks = [*self._blocks[-(_SHELF_COUNT_MAX - 1) :], (block, time.monotonic())]
+            if len(block) > _LARGE_BYTES and not self._is_looking:
+                self._look_later()
+
+    def _look_later(self) -> None:
+        looking = threading.Timer(_IDLE_SECONDS / 2, self._look)
+        looking.daemon = True
+        looking.start()
+        self._is_looking = True
+
+    def _look(self) -> None:
+        """Drop the large blocks that have been free for long; look again while there are others."""
+        with self._lock:
+            now = time.monotonic()
+            self._blocks = [
+                (block, since)
+                for block, since in self._blocks
+                if len(block) <= _LARGE_BYTES or now - since < _IDLE_SECONDS
+            ]
+            self._is_looking = False
+            if any(len(block) > _LARGE_BYTES for block, _ in self._blocks):
+                self._look_later()
 
 
 _shelf = _Shelf()

@@ -9,7 +9,8 @@ Theory of operation. The state is float32 beside the fragment (arXiv 2311.08105,
     Theta <- Theta - eta (g + mu b)
 
 This is `optax.sgd(eta, momentum=mu, nesterov=True)`, rounded as optax rounds it when run operation by operation. The
-merge passes g = scale[unit] * direction in two parts, and the product is computed here, in the one sweep.
+merge passes g = scale[unit] * direction in two parts, and the product is computed here, in the one sweep. Without
+momentum b is g, which the next step does not read: `descent` neither reads nor writes it.
 
 Units that are means of values take no outer step: for them eta is 1 and mu 0, regardless of the settings, so that
 Theta <- Theta - sum_m w_m (Theta - v_m), the weighted mean of the learners' values.
@@ -46,13 +47,7 @@ def outer_step(
 
     Raises ValueError where a size disagrees with the fragment.
     """
-    given = (theta.shape, momentum.shape, direction.shape, scale.shape)
-    expected = ((fragment.size,),) * 3 + ((len(fragment.units),),)
-    if given != expected:
-        raise ValueError(
-            f"outer step of fragment {fragment.index}: expected theta, momentum, direction and scale of shapes "
-            f"{expected}, found {given}."
-        )
+    _check(fragment, theta=theta, momentum=momentum, direction=direction, scale=scale)
     is_mean = [unit.merge == "mean" for unit in fragment.units]
     cuts = stripes(fragment.offsets)
     stepped, moved = empty(fragment.size), empty(fragment.size)
@@ -62,7 +57,7 @@ def outer_step(
         kernel_input(momentum),
         kernel_input(direction),
         kernel_input(scale),
-        np.where(is_mean, 1.0, lr).astype(np.float32),
+        _rates(fragment, lr),
         np.where(is_mean, 0.0, momentum_decay).astype(np.float32),
         cuts.begins,
         cuts.ends,
@@ -74,10 +69,35 @@ def outer_step(
     return stepped, moved
 
 
+def descent(
+    theta: Float32, direction: Float32, scale: Float32, fragment: Fragment, lr: float, threads: int = THREADS
+) -> Float32:
+    """The fragment after one outer step without momentum, float32[n] in a new buffer; arguments as for `outer_step`."""
+    _check(fragment, theta=theta, direction=direction, scale=scale)
+    cuts, stepped = stripes(fragment.offsets), empty(fragment.size)
+    given = kernel_input(theta), kernel_input(direction), kernel_input(scale), _rates(fragment, lr)
+    share(partial(_descend, *given, cuts.begins, cuts.ends, cuts.units, stepped), cuts, threads)
+    return stepped
+
+
 def warm() -> None:
-    """Compile the kernel, or load it from the cache; otherwise the first step does it."""
-    ones = np.ones(1, np.float32)
-    outer_step(ones, ones, ones, ones, Fragment(0, (Unit("a", 0, 1, (1,)),)), 1.0, 0.0)
+    """Compile the kernels, or load them from the cache; otherwise the first step does it."""
+    ones, fragment = np.ones(1, np.float32), Fragment(0, (Unit("a", 0, 1, (1,)),))
+    outer_step(ones, ones, ones, ones, fragment, 1.0, 0.0)
+    descent(ones, ones, ones, fragment, 1.0)
+
+
+def _check(fragment: Fragment, **given: Float32) -> None:
+    """ValueError where a size disagrees with the fragment."""
+    expected = {name: (len(fragment.units) if name == "scale" else fragment.size,) for name in given}
+    found = {name: each.shape for name, each in given.items()}
+    if found != expected:
+        raise ValueError(f"outer step of fragment {fragment.index}: expected shapes {expected}, found {found}.")
+
+
+def _rates(fragment: Fragment, lr: float) -> Float32:
+    """The rate of each unit, float32[units]: 1 for means."""
+    return np.array([1.0 if unit.merge == "mean" else lr for unit in fragment.units], np.float32)
 
 
 @kernel
@@ -106,3 +126,23 @@ def _step(
             b = mu * momentum_s[i] + g
             moved_s[i] = b
             stepped_s[i] = theta_s[i] - eta * (g + mu * b)
+
+
+@kernel
+def _descend(
+    theta: Float32,
+    direction: Float32,
+    scale: Float32,
+    lr: Float32,
+    begins: Int64,
+    ends: Int64,
+    units: Int64,
+    stepped: Float32,
+    first: int,
+    last: int,
+) -> None:
+    for s in range(first, last):
+        begin, end, length, eta = begins[s], ends[s], scale[units[s]], lr[units[s]]
+        theta_s, direction_s, stepped_s = theta[begin:end], direction[begin:end], stepped[begin:end]
+        for i in range(end - begin):
+            stepped_s[i] = theta_s[i] - eta * (length * direction_s[i])

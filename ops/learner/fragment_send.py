@@ -21,7 +21,7 @@ import numpy as np
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, Capture
 from isthmus.ops.kernels.buffers import Float32
-from isthmus.ops.learner.outer_gradient import as_held, norms, subtract
+from isthmus.ops.learner.outer_gradient import norms, outer_gradient
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -63,7 +63,7 @@ class FragmentSend:
             gradient = self._coding.told("gradient", self._coding.Coded(codes, scales))
         else:
             values = np.asarray(capture["values"], np.float32)
-            whole = values if anchor is None else subtract(as_held(anchor, fragment), values)
+            whole = values if anchor is None else outer_gradient(anchor, values, fragment)
             lengths = norms(whole, fragment)
             gradient = self._told(capture, whole)
         answer = Answer(

@@ -14,30 +14,26 @@ import ml_dtypes
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.kernels.buffers import Float32, empty, is_lent
+from isthmus.ops.kernels.buffers import Float32
 
 _PART_SIZE: Final = 1 << 15
-"""Values squared at a time: 256 KiB of float64, which stay in the second-level cache."""
+"""Values computed at a time: 256 KiB of float64, which stay in the second-level cache."""
 
 
-def subtract(anchor: Float32, values: Float32) -> Float32:
-    """The outer gradient anchor - values, float32[n] in a new buffer."""
-    return np.subtract(anchor, values, out=empty(anchor.size) if is_lent(anchor.size) else None)
+def outer_gradient(anchor: Float32, values: Float32, fragment: Fragment) -> Float32:
+    """The outer gradient, the anchor as a learner holds it - values: float32[n] in memory of its own.
 
-
-def as_held(anchor: Float32, fragment: Fragment) -> Float32:
-    """An anchor as a learner holds it, float32[n]: each unit rounded to the dtype of its leaf, as adoption rounds it.
-
-    The same array where all leaves are float32.
+    A learner holds an anchor with each unit rounded to the dtype of its leaf, as adoption rounds it: what that took
+    away was not trained. The memory is not kept for the next one: a learner whose model is one large fragment has a
+    step to make meanwhile, and the state of that needs it more.
     """
-    lower = [u for u, unit in enumerate(fragment.units) if unit.dtype != "float32"]
-    if not lower:
-        return anchor
-    held = np.array(anchor)
-    for u in lower:
-        part = slice(fragment.offsets[u], fragment.offsets[u + 1])
-        held[part] = anchor[part].astype(_dtype(fragment.units[u].dtype))
-    return held
+    gradient = np.subtract(anchor, values)
+    for unit, (begin, end) in zip(fragment.units, pairwise(fragment.offsets), strict=True):
+        if unit.dtype != "float32":
+            for at in range(begin, end, _PART_SIZE):
+                part = slice(at, min(at + _PART_SIZE, end))
+                np.subtract(anchor[part].astype(_dtype(unit.dtype)), values[part], out=gradient[part], dtype=np.float32)
+    return gradient
 
 
 def _dtype(name: str) -> np.dtype[Any]:

@@ -125,16 +125,15 @@ class OuterStep:
                 place = CHAIN * len(self._fragments) + p if self._format == "auto" else None
                 version = gradient["version"]
                 self._publications[p] = Publication(self._fragments[p], version, direction, whole_place=place)
-            self._velocity[p] = np.zeros(self._fragments[p].size, np.float32)
+            if self._momentum:
+                self._velocity[p] = np.zeros(self._fragments[p].size, np.float32)
             if gradient["kind"] == "recover" and self._tensors(p) and gradient["version"] is not None:
                 self._begun[p] = gradient["version"]
                 self._go_on(p, gradient["version"])
             return
         assert gradient["version"] is not None
         self._go_on(p, [gradient["version"][0], gradient["version"][1] - 1])
-        theta, velocity = self._nesterov.outer_step(
-            self._theta[p], self._velocity[p], direction, scale, self._fragments[p], self._lr, self._momentum
-        )
+        theta = self._stepped(p, direction, scale)
         if not self._is_finite(theta):
             odd = np.count_nonzero(~np.isfinite(theta))
             raise ArithmeticError(
@@ -142,11 +141,20 @@ class OuterStep:
                 f"The merge should have refused answers of {gradient['merging']['voters']}; report this."
             )
         self._theta[p] = theta
-        if self._momentum:  # Otherwise it stays at zeros, which take no memory until they are written.
-            self._velocity[p] = velocity
         if p in self._publications:
             assert gradient["version"] is not None
             self._publications[p].step(theta, gradient["version"], self._format_of(gradient))
+
+    def _stepped(self, p: int, direction: Vector, scale: Vector) -> Vector:
+        """The values of a fragment after a step; its momentum, where the program has any, is replaced."""
+        fragment = self._fragments[p]
+        if not self._momentum:
+            theta: Vector = self._nesterov.descent(self._theta[p], direction, scale, fragment, self._lr)
+            return theta
+        theta, self._velocity[p] = self._nesterov.outer_step(
+            self._theta[p], self._velocity[p], direction, scale, fragment, self._lr, self._momentum
+        )
+        return theta
 
     def _format_of(self, gradient: Gradient) -> Format:
         """The format of the update that results from a gradient."""

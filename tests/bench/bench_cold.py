@@ -30,7 +30,7 @@ def operations() -> dict[str, Callable[[], Any]]:
     import xxhash
 
     from isthmus.ops.exchange.fragments import Fragment, Unit
-    from isthmus.ops.learner.outer_gradient import norms, subtract
+    from isthmus.ops.learner.outer_gradient import norms, outer_gradient
     from isthmus.runtime.channels.contract import Parcel
     from isthmus.runtime.clock import Instant
     from isthmus.runtime.items.encoding import encode
@@ -60,7 +60,7 @@ def operations() -> dict[str, Callable[[], Any]]:
         "msgpack packs a small dict": lambda: msgpack.packb({"a": 1, "b": [1, 2, 3]}),
         "msgspec packs a small dict": lambda: msgspec.msgpack.encode({"a": 1, "b": [1, 2, 3]}),
         "xxh3 of 64 KiB": lambda: xxhash.xxh3_64_intdigest(anchor.data),
-        "NumPy subtracts 64 KiB": lambda: subtract(anchor, values),
+        "NumPy subtracts 64 KiB": lambda: outer_gradient(anchor, values, fragment),
         "the norm of 64 KiB": lambda: norms(anchor, fragment),
         "a progress report is encoded": lambda: encode(progress),
         "a message with it is read": lambda: messages.batch_of(messages.unseal(frame, len(frame))[2]),

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from isthmus.ops.island.life import Life
 from isthmus.ops.kernels import coding
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
-from isthmus.ops.learner.outer_gradient import as_held, norms
+from isthmus.ops.learner.outer_gradient import norms, outer_gradient
 from isthmus.ops.mesh.device_codes import LEVELS, DeviceCodes, coded, levels_of
 from tests.effort import examples
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
@@ -101,7 +102,8 @@ def test_a_block_that_is_not_finite_says_so(push: Any, bad: float) -> None:
 def test_what_adoption_rounds_away_of_a_leaf_of_lower_precision_is_not_coded() -> None:
     fragment = fragment_of((300,), "bfloat16")
     anchor = np.random.default_rng(0).standard_normal(300).astype(np.float32)
-    held = as_held(anchor, fragment)
+    held = anchor.astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert not outer_gradient(anchor, held, fragment).any()
     assert made(held, anchor, fragment, "int8").norms.tolist() == [0.0]
     found = made(held + np.float32(0.25), anchor, fragment, "int8")
     np.testing.assert_array_equal(found.codes, coding.encode(held - (held + np.float32(0.25)), fragment, "int8").codes)

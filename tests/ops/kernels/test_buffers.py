@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import time
 from itertools import pairwise
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,8 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.kernels.buffers import empty
+from tests.patience import PATIENCE
 
 LARGE = 2**19
+
+
+def own_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
 def address(array: np.ndarray) -> int:
@@ -37,6 +45,21 @@ def test_memory_returns_when_the_last_view_goes() -> None:
     others = [empty(LARGE) for _ in range(8)]
     assert where not in map(address, others)
     del view
+    assert where in [address(each) for each in [empty(LARGE) for _ in range(8)]]
+
+
+def test_a_large_block_that_nothing_takes_goes_to_the_kernel() -> None:
+    """And smaller ones stay: they are taken from the shelf, where the large one is not."""
+    large, small = empty(2**23 + 2), empty(LARGE)
+    resident = own_bytes()
+    large[:], small[:] = 1.0, 1.0
+    where = address(small)
+    assert own_bytes() - resident > 4 * 2**22
+    del large, small
+    until = time.monotonic() + PATIENCE
+    while own_bytes() - resident > 4 * 2**22:
+        assert time.monotonic() < until
+        time.sleep(0.05)
     assert where in [address(each) for each in [empty(LARGE) for _ in range(8)]]
 
 

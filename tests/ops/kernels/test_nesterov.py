@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels import nesterov
-from isthmus.ops.kernels.nesterov import outer_step
+from isthmus.ops.kernels.nesterov import descent, outer_step
 from tests.effort import examples
 
 
@@ -51,6 +51,16 @@ def test_without_momentum_it_is_a_plain_step() -> None:
     stepped, momentum = run(theta, [gradient], fragment_of(50), 1.0, 0.0)
     np.testing.assert_array_equal(stepped, theta - gradient)
     np.testing.assert_array_equal(momentum, gradient)
+
+
+@given(st.integers(1, 200), st.floats(0.01, 1.0), st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_a_descent_is_a_step_without_momentum_bit_for_bit(size: int, lr: float, seed: int) -> None:
+    fragment = Fragment(0, (Unit("a", 0, size, (size,)), Unit("b", 0, 3, (3,), "mean")))
+    theta, momentum, direction = random_vectors(3, fragment.size, seed)
+    scale = np.array([1.5, 1.0], np.float32)
+    expected, _ = outer_step(theta, momentum, direction, scale, fragment, lr, 0.0)
+    assert descent(theta, direction, scale, fragment, lr).tobytes() == expected.tobytes()
 
 
 def test_a_rate_of_one_without_momentum_lands_on_the_mean_of_the_learners() -> None:
@@ -129,6 +139,10 @@ def test_threads_change_no_bit_and_inputs_stay() -> None:
     assert not any(np.shares_memory(new, old) for new in once for old in inputs)
     assert not np.shares_memory(*once)
     assert len(nesterov._step.signatures) == 1
+    plain = [descent(theta, direction, scale, fragment, 0.4, threads=threads) for threads in (1, 2, 4)]
+    assert len({each.tobytes() for each in plain}) == 1
+    assert [each.tobytes() for each in (theta, momentum, direction, scale)] == before
+    assert not any(np.shares_memory(plain[0], old) for old in inputs)
 
 
 @pytest.mark.parametrize("wrong", range(4))

@@ -6,11 +6,14 @@ import math
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.learner.outer_gradient import norms, subtract
+from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.learner.outer_gradient import norms, outer_gradient
 from tests.ops.kernels.test_averaging import fragment_of, random_gradients, vector
 
 
@@ -32,14 +35,27 @@ def test_norms_accumulate_in_float64() -> None:
     assert norms(values, fragment_of(values.size))[0] == np.float32(math.sqrt(4096.0**2 + 2**20))
 
 
-def test_subtract_makes_a_new_buffer() -> None:
+def test_an_outer_gradient_has_memory_of_its_own() -> None:
     anchor, values = vector(1, 2, 3), vector(1, 4, 1)
-    found = subtract(anchor, values)
+    found = outer_gradient(anchor, values, fragment_of(3))
     assert found.tolist() == [0, -2, 2]
     assert found.dtype == np.float32
     assert not np.shares_memory(found, anchor)
     assert not np.shares_memory(found, values)
     assert anchor.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_a_leaf_of_lower_precision_does_not_hold_is_not_trained(dtype: str) -> None:
+    # The second unit is larger than a part, and the others are float32: their anchors count as they are.
+    sizes, held = (3, 70_001, 5), np.dtype(getattr(ml_dtypes, dtype, dtype))
+    fragment = Fragment(
+        0, tuple(Unit(f"t{u}", 0, n, (n,), dtype=dtype if u == 1 else "float32") for u, n in enumerate(sizes))
+    )
+    anchor, values = random_gradients(2, fragment, 0)
+    expected = anchor - values
+    expected[3:-5] = anchor[3:-5].astype(held).astype(np.float32) - values[3:-5]
+    assert outer_gradient(anchor, values, fragment).tobytes() == expected.tobytes()
 
 
 def test_a_unit_of_nothing_but_zeros_has_no_length() -> None:
