@@ -63,7 +63,7 @@ def build(
 ) -> Graph:
     """The graph. ConfigError, with every fault, for settings out of range.
 
-    - `fragments`: P, min(8, units) if absent; 'layer' or 'tensor': one for each.
+    - `fragments`: P; by the size of the model if absent; 'layer' or 'tensor': one for each.
     - `interval`: H, inner steps between two merges of one fragment.
     - `overlap`: tau, the inner steps that a round may take. `quorum`: K, the answers that a round needs.
     - `grace`: whether the syncer waits for more answers while that costs nothing; `gamma`: its safety margin, below 1.
@@ -175,7 +175,7 @@ def _faults(job: Job, settings: dict[str, Any]) -> Iterator[Fault]:
     if not 0 < settings["gamma"] < 1:
         yield fault("gamma", "a safety margin above 0 and below 1", "The default is 0.8.")
     parts = count_default(job.layout) if fragments is None else fragments_count(job.layout, fragments)
-    shards_max = parts if 1 <= parts <= units else min(8, units)
+    shards_max = parts if 1 <= parts <= units else count_default(job.layout)
     if not 1 <= settings["shards"] <= shards_max:
         yield fault("shards", f"1 to the number of fragments, {shards_max}", "A shard needs a fragment to serve.")
     if settings["merge"] not in get_args(Rule):

@@ -45,7 +45,7 @@ def build(
 ) -> Graph:
     """The graph. ConfigError, with every fault, for settings out of range.
 
-    - `fragments`: P, min(8, units) if absent; 'layer' or 'tensor': one for each.
+    - `fragments`: P; by the size of the model if absent; 'layer' or 'tensor': one for each.
     - `interval`: H, inner steps between two merges of one fragment.
     - `overlap`: tau, the steps between a fragment's capture and the adoption of its merged value.
     - `alpha`: how much of a learner's own fragment survives that. `merge`: 'average' (weighted by tokens) or 'rda'.

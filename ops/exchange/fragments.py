@@ -25,7 +25,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
-COUNT_DEFAULT = 8
+COUNT_DEFAULT: Final = 8
+SIZE_DEFAULT_MAX: Final = 1 << 29
+"""Values of a fragment where no count is asked for, about: of float32, with its momentum, that fills an item."""
 
 Cut: TypeAlias = int | Literal["layer", "tensor"]
 """The division of a layout: into this number of balanced fragments, or one for each layer, or for each tensor."""
@@ -170,8 +172,9 @@ def units_max(layout: Sequence[Tensor]) -> int:
 
 
 def count_default(layout: Sequence[Tensor]) -> int:
-    """The default number of fragments: 8, or the maximum if that is smaller."""
-    return min(COUNT_DEFAULT, units_max(layout))
+    """The default number of fragments: 8, or as many as keep one to about SIZE_DEFAULT_MAX; the maximum if smaller."""
+    size = sum(math.prod(tensor.shape) for tensor in layout)
+    return min(max(COUNT_DEFAULT, -(-size // SIZE_DEFAULT_MAX)), units_max(layout))
 
 
 def _ordered(groups: Iterable[Sequence[Unit]]) -> tuple[Fragment, ...]:

@@ -191,6 +191,16 @@ def test_every_count_up_to_the_largest_is_allowed_and_none_above(layout: list[Te
         partition(layout, largest + 1)
 
 
+def test_the_default_keeps_fragments_of_large_models_within_an_item() -> None:
+    # 37 stacked layers of a model of 12 billion values: eight fragments would have 1.5 billion values each.
+    layout = [
+        Tensor(f"layers/{name}", (37, 5120, width), is_stacked=True) for name, width in (("a", 20480), ("b", 40960))
+    ]
+    sizes = [fragment.size for fragment in partition(layout, count_default(layout))]
+    assert len(sizes) == -(-sum(sizes) // 2**29)
+    assert 4 * 2 * max(sizes) <= 1.25 * 2**32
+
+
 def test_nano_allows_27() -> None:
     assert units_max(nano()) == 27
     assert count_default(nano()) == 8
