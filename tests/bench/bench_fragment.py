@@ -10,8 +10,8 @@ learners' steps are in it, and the digests that are made for the comparison, whi
 
 What is compared: the bytes that the shard publishes, those that each learner adopts, and those that it then holds,
 which are the same where it trains in float32, and rounded to its dtype elsewhere.
-Memory is each host's highest (VmHWM). It takes eleven times a fragment that is the whole model, and is refused where so
-much is not free.
+Memory is each host's highest (VmHWM), with pages of libraries, and what all processes of the run had together at the
+highest, without those. A run that needs more than is free is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,12 @@ HERE = Path(__file__).parent
 ISTHMUS = str(Path(sys.executable).with_name("isthmus"))
 STAGES = ("extract", "answer", "way to the shard", "merge", "outer step", "way back", "decode", "adopt", "round")
 Line = dict[str, Any]
+PACE_SECONDS = 0.05
+"""A step takes no less, so that a small model, too, is exchanged some times before its tokens are spent."""
+SAMPLE_SECONDS = 0.05
+HOST_BYTES = 200 << 20
+"""What a learner or a shard takes whatever the model is; and command, daemon, fork server and recorder together."""
+OTHERS_BYTES = 400 << 20
 
 
 def available_bytes() -> int:
@@ -39,33 +47,59 @@ def available_bytes() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
 
 
-def needed_bytes(asked: argparse.Namespace) -> int:
-    """What the processes take at most, nearly.
+def needed_bytes(asked: argparse.Namespace, code: str) -> int:
+    """What the processes take together at most, nearly: while all learners answer at once for a fragment.
 
-    A learner has its state and anchors, and of each fragment in flight capture, gradient and update; a shard values,
-    published values where they are coded, and of a fragment the answers, the direction and what becomes of it.
+    A learner has its state and anchors then, and of the fragment capture and gradient; the shard its values, and what
+    it has published where that is coded. Merge and adoption take less where few learners answer: of a fragment an
+    answer of each, direction, new values and, coded, what is published of them.
     """
     values, fragment = 4 * asked.values, 4 * asked.values // asked.fragments
-    state = values if asked.dtype == "float32" else values // 2
-    learner = state + values + 2 * fragment
-    shard = values * (2 if asked.codes != ["float32"] else 1) + (asked.learners + 2) * fragment
-    return asked.learners * learner + shard + (2 << 30)
+    state, is_coded = (values if asked.dtype == "float32" else values // 2), code != "float32"
+    held = asked.learners * (state + values) + values * (1 + is_coded)
+    answering = asked.learners * 2 * fragment
+    merging = fragment * (2 + is_coded) + (0 if is_coded else asked.learners * fragment)
+    return held + max(answering, merging) + (asked.learners + 1) * HOST_BYTES + OTHERS_BYTES
 
 
-def train(asked: argparse.Namespace, code: str, folder: Path) -> list[Line]:
-    """What all hosts of a run have told, in its order."""
+def train(asked: argparse.Namespace, code: str, folder: Path) -> tuple[list[Line], int]:
+    """What all hosts of a run have told, in its order; and the most memory that its processes had together, bytes."""
     (folder / "told").mkdir(parents=True)
     command = [ISTHMUS, "train", f"{HERE}/fragment/exchange.py:build", "--learners", str(asked.learners), "--quiet"]
-    command += [
-        "--task",
-        f"{HERE}/memory/plain.py:task(values = {asked.values}, tensors = {asked.fragments}, dtype = '{asked.dtype}')",
-    ]
+    task = f"values = {asked.values}, tensors = {asked.fragments}, dtype = '{asked.dtype}', seconds = {PACE_SECONDS}"
+    command += ["--task", f"{HERE}/memory/plain.py:task({task})"]
     command += ["--tokens", str(asked.steps * asked.learners), "--run-dir", str(folder / "run")]
     command += ["--set", f"program.fragments={asked.fragments}", "--set", f"program.code={code}"]
     environment = {**os.environ, "FRAGMENT_FOLDER": str(folder / "told"), "PYTHONPATH": str(HERE / "fragment")}
-    subprocess.run(command, env=environment, check=True)
+    together = 0
+    with subprocess.Popen(command, env=environment) as running:
+        while running.poll() is None:
+            together = max(together, sum(map(own_bytes, descendants(running.pid))))
+            time.sleep(SAMPLE_SECONDS)
+    if running.returncode:
+        raise SystemExit(running.returncode)
     told = [json.loads(line) for path in (folder / "told").glob("*.jsonl") for line in path.read_text().splitlines()]
-    return sorted(told, key=lambda line: line["at"])
+    return sorted(told, key=lambda line: line["at"]), together
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            children[int(path.read_text().rpartition(")")[2].split()[1])].append(int(path.parent.name))
+    found = [pid]
+    for each in found:
+        found += children[each]
+    return found
+
+
+def own_bytes(pid: int) -> int:
+    """Resident memory of a process without files; 0 if it has ended."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon", "RssShmem")))
+    return 0
 
 
 def check(told: list[Line]) -> int:
@@ -111,19 +145,21 @@ def stages(told: list[Line], learners: int) -> dict[str, list[float]]:
         found["decode"] += [each["seconds"] for each in decoded]
         found["adopt"] += [each["seconds"] for each in adopted]
         found["round"].append(adopted[-1]["at"] - extracts[0]["at"] + extracts[0]["seconds"])
+    if not found:
+        raise SystemExit("expected a round that all learners answered and adopted, found none: ask for more --steps")
     return found
 
 
 def measure(asked: argparse.Namespace, code: str) -> dict[str, Any]:
     """One run."""
     size = 4 * asked.values // asked.fragments
-    needed = needed_bytes(asked)
+    needed = needed_bytes(asked, code)
     if (left := available_bytes()) < needed:
         raise SystemExit(
             f"expected {needed / 1e9:.1f} GB of memory that is free, found {left / 1e9:.1f}: ask for less."
         )
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-        told = train(asked, code, Path(folder))
+        told, together = train(asked, code, Path(folder))
     peaks: dict[str, int] = defaultdict(int)
     for line in told:
         peaks[line["host"]] = max(peaks[line["host"]], line["peak"])
@@ -136,6 +172,8 @@ def measure(asked: argparse.Namespace, code: str) -> dict[str, Any]:
         "answer_bytes": statistics.median(sent),
         "seconds": dict(stages(told, asked.learners)),
         "peaks": dict(sorted(peaks.items())),
+        "together": together,
+        "needed": needed,
     }
 
 
@@ -166,6 +204,7 @@ def main() -> None:
                 print(f"  {stage:18}{statistics.median(seconds):8.2f} s   {spread}, {len(seconds)} of them")
         for host, peak in found["peaks"].items():
             print(f"  {host:18}{peak / 1e9:8.2f} GB, {peak / (4 * asked.values):.2f} x parameters")
+        print(f"  {'together':18}{found['together'] / 1e9:8.2f} GB, reckoned with {found['needed'] / 1e9:.2f}")
 
 
 if __name__ == "__main__":

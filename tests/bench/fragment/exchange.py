@@ -24,18 +24,20 @@ SEEN = 1 << 16
 class Outer(OuterStep):
     """An outer step that keeps its state to itself."""
 
-    outputs = ("update", "merged", "evaluation")
+    outputs = ("update", "merged", "evaluation", "final")
     determined: ClassVar = ()
     noted: ClassVar = {}
 
     def __call__(self, gradient: Any, kept: Any = None, wanted: Any = None) -> dict[str, Any]:
-        """The update; of a last version, the loss too."""
+        """The update; of a last version, the loss and a sample too."""
         emitted = super().__call__(gradient, kept, wanted)
-        told = {port: item for port, item in emitted.items() if port in self.outputs}
-        if gradient["kind"] == "final":
+        told = {port: item for port, item in emitted.items() if port in ("update", "merged")}
+        if final := emitted.get("final"):
             p, trained = gradient["fragment"], sum(tokens for _, _, tokens in gradient["totals"])
-            loss = float(np.square(self._theta[p][:SEEN] - np.float32(1.0)).mean())
+            sample = self._theta[p][:SEEN]
+            loss = float(np.square(sample - np.float32(1.0)).mean())
             told["evaluation"] = evaluated("final", {"loss": loss}, trained)
+            told["final"] = {**final, "tensors": {f"sample/{p}": sample}}
         return told
 
 

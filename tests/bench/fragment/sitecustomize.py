@@ -11,13 +11,17 @@ import functools
 import importlib.abc
 import importlib.util
 import json
+import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+PART_SIZE: Final = 1 << 22
+"""Values that a digest reads at a time."""
 
 
 def _tell(stage: str, seconds: float, **more: Any) -> None:
@@ -29,11 +33,39 @@ def _tell(stage: str, seconds: float, **more: Any) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def _digest(values: Any) -> str:
+def _digest(parts: Iterable[Any]) -> str:
+    """The digest of float32 values that come in parts."""
     import numpy as np
     import xxhash
 
-    return str(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(np.asarray(values)).view(np.uint8).data))
+    hasher = xxhash.xxh3_128()
+    for part in parts:
+        hasher.update(np.ascontiguousarray(part).view(np.uint8).data)
+    return str(hasher.hexdigest())
+
+
+def _rounded(values: Any, fragment: Any) -> Iterator[Any]:
+    """A payload in parts, each rounded to the dtype in which its leaf is trained."""
+    import ml_dtypes
+    import numpy as np
+
+    for unit, begin, end in zip(fragment.units, fragment.offsets, fragment.offsets[1:], strict=False):
+        dtype = np.dtype(getattr(ml_dtypes, unit.dtype, unit.dtype))
+        for at in range(begin, end, PART_SIZE):
+            yield values[at : min(at + PART_SIZE, end)].astype(dtype, copy=False).astype(np.float32, copy=False)
+
+
+def _held(learner: Any, fragment: Any) -> Iterator[Any]:
+    """What a learner holds of a fragment, in parts of some rows: a copy of it whole would be memory of this bench."""
+    import jax
+    import numpy as np
+
+    for unit in fragment.units:
+        leaf = learner._leaves[learner._functions.names.index(unit.tensor)]
+        rows = max(PART_SIZE // math.prod(leaf.shape[1:]), 1)
+        for at in range(unit.start, unit.stop, rows):
+            some = jax.lax.dynamic_slice_in_dim(leaf, at, min(rows, unit.stop - at))
+            yield np.asarray(some).astype(np.float32, copy=False)
 
 
 def _told(stage: str, more: Callable[..., dict[str, Any]]) -> Callable[[Any], Any]:
@@ -50,18 +82,16 @@ def _told(stage: str, more: Callable[..., dict[str, Any]]) -> Callable[[Any], An
     return around
 
 
-def _adopted(result: Any, learner: Any, fragment: int, values: Any) -> dict[str, Any]:
-    from isthmus.ops.learner.outer_gradient import as_held
-
-    expected = as_held(values, learner._functions.fragments[fragment].fragment)
-    held = learner.extract.__wrapped__(learner, fragment)
-    return {"fragment": fragment, "given": _digest(values), "expected": _digest(expected), "held": _digest(held)}
+def _adopted(result: Any, learner: Any, p: int, values: Any) -> dict[str, Any]:
+    fragment = learner._functions.fragments[p].fragment
+    expected, held = _digest(_rounded(values, fragment)), _digest(_held(learner, fragment))
+    return {"fragment": p, "given": _digest([values]), "expected": expected, "held": held}
 
 
 def _published(result: Any, outer: Any, gradient: Any, *_: Any, **__: Any) -> dict[str, Any]:
     p = gradient["fragment"]
     version = gradient["version"] if "update" in result else None
-    digest = None if version is None else _digest(outer._published(p))
+    digest = None if version is None else _digest([outer._published(p)])
     return {"fragment": p, "version": version, "kind": gradient["kind"], "digest": digest}
 
 

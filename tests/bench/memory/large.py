@@ -9,7 +9,7 @@ from isthmus.programs.language_model import task
 
 
 def _short(**settings: Any) -> Task:
-    shipped = task(context=128, batch=1, lr=0.0006, tied=True, dtype="bfloat16", **settings)
+    shipped = task(context=128, batch=1, lr=0.0006, tied=True, dtype="bfloat16", optimizer="adamw", **settings)
     return Task(
         init=shipped.init,
         loss=shipped.loss,
