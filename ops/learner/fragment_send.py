@@ -12,7 +12,7 @@ for the codes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -51,10 +51,16 @@ class FragmentSend:
             coding.warm_pushes()
             self._coding: ModuleType = coding
 
-    def __call__(self, fragment: Mapping[Any, Capture]) -> list[tuple[str, Answer]]:
-        """The answers to all new captures, in order of their rounds."""
-        captures = sorted(fragment.values(), key=itemgetter("round", "fragment"))
-        return [("answer", self._answer(capture)) for capture in captures]
+    def __call__(self, fragment: Mapping[Any, Capture]) -> Generator[list[tuple[str, Answer]], None, None]:
+        """Yields the answers to all new captures, in order of their rounds.
+
+        Each leaves when it is made, and its capture is let go: of the rounds that are answered together, at the end
+        those of all fragments, this learner else held captures and gradients at once.
+        """
+        captures = sorted(fragment.values(), key=itemgetter("round", "fragment"), reverse=True)
+        del fragment
+        while captures:
+            yield [("answer", self._answer(captures.pop()))]
 
     def _answer(self, capture: Capture) -> Answer:
         fragment, anchor = self._fragments[capture["fragment"]], capture["anchor"]

@@ -48,16 +48,17 @@ def available_bytes() -> int:
 
 
 def needed_bytes(asked: argparse.Namespace, code: str) -> int:
-    """What the processes take together at most, nearly: while all learners answer at once for a fragment.
+    """What the processes take together at most, nearly: while all learners answer at once for the last versions.
 
-    A learner has its state and anchors then, and of the fragment capture and gradient; the shard its values, and what
-    it has published where that is coded. Merge and adoption take less where few learners answer: of a fragment an
-    answer of each, direction, new values and, coded, what is published of them.
+    A learner has its state and anchors then, captures of all fragments, each of which a gradient replaces, and one more
+    while that is made; the shard its values, and what it has published where that is coded. Merges and adoptions take
+    less where few learners answer: of a fragment an answer of each, direction, new values and, coded, what is published
+    of them.
     """
     values, fragment = 4 * asked.values, 4 * asked.values // asked.fragments
     state, is_coded = (values if asked.dtype == "float32" else values // 2), code != "float32"
     held = asked.learners * (state + values) + values * (1 + is_coded)
-    answering = asked.learners * 2 * fragment
+    answering = asked.learners * (values + fragment)
     merging = fragment * (2 + is_coded) + (0 if is_coded else asked.learners * fragment)
     return held + max(answering, merging) + (asked.learners + 1) * HOST_BYTES + OTHERS_BYTES
 

@@ -123,7 +123,7 @@ def answers_of(pushes: tuple[str, ...], push: str, asked: str | None) -> list[An
     more = {} if asked is None else {"asked": {"push": [[0, asked]], "update": "float32", "interval": 24, "overlap": 2}}
     captures, _ = drive(body, pull={("syncer/0", p): {**pull(p, p + 1), **more} for p in range(2)})
     assert ["coded" in capture for _, capture in captures] == [bool(pushes)] * 2
-    return [answer for _, answer in send({p: capture for p, (_, capture) in enumerate(captures)})]
+    return [answer for ((_, answer),) in send({p: capture for p, (_, capture) in enumerate(captures)})]
 
 
 @pytest.mark.parametrize(("push", "asked"), [("int4", None), ("int8", None), ("bf16", None), ("auto", "int4")])

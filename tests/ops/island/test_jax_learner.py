@@ -168,7 +168,7 @@ def test_what_adoption_rounds_away_is_not_counted_as_training() -> None:
         learner.adopt(p, published)
         values = learner.extract(p)
         capture: Any = dict.fromkeys(Capture.__annotations__)
-        ((_, answer),) = send({"any": {**capture, "fragment": p, "round": 1, "values": values, "anchor": published}})
+        (((_, answer),),) = send({"any": {**capture, "fragment": p, "round": 1, "values": values, "anchor": published}})
         np.testing.assert_array_equal(answer["gradient"], np.zeros(fragment.size, np.float32))
         is_rounded = {unit.dtype for unit in fragment.units} == {"bfloat16"}
         assert bool((np.asarray(values) != published).any()) is is_rounded

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import weakref
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.outer_gradient import norms, outer_gradient
 from tests.ops.kernels.test_averaging import fragment_of, random_gradients, vector
 
@@ -65,3 +68,23 @@ def test_a_unit_of_nothing_but_zeros_has_no_length() -> None:
 def test_a_learner_that_answers_loads_no_numba() -> None:
     code = "import sys; import isthmus.ops.learner.fragment_send; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_capture_is_let_go_with_its_answer() -> None:
+    """At the end of a run all fragments are captured at once: a learner then holds no gradient beside each of them."""
+    fragments = [fragment_of(5), fragment_of(5), fragment_of(5)]
+    captures = {p: capture(p, np.full(5, 1.0 + p, np.float32)) for p in (2, 0, 1)}
+    held = [weakref.ref(captures[p]["values"]) for p in range(3)]
+    answers = FragmentSend(fragments)(captures)
+    del captures
+    for p in range(3):
+        ((port, answer),) = next(answers)
+        assert (port, answer["fragment"], answer["gradient"].tolist()) == ("answer", p, [1.0 - p] * 5)
+        assert [each() is None for each in held] == [each <= p for each in range(3)]
+    assert list(answers) == []
+
+
+def capture(p: int, values: np.ndarray) -> Any:
+    numbers = {"kind": "merge", "slot": 0, "incarnation": 1, "base": [1, 0], "begin": 0, "end": 8, "steps": 1}
+    told = {"clock": [], "positions": [], "state": None, "anchor": np.full(5, 2.0, np.float32)}
+    return {"fragment": p, "round": 4 + p, "values": values, **numbers, **told}

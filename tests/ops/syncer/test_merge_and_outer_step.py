@@ -203,7 +203,7 @@ def test_what_is_sent_is_anchor_minus_values_with_its_norms() -> None:
     send = FragmentSend(PARTS)
     values = np.arange(PARTS[0].size, dtype=np.float32)
     capture = {**answer(3, 0.0), "values": values, "anchor": np.ones(PARTS[0].size, np.float32)}
-    ((port, sent),) = send(fragment={("learner/3", 0): capture})
+    (((port, sent),),) = send(fragment={("learner/3", 0): capture})
     assert port == "answer"
     np.testing.assert_array_equal(sent["gradient"], 1.0 - values)
     np.testing.assert_allclose(np.sum(sent["norms"].astype(np.float64) ** 2), np.sum((1.0 - values) ** 2), rtol=1e-6)
@@ -332,7 +332,7 @@ def test_answers_leave_in_the_format_that_was_asked_for(push: Any) -> None:
     values, check = np.linspace(-1, 1, PARTS[0].size).astype(np.float32), compiled(schemas.answer(PARTS, 8))
     capture = {**answer(0, 0.0), "values": values, "anchor": np.ones(PARTS[0].size, np.float32)}
     for each in (capture, {**capture, "kind": "recover", "anchor": None}):
-        ((_, sent),) = send(fragment={("learner/0", 0): each})
+        (((_, sent),),) = send(fragment={("learner/0", 0): each})
         assert check(sent, sent, Member(Replica("learner", 0), 1)) is None
         is_coded = push != "float32" and each is capture
         assert (sent["gradient"].dtype != np.float32) == is_coded
