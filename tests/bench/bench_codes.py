@@ -100,10 +100,10 @@ def one_run(form: str, seed: int, tokens: int) -> dict[str, float]:
 
     @wraps(send)
     def sending(self: Any, *given: Any, **named: Any) -> Any:
-        emitted = send(self, *given, **named)
-        for _, answer in emitted:
-            count(answer, ("gradient", "scales", "norms"))
-        return emitted
+        for emitted in send(self, *given, **named):
+            for _, answer in emitted:
+                count(answer, ("gradient", "scales", "norms"))
+            yield emitted
 
     @wraps(step)
     def stepping(self: Any, *given: Any, **named: Any) -> Any:

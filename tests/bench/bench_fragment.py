@@ -36,6 +36,8 @@ Line = dict[str, Any]
 PACE_SECONDS = 0.05
 """A step takes no less, so that a small model, too, is exchanged some times before its tokens are spent."""
 SAMPLE_SECONDS = 0.05
+CODED = {"float32": 1.0, "bf16": 0.5, "int8": 0.26, "int4": 0.13}
+"""Bytes of an answer, as a part of those in float32; scales are in it."""
 HOST_BYTES = 200 << 20
 """What a learner or a shard takes whatever the model is; and command, daemon, fork server and recorder together."""
 OTHERS_BYTES = 400 << 20
@@ -58,8 +60,9 @@ def needed_bytes(asked: argparse.Namespace, code: str) -> int:
     values, fragment = 4 * asked.values, 4 * asked.values // asked.fragments
     state, is_coded = (values if asked.dtype == "float32" else values // 2), code != "float32"
     held = asked.learners * (state + values) + values * (1 + is_coded)
-    answering = asked.learners * (values + fragment)
-    merging = fragment * (2 + is_coded) + (0 if is_coded else asked.learners * fragment)
+    answers = int(asked.learners * fragment * CODED[code])
+    answering = asked.learners * (values + fragment) + (answers if is_coded else 0)
+    merging = fragment * (2 + is_coded) + answers
     return held + max(answering, merging) + (asked.learners + 1) * HOST_BYTES + OTHERS_BYTES
 
 

@@ -74,11 +74,11 @@ def recorded() -> Iterator[Record]:
         return emitted
 
     def answer(self: Any, fragment: Any) -> Any:
-        emitted = send(self, fragment)
-        for _, item in emitted:
-            if item["kind"] == "merge":
-                record.answers[item["slot"], item["fragment"]].append(item["gradient"].tobytes())
-        return emitted
+        for emitted in send(self, fragment):
+            for _, item in emitted:
+                if item["kind"] == "merge":
+                    record.answers[item["slot"], item["fragment"]].append(item["gradient"].tobytes())
+            yield emitted
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OuterStep, "__call__", publish)

@@ -55,7 +55,7 @@ def test_decoupled_is_streaming_where_everybody_is_waited_for(
     monkeypatch.setattr(Memory, "is_kept", lambda *_: True)
     settings = {"fragments": FRAGMENTS, "interval": FRAGMENTS, "overlap": overlap, "merge": "rda", "alpha": 0.0}
     with recorded() as decoupled:
-        assert _run(world, "decoupled-diloco", quorum=4, **settings, **OUTER).waits == 0
+        assert _run(world, "decoupled-diloco", quorum=4, push="float32", **settings, **OUTER).waits == 0
     with recorded() as streaming:
         _run(world, "streaming-diloco", **settings, **OUTER)
     sweeps = STEPS // FRAGMENTS - 1
@@ -74,7 +74,7 @@ def test_what_follows_links_that_carry_everything_is_float32(world: Worlds) -> N
         result = _run(world, "decoupled-diloco", quorum=4, push="auto", update="auto", interval="auto", **OUTER)
     assert result.summary["changes"] == 0
     with recorded() as fixed:
-        _run(world, "decoupled-diloco", quorum=4, **OUTER)
+        _run(world, "decoupled-diloco", quorum=4, push="float32", **OUTER)
     assert len(fixed.updates[0]) > 3
     assert following.updates == fixed.updates
     assert following.answers == fixed.answers

@@ -134,7 +134,7 @@ class ForgingSend(FragmentSend):
 
     def __call__(self, fragment: Any) -> list[tuple[str, Any]]:
         """The answers."""
-        return self._liar.forged(super().__call__(fragment))
+        return self._liar.forged([answer for answers in super().__call__(fragment) for answer in answers])
 
 
 def build(job: Job, *, outer_lr: float = 0.7, outer_momentum: float = 0.0, fragments: int = 2) -> Graph:

@@ -82,7 +82,7 @@ class ForgingSend(FragmentSend):
 
     def __call__(self, fragment: Any) -> list[tuple[str, Any]]:
         """The answers."""
-        return self.liar.forged(super().__call__(fragment))
+        return self.liar.forged([answer for answers in super().__call__(fragment) for answer in answers])
 
 
 def build(job: Job) -> Graph:
