@@ -24,8 +24,7 @@ def outer_gradient(anchor: Float32, values: Float32, fragment: Fragment) -> Floa
     """The outer gradient, the anchor as a learner holds it - values: float32[n] in memory of its own.
 
     A learner holds an anchor with each unit rounded to the dtype of its leaf, as adoption rounds it: what that took
-    away was not trained. The memory is not kept for the next one: a learner whose model is one large fragment has a
-    step to make meanwhile, and the state of that needs it more.
+    away was not trained. The memory is not recycled, because between two answers nothing would use it.
     """
     gradient = np.subtract(anchor, values)
     for unit, (begin, end) in zip(fragment.units, pairwise(fragment.offsets), strict=True):
