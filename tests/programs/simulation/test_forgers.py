@@ -115,7 +115,8 @@ def test_nor_does_it_end_one_whose_shard_comes_back() -> None:
 
 def test_flipped_signs_are_told_of_and_of_no_honest_learner() -> None:
     witness = Witness()
-    outcome = survive(Forge(LIAR, "answer", "gradient", -1.0, "scale", at_step=2), steps=200, witness=witness)
+    flipped = Forge(LIAR, "answer", "gradient", -1.0, "scale", at_step=2)  # Of codes it would be other values.
+    outcome = survive(flipped, steps=200, witness=witness, push="float32")
     assert outcome.violation is None
     told = [row for _, merge in witness.merges.values() for row in merge["opposed"]]
     assert {slot for slot, _ in told} == {2}
