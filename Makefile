@@ -70,7 +70,8 @@ soak: .venv/installed-test
 # 500M parameters merged, and taken all the way round; 1.2 billion, in eight fragments, from one learner; gpt-124m whole.
 scale: .venv/installed-test
 	$(BIN)/python tests/bench/bench_merge.py --learners 4 --mib 1907 --repeats 5 --cases rda
-	$(BIN)/python tests/bench/bench_fragment.py
+	$(BIN)/python tests/bench/bench_fragment.py --codes float32
+	$(BIN)/python tests/bench/bench_fragment.py --codes int4 --dtype bfloat16
 	$(BIN)/python tests/bench/bench_fragment.py --values 1_200_000_000 --fragments 8 --learners 1 --dtype bfloat16 --codes float32
 	$(BIN)/python tests/bench/bench_memory.py --every 15
 
