@@ -39,8 +39,9 @@ SAMPLE_SECONDS = 0.05
 CODED = {"float32": 1.0, "bf16": 0.5, "int8": 0.26, "int4": 0.13}
 """Bytes of an answer, as a part of those in float32; scales are in it."""
 HOST_BYTES = 200 << 20
-"""What a learner or a shard takes whatever the model is; and command, daemon, fork server and recorder together."""
-OTHERS_BYTES = 400 << 20
+"""What a learner or a shard takes whatever the model is; and command, daemon, fork server and recorder together, with
+what the reckoning missed at 1.2 billion values."""
+OTHERS_BYTES = 800 << 20
 
 
 def available_bytes() -> int:
