@@ -30,6 +30,8 @@ BACK_SECONDS_MAX: Final = 60.0
 """Wait for the target of a strike to live and work; a host from nothing takes a few seconds."""
 GONE_SECONDS_MAX: Final = 5.0
 """Time limit for a killed process to be gone, and for a stopped one to stand still."""
+TICK_SECONDS: Final = 1.0 / os.sysconf("SC_CLK_TCK")
+"""What the kernel counts CPU time in: of a process that has just been stopped one may be counted yet."""
 LOOK_SECONDS: Final = 0.02
 SEARCH_SECONDS: Final = 0.1
 """Between two scans of all processes, each of which takes some milliseconds from the run."""
@@ -180,9 +182,9 @@ def _pause(fault: Planned, process: Process, over: threading.Event) -> Strike:
     finally:
         _signal(process, signal.SIGCONT)
     ended = time.monotonic()
-    if not was_stopped or used:
+    if not was_stopped or used > 1.5 * TICK_SECONDS:
         return Strike(fault, begun, ended, process.pid, why=f"it did not stand still: {used:.2f} s of CPU time")
-    return Strike(fault, begun, ended, process.pid, proof=f"state T, no CPU in {ended - begun:.1f} s")
+    return Strike(fault, begun, ended, process.pid, proof=f"state T, no CPU time in {ended - begun:.1f} s")
 
 
 def _slow(fault: Planned, process: Process, over: threading.Event) -> Strike:
