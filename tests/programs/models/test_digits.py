@@ -103,6 +103,6 @@ def test_four_learners_read_digits(tmp_path: Path) -> None:
     result = train(program, task, tokens=6_400, run_dir=tmp_path / "run", transport="inproc", quiet=True)
     assert result.eval_loss < 0.4
     assert result.summary["eval_metrics"]["accuracy"] > 0.85
-    assert result.summary["outer_steps"] >= 10
+    assert result.summary["outer_steps"] >= 6
     moved = result.parameters["statistics"]["first"]["mean"]
     assert float(np.abs(moved).max()) > 0.01, "statistics were not merged"

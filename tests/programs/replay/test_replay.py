@@ -21,7 +21,7 @@ from isthmus.programs.request import spec
 from isthmus.programs.request.run_lock import RunLock
 from isthmus.programs.simulation.pytest_plugin import Worlds
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.scheduler.events import Event, SetTimer
+from isthmus.runtime.scheduler.events import Event, FiringEnded, SetTimer
 from isthmus.runtime.scheduler.tape import Record
 from isthmus.runtime.supervision.driver import Driver
 from isthmus.runtime.supervision.home.core import Home
@@ -257,7 +257,11 @@ def test_the_first_difference_is_told_with_its_story(run: Path) -> None:
 
 
 def test_a_core_that_raises_has_decided_otherwise(run: Path) -> None:
-    edited(tape_of(run, "learner-0-1"), lambda records: [*records[:20], records[20], records[20], *records[21:]])
+    def twice(records: list[Record]) -> list[Record]:
+        number = next(i for i, each in enumerate(records) if isinstance(each.event, FiringEnded))
+        return [*records[: number + 1], *records[number:]]
+
+    edited(tape_of(run, "learner-0-1"), twice)
     status, told = replayed(run)
     found = hosts(told)["learner-0-1"]["difference"]
     assert status == 1

@@ -252,7 +252,7 @@ def test_who_is_left_out_is_late_by_so_much_and_counts_in_the_next_round(hasty: 
 
 
 def test_a_version_that_a_shard_took_up_again_is_told_with_its_recovery(worlds: Worlds) -> None:
-    folder = taped_run(worlds, learners=3, steps=150, faults=[Kill("syncer/0", at_step=80)])
+    folder = taped_run(worlds, learners=3, steps=150, faults=[Kill("syncer/0", at_step=90)])
     recover = next(line for line in lines(folder) if line["kind"] == "recover")
     merge = of(folder, recover)
     [recovery] = [each for each in [*merge["recoveries"], merge] if each["kind"] == "recover"]
