@@ -33,7 +33,7 @@ def plan(
     fragments: Annotated[int, typer.Option("--fragments", metavar="P")] = 24,
     overlap: Annotated[int, typer.Option("--overlap", metavar="TAU", help="Steps until it is back.")] = 2,
     shards: Annotated[int, typer.Option("--shards", metavar="S", help="Of the syncer.")] = 1,
-    push: Annotated[str, typer.Option("--push", help=f"How answers travel: {_FORMATS}.")] = "float32",
+    push: Annotated[str, typer.Option("--push", help=f"How answers travel: {_FORMATS}.")] = "int4",
     update: Annotated[str, typer.Option("--update", help="How merged fragments travel.")] = "float32",
     gradients: Annotated[str, typer.Option("--gradients", help="How data-parallel's travel.")] = "float32",
     gradient_share: Annotated[
