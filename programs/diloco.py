@@ -20,7 +20,6 @@ from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.coded_updates import to_learner, updates_in
 from isthmus.programs.outer_settings import LEARNERS_MAX, Format, Rule, faults, outer_settings
-from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Quorum
 
@@ -66,7 +65,7 @@ def build(
     )
     send = learner.node("outer-gradient", FragmentSend, parts, push=push)
     gate = learner.node("gate", Gate, fragments=1, overlap=0, free=0, fires=AnyOf("update", "pull", "progress"))
-    tick = syncer.node("tick", Tick, fires=Every(Duration(TICK)))
+    tick = syncer.node("tick", Tick, fires=Every(TICK))
     conductor = syncer.node(
         "conductor",
         Conductor,

@@ -25,7 +25,6 @@ from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.coded_updates import to_learner, updates_in
 from isthmus.programs.outer_settings import LEARNERS_MAX, Format, Rule, fault, faults, outer_settings
-from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Quorum
 
@@ -85,7 +84,7 @@ def build(
         free=min(overlap, interval // len(parts) - 1),
         fires=AnyOf("update", "pull", "progress"),
     )
-    tick = syncer.node("tick", Tick, fires=Every(Duration(TICK)))
+    tick = syncer.node("tick", Tick, fires=Every(TICK))
     conductor = syncer.node(
         "conductor",
         Conductor,

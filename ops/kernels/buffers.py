@@ -89,7 +89,7 @@ class _Shelf:
 _shelf = _Shelf()
 
 
-def is_lent(size: int) -> bool:
+def _is_lent(size: int) -> bool:
     """Whether the memory of float32[size] is lent. NumPy's own is as good for less, but not aligned."""
     return 4 * size >= _LEASE_BYTES_MIN
 
@@ -97,7 +97,7 @@ def is_lent(size: int) -> bool:
 def empty(size: int) -> Float32:
     """A new float32[size] on a 64-byte boundary, not initialized, in no other array's memory."""
     size_bytes = 4 * size
-    if not is_lent(size):
+    if not _is_lent(size):
         block = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
         return block[(start := -block.ctypes.data % _ALIGNMENT_BYTES) : start + size_bytes].view(np.float32)
     block = _shelf.take(size_bytes + _ALIGNMENT_BYTES)

@@ -54,8 +54,8 @@ class FragmentSend:
     def __call__(self, fragment: Mapping[Any, Capture]) -> Generator[list[tuple[str, Answer]], None, None]:
         """Yields the answers to all new captures, in order of their rounds.
 
-        Each leaves when it is made, and its capture is let go: of the rounds that are answered together, at the end
-        those of all fragments, this learner else held captures and gradients at once.
+        Each answer leaves when it is made, and its capture is released. Otherwise a learner would hold the captures and
+        gradients of all rounds that it answers together, which at the end are those of all fragments.
         """
         captures = sorted(fragment.values(), key=itemgetter("round", "fragment"), reverse=True)
         del fragment

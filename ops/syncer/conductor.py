@@ -9,7 +9,7 @@ overlap; each merge opens the next. All learners are members of every round, so 
 a program in lock-step waits. The phases are those of `pacer`:
 
     initial, recover    the first version of every fragment, of one learner; the newest one, for a syncer that came
-                        back. Then a holder of all of them is waited for (`memory`), and all learners are
+                        back. Then the conductor waits for a holder of all of them (`memory`), and for learners
     merge               one turn after the other, on a plan that is exact in tokens as long as no learner dies; a syncer
                         that came back goes on after the turn that was merged last
     final               after as many more steps as the budget has left, every fragment once, with all that answer
@@ -40,8 +40,9 @@ from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE
 from isthmus.ops.syncer.placing import Placing
 from isthmus.ops.syncer.start import START_WAIT, Start
 from isthmus.ops.syncer.terms import Conditions, everybody, last
+from isthmus.runtime.clock import milliseconds
 
-TICK: Final = 200_000_000
+TICK: Final = milliseconds(200)
 """As often as holders look at what they hold."""
 
 
@@ -52,8 +53,8 @@ def open_rounds_max(overlap: int, fragments: int, interval: int) -> int:
 
 @final
 class Tick:
-    """Lets a conductor notice that time passes where nobody reports anything: learners that wait do not, and recorder
-    and holders may be away. Fires every TICK nanoseconds."""
+    """Lets a conductor notice that time passes while no host reports: waiting learners do not, and recorder and holders
+    may be cut off. Fires every TICK."""
 
     outputs: ClassVar[tuple[str, ...]] = ("tick",)
 
