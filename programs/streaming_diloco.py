@@ -20,11 +20,12 @@ from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, 
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.lock_step import Gate, LockStep
-from isthmus.ops.syncer.conductor import TICK, Conductor, Tick, open_rounds_max
+from isthmus.ops.syncer.conductor import TICK_NS, Conductor, Tick, open_rounds_max
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.coded_updates import to_learner, updates_in
 from isthmus.programs.outer_settings import LEARNERS_MAX, Format, Rule, fault, faults, outer_settings
+from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Quorum
 
@@ -84,7 +85,7 @@ def build(
         free=min(overlap, interval // len(parts) - 1),
         fires=AnyOf("update", "pull", "progress"),
     )
-    tick = syncer.node("tick", Tick, fires=Every(TICK))
+    tick = syncer.node("tick", Tick, fires=Every(Duration(TICK_NS)))
     conductor = syncer.node(
         "conductor",
         Conductor,

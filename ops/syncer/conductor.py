@@ -40,9 +40,8 @@ from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE
 from isthmus.ops.syncer.placing import Placing
 from isthmus.ops.syncer.start import START_WAIT, Start
 from isthmus.ops.syncer.terms import Conditions, everybody, last
-from isthmus.runtime.clock import milliseconds
 
-TICK: Final = milliseconds(200)
+TICK_NS: Final = 200_000_000
 """As often as holders look at what they hold."""
 
 
@@ -54,7 +53,7 @@ def open_rounds_max(overlap: int, fragments: int, interval: int) -> int:
 @final
 class Tick:
     """Lets a conductor notice that time passes while no host reports: waiting learners do not, and recorder and holders
-    may be cut off. Fires every TICK."""
+    may be cut off. Fires every TICK_NS."""
 
     outputs: ClassVar[tuple[str, ...]] = ("tick",)
 
