@@ -19,7 +19,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -96,6 +96,7 @@ class Links:
         self.address = "{}:{}".format(*server.sockets[0].getsockname())
         self._is_open.set()
         self._loop.run_forever()
+        self._loop.run_until_complete(asyncio.sleep(LOOK_SECONDS))  # What was just accepted begins, so it can be closed.
         server.close()
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
@@ -124,20 +125,20 @@ class Links:
         except OSError:
             writer.write(_REFUSED)
             return
-        writer.write(_DONE)
-        for each in (writer, sending):
-            each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        both = [
-            asyncio.ensure_future(self._pass(way, "up", reader, sending)),
-            asyncio.ensure_future(self._pass(way, "down", there, writer)),
-        ]
-        try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way_of_one in both:
-                way_of_one.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
-            sending.close()
+        with closing(sending):
+            writer.write(_DONE)
+            for each in (writer, sending):
+                each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            both = [
+                asyncio.ensure_future(self._pass(way, "up", reader, sending)),
+                asyncio.ensure_future(self._pass(way, "down", there, writer)),
+            ]
+            try:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way_of_one in both:
+                    way_of_one.cancel()
+                await asyncio.gather(*both, return_exceptions=True)  # Is itself cancelled by `close`, at times.
 
     async def _pass(self, way: Way, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Bytes of one direction of a connection, as late as the conditions of the way have it."""

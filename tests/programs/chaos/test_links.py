@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -114,6 +118,47 @@ def test_of_a_mute_way_nothing_passes_and_nothing_is_missing(links: Links, echo:
             found += client.recv(1 << 16)
         assert found == DATA
     assert way.held_bytes > 0
+
+
+class SlowToEnd(Links):
+    """Directions of a connection take a while to end, so that `close` comes in the middle of it."""
+
+    async def _pass(self, *args: Any) -> None:
+        try:
+            await super()._pass(*args)
+        finally:
+            await asyncio.sleep(0.2)
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_closing_leaves_no_connection_open_that_was_being_hung_up(echo: Echo) -> None:
+    found: list[object] = []
+    links = SlowToEnd(lambda pid: "learner/0", Conditions())
+    with dialled(links, echo.port) as client:
+        there_and_back(client, DATA)
+    time.sleep(0.3)  # The way up has ended after 0.2 s, the way down is still ending.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "unraisablehook", lambda told: found.append(told.exc_value))
+        links.close()
+        gc.collect()
+    assert not found
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_closing_leaves_no_connection_open_that_was_just_accepted() -> None:
+    found: list[object] = []
+    links = Links(lambda pid: "learner/0", Conditions())
+    address, _, own = links.address.rpartition(":")
+    links._loop.call_soon_threadsafe(time.sleep, 0.2)
+    time.sleep(0.05)
+    with socket.create_connection((address, int(own)), timeout=PATIENCE) as client:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sys, "unraisablehook", lambda told: found.append(told.exc_value))
+            links.close()
+            gc.collect()
+        client.settimeout(PATIENCE)
+        assert client.recv(1) == b""
+    assert not found
 
 
 def test_what_is_no_connect_of_socks_is_hung_up_on(links: Links) -> None:
