@@ -96,7 +96,7 @@ class Links:
         self.address = "{}:{}".format(*server.sockets[0].getsockname())
         self._is_open.set()
         self._loop.run_forever()
-        self._loop.run_until_complete(asyncio.sleep(LOOK_SECONDS))  # What was just accepted begins, so it can be closed.
+        self._loop.run_until_complete(asyncio.sleep(LOOK_SECONDS))  # What was just accepted begins: it can be closed.
         server.close()
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:

@@ -8,14 +8,9 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-_SHARED: Final = {
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}
-"""One thread an operation: several learners keep the shared cores busy."""
+from isthmus.runtime.system.one_thread import ONE_THREAD
 
 
 def prepare_environment(learners: int) -> None:
@@ -24,7 +19,7 @@ def prepare_environment(learners: int) -> None:
     Compiled programs of any size are kept under the user's cache folder, so that a second run starts at once.
     """
     if learners > 1:
-        for name, value in _SHARED.items():
+        for name, value in ONE_THREAD.items():
             os.environ.setdefault(name, value)
     folder = cache_folder("xla")
     if folder is not None:

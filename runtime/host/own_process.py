@@ -41,6 +41,7 @@ from isthmus.runtime.supervision.lost_daemon import ORPHAN_SECONDS, Silence, is_
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed
 from isthmus.runtime.system import own_group
 from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.one_thread import ONE_THREAD
 from isthmus.runtime.system.processes import started_at
 from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.tape.files import TAPE_BYTES, TapeFiles, segment_bytes
@@ -300,9 +301,6 @@ class HostProcess:
 def environment(*, computes: bool) -> dict[str, str]:
     """The environment of a host process: those that compute share the cores of a machine, so each has one.
 
-    NPROC=1 sizes XLA's pool of threads; the flag keeps its operations from splitting (`NPROC` alone does not).
+    NPROC=1 sizes XLA's pool of threads; it alone keeps no operation from splitting.
     """
-    single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    if computes:
-        single |= {"NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    return {**single, **os.environ}
+    return {**ONE_THREAD, "NUMBA_NUM_THREADS": "1", **({"NPROC": "1"} if computes else {}), **os.environ}

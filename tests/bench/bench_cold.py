@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from isthmus.runtime.system.one_thread import ONE_THREAD
+
 WARM_ROUNDS = 50
 SKIPPED = 5
 CORE = 0
@@ -69,7 +71,7 @@ def operations() -> dict[str, Callable[[], Any]]:
 
 def measure(rounds: int) -> dict[str, tuple[float, float]]:
     """Name -> microseconds after a step, and warm."""
-    os.environ.update(NPROC="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false", OMP_NUM_THREADS="1")
+    os.environ.update(ONE_THREAD, NPROC="1")
     os.sched_setaffinity(0, {CORE})
     from isthmus.ops.data.batches import At
     from isthmus.ops.island.jax_learner import Learner

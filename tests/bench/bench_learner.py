@@ -30,6 +30,8 @@ from typing import Any, NamedTuple
 
 from observed import cpu_of, pin, signal_all, training
 
+from isthmus.runtime.system.one_thread import ONE_THREAD
+
 BAR_CPU_MS = 0.5
 BARS = {8: 0.93, 32: 0.97}
 SETTLE_SECONDS = 0.3
@@ -61,7 +63,7 @@ class Window(NamedTuple):
 
 def bare(batch: int, *, is_own_step: bool) -> None:
     """The loop without a runtime: prints the instant at which each step ended, until it is killed."""
-    os.environ.update(NPROC="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false", OMP_NUM_THREADS="1")
+    os.environ.update(ONE_THREAD, NPROC="1")
     from isthmus.ops.data.batches import At
     from isthmus.programs.request.environment import prepare_environment
 

@@ -15,6 +15,8 @@ import statistics
 
 from in_turns import rates
 
+from isthmus.runtime.system.one_thread import ONE_THREAD
+
 BAR = 0.97
 WIDE = {"width": 128, "layers": 1, "context": 64}
 
@@ -29,7 +31,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES=str(asked.devices), NPROC="1")
-    os.environ.update(XLA_FLAGS="--xla_cpu_multi_thread_eigen=false", OMP_NUM_THREADS="1")
+    os.environ.update(ONE_THREAD)
     found = rates(WIDE | {"batch": asked.batch}, asked.pairs, asked.seconds)
     ratios = [inside / alone for alone, inside in found]
     if asked.json:

@@ -31,6 +31,8 @@ from typing import Any
 
 from observed import ISTHMUS, Run, cpu_of, pin, proportional_bytes, signal_all, status, training
 
+from isthmus.runtime.system.one_thread import ONE_THREAD
+
 LEARNERS = 4
 BATCH_TOKENS = 512
 STOPPED_SECONDS = 30.0
@@ -48,7 +50,7 @@ BARS = {
 
 def bare(core: int, steps: int) -> None:
     """So many steps of the loop without a runtime, on one core."""
-    os.environ.update(NPROC="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false", OMP_NUM_THREADS="1")
+    os.environ.update(ONE_THREAD, NPROC="1")
     os.sched_setaffinity(0, {core})
     from isthmus.ops.data.batches import At
     from isthmus.ops.island.jax_learner import Learner

@@ -25,7 +25,9 @@ import time
 from functools import partial
 from typing import Any
 
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+from isthmus.runtime.system.one_thread import XLA_FLAGS
+
+os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
 
 import jax
 import jax.numpy as jnp

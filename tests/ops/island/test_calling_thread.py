@@ -3,30 +3,46 @@
 import subprocess
 import sys
 
-SHARE = """
-import time
+import pytest
+
+from isthmus.runtime.system.one_thread import ONE_THREAD
+
+LARGE_OPERATIONS = """
 import jax, jax.numpy as jnp, numpy as np, optax
-from isthmus.ops.island.life import Life
-from isthmus.ops.island.jax_learner import Learner
-from isthmus.programs import Task
 
 def init(key): return {"w": jax.random.normal(key, (1 << 20,))}
 def loss(p, batch): return jnp.tanh(jnp.tanh(jnp.tanh(p["w"] * batch))).mean()
 def batch(at): return np.ones((), np.float32)
 
 task = Task(init, loss, batch, tokens_per_batch=1, optimizer=optax.sgd(1e-9))
+"""
+MANY_SMALL_PRODUCTS = """
+from isthmus.programs.language_model import task as shipped
+
+task = shipped(width=32, context=16, heads=2, optimizer="muon")
+"""
+SHARE = """
+import time
+from isthmus.ops.data.batches import At
+from isthmus.ops.island.jax_learner import Learner
+from isthmus.ops.island.life import Life
+from isthmus.programs import Task
+{task}
+batch = task.batch(At(0, 0, 0))
 learner = Learner(task, (), life=Life(0, 0, 1))
-learner.compile(batch(None))
+learner.compile(batch)
 learner.begin()
 mine, all_of_them = time.thread_time(), time.process_time()
 for _ in range(50):
-    learner.step(batch(None), 0.0)
+    learner.step(batch, 0.0)
 print((time.thread_time() - mine) / (time.process_time() - all_of_them))
 """
 
 
-def test_a_step_costs_no_other_thread_anything() -> None:
-    flags = {"NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", SHARE], env=flags, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("task", [LARGE_OPERATIONS, MANY_SMALL_PRODUCTS])
+def test_a_step_costs_no_other_thread_anything(task: str) -> None:
+    environment = {**ONE_THREAD, "NPROC": "1", "PATH": ""}
+    command = [sys.executable, "-c", SHARE.format(task=task)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) > 0.9, "share of the CPU time that the calling thread has used"
+    assert float(done.stdout) > 0.97, "share of the CPU time that the calling thread has used"

@@ -19,6 +19,7 @@ from isthmus.programs.request.environment import prepare_environment
 from isthmus.programs.request.request import NAMELESS_TASK, Request, prepare
 from isthmus.runtime.errors import ConfigError, GraphError
 from isthmus.runtime.graph.template import TensorSpec
+from isthmus.runtime.system.one_thread import XLA_FLAGS
 
 RING = """
 from isthmus.runtime.graph.template import Graph, Latest, Queue
@@ -299,8 +300,8 @@ SHOW = (
 @pytest.mark.parametrize(
     ("order", "learners", "given", "expected"),
     [
-        ("jax", 4, {}, "--xla_cpu_multi_thread_eigen=false 1 {cache}/isthmus/xla\n0.0\n"),
-        ("later", 4, {}, "--xla_cpu_multi_thread_eigen=false 1 {cache}/isthmus/xla\n0.0\n"),
+        ("jax", 4, {}, XLA_FLAGS + " 1 {cache}/isthmus/xla\n0.0\n"),
+        ("later", 4, {}, XLA_FLAGS + " 1 {cache}/isthmus/xla\n0.0\n"),
         ("later", 1, {}, "None None {cache}/isthmus/xla\n0.0\n"),
         ("later", 4, {"XLA_FLAGS": "--mine", "OMP_NUM_THREADS": "3"}, "--mine 3 {cache}/isthmus/xla\n0.0\n"),
         ("jax", 1, {"JAX_COMPILATION_CACHE_DIR": "/mine"}, "None None /mine\n1.0\n"),
