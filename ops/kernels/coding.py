@@ -199,6 +199,14 @@ def warm_pushes() -> None:
         encode(_ONES, _ONE, code_format)
 
 
+def warm_answers() -> None:
+    """Compile the kernels that check and sample a coded answer, or load them from the cache."""
+    for code_format in get_args(CodeFormat):
+        coded = Coded(*(np.frombuffer(part.tobytes(), part.dtype) for part in encode(_ONES, _ONE, code_format)))
+        is_finite(coded)  # Arrays as the wire gives them: read-only.
+        sampled(coded, _ONE, 1)
+
+
 def warm_updates() -> None:
     """Compile the kernels that code and decode an update, or load them from the cache."""
     for code_format in get_args(CodeFormat):

@@ -73,6 +73,7 @@ class Merge:
 
         self._shard, self._epoch = context.member.replica.slot, context.member.incarnation
         averaging.warm()
+        coding.warm_answers()
         self._context = context
         self._merging: ModuleType = averaging
         self._coding: ModuleType = coding

@@ -1,0 +1,44 @@
+"""What a syncer shard compiles as it opens is all that its rounds need: no first round waits for the compiler."""
+
+import subprocess
+import sys
+
+ROUND = """
+from typing import get_args
+import numpy as np
+from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.kernels import averaging, coding, nesterov, opposition, sweeps
+
+def compiled():
+    rooms = averaging, coding, nesterov, opposition, sweeps
+    kernels = {kernel for room in rooms for kernel in vars(room).values() if hasattr(kernel, "signatures")}
+    return {(kernel.__name__, signature) for kernel in kernels for signature in kernel.signatures}
+
+fragment = Fragment(0, (Unit("a", 0, 300, (300,)), Unit("b", 300, 600, (300,))))
+values = np.linspace(-1, 1, 600, dtype=np.float32)
+answers = [values, *(coding.encode(values, fragment, each) for each in get_args(coding.CodeFormat))]
+averaging.warm()
+coding.warm_answers()
+nesterov.warm()
+coding.warm_updates()
+before = compiled()
+assert before
+for answer in answers:
+    parts = answer if isinstance(answer, coding.Coded) else [answer]
+    codes, scales = ([np.frombuffer(part.tobytes(), part.dtype) for part in parts] + [None])[:2]
+    arrived = coding.as_sent(codes, scales)
+    assert coding.is_finite(arrived)
+    coding.sampled(arrived, fragment, 7)
+    norms = averaging.unit_norms(arrived, fragment).astype(np.float32)
+    merged = averaging.merge([arrived] * 4, [1.0] * 4, [norms] * 4, fragment)
+    theta, _ = nesterov.outer_step(values, values, merged.direction, merged.scale, fragment, 0.7, 0.9)
+    for code_format in get_args(coding.CodeFormat):
+        coding.advance(theta, values, fragment, code_format)
+print(*(compiled() - before), sep="\\n")
+"""
+
+
+def test_no_kernel_is_compiled_in_a_round() -> None:
+    done = subprocess.run([sys.executable, "-c", ROUND], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
