@@ -36,7 +36,7 @@ from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels import sweeps
 from isthmus.ops.kernels.buffers import Float32, empty
 from isthmus.ops.kernels.coding import Coded, Values, is_whole, kernel_inputs, largest, places
-from isthmus.ops.kernels.stripes import THREADS, Stripes, share, stripes
+from isthmus.ops.kernels.stripes import Stripes, share, stripes
 
 Float64: TypeAlias = NDArray[np.float64]
 Method: TypeAlias = Literal["rda", "average"]
@@ -69,7 +69,7 @@ def merge(
     norms: Sequence[Float32],
     fragment: Fragment,
     method: Method = "rda",
-    threads: int = THREADS,
+    threads: int | None = None,
 ) -> Merged:
     """The merged outer gradient of one fragment, contributors taken in the order given.
 
@@ -79,7 +79,7 @@ def merge(
         norms: per contributor float32[units], the length of each unit of its gradient as the learner measured it. It
             stands for |g| regardless of the values, so that coded gradients keep their length.
         method: "rda", or "average" for all units.
-        threads: the most to use; the result has the same bits for any number.
+        threads: the most to use, by default one for each core; the result has the same bits for any number.
 
     A single contributor's gradient is returned as it is, the same array with scale 1: |g| unit(g) is not g in floats.
     One that is coded has lost some of its length, which its norms restore. Raises ValueError where lengths disagree, no
@@ -121,7 +121,7 @@ def unit_norms(vector: Values, fragment: Fragment) -> Float64:
         some = slice(first, last)
         sweeps.squares_of(*inputs, cuts.begins[some], cuts.ends[some], cuts.units[some], *where, squares[some])
 
-    share(sum_squares, cuts, THREADS)
+    share(sum_squares, cuts)
     lengths: Float64 = np.sqrt(_per_unit(squares, cuts, len(fragment.units)))
     return lengths
 
@@ -186,7 +186,7 @@ def _combine(
     fragment: Fragment,
     cuts: Stripes,
     direction: Float32,
-    threads: int,
+    threads: int | None,
 ) -> Float64:
     """Write sum_m coefficients[unit, m] * gradients[m] to the stripes of `direction`; returns squares per stripe."""
     squares = np.empty(len(cuts))

@@ -26,7 +26,7 @@ from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.schemas import CODE_BLOCK, CODE_LEAST
 from isthmus.ops.kernels import sweeps
 from isthmus.ops.kernels.buffers import Float32, empty
-from isthmus.ops.kernels.stripes import THREADS, Int64, kernel, kernel_input, share, stripes
+from isthmus.ops.kernels.stripes import Int64, kernel, kernel_input, share, stripes
 from isthmus.ops.kernels.sweeps import BF16, FLOAT32, INT4, INT8, Bytes
 
 CodeFormat: TypeAlias = Literal["bf16", "int8", "int4"]
@@ -140,7 +140,7 @@ def largest(values: Float32) -> float:
         found.append(largest_of(bits[cuts.begins[first] : cuts.ends[last - 1]]))
 
     if values.size:
-        share(look, cuts, THREADS)
+        share(look, cuts)
     return float(np.array(max(found), np.int32).view(np.float32))
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels.buffers import Float32, empty
-from isthmus.ops.kernels.stripes import THREADS, Int64, kernel, kernel_input, share, stripes
+from isthmus.ops.kernels.stripes import Int64, kernel, kernel_input, share, stripes
 
 
 def outer_step(
@@ -35,7 +35,7 @@ def outer_step(
     fragment: Fragment,
     lr: float,
     momentum_decay: float,
-    threads: int = THREADS,
+    threads: int | None = None,
 ) -> tuple[Float32, Float32]:
     """The fragment and its momentum after one outer step, float32[n] each, in new buffers.
 
@@ -43,7 +43,7 @@ def outer_step(
         theta, momentum: float32[n], n = fragment.size; momentum starts at 0.
         direction, scale: float32[n] and float32[units], the merged outer gradient as `averaging.merge` returns it.
         lr, momentum_decay: eta > 0 and mu in [0, 1), used as float32, of all units but means.
-        threads: the most to use; the result has the same bits for any number.
+        threads: the most to use, by default one for each core; the result has the same bits for any number.
 
     Raises ValueError where a size disagrees with the fragment.
     """
@@ -70,7 +70,7 @@ def outer_step(
 
 
 def descent(
-    theta: Float32, direction: Float32, scale: Float32, fragment: Fragment, lr: float, threads: int = THREADS
+    theta: Float32, direction: Float32, scale: Float32, fragment: Fragment, lr: float, threads: int | None = None
 ) -> Float32:
     """The fragment after one outer step without momentum, float32[n] in a new buffer; arguments as for `outer_step`."""
     _check(fragment, theta=theta, direction=direction, scale=scale)

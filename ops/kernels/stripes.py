@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, ParamSpec, TypeAlias, TypeVar, cast
+from typing import ParamSpec, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
@@ -31,8 +31,6 @@ R = TypeVar("R")
 
 # 256 KiB of float32: a multiple of the kernels' blocks, and enough that a stripe's bookkeeping does not show.
 STRIPE_SIZE = 2**16
-# Results are the same for any number of threads: as many as this process may use.
-THREADS: Final = len(os.sched_getaffinity(0))
 # Starting a thread costs about 0.1 ms, in which one core merges a few stripes.
 _SIZE_PER_THREAD_MIN = 4 * STRIPE_SIZE
 
@@ -79,11 +77,15 @@ def stripes(offsets: tuple[int, ...]) -> Stripes:
     return Stripes(begins, ends, units)
 
 
-def share(task: Callable[[int, int], object], over: Stripes, threads: int) -> None:
-    """Run task(first, last) on ranges of stripes that cover `over`, on at most `threads` threads, this one included."""
+def share(task: Callable[[int, int], object], over: Stripes, threads: int | None = None) -> None:
+    """Run task(first, last) on ranges of stripes that cover `over`, on at most `threads` threads, this one included.
+
+    Without a number, on as many as there are cores that this process may use now: a forked host may have fewer than the
+    process that loaded this.
+    """
     covered = np.cumsum(over.ends - over.begins)
     size = int(covered[-1]) if len(over) else 0
-    workers = max(1, min(threads, size // _SIZE_PER_THREAD_MIN))
+    workers = max(1, min(threads or len(os.sched_getaffinity(0)), size // _SIZE_PER_THREAD_MIN))
     if workers == 1:
         task(0, len(over))
         return

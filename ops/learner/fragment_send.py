@@ -43,13 +43,17 @@ class FragmentSend:
         self._fragments = fragments
         self._push = push
 
-    def open(self, context: Any) -> None:
+    def prepare(self) -> None:
         """Load the kernels that encode; float32 needs none."""
         if self._push != "float32":
             from isthmus.ops.kernels import coding
 
             coding.warm_pushes()
             self._coding: ModuleType = coding
+
+    def open(self, context: Any) -> None:
+        """Load them here, where no fork server has."""
+        self.prepare()
 
     def __call__(self, fragment: Mapping[Any, Capture]) -> Generator[list[tuple[str, Answer]], None, None]:
         """Yields the answers to all new captures, in order of their rounds.

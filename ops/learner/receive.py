@@ -46,12 +46,16 @@ class Receive:
         self._lacking: dict[int, list[int]] = {}
         """For each fragment that lacks codes: the version held when that was reported."""
 
-    def open(self, context: Any) -> None:
+    def prepare(self) -> None:
         """Load the kernels that decode."""
         from isthmus.ops.kernels import coding
 
         coding.warm_updates()
         self._coding: ModuleType = coding
+
+    def open(self, context: Any) -> None:
+        """Load them here, where no fork server has."""
+        self.prepare()
 
     def __call__(
         self, update: Mapping[Any, Update] | None = None, pull: Mapping[Any, Round] | None = None

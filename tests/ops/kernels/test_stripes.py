@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from itertools import pairwise
 
@@ -36,6 +37,16 @@ def test_large_work_uses_the_threads_and_small_work_does_not() -> None:
         share(lambda first, last, names=names: names.append(threading.current_thread().name), stripes((0, size)), 3)
         assert len(names) == expected
         assert threading.current_thread().name in names
+
+
+def test_unless_told_otherwise_there_are_as_many_threads_as_this_process_has_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for cores in ({0, 1, 2}, {3}):  # A learner that was forked is kept to one core after these kernels were loaded.
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: cores)
+        ranges: list[int] = []
+        share(lambda first, last, ranges=ranges: ranges.append(first), stripes((0, 64 * STRIPE_SIZE)))
+        assert len(ranges) == len(cores)
 
 
 def test_a_failure_in_a_thread_is_raised() -> None:

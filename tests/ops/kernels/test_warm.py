@@ -1,9 +1,14 @@
-"""What a syncer shard compiles as it opens is all that its rounds need: no first round waits for the compiler."""
+"""What is compiled before the first round is all that rounds need: none of them waits for the compiler."""
 
+import os
 import subprocess
 import sys
 
-ROUND = """
+import pytest
+
+from isthmus.runtime.system.one_thread import ONE_THREAD
+
+COMPILED = """
 from typing import get_args
 import numpy as np
 from isthmus.ops.exchange.fragments import Fragment, Unit
@@ -14,6 +19,8 @@ def compiled():
     kernels = {kernel for room in rooms for kernel in vars(room).values() if hasattr(kernel, "signatures")}
     return {(kernel.__name__, signature) for kernel in kernels for signature in kernel.signatures}
 
+"""
+ROUND = """
 fragment = Fragment(0, (Unit("a", 0, 300, (300,)), Unit("b", 300, 600, (300,))))
 values = np.linspace(-1, 1, 600, dtype=np.float32)
 answers = [values, *(coding.encode(values, fragment, each) for each in get_args(coding.CodeFormat))]
@@ -37,8 +44,31 @@ for answer in answers:
 print(*(compiled() - before), sep="\\n")
 """
 
+FORKED = """
+import os
+from isthmus.ops.learner.fragment_send import FragmentSend
+from isthmus.ops.learner.receive import Receive
 
-def test_no_kernel_is_compiled_in_a_round() -> None:
-    done = subprocess.run([sys.executable, "-c", ROUND], capture_output=True, text=True, check=False)
+fragment = Fragment(0, (Unit("a", 0, 300, (300,)),))
+for make in (lambda: FragmentSend((fragment,), push="int4"), lambda: Receive((fragment,))):
+    make().prepare()
+before = compiled()
+assert before
+assert len(os.listdir("/proc/self/task")) == 1, "with more threads nothing can be forked"
+if os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))
+send, receive = FragmentSend((fragment,), push="int4"), Receive((fragment,))
+send.open(None)
+receive.open(None)
+coded = coding.encode(np.linspace(-1, 1, 300, dtype=np.float32), fragment, "int4")
+coding.add(np.zeros(300, np.float32), coded, fragment)
+print(*(compiled() - before), sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("steps", [ROUND, FORKED], ids=["shard", "forked learner"])
+def test_no_kernel_is_compiled_in_a_round(steps: str) -> None:
+    command = [sys.executable, "-c", COMPILED + steps]
+    done = subprocess.run(command, env=os.environ | ONE_THREAD, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == ""
