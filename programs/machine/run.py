@@ -190,8 +190,7 @@ class MachineRun:
 
     def _finish(self, daemon: Daemon) -> None:
         """Write the end of the run into its folder, in a thread."""
-        by_hosts = sum(value for name, value in daemon.home.used.items() if name.endswith(".cpu_seconds"))
-        ending = Ending.of(daemon, by_hosts + self._launch.cpu_seconds)
+        ending = Ending.of(daemon, self._launch.cpu_seconds)
 
         def work() -> None:
             try:

@@ -19,9 +19,9 @@ from isthmus.programs.adapted.known import FIELDS as CHANGE_FIELDS
 from isthmus.programs.adapted.known import Changes
 from isthmus.programs.books.balance import entries, fragment_accounts, merged_share
 from isthmus.programs.books.shards import ShardBooks
+from isthmus.programs.recorder.goodput import allocated_seconds, goodput
 from isthmus.programs.recorder.memory import Memory
 from isthmus.programs.recorder.metric_lines import finite, mean_of, metrics_of
-from isthmus.programs.recorder.summary import goodput
 
 _MERGE_FIELDS: Final = frozenset(
     {"shard", "epoch", "fragment", "round", "kind", "version", "origin", "merges", "votes", "merged_tokens"}
@@ -43,10 +43,10 @@ class Books:
     """The books of one run. `sizes` of the fragments in values, none where whole trees are exchanged.
 
     `zero` is the first inner step of any learner, `stepping_until` the last report of a step, `final_at` the write of
-    the last of the `final` fragments: instants of the recorder's clock. `reports` are the last of each slot, by slot;
-    `former` those of lives that are over. `snapshot_faults` describe damaged snapshots. `versions` are the newest
-    merged ones, [epoch, count] by fragment; `publishers` the shards' lives that published a fragment last, [shard,
-    epoch] by fragment.
+    the last of the `final` fragments, `since` when a life of each slot was first seen: instants of the recorder's
+    clock. `reports` are the last of each slot, by slot; `former` those of lives that are over. `snapshot_faults`
+    describe damaged snapshots. `versions` are the newest merged ones, [epoch, count] by fragment; `publishers` the
+    shards' lives that published a fragment last, [shard, epoch] by fragment.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -61,6 +61,7 @@ class Books:
         self.final_at: int | None = None
         self.zero: int | None = None
         self.stepping_until = 0
+        self.since: dict[int, int] = {}
         self._live: Set[tuple[int, int]] | None = None
         self._zero_max: int | None = None
         self._recalled: Set[tuple[int, int]] = frozenset()
@@ -84,6 +85,7 @@ class Books:
         self.evaluations = [cast(Evaluated, each) for each in memory.evaluations]
         self.final, self.final_at = set(memory.final), memory.final_at
         self.zero, self.stepping_until = memory.zero, memory.stepping_until
+        self.since |= dict(memory.since)
         self.versions |= {fragment: [epoch, count] for fragment, epoch, count in memory.versions}
         self.snapshot_faults = list(memory.snapshot_faults)
         self._heard_until = max([self.stepping_until, *(_reported_at(report) for report in self.reports.values())])
@@ -130,6 +132,7 @@ class Books:
             final_at=self.final_at,
             zero=self.zero,
             stepping_until=self.stepping_until,
+            since=sorted(self.since.items()),
             versions=self.published(),
             publishers=[[fragment, *publisher] for fragment, publisher in sorted(self.publishers.items())],
             snapshot_faults=self.snapshot_faults,
@@ -161,6 +164,8 @@ class Books:
     def see(self, lives: Set[tuple[int, int]], now: int) -> None:
         """Note which lives of learners, as (slot, incarnation), are live: of the others, since when they are not."""
         self._live = lives
+        for slot, _ in sorted(lives):
+            self.since.setdefault(slot, now)
         for slot, report in self.reports.items():
             if (slot, report["incarnation"]) in lives:
                 cast(dict[str, Any], report).pop("gone_at", None)
@@ -233,20 +238,25 @@ class Books:
         present = {slot: _learner(report) for slot, report in sorted(self.reports.items())}
         lives = [*former, *present.values()]
         merges, votes = self._merge_counts()
-        passed = 0.0 if self.zero is None else max(0.0, (self.stepping_until - self.zero) / 1e9)
-        told = {"former": former, "learners": present, "totals": self.totals.told(), **self._by_shards()}
+        told = {
+            "former": former,
+            "learners": present,
+            "totals": self.totals.told(),
+            "zero": self.zero,
+            "stepping_until": self.stepping_until,
+            "joined": [[slot, at] for slot, at in sorted(self.since.items()) if slot >= learners],
+            **self._by_shards(),
+        }
         if self._live is not None:
             told["gone"] = self._unheard(self._live)
         found = entries(told, len(self._sizes))
         return {
             **told,
-            "zero": self.zero,
-            "stepping_until": self.stepping_until,
             "tokens": self.totals.trained,
             "outer_steps": merges,
             "contributors_mean": votes / merges if merges else 0.0,
             "merged_share": merged_share(fragment_accounts(found, len(self._sizes)), self._sizes),
-            "goodput": goodput(lives, found, self._sizes, learners * passed),
+            "goodput": goodput(lives, found, self._sizes, allocated_seconds(told, learners)),
             "eval_loss": finite(self.evaluations[-1]["loss"]) if self.evaluations else None,
             "eval_loss_initial": finite(self.evaluations[0]["loss"]) if self.evaluations else None,
             "evaluations": len(self.evaluations),

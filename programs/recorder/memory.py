@@ -37,6 +37,7 @@ class Memory(msgspec.Struct):
     final_at: int | None = None
     zero: int | None = None
     stepping_until: int = 0
+    since: list[tuple[int, int]] = []
     versions: list[list[int]] = []
     publishers: list[list[int]] = []
     snapshot_faults: list[str] = []

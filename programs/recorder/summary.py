@@ -8,23 +8,19 @@ are their means, weighted by the sizes of the fragments.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
 from isthmus.ops.data.batches import of_slot
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.token_accounts import FATES
 from isthmus.programs.books.balance import Entry, Known, books, entries, fragment_accounts, merged_share
-from isthmus.programs.books.shards import Life
+from isthmus.programs.recorder.goodput import allocated_seconds, goodput, uptime
 from isthmus.runtime.graph.template import Graph
 from isthmus.runtime.host.trace import Span
 from isthmus.runtime.ids import Replica
 
 FRAGMENTS_NAMED_MAX = 16
 """Fragments that the message of a lost shard lists."""
-UPTIME_STEPS = 3
-"""Median steps after the end of its last step for which a learner counts as up."""
 
 
 def fragment_sizes(graph: Graph) -> list[int]:
@@ -82,7 +78,6 @@ def summarise(
     lives = [*former, *reports.values()]
     zero = status.get("zero")
     wall = 0.0 if zero is None else max(0.0, (ended - zero) / 1e9)
-    stepped = 0.0 if zero is None else max(0.0, (status["stepping_until"] - zero) / 1e9)
     known = Known.of(status)
     tokens = sum(known.trained.values())
     found = entries(status, len(fragment_sizes))
@@ -110,11 +105,11 @@ def summarise(
         "start_seconds": round((zero or 0) / 1e9, 6),
         "wall_seconds": round(wall, 3),
         "goodput": round(
-            goodput(lives, found, fragment_sizes, status.get("slots", learners) * stepped)
+            goodput(lives, found, fragment_sizes, allocated_seconds(status, status.get("slots", learners)))
             * (1.0 if accounts or not tokens else 1.0 - means["lost"] / tokens),
             6,
         ),
-        "uptime": round(_uptime(spans, zero, ended), 6),
+        "uptime": round(uptime(spans, zero, ended), 6),
         "bytes_sent_total": bytes_sent,
         **lines_missing(status.get("files", {})),
         "snapshot_faults": status.get("snapshots", {}).get("faults", []),
@@ -160,49 +155,6 @@ def _means(
     return {
         part: sum(account[part] * size for account, size in zip(accounts, sizes, strict=True)) / total for part in FATES
     }
-
-
-def goodput(
-    lives: Sequence[Mapping[str, Any]], found: Sequence[Entry], sizes: Sequence[int], allocated: float
-) -> float:
-    """Inner-step wall time whose tokens were neither lost nor refused, over the `allocated` seconds: those of all slots
-    from the run's first step to the last report of a step. The entries `found` have the wasted tokens of each life.
-    """
-    wasted: dict[Life, float] = {}
-    for entry in found:
-        if entry.trained:
-            share = (entry.lost + entry.refused) * sizes[entry.fragment] / entry.trained / sum(sizes)
-            life = (entry.learner, entry.incarnation)
-            wasted[life] = wasted.get(life, 0.0) + share
-    good = 0.0
-    for told in lives:
-        stepped = max(0, told["stepping"] - told["waited"]) / 1e9
-        good += (1.0 - wasted.get((told["slot"], told["incarnation"]), 0.0)) * stepped
-    return min(1.0, good / allocated) if allocated > 0 else 0.0
-
-
-def _uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float:
-    """The share of the time in which learners step (to the last step of any) at which some learner was up."""
-    if zero is None:
-        return 0.0
-    ends: dict[str, list[int]] = {}
-    for span in spans:
-        if span.name == "inner-step" and not span.peer and span.host.startswith("learner/") and span.ended >= zero:
-            ends.setdefault(span.host, []).append(span.ended)
-    covered: list[tuple[int, int]] = []
-    for instants in ends.values():
-        gaps = [after - before for before, after in pairwise(instants)]
-        reach = round(UPTIME_STEPS * median(gaps)) if gaps else 0
-        covered.extend((instant, instant + reach) for instant in instants)
-    if not covered:
-        return 0.0
-    last = min(ended, max(begin for begin, _ in covered))
-    first = min(begin for begin, _ in covered)
-    up, reached = 0, first
-    for begin, end in sorted(covered):
-        up += max(0, min(end, last) - max(begin, reached))
-        reached = max(reached, min(end, last))
-    return up / (last - first) if last > first else 1.0
 
 
 def _learner(

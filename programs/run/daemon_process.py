@@ -80,7 +80,7 @@ def _serve(asked: argparse.Namespace) -> int:
         def work() -> None:
             ending: tuple[str, str | None] = daemon.outcome, error_of(daemon)
             try:
-                finish(asked.run, Ending.of(daemon, cpu_seconds()))
+                finish(asked.run, Ending.of(daemon, cpu_seconds() + launch.cpu_seconds))
             except (RunError, OSError) as error:
                 ending = "failed", ending[1] or str(error)
             finally:
@@ -88,6 +88,7 @@ def _serve(asked: argparse.Namespace) -> int:
 
         threading.Thread(target=work, name="finish").start()
 
+    launch = Launcher(loop, asked.run, told.computing)
     daemon = Daemon(
         loop,
         asked.run,
@@ -95,7 +96,7 @@ def _serve(asked: argparse.Namespace) -> int:
         run=told.run,
         name=asked.name,
         listen=asked.listen,
-        launch=Launcher(loop, asked.run, told.computing),
+        launch=launch,
         on_over=over,
         tape_bytes=told.tape_bytes,
     )

@@ -62,11 +62,17 @@ class Ending:
 
     @classmethod
     def of(cls, daemon: Daemon, cpu_seconds: float) -> Ending:
+        """How the run of a daemon ended; `cpu_seconds` were used by what is no host.
+
+        What hosts used the home knows, of those that daemons before this one have started, too.
+        """
+        by_hosts = sum(value for name, value in daemon.home.used.items() if name.endswith(".cpu_seconds"))
         sent = round(daemon.home.used.get("syncer.bytes_sent", 0))
         record = daemon.status_last
         lost = None if daemon.lost is None else str(daemon.lost)
         retired = [replica.slot for replica in daemon.home.fleet.retired if replica.role == LEARNER]
-        return cls(daemon.outcome, error_of(daemon), record, cpu_seconds, sent, time.monotonic_ns(), lost, retired)
+        used = by_hosts + cpu_seconds
+        return cls(daemon.outcome, error_of(daemon), record, used, sent, time.monotonic_ns(), lost, retired)
 
 
 def error_of(daemon: Daemon) -> str | None:
@@ -78,9 +84,9 @@ def error_of(daemon: Daemon) -> str | None:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of its children that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+    """CPU seconds of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def finish(folder: Path, ending: Ending) -> None:

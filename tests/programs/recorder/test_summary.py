@@ -11,8 +11,9 @@ import pytest
 
 from isthmus.programs.books.balance import entries
 from isthmus.programs.recorder import recorded
+from isthmus.programs.recorder.goodput import allocated_seconds, goodput
 from isthmus.programs.recorder.node import Recorder
-from isthmus.programs.recorder.summary import goodput, summarise
+from isthmus.programs.recorder.summary import summarise
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.disk import DISK, Disk
 
@@ -43,6 +44,15 @@ def test_goodput_leaves_out_what_died_with_a_learner_that_could_not_say_so() -> 
     status = {"former": [former], "learners": {0: PRESENT[0]}, "merged_tokens": MERGED}
     died, refused = (40 * 300 + 20 * 100) / 400, 20 * 100 / 400
     assert goodput([former], entries(status, 2), SIZES, 10.0) == pytest.approx(1 - (died + refused) / 100)
+
+
+def test_a_slot_has_time_from_when_it_joined_to_when_it_left() -> None:
+    status = {"zero": 10 * SECOND, "stepping_until": 30 * SECOND, "joined": [[2, 25 * SECOND], [3, 4 * SECOND]]}
+    assert allocated_seconds(status, 2) == 20 + 20 + 5 + 20
+    gone = {"gone_at": 18 * SECOND}
+    assert allocated_seconds({**status, "learners": {1: gone}}, 2) == 65.0, "it may come back"
+    assert allocated_seconds({**status, "learners": {1: {**gone, "is_gone": True}}}, 2) == 65.0 - 12
+    assert allocated_seconds({"zero": None, "stepping_until": 0}, 2) == 0.0
 
 
 def test_a_row_says_what_died_with_a_learner_and_when_the_run_began() -> None:
@@ -186,6 +196,25 @@ def test_figures_while_the_run_goes_on_are_those_of_the_summary(recorder: tuple[
     assert round(status["goodput"], 6) == summary["goodput"]
     assert 0.1 < status["goodput"] < 0.9
     record.close()
+
+
+def test_a_slot_that_joins_has_time_from_then_on_whatever_becomes_of_the_recorder(
+    recorder: tuple[Recorder, Context], tmp_path: Path
+) -> None:
+    record, context = recorder
+    for seconds, slots in [(1.0, 2), (4.0, 2), (6.0, 3), (8.0, 3)]:
+        context.seconds, context.live = seconds, {Member(Replica("learner", slot), 1) for slot in range(slots)}
+        record(progress={_learner(0): report(0, 1, FORMER["accounts"], 1.0)} if seconds > 1 else {})
+    assert context.status["joined"] == [[2, 6 * SECOND]]
+    assert allocated_seconds(context.status, 2) == pytest.approx(5.0 + 5.0 + 2.0)
+    record.close()
+    context.member = Member(Replica("recorder", 0), 2)
+    again = Recorder(tmp_path, tokens=1_000, learners=2, sizes=SIZES, has_model=True, has_evaluator=False)
+    again.open(context)
+    context.seconds = 9.0
+    again(progress={_learner(0): report(0, 1, FORMER["accounts"], 1.0)})
+    assert allocated_seconds(context.status, 2) == pytest.approx(6.0 + 6.0 + 3.0)
+    again.close()
 
 
 def test_lives_of_which_only_others_told_are_gone_once_they_are_not_live(

@@ -55,6 +55,7 @@ def test_every_process_of_a_run_dies_and_the_others_go_on(start: Callable[..., R
     run.wait_for(lambda: (h := run.host("evaluator/0")).get("incarnation") == 2 and h["phase"] == "serving")
     # The daemon's: the next one adopts the hosts.
     before = run.pids()
+    used = sum(host["cpu_seconds"] for host in run.status()["hosts"] if host["role"] != "daemon")
     os.kill(before["daemon"], signal.SIGKILL)
 
     def adopted() -> dict[str, Any] | None:
@@ -68,6 +69,7 @@ def test_every_process_of_a_run_dies_and_the_others_go_on(start: Callable[..., R
     summary = run.finish()
     assert [learner["restarts"] for learner in summary["per_learner"]] == [0, 1]
     assert summary["eval_loss_final"] < 0.5 * summary["eval_loss_initial"]
+    assert summary["cpu_seconds_total"] > used  # Of hosts that the daemon at the end did not start.
     assert KILLED in run.incidents("learner/1#1")
     assert Restarted() in run.incidents("learner/1#2")
     assert Restarted() not in run.incidents("learner/0#1")
