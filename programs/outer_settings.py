@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
+from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.template import Job
+from isthmus.runtime.graph.template import Graph, Job
 
 Rule = Literal["rda", "average"]
 Format = Literal["float32", "bf16", "int8", "int4"]
@@ -14,6 +15,8 @@ LEARNERS_MAX: Final = 1024
 """256 are tried (`tests/bench/bench_size.py`); memory and links decide the number that a run can have."""
 INTERVAL_MAX: Final = 10_000
 """Inner steps: a gate may permit as many at once, and each permit is an item of a Queue."""
+OUTER: Final = {"outer_lr": "lr", "outer_momentum": "momentum"}
+"""The settings of the outer step, and the keywords of its node."""
 MANY_SWEEPS: Final = 60
 SETTINGS_MANY: Final = (0.4, 0.7)
 SETTINGS_FEW: Final = (1.0, 0.0)
@@ -42,6 +45,19 @@ def outer_settings(job: Job, interval: int, lr: float | None, momentum: float | 
     sweeps = job.tokens / (job.learners * interval * job.tokens_per_batch)
     lr_default, momentum_default = SETTINGS_MANY if sweeps >= MANY_SWEEPS else SETTINGS_FEW
     return (lr_default if lr is None else lr), (momentum_default if momentum is None else momentum)
+
+
+def derived(graph: Graph, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a program chose for its settings that are None: by the number of sweeps, and by the size of the model."""
+    return {key: value for key, value in _built(graph) if key in settings and settings[key] is None}
+
+
+def _built(graph: Graph) -> Iterator[tuple[str, Any]]:
+    for node in graph.nodes:
+        if node.role == "learner" and "fragments" in node.keywords:
+            yield "fragments", len(node.keywords["fragments"])
+        if node.body is OuterStep:
+            yield from ((key, node.keywords[name]) for key, name in OUTER.items())
 
 
 def faults(program: str, settings: Mapping[str, Any]) -> Iterator[Fault]:

@@ -28,15 +28,15 @@ _ROWS: Final = re.compile(r"(?P<name>.*)\[(?P<start>\d+):(?P<stop>\d+)\]")
 _NAMES_MAX: Final = 4
 
 
-def load(run: str | Path, task: Task | str | None = None) -> Any:
+def load(run_dir: str | Path, task: Task | str | None = None) -> Any:
     """The trained model of a run: a pytree like the one of the task's `init`, whose local leaves are as `init` makes
     them for the run's seed.
 
-    `run` is a run folder, `task` the task that was trained: a Task, 'file.py:name', or None for the one that the run's
+    `run_dir` is a run folder, `task` the task that was trained: a Task, 'file.py:name', or None for the one that its
     config.toml names, which is the shipped one with the run's settings if it names none. ConfigError if the folder has
     no final model, if a file of it cannot be read, and if its tensors are not those of the task.
     """
-    folder = Path(run).expanduser().resolve()
+    folder = Path(run_dir).expanduser().resolve()
     doing = f"Loading the model of {folder}"
     if not (folder / FINAL).is_dir():
         found = "no such folder" if not folder.is_dir() else "none: the run goes on, failed early, or is no run"

@@ -4,6 +4,7 @@ that finds the files of users which another one has loaded."""
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,19 @@ settings.register_profile(
 settings.load_profile("isthmus")
 # Tests, and the processes that they start, compile most programs alike: where users' runs keep them, they are found.
 prepare_environment(1)
+
+BARE = frozenset({"runtime", "ops", "programs"})
+
+
+class FullNamesOnly(MetaPathFinder):
+    """Refuses to import a package of this project by its bare name, as the current folder would allow."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname in BARE:
+            raise ImportError(f"import isthmus.{fullname}, not {fullname}")
+
+
+sys.meta_path.insert(0, FullNamesOnly())
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 

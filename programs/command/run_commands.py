@@ -129,6 +129,7 @@ def graph(
     form: Annotated[
         str, typer.Option("--format", metavar="text|mermaid|json", help="How.", rich_help_panel=options.SHOWN)
     ] = "text",
+    as_json: options.AsJson = False,
 ) -> None:
     """Show the graph of a program, and who can hold up whom.
 
@@ -138,7 +139,7 @@ def graph(
         raise ConfigError("Reading --format", f"one of {', '.join(FORMATS)}", repr(form), nearest(form, FORMATS))
     where = options.cluster_of(cluster)
     asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
-    typer.echo(_shown(asked.request(), where, form, plans=plans))
+    typer.echo(_shown(asked.request(), where, "json" if as_json else form, plans=plans))
 
 
 @commands.command("compile", rich_help_panel=PANEL)

@@ -12,7 +12,6 @@ from isthmus.programs.cluster.handover import Handover, Sites
 from isthmus.programs.cluster.placing import elastic_sizes, placed
 from isthmus.programs.machine.client import Daemon
 from isthmus.programs.request import spec
-from isthmus.programs.request.new_folder import document
 from isthmus.programs.request.request import Request
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
 from isthmus.runtime.graph.placement import Placement
@@ -52,7 +51,7 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     }
     _check(daemon, message, faults)
     shape = as_json(request.graph, request.proof, request.fingerprint, nodes_placed(request, placement))
-    return Handover(request.name, folder, document(request.config), shape, told, sites)
+    return Handover(request.name, folder, request.config_text, shape, told, sites)
 
 
 def _check(daemon: Daemon, message: dict[str, Any], faults: list[Fault]) -> None:

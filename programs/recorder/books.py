@@ -18,8 +18,8 @@ from isthmus.ops.island.evaluate import Evaluated
 from isthmus.programs.adapted.known import FIELDS as CHANGE_FIELDS
 from isthmus.programs.adapted.known import Changes
 from isthmus.programs.books.balance import entries, fragment_accounts, merged_share
+from isthmus.programs.books.goodput import allocated_seconds, goodput
 from isthmus.programs.books.shards import ShardBooks
-from isthmus.programs.recorder.goodput import allocated_seconds, goodput
 from isthmus.programs.recorder.memory import Memory
 from isthmus.programs.recorder.metric_lines import finite, mean_of, metrics_of
 

@@ -93,13 +93,13 @@ def _check_empty(path: Path, doing: str) -> None:
         raise ConfigError(doing, _FREE, f"{', '.join(signs)} of another run", _DO)
 
 
-def create(path: Path, config: Mapping[str, Mapping[str, Any]], *, latest: bool = True, is_given: bool = True) -> Path:
-    """Make the run folder with its config.toml; returns its path.
+def create(path: Path, text: str, *, latest: bool = True, is_given: bool = True) -> Path:
+    """Make the run folder with `text` as its config.toml; returns its path.
 
     With `latest`, runs/latest in the current folder points to it. ConfigError if another run has it by now, or the disk
     does not take it.
     """
-    made = make(path, document(config), is_given=is_given)
+    made = make(path, text, is_given=is_given)
     if latest:
         point_latest_to(made)
     return made
@@ -153,10 +153,11 @@ def _refused(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"Preparing the run folder {path}", "a disk that takes its files", found, do)
 
 
-def document(config: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text of config.toml."""
+def document(config: Mapping[str, Mapping[str, Any]], derived: Mapping[str, Any]) -> str:
+    """The text of config.toml; in it what the program has `derived` of its settings is a comment."""
     head = "# The whole configuration of this run. To start it again: isthmus train --config THIS_FILE\n\n"
-    return head + toml.document(config)
+    notes = [f"# {key} = {toml.value(value)}: chosen for this run" for key, value in derived.items()]
+    return head + toml.document(config, {"program": notes})
 
 
 def point_latest_to(path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple, final
 from isthmus.programs import language_model
 from isthmus.programs.checks.item_sizes import item_faults
 from isthmus.programs.checks.processes import process_faults
+from isthmus.programs.outer_settings import derived
 from isthmus.programs.recorder.roles import SNAPSHOT_SECONDS_DEFAULT, with_recorder
 from isthmus.programs.request import new_folder, reference
 from isthmus.programs.request.environment import prepare_environment
@@ -134,8 +135,13 @@ class Request:
 
         ConfigError if it cannot be made.
         """
-        made = new_folder.create(self.run_dir, self.config, is_given=self.is_run_dir_given)
+        made = new_folder.create(self.run_dir, self.config_text, is_given=self.is_run_dir_given)
         return replace(self, run_dir=made)
+
+    @property
+    def config_text(self) -> str:
+        """The text of its config.toml."""
+        return new_folder.document(self.config, derived(self.graph, self.config["program"]))
 
 
 def prepare(

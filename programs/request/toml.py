@@ -10,12 +10,14 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from isthmus.runtime.errors import ConfigError
 
+_NONE: Final[Mapping[str, Sequence[str]]] = MappingProxyType({})
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -50,12 +52,12 @@ def inline(table: Mapping[str, Any]) -> str:
     return ", ".join(f"{_key(name)} = {value(item)}" for name, item in table.items() if item is not None)
 
 
-def document(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """A document of one table per section."""
+def document(sections: Mapping[str, Mapping[str, Any]], notes: Mapping[str, Sequence[str]] = _NONE) -> str:
+    """A document of one table per section, with the lines of `notes` at the end of those that have any."""
     parts = []
     for name, table in sections.items():
         lines = [f"{_key(key)} = {value(item)}" for key, item in table.items() if item is not None]
-        parts.append("\n".join([f"[{_key(name)}]", *lines, ""]))
+        parts.append("\n".join([f"[{_key(name)}]", *lines, *notes.get(name, ()), ""]))
     return "\n".join(parts)
 
 

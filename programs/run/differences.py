@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.outer_settings import OUTER, derived
 from isthmus.programs.request import reference
 from isthmus.programs.request.program import SHIPPED
 from isthmus.programs.request.request import SHIPPED_TASK
@@ -26,7 +26,6 @@ MAY_PROGRAM: Final = (
 """Settings of the shipped programs that decide how and when fragments are merged, but not their division."""
 MAY_TASK: Final = ("lr", "warmup", "weight_decay", "clip")
 """Settings of the shipped task that decide how it is trained."""
-_OUTER: Final = {"outer_lr": "lr", "outer_momentum": "momentum"}
 _DO: Final = "Leave it as it was, or start a new run."
 
 
@@ -48,10 +47,7 @@ def changes(told: Spec, wanted: Job, doing: str) -> dict[str, tuple[Any, Any]]:
 def pinned(graph: Graph, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a run's graph was built with, of those that are defaults in the `wanted` ones and follow from
     more than one key."""
-    outer = next((node for node in graph.nodes if node.body is OuterStep), None)
-    if outer is None:
-        return {}
-    return {key: outer.keywords[name] for key, name in _OUTER.items() if key in wanted and wanted[key] is None}
+    return {key: value for key, value in derived(graph, wanted).items() if key in OUTER}
 
 
 def _fault(key: str, found: tuple[Any, Any], doing: str) -> Fault:

@@ -27,6 +27,7 @@ from isthmus.runtime.errors import RunError
 from isthmus.runtime.host.own_process import environment
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.roles import leader
+from isthmus.runtime.system import logs
 
 FORK_SERVER_LOG: Final = "forkserver.log"
 UNASKED_MAX: Final = 3
@@ -60,6 +61,7 @@ class Launcher:
         self._is_closed = False
         self._unasked = 0
         (folder / "logs").mkdir(exist_ok=True)
+        self._keep_logs_short()
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             raise RunError(f"this process cannot become a subreaper: {os.strerror(ctypes.get_errno())}")
 
@@ -95,6 +97,12 @@ class Launcher:
         for server in servers:
             server.close()  # It holds nothing, and may be busy with the imports of the user's task.
         self._server, self._former = None, [server for server in servers if not server.is_gone]
+
+    def _keep_logs_short(self) -> None:
+        """Cut logs that have become too long, now and again and again, as long as hosts are started here."""
+        if not self._is_closed:
+            logs.cut(self._folder / "logs")
+            self._loop.call_later(logs.LOOK_SECONDS, self._keep_logs_short)
 
     def _computes(self, replica: Replica) -> bool:
         return leader(replica).role in self._computing

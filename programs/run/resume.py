@@ -191,7 +191,7 @@ def _files(
         return {}
     placement = {node.name: platform.node() for node in made.graph.nodes}
     shape = as_json(made.graph, made.proof, made.fingerprint, placement)
-    return {spec.SPEC: wanted, "graph.json": shape, new_folder.CONFIG: new_folder.document(made.config)}
+    return {spec.SPEC: wanted, "graph.json": shape, new_folder.CONFIG: made.config_text}
 
 
 def _change(folder: Path, files: Mapping[str, Any]) -> None:

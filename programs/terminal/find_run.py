@@ -11,6 +11,7 @@ from isthmus.programs.run import registry
 from isthmus.runtime.control.ask import ask
 from isthmus.runtime.control.messages import Message, without_mark
 from isthmus.runtime.errors import ConfigError, nearest
+from isthmus.runtime.system.logs import read
 from isthmus.runtime.system.processes import started_at
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def log_of(folder: Path, name: str, home: Daemon | None = None) -> str:
 
     logs = {path.stem.replace("-", "/"): path for path in sorted((folder / "logs").glob("*.log"))}
     if home is None and name in logs:
-        return logs[name].read_text(errors="replace")
+        return read(logs[name])
     if home is None and (folder / CLUSTER).exists() and not (folder / "over.json").exists():
         home = Daemon.here(json.loads((folder / CLUSTER).read_text())["home"])
     if home is None:

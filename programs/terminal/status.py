@@ -42,8 +42,7 @@ def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Dae
     folders = find_run.all_folders() if every else [find_run.folder_of(run) if home is None or run is None else run]
     news = {folder: News(folder) for folder in folders}
     if as_json:
-        found = [_complete(status) for status in _statuses(news, home, must_answer=not every)]
-        typer.echo(json.dumps(found if every else found[0], indent=2))
+        _show_json(news, home, every=every, watch=watch)
         return
     console = Console(highlight=False)
     if not watch:
@@ -58,6 +57,16 @@ def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Dae
             if all(status["outcome"] != "running" for status in statuses):
                 return
             time.sleep(WATCH_SECONDS)
+
+
+def _show_json(news: Mapping[Path, News], home: Daemon | None, *, every: bool, watch: bool) -> None:
+    """Print an object, or a list of all runs; while they are watched, one on a line at each look."""
+    while True:
+        found = [_complete(status) for status in _statuses(news, home, must_answer=not every)]
+        typer.echo(json.dumps(found if every else found[0], indent=None if watch else 2))
+        if not watch or all(status["outcome"] != "running" for status in found):
+            return
+        time.sleep(WATCH_SECONDS)
 
 
 def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> Group:

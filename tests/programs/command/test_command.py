@@ -231,6 +231,7 @@ def test_the_graph_of_a_file_is_shown_in_every_form(folder: Path) -> None:
     assert len(as_json["fingerprint"]) == 32
     assert [role["name"] for role in as_json["roles"]] == ["learner", "recorder"]
     assert set(as_json["placement"]) == {"step", "record"}
+    assert json.loads(isthmus("graph", *arguments, "--json").stdout) == as_json
     for form in ("text", "mermaid"):
         result = isthmus("graph", *arguments, "--format", form)
         assert result.exit_code == 0

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from isthmus.programs.books.balance import entries
+from isthmus.programs.books.goodput import allocated_seconds, goodput
 from isthmus.programs.recorder import recorded
-from isthmus.programs.recorder.goodput import allocated_seconds, goodput
 from isthmus.programs.recorder.node import Recorder
 from isthmus.programs.recorder.summary import summarise
 from isthmus.runtime.ids import Member, Replica

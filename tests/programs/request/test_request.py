@@ -261,14 +261,27 @@ def test_a_run_folder_must_be_new_or_hold_no_run(folder: Path) -> None:
 
 def test_creating_the_folder_writes_the_configuration_and_points_latest_to_it(folder: Path) -> None:
     first, second = ring(), ring(run_dir="elsewhere/a")
-    new_folder.create(first.run_dir, first.config)
+    new_folder.create(first.run_dir, first.config_text)
     assert (folder / "runs" / "latest").resolve() == first.run_dir
     text = (first.run_dir / "config.toml").read_text()
     assert "isthmus train --config" in text.splitlines()[0]
     assert toml.tomllib.loads(text)["run"]["tokens"] == 4_100_000
-    new_folder.create(second.run_dir, second.config)
+    new_folder.create(second.run_dir, second.config_text)
     assert (folder / "runs" / "latest").resolve() == second.run_dir
     assert sorted(path.name for path in second.run_dir.iterdir()) == ["config.toml", "run.lock"]
+
+
+def test_the_configuration_says_what_the_program_chose_for_this_run(folder: Path) -> None:
+    text = prepare(run={"tokens": 1_000_000, "learners": 4}).config_text
+    chosen = [line for line in text.splitlines() if line.startswith("# ") and "chosen for this run" in line]
+    assert [line.partition(":")[0] for line in chosen] == [
+        "# fragments = 8",
+        "# outer_lr = 0.7",
+        "# outer_momentum = 0.3",
+    ]
+    assert toml.tomllib.loads(text)["program"]["interval"] == 24
+    given = Program("decoupled-diloco", outer_lr=1.0, outer_momentum=0.0, fragments=4)
+    assert "chosen for this run" not in prepare(given, run={"tokens": 1_000_000}).config_text
 
 
 def test_two_runs_of_one_second_have_folders_of_their_own(folder: Path) -> None:
@@ -278,7 +291,7 @@ def test_two_runs_of_one_second_have_folders_of_their_own(folder: Path) -> None:
     names = []
     for _ in range(3):
         path = new_folder.choose(None, "ring", now)
-        new_folder.create(path, {}, latest=False)
+        new_folder.create(path, "", latest=False)
         names.append(path.name)
     assert names == ["ring-20261120-103005", "ring-20261120-103005-2", "ring-20261120-103005-3"]
     assert not (folder / "runs" / "latest").exists()

@@ -19,6 +19,7 @@ from isthmus.programs.run import fork_link, launch
 from isthmus.programs.run.fork_server import TITLE
 from isthmus.programs.run.launch import Launcher
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.system import logs
 from isthmus.runtime.system.processes import started_at
 from tests.loops import run_until
 from tests.patience import PATIENCE
@@ -91,6 +92,17 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def said(capfd: pytest.CaptureFixture[str]) -> str:
     return capfd.readouterr().out
+
+
+def test_logs_stay_short_while_it_is_there(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = place.folder / "logs" / "learner-0.log"
+    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.05)
+    launcher = Launcher(place.loop, place.folder, ["learner"])
+    for _ in range(2):
+        log.write_bytes(bytes(logs.LOG_BYTES + 1))
+        place.wait_for(lambda: not log.stat().st_size)
+        assert logs.former(log).stat().st_size == logs.LOG_BYTES
+    launcher.close()
 
 
 def test_what_it_refuses_is_started_from_nothing(place: Place, capfd: pytest.CaptureFixture[str]) -> None:

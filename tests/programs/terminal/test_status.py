@@ -86,6 +86,17 @@ def test_json_keeps_its_shape_and_has_the_daemon_first(run: Path, capsys: pytest
     assert incident_of(reasons["learner/1"]) == KILLED
 
 
+def test_json_of_a_run_that_is_watched_is_an_object_on_a_line_at_each_look(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = iter(["running", "running", "done"])
+    monkeypatch.setattr(find_run, "status", lambda _: {"run": str(run), "outcome": next(outcomes), "hosts": HOSTS})
+    monkeypatch.setattr(status_view, "WATCH_SECONDS", 0.0)
+    status_view.show(run, every=False, watch=True, as_json=True)
+    told = [json.loads(line)["outcome"] for line in capsys.readouterr().out.splitlines()]
+    assert told == ["running", "running", "done"]
+
+
 def test_a_daemon_that_took_over_is_its_second_life(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made_up_deaths.apart(run, (3.0, "learner/0", 1, Adopted()), (3.0, "syncer/0", 1, Adopted()))
     status_view.show(run, every=False, watch=False, as_json=True)
