@@ -54,8 +54,8 @@ def derived(graph: Graph, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _built(graph: Graph) -> Iterator[tuple[str, Any]]:
     for node in graph.nodes:
-        if node.role == "learner" and "fragments" in node.keywords:
-            yield "fragments", len(node.keywords["fragments"])
+        if node.role == "learner" and isinstance(parts := node.keywords.get("fragments"), Sequence):
+            yield "fragments", len(parts)
         if node.body is OuterStep:
             yield from ((key, node.keywords[name]) for key, name in OUTER.items())
 

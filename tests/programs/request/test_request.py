@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -271,17 +272,24 @@ def test_creating_the_folder_writes_the_configuration_and_points_latest_to_it(fo
     assert sorted(path.name for path in second.run_dir.iterdir()) == ["config.toml", "run.lock"]
 
 
-def test_the_configuration_says_what_the_program_chose_for_this_run(folder: Path) -> None:
-    text = prepare(run={"tokens": 1_000_000, "learners": 4}).config_text
-    chosen = [line for line in text.splitlines() if line.startswith("# ") and "chosen for this run" in line]
-    assert [line.partition(":")[0] for line in chosen] == [
-        "# fragments = 8",
-        "# outer_lr = 0.7",
-        "# outer_momentum = 0.3",
-    ]
-    assert toml.tomllib.loads(text)["program"]["interval"] == 24
-    given = Program("decoupled-diloco", outer_lr=1.0, outer_momentum=0.0, fragments=4)
-    assert "chosen for this run" not in prepare(given, run={"tokens": 1_000_000}).config_text
+@pytest.mark.parametrize(
+    ("program", "chosen"),
+    [
+        ("decoupled-diloco", ["fragments = 8", "outer_lr = 0.7", "outer_momentum = 0.3"]),
+        ("streaming-diloco", ["fragments = 8", "outer_lr = 1.0", "outer_momentum = 0.0"]),
+        ("diloco", ["outer_lr = 1.0", "outer_momentum = 0.0"]),
+        ("data-parallel", []),
+    ],
+)
+def test_the_configuration_says_what_the_program_chose_for_this_run(
+    folder: Path, program: str, chosen: list[str]
+) -> None:
+    text = prepare(Program(program), run={"tokens": 1_000_000, "learners": 4}).config_text
+    assert re.findall("# (.*): chosen for this run", text) == chosen
+    assert toml.tomllib.loads(text)["run"]["tokens"] == 1_000_000
+    if chosen:
+        given = {"outer_lr": 1.0, "outer_momentum": 0.0} | ({"fragments": 4} if "fragments = 8" in chosen else {})
+        assert "chosen for this run" not in prepare(Program(program, **given), run={"tokens": 1_000_000}).config_text
 
 
 def test_two_runs_of_one_second_have_folders_of_their_own(folder: Path) -> None:
