@@ -72,7 +72,7 @@ class Moved:
 @pytest.mark.soak
 def test_another_machine_becomes_the_home_of_a_run_whose_home_was_lost(place: Place) -> None:
     moved = Moved(place)
-    for refused, words in zip(moved.refused, ("a run that goes on there", "goes on under 'alpha'"), strict=True):
+    for refused, words in zip(moved.refused, ("one that goes on there", "goes on under 'alpha'"), strict=True):
         assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
     assert "beta is the home" in moved.done.stdout
     found = moved.learner("copy")

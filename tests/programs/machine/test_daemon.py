@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -205,6 +206,7 @@ def test_a_killed_daemon_leaves_nothing_to_the_next_one_but_the_end_of_its_run(p
     for pid in place.hosts():
         os.kill(pid, signal.SIGKILL)
     place.wait_for(lambda: not place.hosts())
+    shutil.rmtree(place.folder / "run" / "snapshots")  # From one, the next daemon would go on.
     after = MachineDaemon(place, address=daemon.address)
     assert "was gone for too long" in after.wait_for_line("finished")
     assert place.summary("run")["outcome"] == "failed"

@@ -66,10 +66,16 @@ class ForgingStep(InnerStep):
         super().open(context)
 
     def __call__(
-        self, batch: Any, update: Any = None, pull: Any = None, control: Any = None
+        self,
+        batch: Any,
+        update: Any = None,
+        pull: Any = None,
+        control: Any = None,
+        cursor: Any = None,
+        loan: Any = None,
     ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
         """One boundary."""
-        return self.liar.forged((yield from super().__call__(batch, update, pull, control)))
+        return self.liar.forged((yield from super().__call__(batch, update, pull, control, cursor, loan)))
 
 
 class ForgingSend(FragmentSend):
@@ -79,6 +85,7 @@ class ForgingSend(FragmentSend):
         """Learn which life this is."""
         self.liar = Liar()
         self.liar.learn(context)
+        super().open(context)
 
     def __call__(self, fragment: Any) -> list[tuple[str, Any]]:
         """The answers."""
