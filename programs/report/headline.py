@@ -81,7 +81,7 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
     else:
         yield Tile("Trained", [tokens], ["tokens; no fragment was merged"])
         stalls = [as_number(row.get("stall_seconds")) or 0.0 for row in record.per_learner]
-        yield Tile("Waited", [seconds(sum(stalls))], ["all learners together, for a channel, a credit or a lock"])
+        yield Tile("Waited", [seconds(sum(stalls))], ["all learners together, for an item or a credit"])
     kept = ("of learner time trained tokens that were kept; uptime ", figure("uptime", percent))
     yield Tile("Goodput", [figure("goodput", percent)], kept)
     total, wall = record.number("tokens_total"), record.number("wall_seconds")

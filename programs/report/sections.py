@@ -203,9 +203,7 @@ def _window_facts(record: RunRecord, window: Window) -> str:
     if stalls and None not in stalls:
         waited = sum(stall for stall in stalls if stall is not None)
         told += ["; in the whole run all learners together waited ", seconds(waited)]
-        told.append(
-            " for a channel, a credit or a lock. What gaps are left are threads that were due, and waited for a core"
-        )
+        told.append(" for an item or a credit. What gaps are left are threads that were due, and waited for a core")
     told.append(".")
     if len(hosts) > LEARNERS_MAX:
         told.append(f" The first {LEARNERS_MAX} of {len(hosts)} learners are drawn.")

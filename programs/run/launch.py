@@ -48,7 +48,9 @@ class _Wanted(NamedTuple):
 
 
 class Launcher:
-    """Starts the hosts of the run in `folder`; hosts of the `computing` roles import jax and the task.
+    """Starts the hosts of the run in `folder`, and keeps their logs short.
+
+    Hosts of the `computing` roles import jax and the task.
 
     `cpu_seconds`: used by fork servers that have ended.
     """
@@ -99,7 +101,7 @@ class Launcher:
         self._server, self._former = None, [server for server in servers if not server.is_gone]
 
     def _keep_logs_short(self) -> None:
-        """Cut logs that have become too long, now and again and again, as long as hosts are started here."""
+        """Cut logs that have become too long, until this is closed."""
         if not self._is_closed:
             logs.cut(self._folder / "logs")
             self._loop.call_later(logs.LOOK_SECONDS, self._keep_logs_short)

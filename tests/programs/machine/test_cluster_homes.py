@@ -118,7 +118,7 @@ def test_a_home_that_comes_back_goes_on_with_its_run_from_the_snapshot(place: Pl
     place.wait_for(lambda: (place.folder / "run" / "snapshots" / "manifest.json").exists())
     address, merges = machines.daemons["alpha"].address, len(machines.merges())
     machines.kill("alpha")
-    assert not place.hosts()
+    place.wait_for(lambda: not place.hosts())
     machines.start("alpha", address).wait_for_line("no living process, from its snapshot")
     place.wait_for(lambda: len(machines.merges()) > merges + 10)
     assert place.call("stop", "run").returncode == 0

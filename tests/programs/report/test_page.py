@@ -322,7 +322,7 @@ def test_a_program_without_syncer(tmp_path: Path) -> None:
     assert "no fragment was merged" in page.page
     assert "No fragment was merged: the program has no outer steps" in page.page
     assert "The program merges no fragments" in page.page
-    assert "all learners together, for a channel, a credit or a lock" in page.page
+    assert "all learners together, for an item or a credit" in page.page
     assert "not yet sent when the run ended" not in page.page
     assert "syncer 0" not in page.page
 
