@@ -25,28 +25,19 @@ from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs.coded_updates import to_learner, updates_in
-from isthmus.programs.outer_settings import LEARNERS_MAX, Format, format_faults
+from isthmus.programs.outer_settings import LEARNERS_MAX, Format, format_faults, outer_settings
+from isthmus.programs.sweeps import OUTER_DECOUPLED, interval_default
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
 Rule = Literal["rda", "average"]
 
 
-# Momentum needs many sweeps to pay: of those tried on the nano model, (0.4, 0.7) was best at 83 sweeps, (0.7, 0.3) was
-# better than no momentum at 20 (docs/explanation/ablations.md); with fewer it was not tried.
-SETTINGS = ((60, (0.4, 0.7)), (15, (0.7, 0.3)), (0, (0.7, 0.0)))
-
-
-def settings_for(sweeps: float) -> tuple[float, float]:
-    """The default (eta, mu) of a run that will pass over all fragments `sweeps` times."""
-    return next(found for least, found in SETTINGS if sweeps >= least)
-
-
 def build(
     job: Job,
     *,
     fragments: Cut | None = None,
-    interval: int | Literal["auto"] = 24,
+    interval: int | Literal["auto"] | None = None,
     overlap: int | Literal["auto"] = 2,
     quorum: int = 1,
     grace: bool = True,
@@ -64,7 +55,7 @@ def build(
     """The graph. ConfigError, with every fault, for settings out of range.
 
     - `fragments`: P; by the size of the model if absent; 'layer' or 'tensor': one for each.
-    - `interval`: H, inner steps between two merges of one fragment.
+    - `interval`: H, inner steps between two merges of one fragment; if absent 24, or fewer (`programs.sweeps`).
     - `overlap`: tau, the inner steps that a round may take. `quorum`: K, the answers that a round needs.
     - `grace`: whether the syncer waits for more answers while that costs nothing; `gamma`: its safety margin, below 1.
     - `late`: an answer that is late for its round counts in the next of its fragment, or is refused, as published.
@@ -74,6 +65,8 @@ def build(
       'int4'; these, `interval` and `overlap` may be 'auto': they follow the links (`ops.adaptive`).
     - `outer_lr`, `outer_momentum`: eta and mu; by the number of sweeps of the run if absent.
     """
+    if interval is None:
+        interval = interval_default(job, least=overlap if isinstance(overlap, int) else 1)
     settings = dict(locals())
     settings.pop("job")
     faults = list(_faults(job, settings))
@@ -81,10 +74,7 @@ def build(
         raise ConfigError.of(faults)
     parts = partition(job.layout, fragments if fragments is not None else count_default(job.layout))
     steps = first_interval(interval)
-    sweeps = job.tokens / (job.learners * steps * job.tokens_per_batch)
-    lr, momentum = settings_for(sweeps)
-    lr = lr if outer_lr is None else outer_lr
-    momentum = momentum if outer_momentum is None else outer_momentum
+    lr, momentum = outer_settings(job, steps, outer_lr, outer_momentum, OUTER_DECOUPLED)
     graph = Graph("decoupled-diloco")
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(shards, shards))

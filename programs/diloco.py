@@ -20,6 +20,7 @@ from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.coded_updates import to_learner, updates_in
 from isthmus.programs.outer_settings import LEARNERS_MAX, Format, Rule, faults, outer_settings
+from isthmus.programs.sweeps import interval_default
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Quorum
@@ -28,7 +29,7 @@ from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Que
 def build(
     job: Job,
     *,
-    interval: int = 24,
+    interval: int | None = None,
     merge: Rule = "average",
     push: Format = "float32",
     update: Format = "float32",
@@ -37,11 +38,13 @@ def build(
 ) -> Graph:
     """The graph. ConfigError, with every fault, for settings out of range.
 
-    - `interval`: H, inner steps between two outer steps. `merge`: 'average' (weighted by tokens) or 'rda'.
+    - `interval`: H, inner steps between two outer steps; if absent 24, or fewer (`programs.sweeps`).
+    - `merge`: 'average' (weighted by tokens) or 'rda'.
     - `push`, `update`: the wire formats of outer gradients and of published versions: 'float32', 'bf16', 'int8' or
       'int4'.
     - `outer_lr`, `outer_momentum`: eta and mu of the outer step; by the number of outer steps of the run if absent.
     """
+    interval = interval_default(job) if interval is None else interval
     given = dict(locals())
     given.pop("job")
     if found := list(faults("diloco", given)):

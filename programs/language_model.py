@@ -8,13 +8,15 @@ module imports no jax, so that a wrong setting is found in no time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from types import NoneType
+from typing import Any, Final, NamedTuple
 
 from isthmus.ops.data.batches import Windows
 from isthmus.ops.data.corpus import Corpus, load
 from isthmus.ops.data.files import DataError, Source, find
+from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, Fault
 
@@ -27,8 +29,8 @@ def task(
     context: int = 64,
     tied: bool = False,
     dtype: str = "float32",
-    batch: int | tuple[int, ...] = 8,
-    lr: float = 0.012,
+    batch: int | tuple[int, ...] | None = None,
+    lr: float | None = None,
     warmup: float = 0.2,
     weight_decay: float = 0.1,
     clip: float = 1.0,
@@ -47,10 +49,11 @@ def task(
 
     - `layers`, `width`, `heads`, `context` (tokens), `tied` (the output head is the token embedding), `dtype`
       ("float32" or "bfloat16", of the computation: parameters are float32): the model.
-    - `batch`: sequences a batch, or a tuple with those of each slot; slots beyond its end have the last. `lr`: the peak
-      of the learning rate; `warmup`: the share of the run in which it rises to there; `weight_decay` of matrices;
-      `clip`: the largest global norm of a gradient. `optimizer`: "muon" for the matrices of the layers (routers of
-      experts apart), with AdamW for all else, or "adamw" for everything.
+    - `batch`: sequences a batch, or a tuple with those of each slot; slots beyond its end have the last; if absent 8,
+      or fewer in a run that would merge too seldom (`programs.sweeps`). `lr`: the peak of the learning rate; if absent
+      by optimizer, width and batch (`rate_default`); `warmup`: the share of the run in which it rises to there;
+      `weight_decay` of matrices; `clip`: the largest global norm of a gradient. `optimizer`: "muon" for the matrices of
+      the layers (routers of experts apart), with AdamW for all else, or "adamw" for everything.
     - `data`: files and folders, read as bytes, or `.npy` and `.bin` files of token ids with their `vocabulary` size;
       `token_dtype`: "uint16" or "uint32", of `.bin` files. Nothing is the standard library.
     - `experts`: how many the feed-forward half of every layer has; 0 makes it dense. Each token goes to
@@ -67,7 +70,7 @@ def task(
         raise ConfigError.of(faults)
     try:
         corpus = _load(find(data), vocabulary, token_dtype)
-        sequences = batch if isinstance(batch, int) else tuple(batch)
+        sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
         windows = Windows(corpus, sequences, length=context + 1)
     except DataError as error:
         raise ConfigError(error.doing, error.expected, error.found, error.do) from error
@@ -95,11 +98,34 @@ def task(
         partial(transformer.balanced_loss if experts else transformer.loss, config),
         windows.batch,
         tokens_per_batch=sequences * context if isinstance(sequences, int) else tuple(n * context for n in sequences),
-        optimizer=kind(peak=lr, warmup=warmup, weight_decay=weight_decay, clip=clip),
+        optimizer=kind(
+            peak=rate_default(optimizer, width, sequences) if lr is None else lr,
+            warmup=warmup,
+            weight_decay=weight_decay,
+            clip=clip,
+        ),
         evaluation=windows.evaluation_batches,
         merge={"embedding": "average", **({} if tied else {"head": "average"}), "**": "rda"},
         stacked=("layers/**",) if stacked else (),
     )
+
+
+def chosen(settings: Mapping[str, Any], *, tokens: int, learners: int) -> dict[str, Any]:
+    """The batch and the rate for a run of so many tokens, as far as `settings`, all of the task's, have None there."""
+    batch = settings["batch"] or batch_default(tokens, learners, settings["context"])
+    values = {"batch": batch, "lr": rate_default(settings["optimizer"], settings["width"], batch)}
+    return {key: value for key, value in values.items() if settings[key] is None}
+
+
+def rate_default(optimizer: str, width: int, batch: int | Sequence[int]) -> float:
+    """The peak of the learning rate: for AdamW it falls with the width; both fall with the root of the batch below 8
+    sequences, to three digits.
+
+    Muon's was compared at width 64 alone.
+    """
+    sequences = batch if isinstance(batch, int) else sum(batch) / len(batch)
+    peak = 0.012 if optimizer == "muon" else 0.384 / width
+    return float(f"{peak * min(sequences / BATCHES[0], 1.0) ** RATE_POWER:.3g}")
 
 
 class _Rule(NamedTuple):
@@ -114,6 +140,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+RATE_POWER: Final = 0.5
 _COUNT = _Rule((int,), lambda value: value >= 1, "an integer of at least 1")
 _NUMBER = (int, float)
 _DTYPES, _OPTIMIZERS, _TOKEN_DTYPES = ("float32", "bfloat16"), ("adamw", "muon"), ("uint16", "uint32")
@@ -125,17 +152,20 @@ _RULES: Mapping[str, _Rule] = {
     "tied": _Rule((bool,), lambda _: True, "true or false"),
     "dtype": _Rule((str,), _DTYPES.__contains__, " or ".join(_DTYPES)),
     "batch": _Rule(
-        (int, tuple, list),
-        lambda value: _COUNT.holds(value) if isinstance(value, int) else bool(value) and all(map(_is_count, value)),
+        (int, tuple, list, NoneType),
+        lambda value: (
+            value is None
+            or (_COUNT.holds(value) if isinstance(value, int) else bool(value) and all(map(_is_count, value)))
+        ),
         "an integer of at least 1, or a list of them, one for each slot",
     ),
-    "lr": _Rule(_NUMBER, lambda value: 0 < value < math.inf, "a number above 0"),
+    "lr": _Rule((*_NUMBER, NoneType), lambda value: value is None or 0 < value < math.inf, "a number above 0"),
     "warmup": _Rule(_NUMBER, lambda value: 0 <= value < 1, "a number from 0 to below 1, a share of the run"),
     "weight_decay": _Rule(_NUMBER, lambda value: 0 <= value < math.inf, "a number of at least 0"),
     "clip": _Rule(_NUMBER, lambda value: 0 < value < math.inf, "a number above 0"),
     "optimizer": _Rule((str,), _OPTIMIZERS.__contains__, " or ".join(_OPTIMIZERS)),
     "data": _Rule((tuple, list), lambda paths: all(isinstance(path, str) for path in paths), "a tuple of paths"),
-    "vocabulary": _Rule((int, type(None)), lambda value: value is None or 2 <= value < 1 << 31, "from 2 to 2^31 - 1"),
+    "vocabulary": _Rule((int, NoneType), lambda value: value is None or 2 <= value < 1 << 31, "from 2 to 2^31 - 1"),
     "token_dtype": _Rule((str,), _TOKEN_DTYPES.__contains__, " or ".join(_TOKEN_DTYPES)),
     "stacked": _Rule((bool,), lambda _: True, "true or false"),
     "checkpoint": _Rule((bool,), lambda _: True, "true or false"),

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
+from isthmus.ops.adaptive.wanted import first_interval
+from isthmus.ops.syncer.conductor import Conductor
 from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.ops.syncer.pacer import Pacer
+from isthmus.programs.sweeps import OUTER_LOCK_STEP, outer_default, sweeps_of
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import Graph, Job
 
@@ -17,10 +21,6 @@ INTERVAL_MAX: Final = 10_000
 """Inner steps: a gate may permit as many at once, and each permit is an item of a Queue."""
 OUTER: Final = {"outer_lr": "lr", "outer_momentum": "momentum"}
 """The settings of the outer step, and the keywords of its node."""
-MANY_SWEEPS: Final = 60
-SETTINGS_MANY: Final = (0.4, 0.7)
-SETTINGS_FEW: Final = (1.0, 0.0)
-"""(eta, mu) of programs in lock-step: of those tried on the nano model, no momentum was best at 20 and 41 sweeps."""
 
 
 def check_gradients(job: Job, program: str, snapshot_seconds: float) -> None:
@@ -40,10 +40,15 @@ def check_gradients(job: Job, program: str, snapshot_seconds: float) -> None:
     )
 
 
-def outer_settings(job: Job, interval: int, lr: float | None, momentum: float | None) -> tuple[float, float]:
+def outer_settings(
+    job: Job,
+    interval: int,
+    lr: float | None,
+    momentum: float | None,
+    table: Sequence[tuple[float, tuple[float, float]]] = OUTER_LOCK_STEP,
+) -> tuple[float, float]:
     """(eta, mu) as given, or by the number of times that the run passes over all fragments."""
-    sweeps = job.tokens / (job.learners * interval * job.tokens_per_batch)
-    lr_default, momentum_default = SETTINGS_MANY if sweeps >= MANY_SWEEPS else SETTINGS_FEW
+    lr_default, momentum_default = outer_default(sweeps_of(job, interval), table)
     return (lr_default if lr is None else lr), (momentum_default if momentum is None else momentum)
 
 
@@ -52,10 +57,17 @@ def derived(graph: Graph, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in _built(graph) if key in settings and settings[key] is None}
 
 
+def interval_of(graph: Graph) -> int | None:
+    """The initial interval of a graph whose fragments are merged at one; None for another graph."""
+    return next((first_interval(value) for key, value in _built(graph) if key == "interval"), None)
+
+
 def _built(graph: Graph) -> Iterator[tuple[str, Any]]:
     for node in graph.nodes:
         if node.role == "learner" and isinstance(parts := node.keywords.get("fragments"), Sequence):
             yield "fragments", len(parts)
+        if node.body in (Pacer, Conductor) and "interval" in node.keywords:
+            yield "interval", node.keywords["interval"]
         if node.body is OuterStep:
             yield from ((key, node.keywords[name]) for key, name in OUTER.items())
 

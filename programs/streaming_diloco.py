@@ -25,6 +25,7 @@ from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.coded_updates import to_learner, updates_in
 from isthmus.programs.outer_settings import LEARNERS_MAX, Format, Rule, fault, faults, outer_settings
+from isthmus.programs.sweeps import interval_default
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Quorum
@@ -34,7 +35,7 @@ def build(
     job: Job,
     *,
     fragments: Cut | None = None,
-    interval: int = 24,
+    interval: int | None = None,
     overlap: int = 2,
     alpha: float = 0.5,
     merge: Rule = "average",
@@ -46,13 +47,16 @@ def build(
     """The graph. ConfigError, with every fault, for settings out of range.
 
     - `fragments`: P; by the size of the model if absent; 'layer' or 'tensor': one for each.
-    - `interval`: H, inner steps between two merges of one fragment.
+    - `interval`: H, inner steps between two merges of one fragment; if absent 24, or fewer (`programs.sweeps`).
     - `overlap`: tau, the steps between a fragment's capture and the adoption of its merged value.
     - `alpha`: how much of a learner's own fragment survives that. `merge`: 'average' (weighted by tokens) or 'rda'.
     - `push`, `update`: the wire formats of outer gradients and of published versions: 'float32', 'bf16', 'int8' or
       'int4'.
     - `outer_lr`, `outer_momentum`: eta and mu of the outer step; by the number of sweeps of the run if absent.
     """
+    if interval is None:
+        count = count_default(job.layout) if fragments is None else fragments_count(job.layout, fragments)
+        interval = interval_default(job, least=max(count, overlap + 1))
     given = dict(locals())
     given.pop("job")
     if found := list(_faults(job, given)):

@@ -86,9 +86,9 @@ def _train(
         _check_importable(request)
 
     from isthmus.programs.run.in_processes import submit
-    from isthmus.programs.terminal.live import warn, watching
+    from isthmus.programs.terminal.live import announce, watching
 
-    warn(request.warnings)
+    announce(request.chosen, request.warnings, quiet=quiet)
     if transport == "inproc":
         opened = request.in_one_process().with_store().with_folder()
         with watching(opened, quiet=quiet) as watch:

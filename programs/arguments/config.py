@@ -26,18 +26,17 @@ _ADAMW: Final = {"optimizer": "adamw"}
 _LARGE: Final = {"vocabulary": 50_304, "tied": True, "dtype": "bfloat16"} | _ADAMW
 """The vocabulary of GPT-2's tokens, rounded up to a multiple of 128; text is read as bytes all the same."""
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "nano": {"layers": 2, "width": 64, "heads": 4, "context": 64, "lr": 0.012},
-    "micro": {"layers": 4, "width": 128, "heads": 4, "context": 128, "lr": 0.003} | _ADAMW,
-    "mini": {"layers": 6, "width": 256, "heads": 8, "context": 256, "lr": 0.0015} | _ADAMW,
-    "small": {"layers": 8, "width": 512, "heads": 8, "context": 512, "lr": 0.001} | _ADAMW,
-    "gpt-124m": {"layers": 12, "width": 768, "heads": 12, "context": 1024, "lr": 0.0006} | _LARGE,
-    "gpt-1.2b": {"layers": 22, "width": 2048, "heads": 16, "context": 2048, "lr": 0.0002} | _LARGE,
-    "gpt-12b": {"layers": 37, "width": 5120, "heads": 40, "context": 2048, "batch": 16, "lr": 0.0001}
+    "nano": {"layers": 2, "width": 64, "heads": 4, "context": 64},
+    "micro": {"layers": 4, "width": 128, "heads": 4, "context": 128} | _ADAMW,
+    "mini": {"layers": 6, "width": 256, "heads": 8, "context": 256} | _ADAMW,
+    "small": {"layers": 8, "width": 512, "heads": 8, "context": 512} | _ADAMW,
+    "gpt-124m": {"layers": 12, "width": 768, "heads": 12, "context": 1024} | _LARGE,
+    "gpt-1.2b": {"layers": 22, "width": 2048, "heads": 16, "context": 2048} | _LARGE,
+    "gpt-12b": {"layers": 37, "width": 5120, "heads": 40, "context": 2048, "batch": 16}
     | {"stacked": True, "checkpoint": True}
     | _LARGE,
 }
-"""Sizes of the shipped task: 0.13, 0.86, 4.9, 26, 124, 1,210 and 11,900 million parameters. Learning rates fall with
-the width."""
+"""Sizes of the shipped task: 0.13, 0.86, 4.9, 26, 124, 1,210 and 11,900 million parameters."""
 
 
 @final

@@ -67,11 +67,11 @@ def train(
             apart.train(asked, is_detached=detach, quiet=quiet)
         return
 
-    from isthmus.programs.terminal.live import warn, watching
+    from isthmus.programs.terminal.live import announce, watching
     from isthmus.programs.training import start
 
     request = asked.request().to_train().in_one_process().with_store().with_folder()
-    warn(request.warnings)
+    announce(request.chosen, request.warnings, quiet=quiet)
     with watching(request, quiet=quiet) as view:
         start(request, view)
 

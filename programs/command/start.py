@@ -26,9 +26,9 @@ from isthmus.programs.run.differences import check_program
 from isthmus.programs.run.in_processes import Submitted, apart, detach, submit_apart
 from isthmus.programs.run.resume import is_store, resumed, resumed_from_store
 from isthmus.programs.snapshots.urls import KEY
-from isthmus.programs.terminal.live import preparing, warn, watching
+from isthmus.programs.terminal.live import announce, preparing, watching
 from isthmus.programs.training import start_on_machine, start_processes
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, Fault
 
 
 def train(asked: Options, *, is_detached: bool, quiet: bool) -> None:
@@ -43,7 +43,7 @@ def train(asked: Options, *, is_detached: bool, quiet: bool) -> None:
         return
     with preparing(quiet=quiet):
         submitted = submit_apart(lambda: asked.request().to_train().with_store())
-    warn(submitted.warnings)
+    announce(submitted.chosen, submitted.warnings, quiet=quiet)
     _run(submitted, is_detached=is_detached, quiet=quiet)
 
 
@@ -57,16 +57,16 @@ def resume(where: str, asked: Options, *, is_detached: bool, quiet: bool) -> Non
         check_program(told, wanted.program_reference(), f"Resuming {where}")
         return wanted.request().to_train().with_store(run=told.run)
 
-    def from_store(aside: Path, place: str) -> Callable[[list[str]], Request]:
+    def from_store(aside: Path, place: str) -> Callable[[], Request]:
         is_set = any(each.split("=")[0].strip() == KEY for each in asked.sets or ())
         more = [] if is_set else [f"{KEY}={place}"]
-        return lambda sets: request(aside, [*more, *sets])
+        return partial(request, aside, more)
 
     with preparing(quiet=quiet):
         if is_elsewhere:
             submitted = resumed_from_store(where, asked.run_dir, from_store)
         else:
-            submitted = resumed(Path(where), partial(request, Path(where)))
+            submitted = resumed(Path(where), partial(request, Path(where), []))
     _run(submitted, is_detached=is_detached, quiet=quiet)
 
 
@@ -103,10 +103,14 @@ def _train_there(asked: Options, cluster: Cluster, *, is_detached: bool, quiet: 
         from isthmus.programs.command.submission import handover
 
         # The home chooses the folder.
-        return handover(replace(asked, run_dir=None).request().to_train().with_store(), cluster, folder).as_data()
+        request = replace(asked, run_dir=None).request().to_train().with_store()
+        data = handover(request, cluster, folder).as_data()
+        return {"handover": data, "warnings": request.warnings, "chosen": dict(request.chosen)}
 
     with preparing(quiet=quiet):
-        handed = Handover.read(apart(work))
+        prepared = apart(work)
+    handed = Handover.read(prepared["handover"])
+    announce(prepared["chosen"], [Fault(*warning) for warning in prepared["warnings"]], quiet=quiet)
     if is_detached:
         submitted = machine_client.hand_over_detached(daemon, handed)
         typer.echo(_parting(submitted, f"under the daemon {daemon.name}", quiet=quiet))

@@ -153,11 +153,10 @@ def _refused(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"Preparing the run folder {path}", "a disk that takes its files", found, do)
 
 
-def document(config: Mapping[str, Mapping[str, Any]], derived: Mapping[str, Any]) -> str:
-    """The text of config.toml; in it what the program has `derived` of its settings is a comment."""
+def document(config: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text of config.toml."""
     head = "# The whole configuration of this run. To start it again: isthmus train --config THIS_FILE\n\n"
-    notes = [f"# {key} = {toml.value(value)}: chosen for this run" for key, value in derived.items()]
-    return head + toml.document(config, {"program": notes})
+    return head + toml.document(config)
 
 
 def point_latest_to(path: Path) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple, final
 from isthmus.programs import language_model
 from isthmus.programs.checks.item_sizes import item_faults
 from isthmus.programs.checks.processes import process_faults
-from isthmus.programs.outer_settings import derived
+from isthmus.programs.outer_settings import derived, interval_of
 from isthmus.programs.recorder.roles import SNAPSHOT_SECONDS_DEFAULT, with_recorder
 from isthmus.programs.request import new_folder, reference
 from isthmus.programs.request.environment import prepare_environment
@@ -28,6 +28,7 @@ from isthmus.programs.request.fingerprint import fingerprint
 from isthmus.programs.request.program import DEFAULT, Program
 from isthmus.programs.request.settings import Schema, collecting
 from isthmus.programs.snapshots.urls import check, place_of
+from isthmus.programs.sweeps import few_sweeps
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.plans import Plan, lower
@@ -63,8 +64,9 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 class Request:
     """A run that may start: everything about it is known and verified, and nothing has been done yet.
 
-    `config` has the sections run, program and task of config.toml, defaults filled in; `warnings` are oddities of the
-    task, wrong only if not intended. With `is_run_dir_given`, the run's folder must be `run_dir`.
+    `config` has the sections run, program and task of config.toml, defaults filled in; `chosen` are those of them, by
+    section.key, that follow from the others. `warnings` are oddities, wrong only if not intended. With
+    `is_run_dir_given`, the run's folder must be `run_dir`.
     """
 
     program: Program
@@ -79,6 +81,7 @@ class Request:
     is_run_dir_given: bool
     config: Mapping[str, Mapping[str, Any]]
     warnings: tuple[Fault, ...] = ()
+    chosen: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -141,7 +144,7 @@ class Request:
     @property
     def config_text(self) -> str:
         """The text of its config.toml."""
-        return new_folder.document(self.config, derived(self.graph, self.config["program"]))
+        return new_folder.document(self.config)
 
 
 def prepare(
@@ -166,9 +169,11 @@ def prepare(
     reference.bind(job.task, parts.subject.task)
     graph = program.build(job)
     if "learners" not in run and (fitting := _nearest_learners(graph, job.learners)) != job.learners:
-        parts = parts._replace(run={**parts.run, "learners": fitting})
-        job = _job(program, parts)
-        graph = program.build(job)
+        run = {**run, "learners": fitting}
+        return prepare(program, task, run=run, task_settings=task_settings, run_dir=run_dir, found=found)
+    chosen = derived(graph, parts.settings)
+    parts = parts._replace(settings={**parts.settings, **chosen})
+    job = replace(job, settings=MappingProxyType(parts.settings))
     with_recorder(graph, job)
     proof = verify(graph)
     _check_learners(graph, job)
@@ -194,16 +199,18 @@ def prepare(
         run_dir=parts.run_dir,
         is_run_dir_given=run_dir is not None,
         config={"run": section, "program": parts.settings, "task": parts.subject.settings},
-        warnings=warnings,
+        warnings=(*warnings, *_few_sweeps(graph, job)),
+        chosen=MappingProxyType({**parts.subject.chosen, **{f"program.{key}": chosen[key] for key in chosen}}),
     )
 
 
 class Subject(NamedTuple):
-    """The task of a request, with the settings that it was made with."""
+    """The task of a request, with the settings that it was made with, and those of them that were chosen."""
 
     reference: Reference
     task: Task
     settings: Mapping[str, Any]
+    chosen: Mapping[str, Any] = _NOTHING
 
 
 class _Parts(NamedTuple):
@@ -235,7 +242,7 @@ def _gather(
         settings = program.schema().read(program.settings)
     subject = None
     with collecting(faults):
-        subject = find_task(task, task_settings)
+        subject = find_task(task, task_settings, budget)
     path = None
     with collecting(faults):
         path = new_folder.choose(run_dir, _short_name(program), datetime.now())
@@ -306,13 +313,16 @@ def _run(
     }
 
 
-def find_task(task: Task | str | None, settings: Mapping[str, Any]) -> Subject:
-    """The task that was given or named, or the shipped one."""
+def find_task(task: Task | str | None, settings: Mapping[str, Any], run: Mapping[str, Any] = _NOTHING) -> Subject:
+    """The task that was given or named, or the shipped one, with the defaults for section `run.` if that is given."""
     if task is None:
         schema = Schema.of("task", language_model.task)
         known = schema.read(settings)
         known["data"] = tuple(os.path.abspath(path) for path in known["data"])
-        return Subject(Reference(reference.called(SHIPPED_TASK, known)), language_model.task(**known), known)
+        chosen = language_model.chosen(known, tokens=run["tokens"], learners=run["learners"]) if run else {}
+        known |= chosen
+        named = {f"task.{key}": value for key, value in chosen.items()}
+        return Subject(Reference(reference.called(SHIPPED_TASK, known)), language_model.task(**known), known, named)
     if settings:
         given = ", ".join(f"task.{name}" for name in settings)
         do = "Leave these out, or leave --task out: they belong to the shipped task."
@@ -358,6 +368,14 @@ def _check_budget(task: Task, run: Mapping[str, Any]) -> None:
     if run["tokens"] < step:
         do = f"Train on at least {step} tokens: what one batch counts for."
         raise ConfigError("Reading run.tokens", f"at least one step, which is {step} tokens", str(run["tokens"]), do)
+
+
+def _few_sweeps(graph: Graph, job: Job) -> Iterator[Fault]:
+    """The warning about a run that merges its model too seldom."""
+    interval = interval_of(graph)
+    warning = None if interval is None else few_sweeps(job, interval)
+    if warning is not None:
+        yield warning
 
 
 def _first_step(parts: _Parts) -> tuple[Fault, ...]:

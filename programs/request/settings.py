@@ -100,7 +100,11 @@ class Schema:
                 return msgspec.convert(candidate, setting.annotation)
             except (msgspec.ValidationError, TypeError):
                 continue
-        default = "" if setting.default is REQUIRED else f", or leave it out for {setting.default!r}"
+        default = (
+            ""
+            if setting.default is REQUIRED
+            else ", or leave it out" + ("" if setting.default is None else f" for {setting.default!r}")
+        )
         found = repr(str(given)) if isinstance(given, str) else f"{given!r} ({type(given).__name__})"
         raise ConfigError(doing, expected, found, f"Change {self.section}.{setting.name}{default}.")
 

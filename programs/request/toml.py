@@ -10,14 +10,12 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from isthmus.runtime.errors import ConfigError
 
-_NONE: Final[Mapping[str, Sequence[str]]] = MappingProxyType({})
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -52,12 +50,12 @@ def inline(table: Mapping[str, Any]) -> str:
     return ", ".join(f"{_key(name)} = {value(item)}" for name, item in table.items() if item is not None)
 
 
-def document(sections: Mapping[str, Mapping[str, Any]], notes: Mapping[str, Sequence[str]] = _NONE) -> str:
-    """A document of one table per section, with the lines of `notes` at the end of those that have any."""
+def document(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """A document of one table per section."""
     parts = []
     for name, table in sections.items():
         lines = [f"{_key(key)} = {value(item)}" for key, item in table.items() if item is not None]
-        parts.append("\n".join([f"[{_key(name)}]", *lines, *notes.get(name, ()), ""]))
+        parts.append("\n".join([f"[{_key(name)}]", *lines, ""]))
     return "\n".join(parts)
 
 

@@ -7,16 +7,15 @@ tokens. The basis of a default (the outer settings follow from the number of swe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
-from isthmus.programs.outer_settings import OUTER, derived
 from isthmus.programs.request import reference
 from isthmus.programs.request.program import SHIPPED
 from isthmus.programs.request.request import SHIPPED_TASK
 from isthmus.programs.request.spec import Spec
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.template import Graph, Job
+from isthmus.runtime.graph.template import Job
 
 MAY_RUN: Final = ("tokens", "learners")
 MAY_PROGRAM: Final = (
@@ -42,12 +41,6 @@ def changes(told: Spec, wanted: Job, doing: str) -> dict[str, tuple[Any, Any]]:
     if faults:
         raise ConfigError.of(faults)
     return found
-
-
-def pinned(graph: Graph, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a run's graph was built with, of those that are defaults in the `wanted` ones and follow from
-    more than one key."""
-    return {key: value for key, value in derived(graph, wanted).items() if key in OUTER}
 
 
 def _fault(key: str, found: tuple[Any, Any], doing: str) -> Fault:

@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, final
@@ -61,6 +61,7 @@ class Submitted:
     job: Job
     run_dir: Path
     warnings: tuple[Fault, ...] = ()
+    chosen: Mapping[str, Any] = field(default_factory=dict)
 
 
 def submit(request: Request) -> Submitted:
@@ -78,7 +79,7 @@ def submit(request: Request) -> Submitted:
     told = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds, elastic=elastic)
     with new_folder.prepared(request.run_dir):
         spec.write(request.run_dir, told)
-    return Submitted(request.name, request.job, request.run_dir, request.warnings)
+    return Submitted(request.name, request.job, request.run_dir, request.warnings, dict(request.chosen))
 
 
 def submit_apart(make: Callable[[], Request]) -> Submitted:
@@ -86,11 +87,12 @@ def submit_apart(make: Callable[[], Request]) -> Submitted:
 
     def work() -> dict[str, Any]:
         made = submit(make())
-        return {"folder": str(made.run_dir), "name": made.name, "warnings": made.warnings}
+        return {"folder": str(made.run_dir), "name": made.name, "warnings": made.warnings, "chosen": made.chosen}
 
     told = apart(work)
     known = submitted(Path(told["folder"]), told["name"])
-    return replace(known, warnings=tuple(Fault(*warning) for warning in told["warnings"]))
+    warnings = tuple(Fault(*warning) for warning in told["warnings"])
+    return replace(known, warnings=warnings, chosen=told["chosen"])
 
 
 def apart(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from isthmus.programs.request import new_folder, spec
 from isthmus.programs.request.program import Program
 from isthmus.programs.request.request import Request
 from isthmus.programs.request.run_lock import InUseError, RunLock, user_of
-from isthmus.programs.run.differences import changes, pinned
+from isthmus.programs.run.differences import changes
 from isthmus.programs.run.in_processes import Submitted, apart, submitted
 from isthmus.programs.snapshots.fetched import Fetched, fetch
 from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
@@ -55,10 +55,10 @@ AT_END: Final = (*OVER, "report.html", "trace.json")
 """Files that are written when a run is over."""
 
 
-def resumed(folder: Path, request: Callable[[list[str]], Request]) -> Submitted:
+def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     """A run that was cut off, ready to go on in its folder; ConfigError, with nothing changed, if it cannot.
 
-    `request` makes today's request, given more settings as texts of --set.
+    `request` makes today's request.
     """
     doing = f"Resuming {folder}"
     _check_folder(folder, doing)
@@ -82,7 +82,7 @@ def is_store(text: str) -> bool:
 
 
 def resumed_from_store(
-    text: str, run_dir: Path | None, asked: Callable[[Path, str], Callable[[list[str]], Request]]
+    text: str, run_dir: Path | None, asked: Callable[[Path, str], Callable[[], Request]]
 ) -> Submitted:
     """A run whose snapshots are in the store `text`, ready to go on in a new folder, `run_dir` if given.
 
@@ -163,7 +163,7 @@ def aside(base: Path, doing: str) -> Iterator[Path]:
 
 
 def _files(
-    folder: Path, told: spec.Spec, request: Callable[[list[str]], Request], doing: str, *, is_elsewhere: bool = False
+    folder: Path, told: spec.Spec, request: Callable[[], Request], doing: str, *, is_elsewhere: bool = False
 ) -> dict[str, Any]:
     """Replacements of the run's files, by name; empty if nothing changes, never empty if `is_elsewhere`.
 
@@ -178,10 +178,8 @@ def _files(
         do = "The program or isthmus itself was changed since. Undo that, or start a new run."
         raise ConfigError(doing, expected, f"another one now, {error.faults[0].found}", do) from None
     check_whole(folder, doing, fragment_sizes(graph))
-    made = request([])
-    found = changes(told, made.job, doing)
-    if kept := pinned(graph, made.job.settings if found else {}):
-        made = request([f"program.{name}={value}" for name, value in kept.items()])
+    made = request()
+    changes(told, made.job, doing)
     asked = spec.of(made, zero_ns=told.zero_ns, cpu_seconds=told.cpu_seconds, elastic=sizes_here(made))
     here = {**asdict(told.here), "learners": asked["here"]["learners"]}
     if is_elsewhere:

@@ -86,8 +86,13 @@ def preparing(*, quiet: bool, console: Console | None = None) -> Iterator[None]:
             console.file.flush()
 
 
-def warn(warnings: Iterable[Fault]) -> None:
-    """Print the warnings of a request that is about to start on standard error."""
+def announce(chosen: Mapping[str, Any], warnings: Iterable[Fault], *, quiet: bool) -> None:
+    """Print the settings that were chosen for a run that is about to start, unless `quiet`, and on standard error the
+    warnings of its request."""
+    if chosen and not quiet:
+        values = ", ".join(f"{name} {value}" for name, value in chosen.items())
+        sys.stdout.write(f"chosen for this run: {values}\n")
+        sys.stdout.flush()
     for warning in warnings:
         sys.stderr.write(f"isthmus: warning: {warning}\n")
     sys.stderr.flush()

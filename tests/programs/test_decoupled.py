@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from isthmus.programs.decoupled import build, settings_for
+from isthmus.programs.decoupled import build
+from isthmus.programs.sweeps import OUTER_DECOUPLED, outer_default
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Job, Reference, TensorSpec
 from tests.patience import PATIENCE
@@ -18,7 +19,7 @@ from tests.patience import PATIENCE
     [(0.5, (0.7, 0.0)), (14.9, (0.7, 0.0)), (15, (0.7, 0.3)), (59.9, (0.7, 0.3)), (60, (0.4, 0.7)), (83, (0.4, 0.7))],
 )
 def test_settings_follow_the_number_of_sweeps(sweeps: float, expected: tuple[float, float]) -> None:
-    assert settings_for(sweeps) == expected
+    assert outer_default(sweeps, OUTER_DECOUPLED) == expected
 
 
 def test_building_the_graph_needs_neither_jax_nor_numba() -> None:

@@ -13,7 +13,7 @@ import pytest
 from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.recipe import Now
-from isthmus.programs.language_model import task
+from isthmus.programs.language_model import rate_default, task
 from isthmus.programs.request.layout import layout
 from isthmus.programs.task import At
 from isthmus.runtime.errors import ConfigError
@@ -34,6 +34,24 @@ def test_nano_is_the_default(text: str) -> None:
     assert nano.tokens_per_batch == 512
     assert nano.batch(At(0, 0, 0))["tokens"].shape == (8, 65)
     assert len(list(nano.evaluation_batches(0))) == 32
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "width", "batch", "rate"),
+    [
+        ("muon", 64, 8, 0.012),
+        ("muon", 64, 32, 0.012),
+        ("muon", 64, 2, 0.006),
+        ("muon", 64, (4, 2, 0), 0.006),
+        ("adamw", 64, 8, 0.006),
+        ("adamw", 256, 8, 0.0015),
+        ("adamw", 256, 2, 0.00075),
+    ],
+)
+def test_the_default_rate_follows_from_optimizer_width_and_batch(
+    optimizer: str, width: int, batch: int | tuple[int, ...], rate: float
+) -> None:
+    assert rate_default(optimizer, width, batch) == rate
 
 
 def test_settings_reach_the_model(text: str) -> None:

@@ -103,7 +103,7 @@ def test_a_folder_is_of_one_comparison(task: str, tmp_path: Path) -> None:
         "at virtual speeds": _with(made, pacing=Pacing((1.0,))),
         "seeds from 0": _with(made, seed=3),
         "decoupled-diloco": plan(asked(task, "diloco")),
-        "program.interval=24": plan(asked(task, sections={"program": {"interval": 12}})),
+        "program.interval=8": plan(asked(task, sections={"program": {"interval": 12}})),
         "its sources": _with(made, variants=tuple(_resourced(side) for side in made.variants)),
     }
     for found, other in others.items():

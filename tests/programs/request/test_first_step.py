@@ -52,7 +52,7 @@ def _elsewhere(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def prepared(task: Task, tokens: int = 1000) -> Any:
+def prepared(task: Task, tokens: int = 100_000) -> Any:
     return prepare(task=task, run={"tokens": tokens, "learners": 1})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -272,24 +271,68 @@ def test_creating_the_folder_writes_the_configuration_and_points_latest_to_it(fo
     assert sorted(path.name for path in second.run_dir.iterdir()) == ["config.toml", "run.lock"]
 
 
+OUTER_STEP = {"outer_lr": 0.4, "outer_momentum": 0.7}
+
+
 @pytest.mark.parametrize(
     ("program", "chosen"),
     [
-        ("decoupled-diloco", ["fragments = 8", "outer_lr = 0.7", "outer_momentum = 0.3"]),
-        ("streaming-diloco", ["fragments = 8", "outer_lr = 1.0", "outer_momentum = 0.0"]),
-        ("diloco", ["outer_lr = 1.0", "outer_momentum = 0.0"]),
-        ("data-parallel", []),
+        ("decoupled-diloco", {"fragments": 8, "interval": 24, **OUTER_STEP}),
+        ("streaming-diloco", {"fragments": 8, "interval": 24, **OUTER_STEP}),
+        ("diloco", {"interval": 24, **OUTER_STEP}),
+        ("data-parallel", {}),
     ],
 )
-def test_the_configuration_says_what_the_program_chose_for_this_run(
-    folder: Path, program: str, chosen: list[str]
+def test_what_follows_from_the_sweeps_is_chosen_and_stands_in_the_configuration(
+    folder: Path, program: str, chosen: dict[str, Any]
 ) -> None:
-    text = prepare(Program(program), run={"tokens": 1_000_000, "learners": 4}).config_text
-    assert re.findall("# (.*): chosen for this run", text) == chosen
-    assert toml.tomllib.loads(text)["run"]["tokens"] == 1_000_000
-    if chosen:
-        given = {"outer_lr": 1.0, "outer_momentum": 0.0} | ({"fragments": 4} if "fragments = 8" in chosen else {})
-        assert "chosen for this run" not in prepare(Program(program, **given), run={"tokens": 1_000_000}).config_text
+    run = {"tokens": 1_020_000, "learners": 4}
+    request = prepare(Program(program), run=run)
+    written = toml.tomllib.loads(request.config_text)
+    of_program = {f"program.{key}": value for key, value in chosen.items()}
+    assert dict(request.chosen) == {"task.batch": 2, "task.lr": 0.006, **of_program}
+    assert {key: written["program"][key] for key in chosen} == chosen
+    assert (written["task"]["batch"], written["task"]["lr"]) == (2, 0.006)
+    assert request.warnings == ()
+
+    given = {key: value * 2 for key, value in chosen.items()} | ({"outer_momentum": 0.5} if chosen else {})
+    again = prepare(Program(program, **given), run=run, task_settings={"batch": 3, "lr": 0.01})
+    assert not again.chosen
+    assert (again.config["task"]["batch"], again.config["task"]["lr"]) == (3, 0.01)
+    assert {key: again.config["program"][key] for key in given} == given
+
+    # As it stands there it stays, whatever the budget: that is how a run is resumed.
+    longer = prepare(
+        Program(program, **written["program"]), run={**run, "tokens": 9_000_000}, task_settings=written["task"]
+    )
+    assert not longer.chosen
+    assert {key: longer.config["program"][key] for key in chosen} == chosen
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch", "interval", "is_warned"),
+    [(4_100_000, 8, 24, False), (500_000, 1, 24, False), (255_000, 1, 16, False), (100_000, 1, 8, True)],
+)
+def test_smaller_batches_come_before_shorter_intervals_and_too_few_sweeps_are_told(
+    folder: Path, tokens: int, batch: int, interval: int, is_warned: bool
+) -> None:
+    request = prepare(run={"tokens": tokens, "learners": 4})
+    assert (request.config["task"]["batch"], request.config["program"]["interval"]) == (batch, interval)
+    assert [fault.found.partition(",")[0] for fault in request.warnings] == ["48.8"] * is_warned
+
+
+def test_the_interval_that_is_given_does_not_change_the_batch(folder: Path) -> None:
+    request = prepare(Program(interval=6), run={"tokens": 1_020_000, "learners": 4})
+    assert request.config["task"]["batch"] == 2
+    assert request.config["program"]["interval"] == 6
+
+
+def test_a_default_interval_leaves_room_for_fragments_and_overlap(folder: Path) -> None:
+    run = {"tokens": 60_000, "learners": 4}
+    assert prepare(Program("streaming-diloco", fragments=12), run=run).config["program"]["interval"] == 12
+    assert prepare(Program(overlap=20), run=run).config["program"]["interval"] == 20
+    with pytest.raises(ConfigError, match=r"program.overlap of decoupled-diloco: expected 0 to interval = 24"):
+        prepare(Program(overlap=25), run=run)
 
 
 def test_two_runs_of_one_second_have_folders_of_their_own(folder: Path) -> None:
