@@ -113,16 +113,19 @@ class Windows:
         The evaluation is `evaluation_batches` long, from position 0, regardless of seed and slot, and begins anew after
         it.
         """
-        if at.split == "train":
-            side = self.corpus.train
-            starts = at.rng().integers(0, len(side) - self.length, of_slot(self.sequences, at.slot), endpoint=True)
-        else:
-            side = self.corpus.evaluation
-            starts = self._evaluation_starts(at.position % self.evaluation_batches, len(side) - self.length)
-        tokens = np.stack([side.window(int(start), self.length) for start in starts])
+        side = self.corpus.train if at.split == "train" else self.corpus.evaluation
+        tokens = np.stack([side.window(int(start), self.length) for start in self.starts(at)])
         if tokens.dtype != np.uint8 or self.corpus.vocabulary < BYTE_VOCABULARY:
             check_ids(tokens, self.corpus.vocabulary, f"the batch at {at}")
         return {"tokens": tokens.astype(self.dtype, copy=False)}
+
+    def starts(self, at: At) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Where each window of the batch begins in its side of the split, int64[sequences of the slot]."""
+        if at.split == "train":
+            last = len(self.corpus.train) - self.length
+            return at.rng().integers(0, last, of_slot(self.sequences, at.slot), endpoint=True)
+        last = len(self.corpus.evaluation) - self.length
+        return self._evaluation_starts(at.position % self.evaluation_batches, last)
 
     def _evaluation_starts(self, position: int, last: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         sequences = of_slot(self.sequences, 0)
