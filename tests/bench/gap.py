@@ -215,7 +215,7 @@ class Run:
         return float(self.loss({name: jnp.asarray(leaf) for name, leaf in w.items()}, self.held_out))
 
     def data_parallel(self) -> dict[str, float]:
-        w, moments = dict(self.first), fresh(self.first)
+        w, moments = {name: jnp.array(leaf) for name, leaf in self.first.items()}, fresh(self.first)
         for at in range(self.steps):
             tokens = self.batches[0, at] if self.of["one"] else self.batches[:, at].reshape(-1, self.config.context + 1)
             w, moments = self.step(w, moments, tokens, at)
