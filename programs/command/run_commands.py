@@ -67,9 +67,11 @@ def train(
             apart.train(asked, is_detached=detach, quiet=quiet)
         return
 
+    from isthmus.programs.islands.taken import take_all
     from isthmus.programs.terminal.live import announce, watching
     from isthmus.programs.training import start
 
+    take_all()  # Before the request is prepared: that may compute a first loss.
     request = asked.request().to_train().in_one_process().with_store().with_folder()
     announce(request.chosen, request.warnings, quiet=quiet)
     with watching(request, quiet=quiet) as view:

@@ -37,7 +37,7 @@ class Place(msgspec.Struct, frozen=True):
 
 class Run(msgspec.Struct, frozen=True):
     """One run that is done. `finals` are the last values by metric; `seconds` the wall or virtual time from the first
-    inner step, `bytes` those of learners and shards."""
+    inner step, `bytes` those of learners and shards; `devices` are the kinds of its learners' devices."""
 
     seed: int
     folder: str
@@ -49,6 +49,7 @@ class Run(msgspec.Struct, frozen=True):
     bytes: float | None
     places: list[Place]
     remark: str = ""
+    devices: tuple[str, ...] = ()
 
     def value(self, metric: str, axis: Axis, at: float) -> float | None:
         """A metric at a place along an axis, between the evaluations before and after it; None outside of them."""
@@ -98,7 +99,14 @@ def _run(folder: Path, variant: Variant, seed: int, path: Path) -> Run:
         bytes=record.number("bytes_sent_total"),
         places=_places(record, is_alone=variant.learners == 1),
         remark=record.text("error"),
+        devices=_devices(record),
     )
+
+
+def _devices(record: RunRecord) -> tuple[str, ...]:
+    rows = record.summary.get("per_learner")
+    kinds = [row.get("device_kind") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return tuple(sorted({str(kind) for kind in kinds if kind}))
 
 
 def _places(record: RunRecord, *, is_alone: bool) -> list[Place]:

@@ -48,7 +48,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """All sides, the reference first, controls last."""
+    """All sides, the reference first, controls last; `devices` are the kinds of devices that runs computed on."""
 
     folder: str
     reference: str
@@ -59,6 +59,7 @@ class Comparison(msgspec.Struct, frozen=True):
     speeds: list[float]
     failed: int
     missing: int
+    devices: list[str]
     sides: list[Side]
 
     @property
@@ -85,6 +86,7 @@ def comparison(folder: Path, plan: Plan, seeds: int, failed: int = 0) -> Compari
         speeds=[] if plan.pacing is None else list(plan.pacing.speeds),
         failed=failed,
         missing=sum(seeds - len(found) for found in runs.values()),
+        devices=sorted({kind for found in runs.values() for run in found for kind in run.devices}),
         sides=sides,
     )
 

@@ -1,8 +1,8 @@
 """Carries out the runs of a comparison, in real or in virtual time.
 
-In real time they run one after another, each as by `isthmus train`; in virtual time as many at once as there are cores,
-each in a process of its own. A run that fails is reported, and the others go on. Ctrl-C ends all that are in progress;
-the next call tries these again.
+In real time they run one after another, each as by `isthmus train`; in virtual time several at once, each in a process
+of its own, on the devices that there are (`islands.whole_runs`). A run that fails is reported, and the others go on.
+Ctrl-C ends all that are in progress; the next call tries these again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, final
@@ -21,6 +21,8 @@ import msgspec
 from isthmus.programs.comparison import folder as folders
 from isthmus.programs.comparison.plan import Pacing, Plan, Variant
 from isthmus.programs.comparison.wanted import request_of
+from isthmus.programs.islands import accelerators
+from isthmus.programs.islands.whole_runs import Places, places
 from isthmus.programs.run.in_process import Watch
 from isthmus.programs.run.in_processes import run_processes, submit_apart
 from isthmus.programs.run.interrupts import interrupts
@@ -55,8 +57,11 @@ class News:
     summary: dict[str, Any] | None = None
 
 
-def carry_out(folder: Path, plan: Plan, seeds: int, hear: Callable[[News], None]) -> int:
-    """Make every run that is not done; how many failed. KeyboardInterrupt at a signal."""
+def carry_out(folder: Path, plan: Plan, seeds: int, hear: Callable[[News | Places], None]) -> int:
+    """Make every run that is not done; how many failed. KeyboardInterrupt at a signal.
+
+    `hear` is called with the places of runs in virtual time, before the first, and with the news of every run.
+    """
     runs = plan.runs(seeds)
     left = [(variant, seed) for variant, seed in runs if folders.done(folder, variant, seed) is None]
     tally = _Tally(hear, len(runs) - len(left), len(runs))
@@ -72,9 +77,12 @@ def carry_out(folder: Path, plan: Plan, seeds: int, hear: Callable[[News], None]
 class _Tally:
     """Counts runs, and reports them."""
 
-    def __init__(self, hear: Callable[[News], None], done: int, many: int) -> None:
+    def __init__(self, hear: Callable[[News | Places], None], done: int, many: int) -> None:
         self._hear, self._done, self._many = hear, done, many
         self.failed = 0
+
+    def placed(self, where: Places) -> None:
+        self._hear(where)
 
     def begun(self, variant: Variant, seed: int, share: float | None = None) -> None:
         self._hear(News(self._done, self._many, _named(variant, seed), share))
@@ -126,33 +134,38 @@ class _Share(Watch):
 
 
 def _virtual(folder: Path, left: list[tuple[Variant, int]], pacing: Pacing, tally: _Tally) -> None:
-    waiting, busy = list(left), list[_Process]()
-    workers = len(os.sched_getaffinity(0))
+    if not left:
+        return
+    waiting, busy = list(left), dict[int, _Process]()
+    where = places(accelerators.find(), len(os.sched_getaffinity(0)), len(left), os.environ)
+    tally.placed(where)
     with interrupts() as interrupted:
         try:
             while waiting or busy:
                 if interrupted.count:
                     raise interrupted.error()
-                if waiting and len(busy) < workers:
+                free = next((place for place in range(len(where.environments)) if place not in busy), None)
+                if waiting and free is not None:
                     variant, seed = waiting.pop(0)
                     tally.begun(variant, seed)
-                    busy.append(_Process(Order(variant, seed, str(folders.free(folder, variant, seed)), pacing)))
+                    order = Order(variant, seed, str(folders.free(folder, variant, seed)), pacing)
+                    busy[free] = _Process(order, where.environments[free])
                     continue
-                for process in [each for each in busy if each.is_over()]:
-                    busy.remove(process)
+                for place, process in [(place, each) for place, each in busy.items() if each.is_over()]:
+                    del busy[place]
                     order = process.order
                     tally.ended(order.variant, order.seed, Path(order.folder), process.failure())
                 time.sleep(LOOK_SECONDS)
         finally:
-            for process in busy:
+            for process in busy.values():
                 process.kill()
 
 
 @final
 class _Process:
-    """A process that runs one run in virtual time; it ends with this one, whose pipe it holds."""
+    """A process that runs one run in virtual time, with these variables; it ends with this one, whose pipe it holds."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, environment: Mapping[str, str]) -> None:
         self.order = order
         self._run = Path(order.folder)
         self._run.mkdir(parents=True)
@@ -160,6 +173,7 @@ class _Process:
         with (self._run / LOG).open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "isthmus.programs.comparison.virtual_process"],
+                env=os.environ | environment,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

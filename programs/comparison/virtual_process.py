@@ -1,6 +1,7 @@
 """The process of one run in virtual time: reads its request from standard input, and leaves a run folder behind.
 
-It ends with the process at the other end of its standard input.
+It ends with the process at the other end of its standard input, which has set its environment for the device on which
+it computes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import msgspec
 
 from isthmus.programs.comparison.runs import Order
 from isthmus.programs.comparison.wanted import request_of
-from isthmus.programs.islands.taken import set_environment
 from isthmus.programs.request import new_folder, spec
 from isthmus.programs.request.graph_view import as_json
 from isthmus.programs.request.run_lock import RunLock
@@ -60,7 +60,6 @@ def main() -> None:
     """The process."""
     unblock()
     ignore()  # A terminal sends them here, too; the process that gave the order acts on them.
-    set_environment({"JAX_PLATFORMS": "cpu"})
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
     threading.Thread(target=_end_with_sender, daemon=True).start()
     try:

@@ -18,6 +18,8 @@ from isthmus.programs.islands.environment import (
     platform_of,
 )
 from isthmus.programs.islands.gang import GangOfProcesses
+from isthmus.programs.islands.whole_runs import process_environment
+from isthmus.programs.request.environment import has_backend
 from isthmus.programs.request.spec import Spec
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import Island
@@ -62,6 +64,17 @@ def take(member: Member, told: Spec) -> Island | None:
         return Island(gang=gang, elastic=elastic) if size > 1 else None
     kinds = told.here.kinds if platform_of(told.here.kinds) == islands.platform else ()
     return Island(kinds, islands.devices, gang=gang, elastic=elastic)
+
+
+def take_all() -> None:
+    """Let this process have all accelerators of the machine, for a run in it; no-op where jax has a backend already."""
+    if not has_backend():
+        set_environment(process_environment(accelerators.find(), os.environ))
+
+
+def would_take() -> bool:
+    """Whether this process would take accelerators that are there, if it computed anything."""
+    return not has_backend() and accelerators.find() is not None
 
 
 def shares(devices: int, learners: int) -> list[Island]:

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, final
 
 from isthmus.programs.islands.elastic_sizes import sizes_here
-from isthmus.programs.islands.taken import set_environment
 from isthmus.programs.request import new_folder, spec
 from isthmus.programs.request.environment import has_backend
 from isthmus.programs.request.request import Request
@@ -99,8 +98,9 @@ def apart(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The result of `work`, as JSON; runs in a child, so that this process imports neither jax nor the task.
 
     Raises the child's errors, as a RequestError with the same faults; RunError if the child dies; KeyboardInterrupt at
-    a signal. The child ends with this process, however that ends, and its jax computes on the CPU: accelerators are for
-    the hosts. Where jax has a backend already there is no child, because a process with its threads must not be forked.
+    a signal. The child ends with this process, however that ends, and its jax is on the CPU, where it computes the loss
+    of a small task's first batch: accelerators are for the hosts. Where jax has a backend already there is no child,
+    because a process with its threads must not be forked.
     """
     if has_backend():
         return work()
@@ -154,16 +154,27 @@ def _prepare(work: Callable[[], dict[str, Any]], writer: int) -> NoReturn:
         os._exit(1)
 
     ignore()  # A terminal sends them here, too; the command acts on them.
-    set_environment({"JAX_PLATFORMS": "cpu"})
     threading.Thread(target=end_with_reader, daemon=True).start()
     try:
-        answer = json.dumps(_answer(work)).encode()
+        answer = json.dumps(_answer(lambda: _on_cpu(work))).encode()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(answer)
     finally:
         os._exit(0)
+
+
+def _on_cpu(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result of `work`, with a jax that starts no accelerator.
+
+    The environment stays the user's: it bounds the accelerators that hosts will find.
+    """
+    import jax
+
+    config: Any = jax.config
+    config.update("jax_platforms", "cpu")
+    return work()
 
 
 def submitted(folder: Path, name: str) -> Submitted:

@@ -14,6 +14,7 @@ from rich.text import Text
 from isthmus.programs.comparison.outcome import Comparison, Figure
 from isthmus.programs.comparison.runs import News
 from isthmus.programs.comparison.statistics import Difference
+from isthmus.programs.islands.whole_runs import Places
 from isthmus.programs.results.numbers import UNKNOWN, decimal, percent, seconds, size
 from isthmus.programs.results.record import LOSS
 from isthmus.programs.terminal.fitted_table import Column, fitted
@@ -33,8 +34,11 @@ class Progress:
         self._made = 0
         self._done = "no"
 
-    def hear(self, news: News) -> None:
+    def hear(self, news: News | Places) -> None:
         """Show it."""
+        if isinstance(news, Places):
+            self._line(placed(news))
+            return
         self._done = f"{news.done} of {news.many}"
         if news.failure:
             self._line(f"{news.name} failed: {news.failure}")
@@ -66,6 +70,19 @@ class Progress:
         self.clear()
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
+
+
+def placed(where: Places) -> str:
+    """The devices of runs in virtual time, in words."""
+    count = len(where.environments)
+    runs = "one run at a time" if count == 1 else f"{count} runs at once"
+    if not where.devices:
+        platform = "what JAX_PLATFORMS names" if where.platform is None else "the CPU"
+        return f"Computing on {platform}, {runs}."
+    kind = "GPU" if where.platform == "cuda" else "TPU chip"
+    many = f"{where.devices} {kind}{'s' if where.devices > 1 else ''}"
+    share = "" if where.share is None else f", each with {where.share:g} of the memory of one"
+    return f"Computing on {many}, {runs}{share}. JAX_PLATFORMS=cpu has them on the CPU."
 
 
 def show(comparison: Comparison, *, as_json: bool) -> None:
@@ -118,6 +135,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
         "deviations over seeds; differences are paired by seed, with 95 % intervals of Student's t."
     )
     yield f"The reference is {comparison.reference}; alone is one learner on its share of the tokens."
+    if comparison.devices:
+        yield f"Computed on {', '.join(comparison.devices)}."
     if comparison.margin is not None:
         yield f"Verdicts are against a margin of {comparison.margin:g}, given before the first run."
     if comparison.missing:

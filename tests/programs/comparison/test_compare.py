@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,11 +21,12 @@ from .comparing import written
 ISTHMUS = Path(sys.executable).with_name("isthmus")
 
 
-def compare(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+def compare(folder: Path, *arguments: str, status: int = 0, platforms: str = "cpu") -> subprocess.CompletedProcess[str]:
     task = written(folder)
     options = ["--task", task, "--learners", "2", "--tokens", "6400", "--set", "program.interval=12"]
     command = [str(ISTHMUS), "compare", *arguments, *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    given = os.environ | {"JAX_PLATFORMS": platforms}
+    done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == status, done.stderr
     return done
 
@@ -32,7 +34,10 @@ def compare(folder: Path, *arguments: str, status: int = 0) -> subprocess.Comple
 @pytest.mark.process
 def test_a_comparison_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
     given = ("decoupled-diloco", "--seeds", "1", "--speeds", "1,0.5", "--margin", "0.1", "--json")
-    first = json.loads(compare(tmp_path, *given).stdout)
+    compared = compare(tmp_path, *given)
+    assert compared.stderr.startswith("Computing on what JAX_PLATFORMS names, ")
+    first = json.loads(compared.stdout)
+    assert first["devices"] == ["cpu"]
     one, alone = first["sides"]
     assert (one["name"], alone["name"]) == ("decoupled-diloco", "alone on 3,200 tokens")
     assert (first["clock"], first["speeds"], first["missing"]) == ("virtual", [1.0, 0.5], 0)
@@ -53,6 +58,14 @@ def test_a_comparison_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
     second = json.loads(again.stdout)
     assert second["sides"][0]["runs"][0]["folder"].endswith("seed-0-2")
     assert second["sides"][0]["finals"] == one["finals"]  # Virtual time: the same bits.
+
+
+@pytest.mark.process
+def test_a_platform_that_jax_cannot_use_is_a_failure_and_never_a_silent_cpu(tmp_path: Path) -> None:
+    done = compare(tmp_path, "diloco", "--seeds", "1", "--speeds", "1", "--json", status=1, platforms="cuda")
+    told = json.loads(done.stdout)
+    assert (told["failed"], told["missing"], told["devices"]) == (2, 2, [])
+    assert done.stderr.count("seed 0 failed") == 2
 
 
 @pytest.mark.soak

@@ -11,7 +11,9 @@ import numpy as np
 import optax
 import pytest
 
-from isthmus.programs import Task
+from isthmus.programs import Task, training
+from isthmus.programs.islands import taken
+from isthmus.programs.islands.accelerators import Accelerators
 from isthmus.programs.request import first_step
 from isthmus.programs.request.request import prepare
 from isthmus.runtime.errors import ConfigError
@@ -114,3 +116,32 @@ def test_where_jax_has_no_cpu_the_loss_is_computed_where_it_is(monkeypatch: pyte
     first_step.check_loss(TASK, 0)
     with pytest.raises(ConfigError, match="expected a finite loss"):
         first_step.check_loss(replace(TASK, loss=lambda params, batch: jnp.log(-jnp.sum(params["w"] ** 2))), 0)
+
+
+def test_where_computing_would_take_the_learners_accelerators_the_loss_is_not_computed() -> None:
+    infinite = replace(TASK, loss=lambda params, batch: jnp.log(-jnp.sum(params["w"] ** 2)))
+    with pytest.raises(ConfigError, match="expected a finite loss"):
+        prepare(task=infinite, run={"tokens": 1000, "learners": 1})
+    assert prepare(task=infinite, run={"tokens": 1000, "learners": 1}, computes=False).job.tokens == 1000
+
+
+@pytest.mark.parametrize(("transport", "computes"), [("zmq", False), ("inproc", True)])
+def test_a_script_starts_no_accelerator_unless_the_run_is_in_it(
+    monkeypatch: pytest.MonkeyPatch, transport: str, computes: bool
+) -> None:
+    named: dict[str, str] = {}
+    monkeypatch.setattr(taken, "has_backend", lambda: False)
+    monkeypatch.setattr(taken.accelerators, "find", lambda: Accelerators("cuda", ("0",)))
+    monkeypatch.setattr(taken, "set_environment", named.update)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+
+    class PreparedError(Exception):
+        pass
+
+    def spied(*_: Any, computes: bool, **__: Any) -> Any:
+        raise PreparedError(computes)
+
+    monkeypatch.setattr(training, "prepare", spied)
+    with pytest.raises(PreparedError, match=str(computes)):
+        training.train("decoupled-diloco", TASK, transport=transport)
+    assert named == ({"JAX_PLATFORMS": "cuda,cpu"} if computes else {})
