@@ -172,7 +172,9 @@ def prepare(
     graph = program.build(job)
     if "learners" not in run and (fitting := _nearest_learners(graph, job.learners)) != job.learners:
         run = {**run, "learners": fitting}
-        return prepare(program, task, run=run, task_settings=task_settings, run_dir=run_dir, found=found)
+        return prepare(
+            program, task, run=run, task_settings=task_settings, run_dir=run_dir, found=found, computes=computes
+        )
     chosen = derived(graph, parts.settings)
     parts = parts._replace(settings={**parts.settings, **chosen})
     job = replace(job, settings=MappingProxyType(parts.settings))

@@ -67,16 +67,16 @@ def pid_of(run: Run, name: str) -> int:
     return next((host["pid"] or 0 for host in status(run.folder)["hosts"] if host["name"] == name), 0)
 
 
-def kill_one(run: Run, slot: int) -> dict[str, float]:
-    """Kill a learner, and wait for its return."""
+def kill_one(run: Run, slot: int, seconds_max: float = RETURN_SECONDS_MAX) -> dict[str, float]:
+    """Kill a learner, and wait for its return, at most so long."""
     name = f"learner/{slot}"
     pid = pid_of(run, name)
     killed = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     returned: float | None = None
     while returned is None:
-        if time.monotonic() - killed > RETURN_SECONDS_MAX:
-            raise SystemExit(f"{name} was not merged again within {RETURN_SECONDS_MAX:.0f} s")
+        if time.monotonic() - killed > seconds_max:
+            raise SystemExit(f"{name} was not merged again within {seconds_max:.0f} s")
         time.sleep(0.2)
         restarts = [
             line["at"] / 1e9

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,11 @@ def settings(batch: int) -> dict[str, Any]:
     return {**MODELS["gpt-124m"], "batch": batch}
 
 
-def memory(batch: int) -> dict[str, int]:
-    """Bytes of the device: predicted, and at the peak of steps and exchanges; in a process of its own."""
+def memory(settings: Mapping[str, Any]) -> dict[str, int | None]:
+    """Bytes of the device, of the shipped task: predicted by the compiler, and at the peak of steps and exchanges.
+
+    In a process of its own. None is measured where the device does not count, as CPUs do not.
+    """
     import jax
     import numpy as np
 
@@ -51,7 +55,7 @@ def memory(batch: int) -> dict[str, int]:
     from isthmus.programs.language_model import task
     from isthmus.programs.request.layout import layout
 
-    trained = task(**settings(batch))
+    trained = task(**settings)
     learner = Learner(trained, partition(layout(trained), 8), life=Life(0, 0, 1))
     state, predicted = bytes_on_device(learner.shapes), 0
     for call in learner._functions.calls(trained.batch(At(0, 0, 0))):
@@ -64,7 +68,8 @@ def memory(batch: int) -> dict[str, int]:
     for fragment in range(8):
         learner.adopt(fragment, np.asarray(learner.extract(fragment), np.float32))
         learner.step(trained.batch(At(0, 0, STEPS + fragment)), 0.5)["loss"].block_until_ready()
-    return {"predicted": predicted, "measured": jax.local_devices()[0].memory_stats()["peak_bytes_in_use"]}
+    counted = jax.local_devices()[0].memory_stats() or {}
+    return {"predicted": predicted, "measured": counted.get("peak_bytes_in_use")}
 
 
 def together(batch: int, learners: int, seconds: float) -> float:
@@ -108,7 +113,7 @@ def main() -> None:
     asked = parser.parse_args()
     os.environ.update(CUDA_VISIBLE_DEVICES=the_gpu("Measuring on a GPU"), JAX_PLATFORMS="cuda")
     if asked.memory:
-        print(json.dumps(memory(asked.batch)))
+        print(json.dumps(memory(settings(asked.batch))))
         return
     # What has the GPU is a process that ends before the next begins, or shares it.
     own = [sys.executable, __file__, "--memory", "--batch", str(asked.batch)]

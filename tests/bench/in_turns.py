@@ -13,35 +13,64 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from observed import signal_all, training
+from observed import Run, signal_all, training
 
 SETTLE_SECONDS = 0.5
 START_SECONDS_MAX = 300.0
+TURN_SECONDS_MAX = 60.0
+STEPS_MIN = 3
+"""Or reports of steps: what lies between the first and the last is measured."""
 
 
 def rates(settings: Mapping[str, Any], pairs: int, seconds: float) -> list[tuple[float, float]]:
     """Steps a second of the bare loop and of a run's learner, in pairs of so many seconds each."""
-    given = [item for key, value in settings.items() for item in ("--set", f"task.{key}={value}")]
-    windows = []
+    return list(turns(settings, pairs, seconds))
+
+
+def turns(
+    settings: Mapping[str, Any], pairs: int, seconds: float, *, ready_seconds: float = START_SECONDS_MAX
+) -> Iterator[tuple[float, float]]:
+    """The same, each pair as soon as it is measured: the run's steps are those that its recorder was told of."""
+    given = [item for key, value in settings.items() for item in options_of(key, value)]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         lines = Path(folder, "bare.txt")
         with _bare_loop(lines, settings) as loop:
             os.kill(loop, signal.SIGSTOP)
-            with training(Path(folder, "run"), *given, learners=1) as run:
+            with training(Path(folder, "run"), *given, learners=1, ready_seconds=ready_seconds) as run:
                 inside = [run.pids["learner/0"], *run.others("learner/0")]
                 signal_all(inside, signal.SIGSTOP)
-                for _ in range(pairs):
-                    windows.append((_turn([loop], seconds), _turn(inside, seconds)))
-                signal_all(inside, signal.SIGCONT)
+                try:
+                    for _ in range(pairs):
+                        alone = _turn([loop], seconds, lambda: _steps_of_loop(lines))
+                        yield alone, _turn(inside, seconds, lambda: _steps_of_run(run))
+                finally:
+                    signal_all(inside, signal.SIGCONT)
                 run.stop()
-                made = [ended for _, ended in run.spans("learner/0", "inner-step")]
-            alone = list(map(float, lines.read_text().split()))
-    return [(_rate(one, alone), _rate(other, made)) for one, other in windows]
+
+
+def options_of(key: str, value: Any) -> list[str]:
+    """A setting of the task, as options of the command."""
+    if key == "data":
+        return [part for path in value for part in ("--data", str(path))]
+    return ["--set", f"task.{key}={value}"]
+
+
+def _steps_of_loop(lines: Path) -> list[tuple[float, int]]:
+    """(instant, number) of each step of the bare loop."""
+    text = lines.read_text()
+    return [(float(line), number) for number, line in enumerate(text[: text.rfind("\n") + 1].split())]
+
+
+def _steps_of_run(run: Run) -> list[tuple[float, int]]:
+    """(instant, number of steps) of each report of the learner."""
+    text = (run.folder / "metrics.jsonl").read_text()
+    told = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    return [(run.zero + line["time"], line["step"]) for line in told]
 
 
 @contextmanager
@@ -61,21 +90,20 @@ def _bare_loop(lines: Path, settings: Mapping[str, Any]) -> Iterator[int]:
         loop.wait()
 
 
-def _turn(pids: list[int], seconds: float) -> tuple[float, float]:
-    """Let processes run for a while; from when to when."""
+def _turn(pids: list[int], seconds: float, steps: Callable[[], list[tuple[float, int]]]) -> float:
+    """Let processes run for so long, and until some steps are known; steps a second."""
     signal_all(pids, signal.SIGCONT)
     time.sleep(SETTLE_SECONDS)
     begun = time.monotonic()
     time.sleep(seconds)
-    ended = time.monotonic()
+    until = begun + TURN_SECONDS_MAX
+    while len(inside := [each for each in steps() if each[0] >= begun]) < STEPS_MIN:
+        if time.monotonic() > until:
+            raise SystemExit(f"less than {STEPS_MIN} steps in {TURN_SECONDS_MAX:.0f} s")
+        time.sleep(0.2)
     signal_all(pids, signal.SIGSTOP)
-    return begun, ended
-
-
-def _rate(window: tuple[float, float], ends: list[float]) -> float:
-    """Steps a second, of steps that ended within a window."""
-    inside = [end for end in ends if window[0] <= end <= window[1]]
-    return (len(inside) - 1) / (inside[-1] - inside[0])
+    (first, low), (last, high) = inside[0], inside[-1]
+    return (high - low) / (last - first)
 
 
 def _bare(settings: Mapping[str, Any]) -> None:

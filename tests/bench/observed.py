@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ISTHMUS = Path(sys.executable).with_name("isthmus")
+COMMAND = (sys.executable, "-c", "from isthmus.programs.command.main import main; main()")
+"""The same, also where the packages are only on the path."""
 NS = 1e9
 READY_SECONDS_MAX = 120.0
 END_SECONDS_MAX = 30.0
@@ -53,21 +55,21 @@ class Run(NamedTuple):
 
 def status(folder: Path) -> dict[str, Any]:
     """What `isthmus status --json` tells of a run; no hosts if nobody answers."""
-    command = [str(ISTHMUS), "status", "--json", str(folder)]
+    command = [*COMMAND, "status", "--json", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     told: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"hosts": [], "outcome": "unknown"}
     return told
 
 
 @contextmanager
-def training(folder: Path, *options: str, learners: int) -> Iterator[Run]:
-    """A run without an end, once every learner steps and fragments are merged."""
-    command = [str(ISTHMUS), "train", "--learners", str(learners), "--quiet"]
+def training(folder: Path, *options: str, learners: int, ready_seconds: float = READY_SECONDS_MAX) -> Iterator[Run]:
+    """A run without an end, once every learner steps and fragments are merged, for which it has `ready_seconds`."""
+    command = [*COMMAND, "train", "--learners", str(learners), "--quiet"]
     if "--tokens" not in options:
         command += ["--tokens", str(10**12)]
     run = subprocess.Popen([*command, *options, "--run-dir", str(folder)], stdout=subprocess.DEVNULL)
     try:
-        yield _ready(run, folder, learners)
+        yield _ready(run, folder, learners, ready_seconds)
     finally:
         if run.poll() is None:
             run.kill()
@@ -83,8 +85,8 @@ def _wait_for_daemon(folder: Path) -> None:
         time.sleep(0.1)
 
 
-def _ready(run: subprocess.Popen[bytes], folder: Path, learners: int) -> Run:
-    until = time.monotonic() + READY_SECONDS_MAX
+def _ready(run: subprocess.Popen[bytes], folder: Path, learners: int, seconds: float) -> Run:
+    until = time.monotonic() + seconds
     while time.monotonic() < until and run.poll() is None:
         time.sleep(0.5)
         told = status(folder)

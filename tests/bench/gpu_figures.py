@@ -1,0 +1,341 @@
+"""What the lines of the steps on a GPU come to: gpu.json, a page, and the places in the documents that say it.
+
+    python tests/bench/gpu_figures.py DIR/gpu.json      # writes the figures into the documents; see `PLACES`
+
+Every figure is a median with its range and how many there were, and null where it was not measured: a step that was not
+reached, or a counter that the device does not have. Figures of a CPU (`--tiny`) are never written into a document.
+This module needs nothing but Python's standard library, except to draw the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gpu_machine import ROOT, RefusedError, commit, sources
+
+LINES: Final = "gpu.jsonl"
+JSON: Final = "gpu.json"
+PAGE: Final = "gpu.html"
+MACHINE: Final = "machine"
+KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "learner": ("bare_steps_per_second", "steps_per_second", "ratio"),
+    "memory": ("graph_bytes", "predicted_bytes", "measured_bytes", "ratio"),
+    "kill": (
+        "first_merge_seconds",
+        "next_round_seconds",
+        "started_again_seconds",
+        "merged_again_seconds",
+        "merged_share",
+        "contributors_mean",
+        "outer_steps",
+        "goodput",
+    ),
+}
+FORMATS: Final = ("float32", "bf16", "int8", "int4")
+OF_FORMAT: Final = ("values", "bytes", "device_ms", "cpu_ms")
+CELLS: Final[Mapping[str, tuple[str, ...]]] = {
+    "line": ("data-parallel", "M=1", "M=2", "M=4"),
+    "long": ("data-parallel", "M=4"),
+}
+OF_CELL: Final = ("loss", "gap", "gap_percent", "published_percent", "tokens_per_second")
+STEPS: Final = ("learner", "memory", "exchange", "kill", "line", "long")
+NOT_REACHED: Final = "not reached"
+_OF_MACHINE: Final = ("card", "memory_bytes", "driver", "cores", "python", "versions", "commit", "sources", "is_tiny")
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def figures(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All of gpu.json, from the lines so far; of a step that was carried out again, from the newest time."""
+    machines = [line for line in lines if line["step"] == MACHINE]
+    newest = machines[-1] if machines else {}
+    return {
+        **{name: newest.get(name) for name in _OF_MACHINE},
+        "at": newest.get("at"),
+        "minutes": newest.get("minutes"),
+        "steps": {step: _step(step, [line for line in lines if line["step"] == step]) for step in STEPS},
+    }
+
+
+def _step(step: str, lines: list[Mapping[str, Any]]) -> dict[str, Any]:
+    begun = [number for number, line in enumerate(lines) if line.get("event") in ("begun", "left out")]
+    # The long cells go on over several calls, and one that is finished is told of once.
+    own = lines[begun[-1] :] if begun and step != "long" else lines
+    events = [line for line in own if "event" in line]
+    last = events[-1] if events else {"event": "left out", "state": NOT_REACHED}
+    # A step that has begun and not ended was ended with the machine.
+    state = last.get("state", "cut off")
+    return {
+        "state": state,
+        "seconds": last.get("seconds"),
+        "error": last.get("error"),
+        "figures": _figures(step, [line for line in own if "event" not in line]),
+    }
+
+
+def _figures(step: str, lines: list[Mapping[str, Any]]) -> dict[str, Any]:
+    if step in KEYS:
+        return {key: spread(line.get(key) for line in lines) for key in KEYS[step]}
+    if step == "exchange":
+        return {form: _of_format([line for line in lines if line["format"] == form]) for form in FORMATS}
+    names = list(dict.fromkeys([*CELLS[step], *(line["cell"] for line in lines)]))
+    return {name: _of_cell([line for line in lines if line["cell"] == name]) for name in names}
+
+
+def _of_format(lines: list[Mapping[str, Any]]) -> dict[str, Any]:
+    equal = all(line["equal"] for line in lines) if lines else None
+    return {"equal": equal, **{key: spread(line.get(key) for line in lines) for key in OF_FORMAT}}
+
+
+def _of_cell(lines: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the seeds that were trained to their end."""
+    ended = {line["seed"]: line for line in lines if line.get("loss") is not None}
+    return {
+        "seeds": sorted(ended),
+        **{key: spread(line.get(key) for line in ended.values()) for key in OF_CELL},
+    }
+
+
+def spread(values: Iterable[Any]) -> dict[str, Any] | None:
+    """Median, range and count; None without any value."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return {"median": statistics.median(known), "min": min(known), "max": max(known), "count": len(known)}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file, which may end within one; none if there is no file."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def write(folder: Path) -> None:
+    """Bring gpu.json up to date, whole or not at all."""
+    new = folder / f"{JSON}.new"
+    new.write_text(json.dumps(figures(lines_of(folder / LINES)), indent=2) + "\n")
+    os.replace(new, folder / JSON)
+
+
+def check_folder(folder: Path, machine: Mapping[str, Any]) -> None:
+    """Make the folder; RefusedError if it has figures of another card or tree, or cannot be written."""
+    doing = f"Writing to {folder}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        before = [line for line in lines_of(folder / LINES) if line["step"] == MACHINE]
+        (folder / LINES).touch()
+    except (OSError, ValueError) as error:
+        raise RefusedError(doing, "a folder that takes files", str(error), "Name another with --out.") from None
+    for line in before[-1:]:
+        for name in _OF_MACHINE:
+            if line.get(name) != machine[name]:
+                found = f"those of {name} {json.dumps(line.get(name))}"
+                raise RefusedError(
+                    doing, f"figures of {name} {json.dumps(machine[name])}", found, "Name another --out."
+                )
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(figure, bar, measured) of each."""
+    steps = told["steps"]
+    learner, memory, kill = (steps[name]["figures"] for name in ("learner", "memory", "kill"))
+    ratio = _told(learner["ratio"], ".3f", steps["learner"])
+    if learner["ratio"] is not None:
+        each = [_told(learner[name], ".2f", {}) for name in ("steps_per_second", "bare_steps_per_second")]
+        ratio += f"; {each[0]} of {each[1]} steps a second"
+    yield "a learner inside a run / its bare loop", "0.97", ratio
+    measured = _told(memory["measured_bytes"], "bytes", steps["memory"])
+    yield "peak memory: predicted / measured", "0.9 to 1.1", _told(memory["ratio"], ".3f", steps["memory"])
+    yield (
+        "peak memory, measured; predicted by the compiler; of that parameters and their state",
+        "",
+        "; ".join(
+            [measured, *(_told(memory[name], "bytes", steps["memory"]) for name in ("predicted_bytes", "graph_bytes"))]
+        ),
+    )
+    for form, found in steps["exchange"]["figures"].items():
+        if found["equal"] is None:
+            text = _state(steps["exchange"])
+        else:
+            bits = "the same bits" if found["equal"] else "OTHER bits"
+            text = f"{bits}; {_told(found['device_ms'], '.1f', {})} ms"
+            text += "" if found["cpu_ms"] is None else f", by the CPU {_told(found['cpu_ms'], '.1f', {})} ms"
+        yield f"a fragment in {form}, from the device", "the same bits", text
+    for name, words in (
+        ("first_merge_seconds", "two learners with int4, one killed: seconds to the next merge"),
+        ("next_round_seconds", "to the next merge of a round that was opened since"),
+        ("started_again_seconds", "until its next life is started"),
+        ("merged_again_seconds", "until its next life is merged"),
+    ):
+        yield words, "", _told(kill[name], ".2f", steps["kill"])
+    yield "the same run: share of the tokens that was merged", "", _told(kill["merged_share"], ".3f", steps["kill"])
+    for step, words in (("line", "4.9 million parameters"), ("long", "26 million parameters")):
+        for cell, found in steps[step]["figures"].items():
+            text = _told(found["loss"], ".4f", steps[step])
+            if found["gap_percent"] is not None:
+                text += f"; {_told(found['gap_percent'], '+.2f', {})} % behind data-parallel"
+            if found["published_percent"] is not None:
+                text += f", published {found['published_percent']['median']:+.1f} %"
+            yield f"{words}, {cell}: loss in nats a byte", "", text
+
+
+def _told(found: Mapping[str, Any] | None, form: str, step: Mapping[str, Any]) -> str:
+    if found is None:
+        return _state(step)
+
+    def number(value: float) -> str:
+        return f"{value / 1e9:.2f} GB" if form == "bytes" else format(value, form)
+
+    low, high = found["min"], found["max"]
+    return number(found["median"]) + (f" ({number(low)} to {number(high)})" if low != high else "")
+
+
+def _state(step: Mapping[str, Any]) -> str:
+    """Why there is no figure."""
+    state = step.get("state", NOT_REACHED)
+    return "not known" if state == "done" else state
+
+
+def words_of_machine(told: Mapping[str, Any]) -> str:
+    """The card, and what ran on it."""
+    versions = told["versions"] or {}
+    parts = [
+        f"Python {told['python']}",
+        *(f"{name} {versions[name]}" for name in ("jax", "jaxlib") if versions.get(name)),
+    ]
+    parts += [f"driver {told['driver']}"] if told["driver"] else []
+    parts += [f"isthmus {(told['commit'] or told['sources'])[:12]}"]
+    size = f" of {told['memory_bytes'] / 1e9:.0f} GB" if told["memory_bytes"] else ""
+    return f"{told['card']}{size} ({', '.join(parts)})"
+
+
+def table(told: Mapping[str, Any]) -> str:
+    """All of it, in Markdown."""
+    return "\n".join(
+        [
+            "| figure | bar | measured |",
+            "| --- | --- | --- |",
+            *(f"| {name} | {bar or '-'} | {text} |" for name, bar, text in rows(told)),
+        ]
+    )
+
+
+def draw(path: Path) -> None:
+    """The page beside gpu.json."""
+    from isthmus.programs.report.sheet import Part, Sheet, write_sheet
+
+    told = read(path)
+    ran = [
+        (step, each["state"], f"{each['seconds'] or 0:.0f} s", each["error"] or "")
+        for step, each in told["steps"].items()
+    ]
+    small = " Small models on a CPU: they say that it works, and nothing of a GPU." if told["is_tiny"] else ""
+    parts = [
+        Part("Figures", columns=("figure", "bar", "measured"), rows=list(rows(told)), notes=["Medians, and ranges."]),
+        Part("Steps", columns=("step", "state", "time", "why"), rows=ran),
+    ]
+    write_sheet(path.with_name(PAGE), Sheet("Measured on a GPU", f"{words_of_machine(told)}.{small}", parts))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A gpu.json; RefusedError if it is none."""
+    try:
+        told = json.loads(path.read_text())
+        if set(told["steps"]) != set(STEPS):
+            raise ValueError("other steps than these")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RefusedError(f"Reading {path}", f"{JSON} of on_a_gpu.sh", str(error), "Name that file.") from None
+    return dict(told)
+
+
+# -- documents ---------------------------------------------------------------------------------------------------------
+
+NOTHING: Final = "**Nothing of this has run on a GPU yet**: none was at hand."
+TABLE, SENTENCE = "table", "sentence"
+PLACES: Final[Mapping[str, str]] = {
+    "README.md": SENTENCE,
+    "docs/how-to/islands.md": SENTENCE,
+    "docs/explanation/islands.md": TABLE,
+}
+"""Where the documents say it, each between a mark and its end."""
+_MARK: Final = re.compile(r"(<!-- by gpu_figures\.py -->\n)(.*?)(^ *<!-- end -->)", re.DOTALL | re.MULTILINE)
+
+
+def text_of(told: Mapping[str, Any] | None, kind: str) -> str:
+    """What a document says of these figures; None: that there are none."""
+    if told is None:
+        return NOTHING
+    count = sum(each["state"] == "done" for each in told["steps"].values())
+    ran = f"**Measured on {words_of_machine(told)}**, {count} of {len(STEPS)} steps."
+    return ran if kind == SENTENCE else f"{ran}\n\n{table(told)}"
+
+
+def rewritten(page: str, text: str, name: str = "the page") -> str:
+    """The page with this text in its marked place; RefusedError if there is not one such place."""
+    places = _MARK.findall(page)
+    if len(places) != 1:
+        do = "Put <!-- by gpu_figures.py --> and <!-- end --> around what is to be replaced."
+        raise RefusedError(f"Writing figures into {name}", "one marked place", str(len(places)), do)
+    indent = re.match(" *", places[0][2])
+    assert indent is not None
+    lines = [indent.group() + line if line else "" for line in _wrapped(text)]
+    return _MARK.sub(lambda found: found.group(1) + "\n".join(lines) + "\n" + found.group(3), page)
+
+
+def _wrapped(text: str) -> list[str]:
+    import textwrap
+
+    lines = []
+    for line in text.splitlines():
+        whole = not line or line.startswith("|")
+        lines += [line] if whole else textwrap.wrap(line, 116, break_long_words=False, break_on_hyphens=False)
+    return lines
+
+
+def into_documents(path: Path, root: Path = ROOT) -> list[str]:
+    """Write a gpu.json into the documents; the names of the changed ones. RefusedError before any is changed."""
+    told = read(path)
+    if told["is_tiny"] or told["card"] is None:
+        found = f"those of {told['card'] or 'nothing'}"
+        raise RefusedError(f"Writing {path} into the documents", "figures of a GPU", found, "Run it without --tiny.")
+    if told["commit"] is None and told["sources"] == sources():
+        told["commit"] = commit()
+    made = {}
+    for name, kind in PLACES.items():
+        made[name] = rewritten((root / name).read_text(), text_of(told, kind), name)
+    changed = [name for name, page in made.items() if page != (root / name).read_text()]
+    for name in changed:
+        (root / name).write_text(made[name])
+    return changed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path, metavar="DIR/gpu.json")
+    parser.add_argument("--draw", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    try:
+        if asked.draw:
+            draw(asked.path)
+            return 0
+        print("\n".join(into_documents(asked.path)) or "The documents say this already.")
+    except RefusedError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

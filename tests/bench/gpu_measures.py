@@ -1,0 +1,194 @@
+"""What is measured of one learner, and of two, on one GPU: each by one call, in lines of JSON as they come.
+
+    python tests/bench/gpu_measures.py learner|memory|exchange|kill [--tiny] [--data FOLDER] --out FILE
+
+learner   steps a second inside a run against the bare loop, pairs in turn: whoever is not measured is stopped
+memory    the peak as jax's allocator counts it, after ten steps and an exchange of every fragment, against what the
+          compiler says of the functions that are called, and what `isthmus graph` says of parameters and their state
+exchange  a fragment in each wire format, coded on the device and fetched, against the codes of the CPU's kernels
+kill      two learners with int4, of which one is killed (SIGKILL): until the next merge, and until its return
+
+gpt-124m with contexts of 1,024, in bfloat16; `--tiny` is a model that a CPU steps in milliseconds. `on_a_gpu.sh` calls
+it, and sets the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+BATCH: Final = 8
+TINY: Final[Mapping[str, Any]] = {"layers": 1, "width": 32, "heads": 2, "context": 32, "batch": 4}
+SHARE: Final = "0.45"
+"""Of the GPU's memory: two processes have it at a time."""
+PAIRS, PAIR_SECONDS = 5, 4.0
+KILLS: Final = 2
+CALM_SECONDS: Final = 3.0
+RETURN_SECONDS_MAX: Final = 150.0
+"""Of a life that was killed: it starts CUDA, and loads the programs that the one before had compiled."""
+REPEATS: Final = 7
+FRAGMENTS: Final = 8
+STEPS: Final = 3
+READY_SECONDS_MAX: Final = 600.0
+"""Longer than a step of `on_a_gpu.sh` may take, which ends it."""
+
+
+def settings(asked: argparse.Namespace) -> dict[str, Any]:
+    """The task's settings."""
+    from isthmus.programs.arguments.config import MODELS
+
+    own = dict(TINY) if asked.tiny else {**MODELS["gpt-124m"], "batch": BATCH}
+    return own if asked.data is None else {**own, "data": [str(asked.data)]}
+
+
+def learner(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A line a pair."""
+    from in_turns import turns
+
+    pairs, seconds = (1, 1.0) if asked.tiny else (PAIRS, PAIR_SECONDS)
+    os.environ["XLA_CLIENT_MEM_FRACTION"] = SHARE
+    for bare, inside in turns(settings(asked), pairs, seconds, ready_seconds=READY_SECONDS_MAX):
+        yield {"bare_steps_per_second": bare, "steps_per_second": inside, "ratio": inside / bare}
+
+
+def memory(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One line."""
+    from bench_gpu import memory as measured
+
+    from isthmus.programs.cluster.needs import learner_bytes
+    from isthmus.programs.request.request import prepare
+
+    own = settings(asked)
+    request = prepare(run={"learners": 1}, task_settings=own)
+    found = measured(own)
+    yield {
+        "graph_bytes": learner_bytes(request),
+        "predicted_bytes": found["predicted"],
+        "measured_bytes": found["measured"],
+        "ratio": None if found["measured"] is None else found["predicted"] / found["measured"],  # type: ignore[operator]
+    }
+
+
+def exchange(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A line a format: of the largest fragment, after a few steps."""
+    import numpy as np
+
+    from isthmus.ops.data.batches import At
+    from isthmus.ops.exchange.fragments import partition
+    from isthmus.ops.island.jax_learner import Learner
+    from isthmus.ops.island.life import Life
+    from isthmus.ops.kernels import coding
+    from isthmus.ops.learner.outer_gradient import outer_gradient
+    from isthmus.programs.language_model import task
+    from isthmus.programs.request.environment import prepare_environment
+    from isthmus.programs.request.layout import layout
+
+    prepare_environment(1)
+    trained = task(**settings(asked))
+    fragments = partition(layout(trained), FRAGMENTS)
+    part = max(range(FRAGMENTS), key=lambda number: fragments[number].size)
+    fragment = fragments[part]
+    trainee = Learner(trained, fragments, life=Life(0, 0, 1))
+    trainee.begin()
+    anchor = np.array(trainee.extract(part), np.float32)
+    for step in range(STEPS):
+        trainee.step(trained.batch(At(0, 0, step)), 0.5)["loss"].block_until_ready()
+    values = np.array(trainee.extract(part), np.float32)
+
+    def line(form: str, found: list[Any], expected: list[Any], on_device: list[float], on_cpu: float | None) -> Any:
+        return {
+            "format": form,
+            "values": fragment.size,
+            "bytes": sum(each.nbytes for each in found),
+            "equal": all(one.tobytes() == other.tobytes() for one, other in zip(found, expected, strict=True)),
+            "device_ms": statistics.median(on_device) * 1e3,
+            "cpu_ms": None if on_cpu is None else on_cpu * 1e3,
+        }
+
+    seconds = _seconds_of(lambda: np.asarray(trainee.extract(part)))
+    trainee.replace(part, values)
+    yield line("float32", [np.array(trainee.extract(part), np.float32)], [values], seconds, None)
+    for form in ("bf16", "int8", "int4"):
+        gradient = outer_gradient(anchor, values, fragment)
+        expected = coding.encode(gradient, fragment, form)  # type: ignore[arg-type]
+        coded = _seconds_of(lambda form=form: coding.encode(outer_gradient(anchor, values, fragment), fragment, form))
+        on_device = _seconds_of(lambda form=form: trainee.code(part, anchor.copy(), form).fetch())
+        found = trainee.code(part, anchor.copy(), form).fetch()
+        both = [found.codes, found.scales], [expected.codes, expected.scales]
+        yield line(form, *both, on_device, statistics.median(coded))
+
+
+def _seconds_of(call: Callable[[], object]) -> list[float]:
+    """Seconds of some calls; the first, which compiles, does not count."""
+    times = []
+    for _ in range(REPEATS + 1):
+        times.append(time.perf_counter())
+        call()
+    times.append(time.perf_counter())
+    return [after - before for before, after in pairwise(times)][1:]
+
+
+def kill(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A line a kill, and one of the whole run."""
+    from bench_deaths import kill_one
+    from in_turns import options_of
+    from observed import training
+
+    given = [item for key, value in settings(asked).items() for item in options_of(key, value)]
+    given += ["--set", "program.push=int4"]
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as there,
+        training(Path(there, "run"), *given, learners=2, ready_seconds=READY_SECONDS_MAX) as run,
+    ):
+        for number in range(1 if asked.tiny else KILLS):
+            time.sleep(CALM_SECONDS)
+            found = kill_one(run, 1 - number % 2, RETURN_SECONDS_MAX)
+            yield {
+                "killed": f"learner/{1 - number % 2}",
+                "first_merge_seconds": found["next merged fragment, s"],
+                "next_round_seconds": found["next round that was opened since, s"],
+                "started_again_seconds": found["its next life is started, s"],
+                "merged_again_seconds": found["its next life is merged, s"],
+            }
+        summary = run.stop()
+    yield {name: summary[name] for name in ("merged_share", "contributors_mean", "outer_steps", "goodput")}
+
+
+PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]]] = {
+    "learner": learner,
+    "memory": memory,
+    "exchange": exchange,
+    "kill": kill,
+}
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    raise SystemExit("it was ended from outside")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, _end)  # So that what it has stopped goes on, and what it has started is ended.
+    with asked.out.open("a") as stream:
+        for line in PARTS[asked.part](asked):
+            stream.write(json.dumps(line) + "\n")
+            stream.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,309 @@
+"""The steps that are measured on a GPU, one after another, each bounded in time and each by itself.
+
+    tests/bench/on_a_gpu.sh [--minutes 10] [--out DIR] [--wheels DIR] [--data DIR] [--tiny] [--long]
+    tests/bench/on_a_gpu.sh --fetch-wheels DIR [--python 3.12] [--without NAME,...]
+
+A step is a process that writes lines of JSON as it measures. Each line is in DIR/gpu.jsonl at once, and DIR/gpu.json
+has what all lines come to, so that a machine that is taken away leaves what was done; DIR/gpu.html is a page of it
+after every step. A step gets a share of the time that is left, what it does not need is the next one's, and the last
+one has the rest. One that fails, or runs past its time, is recorded, and the next begins: whatever it has started is
+killed before, since this process adopts what daemons leave behind.
+
+The order is that of `STEPS`. With --long it is one step alone, that of the 26 million parameters, which takes
+DIR/long.state up again. Another call with the same DIR adds to it; figures of another card or tree are refused.
+
+--tiny does the same with small models on a CPU. Exit status 0 if every step was done, 1 if not, 2 with one message if
+the machine, the wheels or the text do not suffice, and nothing was started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, NamedTuple, NoReturn
+
+import gpu_figures
+import gpu_machine
+from gpu_machine import RefusedError
+
+HERE: Final = Path(__file__).resolve().parent
+SHARES: Final[Mapping[str, float]] = {"learner": 0.3, "memory": 0.25, "exchange": 0.25, "kill": 0.4, "line": 1.0}
+"""Of the time that is left when a step begins. Of ten minutes: 180 s for two processes that compile gpt-124m at the
+same time and five pairs of 9 s; 80 to 150 s for each of the two that compile it once, 90 to 220 s for a run of two
+learners of which one is killed, twice, and what is left for the line, of whose cells each takes a minute or so. Not
+measured: no GPU was at hand."""
+LONG: Final = "long"
+SECONDS_MIN: Final = 15.0
+"""A step that would have less is not begun: it starts Python and jax."""
+RESERVE_SECONDS: Final = 8.0
+"""For the last page, and for what is ended."""
+KILL_SECONDS: Final = 10
+LINE_MARGIN_SECONDS: Final = 30.0
+"""The line looks at its clock between calls; this is how long compiling one of its programs may take."""
+LINE_MINUTES_MIN: Final = 0.5
+LOOK_SECONDS: Final = 0.2
+LOG_BYTES_MAX: Final = 1 << 20
+ERROR_LETTERS_MAX: Final = 1000
+_SUBREAPER: Final = 36
+"""PR_SET_CHILD_SUBREAPER, prctl(2)."""
+
+
+class Bench(NamedTuple):
+    """What all steps have in common: where they write, and with what they run."""
+
+    folder: Path
+    scratch: Path
+    variables: Mapping[str, str]
+    data: Path | None
+    is_tiny: bool
+    until: float
+
+    def write(self, step: str, **fields: Any) -> None:
+        """Append a line, and bring gpu.json up to date."""
+        line = json.dumps({"step": step, **fields})
+        print(line, flush=True)
+        with (self.folder / gpu_figures.LINES).open("a") as stream:
+            stream.write(line + "\n")
+        gpu_figures.write(self.folder)
+
+    def command(self, step: str, out: Path, seconds: float) -> list[str]:
+        """The command of a step; RefusedError if its bench is not there."""
+        options = ["--out", str(out), *(["--data", str(self.data)] if self.data else [])]
+        if step not in ("line", LONG):
+            return ["gpu_measures.py", step, *options, *(["--tiny"] if self.is_tiny else [])]
+        name = "bench_line.py"
+        if not (HERE / name).exists():
+            raise RefusedError("Measuring the line", f"tests/bench/{name}", "none", "Take a tree that has it.")
+        minutes = max((seconds - LINE_MARGIN_SECONDS) / 60, LINE_MINUTES_MIN)
+        size = ["--long", "--state", str(self.folder / "long.state")] if step == LONG else []
+        return [name, *options, "--minutes", f"{minutes:.2f}", "--json", *size, *(["--tiny"] if self.is_tiny else [])]
+
+
+def carry_out(bench: Bench, steps: Sequence[str]) -> bool:
+    """Every step; whether all were done."""
+    is_whole = True
+    for step in steps:
+        left = bench.until - time.monotonic() - RESERVE_SECONDS
+        seconds = left * SHARES.get(step, 1.0)
+        if seconds < SECONDS_MIN:
+            bench.write(step, event="left out", state="not reached", error=f"{max(seconds, 0):.0f} s were left for it")
+            is_whole = False
+            continue
+        is_whole &= _carry_out(bench, step, seconds)
+        draw(bench)
+    return is_whole
+
+
+def _carry_out(bench: Bench, step: str, seconds: float) -> bool:
+    bench.write(step, event="begun", seconds_max=round(seconds, 1))
+    begun = time.monotonic()
+    state, error = "failed", None
+    try:
+        state, error = _run(bench, step, seconds)
+    except RefusedError as refused:
+        error = str(refused)
+    except BaseException as raised:
+        error = f"{type(raised).__name__} {raised}"
+        raise
+    finally:
+        bench.write(step, event="ended", state=state, seconds=round(time.monotonic() - begun, 2), error=error)
+    return state == "done"
+
+
+def _run(bench: Bench, step: str, seconds: float) -> tuple[str, str | None]:
+    """How a step ended, and why if it is not done; its lines are written as they come."""
+    out, log = bench.scratch / f"{step}.jsonl", bench.scratch / f"{step}.log"
+    name, *options = bench.command(step, out, seconds)
+    bounded = ["timeout", f"--kill-after={KILL_SECONDS}", f"{seconds:.1f}", sys.executable, str(HERE / name)]
+    lines = _lines(out)
+    try:
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                [*bounded, *options], cwd=bench.scratch, env=dict(bench.variables), stdout=stream, stderr=stream
+            )
+        while process.poll() is None:
+            for line in next(lines):
+                bench.write(step, **line)
+            time.sleep(LOOK_SECONDS)
+    finally:
+        end_descendants()
+        for line in next(lines):
+            bench.write(step, **line)
+        _keep(log, bench.folder / "log.txt", step)
+    if process.returncode == 0:
+        return "done", None
+    if process.returncode in (124, 128 + signal.SIGKILL, -signal.SIGKILL):
+        return "cut off", f"it ran past its {seconds:.0f} s"
+    said = log.read_text(errors="replace").strip().splitlines()
+    return "failed", (" ".join(said[-3:]) or f"exit status {process.returncode}")[-ERROR_LETTERS_MAX:]
+
+
+def _lines(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The whole lines that a growing file has got since the last look; it may not be there yet."""
+    at = 0
+    while True:
+        text = path.read_bytes()[at:] if path.exists() else b""
+        whole = text[: text.rfind(b"\n") + 1]
+        at += len(whole)
+        told = [json.loads(line) for line in whole.splitlines()]
+        yield [{key: value for key, value in line.items() if key != "step"} for line in told]
+
+
+def _keep(log: Path, into: Path, step: str) -> None:
+    """Append the end of a step's log to that of all."""
+    with into.open("ab") as stream:
+        stream.write(f"== {step}\n".encode() + log.read_bytes()[-LOG_BYTES_MAX:])
+
+
+def draw(bench: Bench) -> None:
+    """The page, by a process that has what pages are made with."""
+    command = [sys.executable, str(HERE / "gpu_figures.py"), str(bench.folder / gpu_figures.JSON), "--draw"]
+    subprocess.run(command, env=dict(bench.variables), check=False, timeout=60)
+
+
+def adopt_descendants() -> None:
+    """From now on processes whose parents have died are children of this one."""
+    ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_descendants() -> None:
+    """Kill every process that this one started, or that one of them did."""
+    while found := _descendants(os.getpid()):
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.02)
+
+
+def _descendants(root: int) -> list[int]:
+    """The pids of all that descend from a process, but for those that have ended."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)] = int(fields[1])
+    found, frontier = list[int](), {root}
+    while frontier:
+        frontier = {pid for pid, parent in parents.items() if parent in frontier}
+        found += sorted(frontier)
+    return found
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(
+        prog="on_a_gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--minutes", type=float, default=10.0, help="for all of it; 10 if absent")
+    options.add_argument("--out", type=Path, default=Path("runs/gpu"), metavar="DIR", help="runs/gpu if absent")
+    options.add_argument("--wheels", type=Path, metavar="DIR", help="wheels of what this Python lacks")
+    options.add_argument("--data", type=Path, metavar="DIR", help="text; Python's standard library if absent")
+    options.add_argument("--tiny", action="store_true", help="small models, on a CPU")
+    options.add_argument("--long", action="store_true", help="26 million parameters, and nothing else")
+    options.add_argument("--fetch-wheels", type=Path, metavar="DIR", help="make a folder of wheels, by a network")
+    options.add_argument("--python", default="3.12", metavar="X.Y", help="for which --fetch-wheels is; 3.12 if absent")
+    options.add_argument("--megabytes-max", type=float, default=gpu_machine.WHEELS_MEGABYTES_MAX, metavar="N")
+    options.add_argument("--without", default="", metavar="NAME,...", help="what that machine has, and is large")
+    return options
+
+
+def opened(asked: argparse.Namespace, scratch: Path, began: float) -> Bench:
+    """The bench of a machine that suffices, its first line written; RefusedError of one that does not."""
+    if not 1.0 <= asked.minutes < math.inf:
+        do = "A few steps of seconds each are begun and ended in that time."
+        raise RefusedError("Reading --minutes", "at least 1", str(asked.minutes), do)
+    if asked.wheels is not None and not asked.wheels.is_dir():
+        do = "Make it where there is a network: tests/bench/on_a_gpu.sh --fetch-wheels DIR"
+        raise RefusedError("Reading --wheels", "a folder of wheels", f"none at {asked.wheels}", do)
+    needed = gpu_machine.requirements()
+    gpu_machine.check_base(needed, gpu_machine.installed)
+    files = [] if asked.wheels is None else sorted(asked.wheels.iterdir())
+    wheels = [wheel for path in files if (wheel := gpu_machine.wheel_of(path)) is not None]
+    rest = [each for each in needed if each.name not in gpu_machine.BASE]
+    python = sys.version_info[:2]
+    taken = gpu_machine.chosen(rest, gpu_machine.installed, wheels, python, asked.wheels)
+    gpu_machine.make_site(scratch / "site", taken)
+    variables = gpu_machine.environment(scratch / "site", is_tiny=asked.tiny)
+    found = gpu_machine.probe(variables, asked.data, is_tiny=asked.tiny)
+    card = None if found["gpu"] is None else gpu_machine.card(found["gpu"])
+    gpu_machine.check_memory(card)
+    if found["gpu"] is not None:
+        variables |= {"CUDA_VISIBLE_DEVICES": found["gpu"], "JAX_PLATFORMS": "cuda"}
+    machine = {
+        "card": found["device_kind"],
+        "memory_bytes": None if card is None else card.total_bytes,
+        "driver": None if card is None else card.driver,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "versions": found["versions"],
+        "commit": gpu_machine.commit(),
+        "sources": gpu_machine.sources(),
+        "is_tiny": asked.tiny,
+    }
+    data = None if asked.data is None else asked.data.absolute()
+    bench = Bench(asked.out.absolute(), scratch, variables, data, asked.tiny, began + 60 * asked.minutes)
+    gpu_figures.check_folder(bench.folder, machine)
+    bench.write("machine", **machine, minutes=asked.minutes, at=datetime.now(UTC).isoformat(timespec="seconds"))
+    return bench
+
+
+def fetched(asked: argparse.Namespace) -> None:
+    """Make the folder of wheels, and tell of it."""
+    without = [each for each in asked.without.split(",") if each]
+    files = gpu_machine.fetch_wheels(asked.fetch_wheels, asked.python, without, asked.megabytes_max)
+    for path in files:
+        print(f"{path.stat().st_size / 1e6:8.2f} MB  {path.name}")
+    print(f"{sum(path.stat().st_size for path in files) / 1e6:8.2f} MB in {len(files)} wheels")
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt(f"signal {number}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    began = time.monotonic()
+    asked = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _end)
+    scratch = Path(tempfile.mkdtemp(prefix="isthmus-gpu-"))
+    try:
+        if asked.fetch_wheels is not None:
+            fetched(asked)
+            return 0
+        bench = opened(asked, scratch, began)
+        adopt_descendants()
+        is_whole = carry_out(bench, (LONG,) if asked.long else tuple(SHARES))
+        print(gpu_figures.table(gpu_figures.read(bench.folder / gpu_figures.JSON)))
+        print(f"{bench.folder / gpu_figures.JSON} and {gpu_figures.PAGE}, in {time.monotonic() - began:.0f} s")
+    except RefusedError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as error:
+        print(f"Ended by {error or 'Ctrl-C'}; what was measured is in {asked.out}.", file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return 0 if is_whole else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
