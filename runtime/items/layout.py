@@ -10,6 +10,7 @@ last may be shorter), in the order of the tree, each with an xxh3 digest.
 
 from __future__ import annotations
 
+import reprlib
 import struct
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
@@ -80,7 +81,8 @@ def survey(node: Any, depth: int, left: int, odd: list[Odd]) -> int:
     is_mapping = kind is dict or (kind is not list and kind is not tuple and isinstance(node, Mapping))
     for key, value in node.items() if is_mapping else enumerate(node):
         if is_mapping and type(key) not in _KEYS:
-            raise RefusalError("keys", f"keys that are neither str nor int: {list(node)[:4]!r:.80}")
+            # Not repr: that of a key from a wire, a tuple in a tuple, may need more of the stack than reading it did.
+            raise RefusalError("keys", f"keys that are neither str nor int: {reprlib.repr(list(node)[:4]):.80}")
         kind = type(value)
         if kind in PLAIN:
             continue
