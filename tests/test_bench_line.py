@@ -49,10 +49,10 @@ def line_loss(bench_line: Any, of: dict[str, Any], cell: Any, text: Path) -> flo
     size = bench_line.Size("test", SHAPE, of["lr"], of["batch"], of["H"], (cell.learners,))
     train, windows, held_out = bench_line.read(text, size)
     line = bench_line.Line(ModelConfig(**SHAPE), of, train, held_out)
-    every = bench_line.inputs(cell, of, STEPS, windows)
+    rows = bench_line.inputs(cell, of, STEPS, windows)
     state = line.begin(cell.seed, cell.learners)
     for at in range(0, STEPS, bench_line.CHUNK):
-        now = tuple(each[at : at + bench_line.CHUNK] for each in every)
+        now = tuple(each[at : at + bench_line.CHUNK] for each in rows)
         line.compile(state, now)
         state = line.advance(state, now)
     return float(line.loss_of(state, decoupled=cell.decoupled, is_last=True))
@@ -191,10 +191,12 @@ def test_each_cell_is_a_line_of_the_file_and_all_are_one_object(
     out = tmp_path / "line.jsonl"
     arguments = ["--tiny", "--data", str(text), "--minutes", "30", "--out", str(out)]
     assert tiny.main([*arguments, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert told["cells"] == lines
-    assert {(each["step"], each["device_kind"], each["seed"]) for each in lines} == {("line", told["device_kind"], 0)}
+    assert printed["cells"] == lines
+    assert {(each["step"], each["device_kind"], each["seed"]) for each in lines} == {
+        ("line", printed["device_kind"], 0)
+    }
     assert [each["loss"] is None for each in lines] == [False, False]
     assert tiny.main(arguments) == 0
     table = capsys.readouterr().out.splitlines()
@@ -202,14 +204,14 @@ def test_each_cell_is_a_line_of_the_file_and_all_are_one_object(
     assert len(out.read_text().splitlines()) == 4
 
 
-def refused(bench_line: Any, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refused(bench_line: Any, capsys: pytest.CaptureFixture[str], *arguments: str, size: str = "--tiny") -> str:
     """The message of a call that is wrong: one, on standard error."""
-    assert bench_line.main(["--tiny", *arguments]) == 2
-    told = capsys.readouterr()
-    assert not told.out
-    assert ": expected " in told.err
-    assert ", found " in told.err
-    return told.err
+    assert bench_line.main([size, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert ": expected " in printed.err
+    assert ", found " in printed.err
+    return printed.err
 
 
 def test_what_is_wrong_is_refused_in_one_message(
@@ -227,6 +229,7 @@ def test_what_is_wrong_is_refused_in_one_message(
     assert "--data" in refused(tiny, capsys, "--data", str(tmp_path / "nothing"))
     for option, value in (("--minutes", "0"), ("--minutes", "nan"), ("--seeds", "0"), ("--lr", "-1")):
         assert option in refused(tiny, capsys, f"{option}={value}")
+    assert "--tiny" in refused(tiny, capsys, size="--long")
     for option in ("--out", "--state"):
         assert option in refused(tiny, capsys, option, str(tmp_path / "no folder" / "file"))
     assert not (tmp_path / "no folder").exists()

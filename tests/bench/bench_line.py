@@ -5,10 +5,10 @@
 
 Data-parallel, then M = 1, 2 and 4 decoupled learners, on as many tokens with the same seed and the same global batch,
 which M learners divide, as the publication has it (arXiv 2503.09799, algorithm 1 and section 3). The model is the
-preset mini, 4.9 million parameters and contexts of 256 bytes: 20 tokens a parameter, 128 sequences a step, 99 sweeps of
-H = 30 in eight fragments. `--long` is the preset small, 26 million and contexts of 512, data-parallel and M = 4, 259
-sweeps; `--tiny` says on a CPU whether it works, with M = 1 and 4. M = 1 costs nothing where capture, merge, outer step
-and adoption are right, but for the one step in H that overlaps.
+preset mini, 4.9 million parameters and contexts of 256 bytes: 20 tokens a parameter, 32,768 a step, 99 sweeps of H = 30
+in eight fragments. `--long` is the preset small, 25.5 million and contexts of 512, data-parallel and M = 4, 518 sweeps;
+`--tiny` says on a CPU whether it works, with M = 1 and 4. M = 1 costs nothing where capture, merge, outer step and
+adoption are right, but for the one step in H that overlaps.
 
 The learners, the outer step and their order are those of `gap.py`, the plain loop, and losses at a small size are its
 losses (`tests/test_bench_line.py`). Here all learners step in one computation (`jax.vmap`), and one call runs 16 steps
@@ -21,11 +21,12 @@ or --lr. `passes` says how often the text was trained on.
 
 A step costs 6 N + 12 layers x context x width operations a token: 34 million with mini, 3.3e15 a cell, and 178 million
 with small, 9.1e16 a cell. At 30 % of an H100's peak (989e12 in bfloat16, half of that in the TF32 with which jax
-multiplies float32) that is 11 or 22 s a cell, and 306 or 612 s. Attention writes and reads its scores in float32
-several times, 20 GB a step of mini, which is a minute a cell at 1 TB/s: it waits for memory before it computes.
+multiplies float32) that is 11 or 22 s a cell, and 306 or 612 s. Mini rather waits for memory: attention writes and
+reads its scores in float32 several times, of the order of 20 GB a step.
 
 With --out every finished cell is appended to FILE as a line of JSON at once; when --minutes are over, cells that were
-not finished follow, their loss null. With --state a later call goes on where this one ended, even within a cell.
+not finished follow, their loss null. With --state a later call goes on where this one ended, even within a cell. The
+clock is read between calls: a program that is being compiled, an evaluation and the state of --long, 1.5 GB, end first.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ CHUNK: Final = 16
 which what it costs to make it is little."""
 TOKENS_PER_PARAMETER: Final = 20
 SAVE_SECONDS: Final = 120.0
-"""Between two writings of the state within a cell: it is 1.6 GB with small and M = 4."""
+"""Between two writings of the state within a cell: with small and M = 4 it is 1.5 GB."""
 MINUTES_MIN: Final = 0.5
 """To compile a program takes about as long."""
 TEXT_BYTES_MAX: Final = (1 << 31) - 1
@@ -96,7 +97,7 @@ class Size:
 
 SIZES: Final = {
     "line": Size("mini", {"layers": 6, "width": 256, "heads": 8, "context": 256}, 0.0015, 128, 30, (1, 2, 4), seeds=2),
-    "long": Size("small", {"layers": 8, "width": 512, "heads": 8, "context": 512}, 0.001, 128, 30, (4,)),
+    "long": Size("small", {"layers": 8, "width": 512, "heads": 8, "context": 512}, 0.001, 64, 30, (4,)),
     "tiny": Size("tiny", {"layers": 1, "width": 16, "heads": 2, "context": 16}, 0.01, 16, 10, (1, 4)),
 }  # The rates and shapes of mini and small are those of `isthmus train --model`.
 OUTER: Final = {"eta": 0.4, "omu": 0.7}
@@ -130,7 +131,7 @@ class Line:
         self.parameters = sum(sizes.values())
         parts = partition(sizes, int(of["P"]))
         self._part_of = {name: number for number, names in enumerate(parts) for name in names}
-        self._text, self._held_out = jnp.asarray(train), jnp.asarray(held_out)
+        self.text, self._held_out = jnp.asarray(train), jnp.asarray(held_out)
         self._hyper = hyperparameters(of)
         self._loss = jax.jit(partial(loss, config))
         self._outer_step = jax.jit(self._merge_due)
@@ -150,11 +151,11 @@ class Line:
         learners = len(state["moments"][2])
         if learners not in self._compiled:
             function = jax.jit(self._steps, donate_argnums=0)
-            self._compiled[learners] = function.lower(state, inputs, self._text, self._hyper).compile()
+            self._compiled[learners] = function.lower(state, inputs, self.text, self._hyper).compile()
 
     def advance(self, state: dict[str, Any], inputs: Sequence[Any]) -> dict[str, Any]:
         """The state after the steps of `inputs`; the given one is used up."""
-        after: dict[str, Any] = self._compiled[len(state["moments"][2])](state, inputs, self._text, self._hyper)
+        after: dict[str, Any] = self._compiled[len(state["moments"][2])](state, inputs, self.text, self._hyper)
         return after
 
     def loss_of(self, state: dict[str, Any], *, decoupled: bool, is_last: bool) -> float:
@@ -247,9 +248,9 @@ class Kept:
             if not zipfile.is_zipfile(file):
                 raise ValueError("it is no archive of arrays")
             with np.load(file, allow_pickle=False) as kept:
-                told = json.loads(str(kept["told"]))
-                request, self.records, self.seconds = told["request"], told["records"], told["seconds"]
-                self._cell, self._step = told["cell"], told["step"]
+                header = json.loads(str(kept["header"]))
+            request, self.records, self.seconds = header["request"], header["records"], header["seconds"]
+            self._cell, self._step = header["cell"], header["step"]
         except (OSError, ValueError, KeyError) as error:
             do = "Name the file of an earlier call, or a new one."
             raise ConfigError(doing, "a state of this bench", f"{type(error).__name__}: {error}", do) from error
@@ -271,12 +272,12 @@ class Kept:
         """Write the records, and the state within a cell. A file that is there stays whole until the new one is."""
         if self._file is None:
             return
-        told = {"request": self._request, "records": self.records, "step": step, "seconds": seconds}
-        told["cell"] = None if cell is None else f"{cell.name} {cell.seed}"
+        name = None if cell is None else f"{cell.name} {cell.seed}"
+        header = {"request": self._request, "records": self.records, "cell": name, "step": step, "seconds": seconds}
         leaves = {} if state is None else {name: np.asarray(leaf) for name, leaf in named_leaves(state)}
         new = self._file.with_name(f"{self._file.name}.new")
         with new.open("wb") as stream:
-            np.savez(stream, told=np.array(json.dumps(told)), **leaves)
+            np.savez(stream, header=np.array(json.dumps(header)), **leaves)
         os.replace(new, self._file)
 
 
@@ -308,7 +309,7 @@ class Bench:
                 "tokens": step * tokens,
                 "tokens_planned": self.steps * tokens,
                 "sweeps": step / self.size.interval if cell.decoupled else None,
-                "passes": step * tokens / len(self.line._text),
+                "passes": step * tokens / len(self.line.text),
                 "tokens_per_second": None,
                 "tflops_per_second": None,
                 "batch": self.size.sequences // cell.learners,
@@ -347,13 +348,13 @@ class Bench:
 
     def _trained(self, cell: Cell, base: dict[str, Any] | None) -> dict[str, Any]:
         begun = time.monotonic()
-        every = inputs(cell, self.line.of, self.steps, self.windows)
+        rows = inputs(cell, self.line.of, self.steps, self.windows)
         state, at, before = self.kept.resume(cell, self.line.begin(cell.seed, cell.learners))
-        self.line.compile(state, tuple(each[:CHUNK] for each in every))
+        self.line.compile(state, tuple(each[:CHUNK] for each in rows))
         compiled = saved = time.monotonic()
         first = at
         while at < self.steps and not self.is_over():
-            state = self.line.advance(state, tuple(each[at : at + CHUNK] for each in every))
+            state = self.line.advance(state, tuple(each[at : at + CHUNK] for each in rows))
             at += CHUNK
             state["moments"][2].block_until_ready()
             if time.monotonic() - saved > SAVE_SECONDS:
@@ -423,7 +424,10 @@ def read(folder: Path | None, size: Size) -> tuple[Any, Any, Any]:
 
 
 def check(given: argparse.Namespace) -> None:
-    """ConfigError for an option that is out of range."""
+    """ConfigError for an option that is out of range, and for a size that a CPU would train for days."""
+    if given.size != "tiny" and (platform := jax.devices()[0].platform) == "cpu":
+        do = "Run it where jax has a GPU, or with --tiny."
+        raise ConfigError(f"Training {SIZES[given.size].model}", "an accelerator that jax can use", platform, do)
     if not MINUTES_MIN <= given.minutes < math.inf:
         expected = f"at least {MINUTES_MIN}, in which one program is compiled"
         raise ConfigError("Reading --minutes", expected, str(given.minutes), "Give more minutes.")
