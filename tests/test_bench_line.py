@@ -215,7 +215,7 @@ def refused(bench_line: Any, capsys: pytest.CaptureFixture[str], *arguments: str
 
 
 def test_what_is_wrong_is_refused_in_one_message(
-    tiny: Any, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.mkdir()
@@ -229,6 +229,7 @@ def test_what_is_wrong_is_refused_in_one_message(
     assert "--data" in refused(tiny, capsys, "--data", str(tmp_path / "nothing"))
     for option, value in (("--minutes", "0"), ("--minutes", "nan"), ("--seeds", "0"), ("--lr", "-1")):
         assert option in refused(tiny, capsys, f"{option}={value}")
+    monkeypatch.setattr(tiny, "machine", lambda: {"platform": "cpu"})
     assert "--tiny" in refused(tiny, capsys, size="--long")
     for option in ("--out", "--state"):
         assert option in refused(tiny, capsys, option, str(tmp_path / "no folder" / "file"))

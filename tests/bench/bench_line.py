@@ -425,7 +425,7 @@ def read(folder: Path | None, size: Size) -> tuple[Any, Any, Any]:
 
 def check(given: argparse.Namespace) -> None:
     """ConfigError for an option that is out of range, and for a size that a CPU would train for days."""
-    if given.size != "tiny" and (platform := jax.devices()[0].platform) == "cpu":
+    if given.size != "tiny" and (platform := machine()["platform"]) == "cpu":
         do = "Run it where jax has a GPU, or with --tiny."
         raise ConfigError(f"Training {SIZES[given.size].model}", "an accelerator that jax can use", platform, do)
     if not MINUTES_MIN <= given.minutes < math.inf:
