@@ -16,7 +16,8 @@ from isthmus.ops.island import optimizer
 from isthmus.ops.kernels import averaging
 from isthmus.ops.language_model.transformer import ModelConfig
 from isthmus.programs.arguments.config import MODELS
-from isthmus.programs.decoupled import settings_for
+from isthmus.programs.language_model import rate_default
+from isthmus.programs.sweeps import OUTER_DECOUPLED, outer_default
 
 BENCH = Path(__file__).parent / "bench"
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "context": 32}
@@ -114,13 +115,15 @@ def test_sizes_are_the_presets_and_long_enough_for_momentum(benches: tuple[Any, 
     bench_line, gap = benches
     for name in ("line", "long"):
         size = bench_line.SIZES[name]
-        preset = {key: value for key, value in MODELS[size.model].items() if key != "optimizer"}
-        assert {**size.shape, "lr": size.lr} == preset
+        width, batch = size.shape["width"], size.sequences // max(size.learners)
+        assert {**size.shape, "optimizer": "adamw"} == MODELS[size.model]
+        assert size.lr == rate_default("adamw", width, batch)
+        assert rate_default("muon", width, batch) == bench_line.LR_MUON
     for size in bench_line.SIZES.values():
         line = bench_line.Line(ModelConfig(**size.shape), gap.DEFAULTS, np.zeros(0, np.uint8), np.zeros(0, np.uint8))
         sweeps = bench_line.Bench(line, size, None, None, lambda: True).steps / size.interval
         assert sweeps >= 80
-        assert settings_for(sweeps) == tuple(bench_line.OUTER.values())
+        assert outer_default(sweeps, OUTER_DECOUPLED) == tuple(bench_line.OUTER.values())
         assert all(size.sequences % learners == 0 for learners in size.learners)
 
 
@@ -270,5 +273,5 @@ def test_tiny_is_trained_as_a_command(options: tuple[str, ...], tmp_path: Path) 
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     losses = {each["cell"]: each["loss"] for each in map(json.loads, out.read_text().splitlines())}
-    assert set(losses) == {"data-parallel", "M=1", "M=4"}
+    assert set(losses) == {"data-parallel", "M=1", "M=2", "M=4"}
     assert all(2.0 < value < 3.0 for value in losses.values())

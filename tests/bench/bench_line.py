@@ -7,8 +7,8 @@ Data-parallel, then M = 1, 2 and 4 decoupled learners, on as many tokens with th
 which M learners divide, as the publication has it (arXiv 2503.09799, algorithm 1 and section 3). The model is the
 preset mini, 4.9 million parameters and contexts of 256 bytes: 20 tokens a parameter, 32,768 a step, 99 sweeps of H = 30
 in eight fragments. `--long` is the preset small, 25.5 million and contexts of 512, data-parallel and M = 4, 518 sweeps;
-`--tiny` says on a CPU whether it works, with M = 1 and 4. M = 1 costs nothing where capture, merge, outer step and
-adoption are right, but for the one step in H that overlaps.
+`--tiny` says on a CPU whether it works. M = 1 costs nothing where capture, merge, outer step and adoption are right,
+but for the one step in H that overlaps.
 
 The learners, the outer step and their order are those of `gap.py`, the plain loop, and losses at a small size are its
 losses (`tests/test_bench_line.py`). Here all learners step in one computation (`jax.vmap`), and one call runs 16 steps
@@ -16,8 +16,8 @@ of them (`lax.scan`) on windows of a text that lies on the device: only the wind
 one learner whose fragments are never due, so that it runs the compiled program of M = 1.
 
 Gaps are in nats per byte, and in percent of data-parallel's loss beside those published (`PUBLISHED`), which are of
-tokens of a vocabulary of 32,768, of C4, each M at the best of several rates; here all have one rate, that of the preset
-or --lr. `passes` says how often the text was trained on.
+tokens of a vocabulary of 32,768, of C4, each M at the best of several rates; here all have one rate, that of the
+programs or --lr. `passes` says how often the text was trained on.
 
 A step costs 6 N + 12 layers x context x width operations a token: 34 million with mini, 3.3e15 a cell, and 178 million
 with small, 9.1e16 a cell. At 30 % of an H100's peak (989e12 in bfloat16, half of that in the TF32 with which jax
@@ -97,9 +97,11 @@ class Size:
 
 SIZES: Final = {
     "line": Size("mini", {"layers": 6, "width": 256, "heads": 8, "context": 256}, 0.0015, 128, 30, (1, 2, 4), seeds=2),
-    "long": Size("small", {"layers": 8, "width": 512, "heads": 8, "context": 512}, 0.001, 64, 30, (4,)),
-    "tiny": Size("tiny", {"layers": 1, "width": 16, "heads": 2, "context": 16}, 0.01, 16, 10, (1, 4)),
-}  # The rates and shapes of mini and small are those of `isthmus train --model`.
+    "long": Size("small", {"layers": 8, "width": 512, "heads": 8, "context": 512}, 0.00075, 64, 30, (4,)),
+    "tiny": Size("tiny", {"layers": 1, "width": 16, "heads": 2, "context": 16}, 0.01, 16, 10, (1, 2, 4)),
+}  # The shapes of mini and small, and the rates by AdamW, are those of `isthmus train --model`.
+LR_MUON: Final = 0.012
+"""That of the programs at every width."""
 OUTER: Final = {"eta": 0.4, "omu": 0.7}
 """The programs' default at 60 sweeps and more."""
 
@@ -434,7 +436,7 @@ def check(given: argparse.Namespace) -> None:
     if given.seeds is not None and given.seeds < 1:
         raise ConfigError("Reading --seeds", "at least 1", str(given.seeds), "Leave it out for the default.")
     if given.lr is not None and not 0 < given.lr < math.inf:
-        raise ConfigError("Reading --lr", "a rate above 0", str(given.lr), "Leave it out for that of the preset.")
+        raise ConfigError("Reading --lr", "a rate above 0", str(given.lr), "Leave it out for the default.")
     for option, file in (("--out", given.out), ("--state", given.state)):
         if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
             expected, found = "a file in a folder that can be written", str(file)
@@ -448,7 +450,8 @@ def prepare(given: argparse.Namespace) -> tuple[Bench, int]:
     size = SIZES[given.size]
     text, windows, held_out = read(given.data, size)
     of: dict[str, Any] = {**DEFAULTS, **OUTER, "H": size.interval, "batch": size.sequences}
-    of |= {"optimizer": given.optimizer, "lr": size.lr if given.lr is None else given.lr}
+    rate = size.lr if given.optimizer == "adamw" else LR_MUON
+    of |= {"optimizer": given.optimizer, "lr": rate if given.lr is None else given.lr}
     request = asdict(size) | {key: of[key] for key in ("optimizer", "lr")}
     request |= {"dtype": given.dtype, "text": hashlib.sha256(text.tobytes()).hexdigest()}
     kept = Kept(given.state, request)
@@ -486,7 +489,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--minutes", type=float, default=10.0, help="after which the rest is null; 10 if absent")
     options.add_argument("--seeds", type=int, help="how many, from 0; 2, and 1 with --tiny and --long, if absent")
     options.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
-    options.add_argument("--lr", type=float, help="the peak of the learning rate; that of the preset, for AdamW")
+    options.add_argument("--lr", type=float, help="the peak of the learning rate; as `isthmus train` if absent")
     options.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation")
     options.add_argument("--state", type=Path, metavar="FILE", help="go on from there, and write it when time is over")
     options.add_argument("--out", type=Path, metavar="FILE", help="append each cell as a line of JSON")
