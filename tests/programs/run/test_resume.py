@@ -65,8 +65,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run) -> None:
     before = contents(dead.folder)
     assert "expected beside it --tokens" in refusal(dead, "--seed", "7")
-    told = refusal(dead, "--set", "program.fragments=2", "--set", "program.interval=9", "--set", "run.seed=3")
-    assert "would change program.fragments: expected None, with which it was begun, found 2" in told
+    told = refusal(dead, "--set", "program.fragments=1", "--set", "program.interval=9", "--set", "run.seed=3")
+    assert "would change program.fragments: expected 2, with which it was begun, found 1" in told
     assert "would change run.seed" in told
     assert "interval" not in told
     told = refusal(dead, "--set", "run.program=diloco")
