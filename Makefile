@@ -3,13 +3,14 @@
 # make soak: variants of the code that are broken on purpose, 10,000 simulated clusters with faults, and 200 real runs with kills: about two hours.
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
 # make mutate: small changes of the cores, which the tests must notice; MODULES="quorum/core verify" for some of them.
-# Everything is installed into .venv, once; a second call needs no network.
+# make versions: a few tests and a short run with the newest Python at hand, and the newest jax.
+# Everything is installed into .venv (make versions: .venv-3.13), once; a second call needs no network.
 
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install install-test train test quick check bench soak scale mutate clean
+.PHONY: help install install-test train test quick check bench soak scale mutate versions clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -78,6 +79,9 @@ scale: .venv/installed-test
 mutate: .venv/installed-mutate
 	$(BIN)/python tests/mutation/mutate.py $(MODULES)
 
+versions: .venv/installed
+	tests/versions.sh
+
 # Without those that need a GPU or the compiler of TPUs, and those of large models (`make scale`).
 BENCHES := $(filter-out %_gpu.py %_line.py %_compile.py %_fragment.py %_memory.py,$(wildcard tests/bench/bench_*.py))
 
@@ -85,4 +89,4 @@ bench: .venv/installed-test
 	for bench in $(BENCHES); do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
 clean:
-	rm -rf .venv .typing build dist *.egg-info runs
+	rm -rf .venv .venv-* .typing build dist *.egg-info runs

@@ -13,7 +13,7 @@ GLOO = "Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:538] R
 @pytest.mark.parametrize(
     "error",
     [
-        ValueError(f"UNKNOWN: {GLOO}"),  # As a function raises it that runs in the thread of its caller (jaxlib 0.10).
+        ValueError(f"UNKNOWN: {GLOO}"),  # As a function raises it that runs in the thread of its caller (0.10 to 0.12).
         jax.errors.JaxRuntimeError(f"UNKNOWN: {GLOO}"),  # As reading the result raises it.
         jax.errors.JaxRuntimeError("anything"),
     ],

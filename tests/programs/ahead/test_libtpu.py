@@ -46,6 +46,7 @@ def test_an_island_that_is_not_here_is_compiled_for_once(tmp_path: Path) -> None
 
 @pytest.mark.timeout(SECONDS_MAX)
 def test_a_model_that_is_too_large_does_not_fit(tmp_path: Path) -> None:
-    island = compiled(tmp_path, 1, *SETTINGS, "--set", "task.width=16384", "--island", "v6e:1x1")
+    larger = ("--set", "task.width=16384", "--set", "program.fragments=8")
+    island = compiled(tmp_path, 1, *SETTINGS, *larger, "--island", "v6e:1x1")
     assert (island["fits"], island["devices"], island["helps"]) == (False, 1, ["more-devices"])
     assert island["memory_bytes"] > island["memory_limit_bytes"]  # type: ignore[operator]
