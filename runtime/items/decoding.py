@@ -10,8 +10,9 @@ pages that the kernel must clear first.
 All input counts as hostile until checked. The C code that reads a spec allocates for what is there, not for what is
 announced: a list of a million that does not follow costs nothing. How deep it reads is bounded by the interpreter (997
 levels with CPython 3.11, 1,498 with 3.12, 9,999 with 3.13; measured: 0.3, 0.5 and 2.8 MiB of stack, and 184 bytes a
-level), far above what an item may have. Depth, leaves, key types, dtypes and shapes are checked next, sizes before memory is allocated for them. There is no pickle, and no code is named. Every fault is a
-`RefusalError` with a named reason.
+level), far above what an item may have. Depth, leaves, key types, dtypes and shapes are checked next, sizes before
+memory is allocated for them. There is no pickle, and no code is named. Every fault is a `RefusalError` with a named
+reason.
 """
 
 from __future__ import annotations

@@ -333,8 +333,8 @@ def test_what_is_announced_and_does_not_follow_takes_no_memory(announced: bytes)
     try:
         with pytest.raises(RefusalError):
             decode(spec)
-        # A list begins with 16 places, 184 bytes with its head, and CPython 3.13 reads 9,999 of them in each other (3.12
-        # 1,498, 3.11 997): 1.84 MB measured. What a single one of them announces is 0.5 MB or 34 GB.
+        # A list begins with 16 places, 184 bytes with its head, and CPython 3.13 reads 9,999 of them in each other
+        # (3.12 1,498, 3.11 997): 1.84 MB measured. What a single one of them announces is 0.5 MB or 34 GB.
         assert tracemalloc.get_traced_memory()[1] < 2 << 20
     finally:
         tracemalloc.stop()
