@@ -31,7 +31,7 @@ try_end() {
         python=$(interpreter "$version") && break
     done
     if [ -z "$python" ]; then
-        echo "versions: the $end end is skipped: no Python ${*} with venv is on the PATH or among pyenv's versions"
+        echo "versions: the $end end is skipped: of Python ${*}, none that can make environments is on the PATH or in pyenv"
         return
     fi
     if [ "$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" = "$version" ]; then

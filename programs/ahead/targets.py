@@ -26,11 +26,10 @@ _OVERLAPPING: Final = (
     "xla_tpu_overlap_compute_collective_tc",
     "xla_tpu_enable_latency_hiding_scheduler",
 )
-"""Measured with libtpu 0.0.42 and 0.0.50, two layers of nano: of 187 collectives on v4:2x2x1, 151 overlap with the
-first of these and none without; on v5e, v5p and v6e nothing changes, there they overlap, or wait, by what the compiler
-chooses (110 of 158 on v5e:2x2, 10 on v6e:2x2). What let 113 overlap on v5p and v6e, the fusion of all-gathers
-(xla_tpu_enable_async_collective_fusion_fuse_all_gather), is refused from 0.0.48 on for all kinds but v5e, which has it
-anyway: "incorrect results, hang"."""
+"""Measured, libtpu 0.0.42 and 0.0.50, two layers of nano. Of 187 collectives on v4:2x2x1, 151 overlap with the first
+option and none without. Elsewhere nothing changes: what overlaps is the compiler's choice, 10 on v6e:2x2, and 110 of
+158 on v5e:2x2 (0.0.50 alone). The fusion of all-gathers (xla_tpu_enable_async_collective_fusion_fuse_all_gather) let
+113 overlap on v5p and v6e; 0.0.48 and 0.0.50 refuse it for all kinds but v5e: "incorrect results, hang"."""
 
 
 @final

@@ -140,8 +140,8 @@ def test_all_that_is_received_has_the_bits_that_were_published(form: Any) -> Non
         world.join(slot, speed)
     for p in range(COUNT):
         world.publish(world.shard.begin(p))
-    # In fewer than 200 steps hardly a receiver is as far behind as to be given whole versions: 13 to 26 of them are in
-    # 200 steps, and none to 7 in 40.
+    # In fewer steps hardly a receiver is as far behind as to be given whole versions: 200 steps have 13 to 26 of
+    # them, 40 have none to 7.
     for number in range(max(examples(4000), 200)):
         p = world.rng.randrange(COUNT)
         if form == "auto" and world.rng.random() < 0.1:

@@ -37,7 +37,9 @@ def compiled(folder: Path, status: int, *arguments: str) -> dict[str, object]:
 def test_an_island_that_is_not_here_is_compiled_for_once(tmp_path: Path) -> None:
     first = compiled(tmp_path, 0, *SETTINGS, "--island", "v6e:2x2")
     assert (first["device_kind"], first["devices"], first["hosts"], first["fits"]) == ("TPU v6 lite", 4, 1, True)
-    assert first["memory_limit_bytes"] == int(31.25 * (1 << 30))
+    limit = first["memory_limit_bytes"]
+    assert isinstance(limit, int)
+    assert 31 << 30 < limit < 32 << 30  # libtpu keeps some for itself: 31.25 GiB with 0.0.42, 31.24 with 0.0.50.
     assert first["is_kept"] is False
     second = compiled(tmp_path, 0, *SETTINGS, "--island", "v6e:2x2")
     assert second["is_kept"] is True
@@ -46,7 +48,8 @@ def test_an_island_that_is_not_here_is_compiled_for_once(tmp_path: Path) -> None
 
 @pytest.mark.timeout(SECONDS_MAX)
 def test_a_model_that_is_too_large_does_not_fit(tmp_path: Path) -> None:
-    larger = ("--set", "task.width=16384", "--set", "program.fragments=8")
-    island = compiled(tmp_path, 1, *SETTINGS, *larger, "--island", "v6e:1x1")
+    large = {"task.layers": 3, "task.width": 12288, "program.fragments": 24}
+    settings = [word for name, value in large.items() for word in ("--set", f"{name}={value}")]
+    island = compiled(tmp_path, 1, *settings, "--island", "v6e:1x1")
     assert (island["fits"], island["devices"], island["helps"]) == (False, 1, ["more-devices"])
     assert island["memory_bytes"] > island["memory_limit_bytes"]  # type: ignore[operator]
