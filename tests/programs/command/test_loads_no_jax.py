@@ -1,0 +1,46 @@
+"""What starts at once, or stays small, loads no jax: the packages, help, status, and the bodies of a syncer's host."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE
+
+COMMAND = """
+import contextlib, io
+from isthmus.programs.command.main import app
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    app({arguments!r}, prog_name="isthmus", standalone_mode=False)
+"""
+LOADED = """
+import sys
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "jaxlib", "numba", "optax"}))
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import isthmus.programs, isthmus.ops, isthmus.runtime",
+        COMMAND.format(arguments=["--help"]),
+        COMMAND.format(arguments=["train", "--help"]),
+        COMMAND.format(arguments=["status", "--all"]),
+        "from isthmus.ops import Batches, Evaluate, FragmentSend, InnerStep, Merge, OuterStep, Pacer",
+        "import isthmus.programs.decoupled, isthmus.programs.streaming_diloco, isthmus.programs.elastic_data_parallel",
+    ],
+    ids=["packages", "help", "help of train", "status", "bodies", "programs"],
+)
+def test_this_loads_no_jax(code: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code + LOADED],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
