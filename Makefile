@@ -2,7 +2,7 @@
 # make quick: the tests of the cores.   make install: install only.   make install-test: with pytest, for your own tests.
 # make soak: variants of the code that are broken on purpose, 10,000 simulated clusters with faults, and 200 real runs with kills: about two hours.
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
-# make mutate: small changes of the cores, which the tests must notice; MODULES="quorum/core verify" for some of them.
+# make mutate: small changes of the cores, which the tests must notice; MODULES="quorum_core verify" for some of them.
 # make versions: a few tests and a short run with the newest Python at hand, and the newest jax.
 # Everything is installed into .venv (make versions: .venv-3.13), once; a second call needs no network.
 

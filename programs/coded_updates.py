@@ -10,7 +10,7 @@ from __future__ import annotations
 from isthmus.ops.learner.receive import Receive
 from isthmus.ops.syncer.key_frames import KeyFrames
 from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Node, Port, Role
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.ids import LEARNER
 
 
 def updates_in(graph: Graph, role: Role, outer: Node, *, in_turns: bool = False) -> Port:

@@ -1,4 +1,4 @@
-"""A room is small enough to be known: at most fifteen files, and a word on what is decided there; it has one name."""
+"""A room has a word on what is decided there, and one name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ ROOMS = sorted({file.parent for top in ("runtime", "ops", "programs") for file i
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(ROOT)))
-def test_a_room_is_small_and_says_what_it_decides(room: Path) -> None:
-    assert len(list(room.glob("*.py"))) <= 15
+def test_a_room_says_what_it_decides(room: Path) -> None:
     assert ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
 
 
@@ -34,7 +33,7 @@ def imported(file: Path) -> set[str]:
 def test_packages_are_imported_by_their_full_name_alone() -> None:
     """From the root of a clone `import runtime` finds a second copy of everything, with other classes."""
     files = [file for top in ("runtime", "ops", "programs", "tests", "docs") for file in (ROOT / top).rglob("*.py")]
-    assert len(files) > 900
+    assert len(files) > 600
     assert [file for file in files if imported(file) & BARE] == []
     for name in sorted(BARE):
         with pytest.raises(ImportError, match=f"isthmus.{name}"):

@@ -25,7 +25,7 @@ from isthmus.programs.cluster.digest import digest
 from isthmus.programs.cluster.needs import Compiled, Find
 from isthmus.programs.request.environment import cache_folder
 from isthmus.programs.request.request import Request
-from isthmus.runtime.graph.topology import Machine
+from isthmus.runtime.graph.placement import Machine
 from isthmus.runtime.system.files import write_bytes
 
 _FORM: Final = 1

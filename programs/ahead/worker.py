@@ -39,8 +39,8 @@ from isthmus.programs.run.interrupts import unblock
 from isthmus.runtime.errors import ConfigError, InvariantError, RequestError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
-from isthmus.runtime.roles import LEARNER
-from isthmus.runtime.system.own_end import die_with_parent
+from isthmus.runtime.ids import LEARNER
+from isthmus.runtime.system.processes import die_with_parent
 
 _PACKAGES: Final = ("jax", "jaxlib", "libtpu")
 _TOO_LARGE: Final = (1 << 20, 1 << 18)

@@ -9,7 +9,7 @@ from typing import Any
 
 from isthmus.programs.books.balance import Entry
 from isthmus.programs.books.shards import Life
-from isthmus.runtime.host.trace import Span
+from isthmus.runtime.host.contract import Span
 
 UPTIME_STEPS = 3
 """Median steps after the end of its last step for which a learner counts as up."""

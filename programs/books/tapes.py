@@ -18,11 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from isthmus.programs.books.shards import Life
+from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, ItemArrived, ItemsEmitted, Output, RunBody
 from isthmus.runtime.graph.plans import NodePlan, Plan
-from isthmus.runtime.ids import Handle, Member, Replica
-from isthmus.runtime.roles import LEARNER
-from isthmus.runtime.scheduler.events import FiringEnded, ItemArrived, ItemsEmitted, Output, RunBody
-from isthmus.runtime.scheduler.tape import Record
+from isthmus.runtime.ids import LEARNER, Handle, Member, Replica
 from isthmus.runtime.tape.reading import Reading, read
 
 STEP: Final = "inner-step"
@@ -70,7 +68,7 @@ def of_lives(tapes: Mapping[str, bytes]) -> dict[Member, Reading]:
         replica, _, incarnation = name.partition("#")
         role, _, slot = replica.partition("/")
         if slot.isdecimal() and (incarnation or "1").isdecimal():
-            found[Member(Replica(role, int(slot)), int(incarnation or 1))] = read(data, Record)
+            found[Member(Replica(role, int(slot)), int(incarnation or 1))] = read(data, HostRecord)
     return found
 
 
@@ -87,7 +85,7 @@ def _count(taped: Taped, plan: Plan, member: Member, tape: Reading) -> None:
         _count_merges(taped, plan, nodes[MERGE], nodes[OUTER_STEP], tape.records)
 
 
-def _count_steps(taped: Taped, node: NodePlan, life: Life, records: Sequence[Record]) -> None:
+def _count_steps(taped: Taped, node: NodePlan, life: Life, records: Sequence[HostRecord]) -> None:
     batch = [port.name for port in node.inputs].index("batch")
     report = [port.name for port in node.outputs].index("report")
     has_batch = False
@@ -103,7 +101,7 @@ def _count_steps(taped: Taped, node: NodePlan, life: Life, records: Sequence[Rec
                 has_batch = batch in dict(command.inputs)
 
 
-def _count_merges(taped: Taped, plan: Plan, merge: NodePlan, outer: NodePlan, records: Sequence[Record]) -> None:
+def _count_merges(taped: Taped, plan: Plan, merge: NodePlan, outer: NodePlan, records: Sequence[HostRecord]) -> None:
     names = [port.name for port in merge.inputs]
     opening, votes = names.index("round"), names.index("answer")
     entering = {edge.index for edge in plan.edges.values() if edge.target == merge.index}
@@ -136,7 +134,7 @@ def tokens_of(life: Life, answer: Mapping[str, Any]) -> dict[Life, int]:
     return {life: answer["end"] - answer["begin"], **former}
 
 
-def _outputs(record: Record) -> tuple[Output, ...]:
+def _outputs(record: HostRecord) -> tuple[Output, ...]:
     return record.event.outputs if isinstance(record.event, FiringEnded | ItemsEmitted) else ()
 
 

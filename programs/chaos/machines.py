@@ -30,7 +30,7 @@ LISTEN_SECONDS_MAX: Final = 60.0
 END_SECONDS_MAX: Final = 30.0
 LOOK_SECONDS: Final = 0.05
 _MAIN: Final = (
-    "from isthmus.runtime.system.own_end import die_with_parent; die_with_parent({parent})\n"
+    "from isthmus.runtime.system.processes import die_with_parent; die_with_parent({parent})\n"
     "from isthmus.programs.command.main import main; main()"
 )
 

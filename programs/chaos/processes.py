@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from isthmus.programs.chaos.plan import DAEMON, FORK_SERVER, machine_name, machine_number
 from isthmus.programs.run.launch import FORK_SERVER_LOG
 from isthmus.programs.run.private_daemon import processes_of
-from isthmus.runtime.control.ask import ask
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.processes import started_at
+from isthmus.runtime.wire.control_client import ask
 
 ANSWER_SECONDS = 1.0
 

@@ -15,7 +15,7 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.plans import NodePlan, Plan
 from isthmus.runtime.graph.template import AllOf
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.ids import LEARNER
 
 PROCESSES_MAX: Final = 64
 """Processes of an island: a v5p of 256 chips has as many hosts."""

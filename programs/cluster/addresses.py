@@ -10,7 +10,7 @@ import socket
 from typing import Final
 
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.security.keys import DO_KEYS, is_loopback
+from isthmus.runtime.wire.security_keys import DO_KEYS, is_loopback
 
 _FORM: Final = re.compile(r"tcp://(?P<host>[^:/\[\]]+):(?P<port>\d{1,5}|\*)")
 _PORT_MAX: Final = 65535

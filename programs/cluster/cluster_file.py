@@ -21,7 +21,7 @@ from isthmus.programs.request import toml
 from isthmus.programs.request.settings import Schema, collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.devices import CATALOGUE
-from isthmus.runtime.graph.topology import Machine, Topology
+from isthmus.runtime.graph.placement import Machine, Topology
 
 __all__ = ["Cluster", "Machine", "read"]
 

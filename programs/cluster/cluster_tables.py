@@ -16,8 +16,8 @@ from isthmus.programs.request.settings import Schema, collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph import devices
 from isthmus.runtime.graph.devices import CATALOGUE, Device
-from isthmus.runtime.graph.topology import Machine
-from isthmus.runtime.security.keys import read_public
+from isthmus.runtime.graph.placement import Machine
+from isthmus.runtime.wire.security_keys import read_public
 
 
 def read_machine(

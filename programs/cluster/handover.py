@@ -19,10 +19,9 @@ from isthmus.programs.request import new_folder, spec
 from isthmus.programs.request.spec import CLUSTER, Spec
 from isthmus.programs.snapshots.urls import place_of
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.topology import Machine
-from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER, SYNCER, leader
-from isthmus.runtime.supervision.home.events import Places
+from isthmus.runtime.graph.placement import Machine
+from isthmus.runtime.ids import LEARNER, SYNCER, Replica, leader
+from isthmus.runtime.supervision.home_events import Places
 from isthmus.runtime.system.files import write_json
 
 HOSTS_MAX: Final = 1024

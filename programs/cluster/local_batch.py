@@ -16,8 +16,8 @@ from isthmus.ops.data.batches import of_slot
 from isthmus.programs.cluster.placing import placed
 from isthmus.programs.request.request import SHIPPED_TASK, Request
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.topology import Topology
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.graph.placement import Topology
+from isthmus.runtime.ids import LEARNER
 
 _DOING: Final = "Reading run.local_batch"
 

@@ -31,8 +31,8 @@ from isthmus.programs.request.program import SHIPPED
 from isthmus.programs.request.request import SHIPPED_TASK
 from isthmus.programs.request.settings import Schema, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
-from isthmus.runtime.security import keys
-from isthmus.runtime.security.keys import KeyPair
+from isthmus.runtime.wire import security_keys
+from isthmus.runtime.wire.security_keys import KeyPair
 
 DO_KEYS: Final = 'Write [keys], and below it secret = "NAME.key", which `isthmus keygen NAME` makes.'
 
@@ -77,7 +77,7 @@ def read(file: Path | None) -> MachineConfig:
     if file is None:
         return MachineConfig()
     document = toml.read_file(file, "the machine's configuration", "Name a file with --config.")
-    keys.check_owned(file.stat(), file, f"Reading {file}")
+    security_keys.check_owned(file.stat(), file, f"Reading {file}")
     faults: list[Fault] = []
     folder = file.absolute().parent
     sections: dict[str, Callable[..., Any]] = {"programs": _programs, "keys": _keys, "runs": _runs}
@@ -155,7 +155,7 @@ def _pair(text: str, folder: Path) -> KeyPair:
     """The machine's own pair."""
     if not text:
         raise ConfigError("Reading keys.secret", "the file of a secret key", "nothing", DO_KEYS)
-    return keys.read_pair(folder / os.path.expanduser(text))
+    return security_keys.read_pair(folder / os.path.expanduser(text))
 
 
 def _add(known: dict[str, str], texts: Iterable[str], folder: Path, what: str) -> list[str]:
@@ -166,12 +166,12 @@ def _add(known: dict[str, str], texts: Iterable[str], folder: Path, what: str) -
         doing = f"Reading keys.{what}, {text!r}"
         name, _, last = text.rpartition(" ")
         with collecting(faults):
-            key = keys.read_public(last if keys.is_key(last) else text, folder, doing)
+            key = security_keys.read_public(last if security_keys.is_key(last) else text, folder, doing)
             if not name or key != last:
-                name = key if keys.is_key(text) else Path(text).stem
+                name = key if security_keys.is_key(text) else Path(text).stem
             if name != key:
                 machine_name.checked(name.strip(), doing, 'a NAME.pub, or "NAME KEY"')
-            keys.check(known, name.strip(), key, doing)
+            security_keys.check(known, name.strip(), key, doing)
             known[key] = name.strip()
             found.append(key)
     if faults:
@@ -194,7 +194,7 @@ def _check_module(module: str) -> None:
     doing = f"Reading programs.modules, {module!r}"
     for path in [Path(module)] if reference.is_file(module) else _files_of(module):
         if path.exists():
-            keys.check_owned(path.stat(), path, doing)
+            security_keys.check_owned(path.stat(), path, doing)
 
 
 def _files_of(module: str) -> Iterator[Path]:

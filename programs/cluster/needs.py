@@ -23,10 +23,8 @@ from isthmus.programs.recorder.ports import EVALUATOR, RECORDER
 from isthmus.programs.request.request import Request
 from isthmus.programs.results.numbers import size
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph.placement import Placement
-from isthmus.runtime.graph.topology import Machine, Topology
-from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER, SYNCER, leader
+from isthmus.runtime.graph.placement import Machine, Placement, Topology
+from isthmus.runtime.ids import LEARNER, SYNCER, Replica, leader
 
 FLOAT32_BYTES: Final = 4
 

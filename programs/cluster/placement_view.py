@@ -19,9 +19,8 @@ from isthmus.programs.cluster.prediction import Island, Link, Prediction, predic
 from isthmus.programs.request import graph_view
 from isthmus.programs.request.request import Request
 from isthmus.programs.results.numbers import percent, scaled, seconds, size
-from isthmus.runtime.graph.placement import Placement
-from isthmus.runtime.graph.topology import Machine, Topology
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.graph.placement import Machine, Placement, Topology
+from isthmus.runtime.ids import LEARNER
 
 
 def shown(request: Request, cluster: Cluster, form: str, compiled: Find, *, plans: bool) -> str:

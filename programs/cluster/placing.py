@@ -15,9 +15,8 @@ from isthmus.programs.recorder.summary import roster_counts
 from isthmus.programs.request.request import Request
 from isthmus.programs.results.numbers import size
 from isthmus.runtime.errors import Fault, PlacementError
-from isthmus.runtime.graph.placement import Placement, place
-from isthmus.runtime.graph.topology import Machine, Topology
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.graph.placement import Machine, Placement, Topology, place
+from isthmus.runtime.ids import LEARNER
 
 
 def placed(request: Request, topology: Topology, compiled: Find = not_asked) -> Placement:

@@ -34,9 +34,8 @@ from isthmus.programs.cluster.needs import (
     parameter_count,
 )
 from isthmus.programs.request.request import Request
-from isthmus.runtime.graph.placement import Placement
-from isthmus.runtime.graph.topology import Machine, Topology
-from isthmus.runtime.roles import LEARNER, SYNCER
+from isthmus.runtime.graph.placement import Machine, Placement, Topology
+from isthmus.runtime.ids import LEARNER, SYNCER
 
 UTILISATION: Final = 0.4
 """Share of the published FLOP/s: between the 33 % of Gopher and the 46 % of PaLM (arXiv 2204.02311, table 3)."""

@@ -9,10 +9,10 @@ from isthmus.programs.cluster import names as machine_name
 from isthmus.programs.machine import admissions
 from isthmus.programs.request.settings import collecting
 from isthmus.programs.run import registry
-from isthmus.runtime.control.ask import ask
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.security import keys
-from isthmus.runtime.security.keys import DO_KEYS, KeyPair
+from isthmus.runtime.wire import security_keys
+from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.security_keys import DO_KEYS, KeyPair
 
 ANSWER_SECONDS: Final = 5.0
 
@@ -40,7 +40,7 @@ def admit(name: str, key: str, machine: str | None, *, is_operator: bool = False
     with collecting(faults):
         machine_name.checked(name, doing, "for example `isthmus admit beta KEY`")
     with collecting(faults):
-        public = keys.read_public(key, Path(), doing)
+        public = security_keys.read_public(key, Path(), doing)
     with collecting(faults):
         here = admissions.machine_here(machine, doing)
     if faults:

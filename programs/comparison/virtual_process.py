@@ -23,7 +23,7 @@ from isthmus.programs.simulation.virtual_run import Pace, VirtualRun
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RequestError, RunError
 from isthmus.runtime.system.files import append_bytes, write_json
-from isthmus.runtime.tape.files import FOLDER
+from isthmus.runtime.tape.reading import FOLDER
 
 SECONDS_MAX = 1e7
 """Virtual seconds: a hundred days, more than any practical run computes."""

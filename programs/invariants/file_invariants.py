@@ -15,7 +15,7 @@ from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim import Checker, ViolationError
 from isthmus.runtime.sim.host import Life
-from isthmus.runtime.sim.machine.disk import SimulatedDisk
+from isthmus.runtime.sim.machine import SimulatedDisk
 from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.system.files import encoded
 

@@ -15,8 +15,7 @@ from typing import Any, Final
 from isthmus.ops.syncer.bounds import NOT_FINITE
 from isthmus.programs.request.program import DEFAULT
 from isthmus.runtime.graph.plans import EdgePlan
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.sim import Checker, Forge, Universe, ViolationError
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.supervision.incidents import (

@@ -16,12 +16,12 @@ from isthmus.ops.recovery.hold import HOLDERS
 from isthmus.ops.syncer.key_frames import KeyFrames
 from isthmus.programs.recorder.roles import PERIOD
 from isthmus.runtime.graph.plans import EdgePlan
-from isthmus.runtime.host.roster import Row
+from isthmus.runtime.host.own_process import Row
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim import Checker, Forge, ViolationError
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe
-from isthmus.runtime.supervision.home.core import Home
+from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.incidents import RecorderFailed
 
 NOTED_NS: Final = 4_000_000_000

@@ -8,7 +8,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.checkers import Checker, ViolationError
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe
-from isthmus.runtime.supervision.home.core import Home
+from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.incidents import RecorderFailed
 
 RECORDER: Final = Replica("recorder", 0)

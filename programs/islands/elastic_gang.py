@@ -18,8 +18,7 @@ from isthmus.ops.elastic import copies
 from isthmus.ops.elastic.told import Place
 from isthmus.programs.islands.gang import TOKEN_BYTES
 from isthmus.programs.islands.nursery import Nursery, Work
-from isthmus.runtime.ids import Member
-from isthmus.runtime.roles import follower, gang_number, leader
+from isthmus.runtime.ids import Member, follower, gang_number, leader
 from isthmus.runtime.supervision.messages import Form, Formed
 
 

@@ -11,8 +11,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, final
 
-from isthmus.runtime.ids import Member
-from isthmus.runtime.roles import follower, gang_number, leader
+from isthmus.runtime.ids import Member, follower, gang_number, leader
 from isthmus.runtime.supervision.messages import Form
 
 TOKEN_BYTES = 16

@@ -20,7 +20,7 @@ from typing import Any, Final, final
 
 from setproctitle import setproctitle
 
-from isthmus.runtime.system.own_end import die_with_parent, end_after
+from isthmus.runtime.system.processes import die_with_parent, end_after
 
 REQUEST_BYTES_MAX: Final = 1 << 16
 

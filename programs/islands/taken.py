@@ -23,8 +23,7 @@ from isthmus.programs.request.environment import has_backend
 from isthmus.programs.request.spec import Spec
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import Island
-from isthmus.runtime.ids import Member
-from isthmus.runtime.roles import LEARNER, leader
+from isthmus.runtime.ids import LEARNER, Member, leader
 
 EVALUATOR: Final = "evaluator"
 _CLAIMS: Final[list[Claim]] = []

@@ -25,9 +25,9 @@ from isthmus.programs.cluster import names as machine_name
 from isthmus.programs.cluster.machine_file import MachineConfig
 from isthmus.programs.run import registry
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.security import keys
-from isthmus.runtime.security.keys import Keyring
 from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.wire import security_keys
+from isthmus.runtime.wire.security_keys import Keyring
 
 LOOK_SECONDS: Final = 0.25
 OWN, CONFIGURED, ADMITTED, EXPELLED = "own", "configured", "admitted", "expelled"
@@ -70,11 +70,11 @@ def read(machine: str) -> Entries:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(doing, "a file that can be read", str(error), "Repair it, or take it away.") from None
-    keys.check_owned(found, path, doing)
+    security_keys.check_owned(found, path, doing)
     entries: Entries = {}
     for line in lines:
         name, key, way, *more = (*line.split(), "", "", "")[: max(3, len(line.split()))]
-        if not keys.is_key(key) or way not in _WAYS or more not in ([], [OPERATOR]):
+        if not security_keys.is_key(key) or way not in _WAYS or more not in ([], [OPERATOR]):
             expected = f"lines of a name, a public key and one of {', '.join(_WAYS)}, perhaps with `{OPERATOR}`"
             raise ConfigError(doing, expected, repr(line[:100]), "Correct the line, or take it away.")
         entries[key] = Entry(name, way, bool(more))
@@ -112,11 +112,11 @@ def keyring(machine: str, config: MachineConfig) -> Keyring | None:
         entries.clear()
         entries[config.pair.public] = Entry(machine, OWN, is_operator=True)
         for key, name in config.admitted.items():
-            keys.check(admitted(entries), name, key, f"Starting the daemon {machine!r}")
+            security_keys.check(admitted(entries), name, key, f"Starting the daemon {machine!r}")
             entries[key] = _settled(Entry(name, CONFIGURED, key in config.operators), kept.pop(key, None))
         for key, entry in kept.items():
             if entry.way == ADMITTED:
-                keys.check(admitted(entries), entry.name, key, f"Reading {path_of(machine)}")
+                security_keys.check(admitted(entries), entry.name, key, f"Reading {path_of(machine)}")
                 entries[key] = entry
     return Keyring(config.pair, admitted(entries), machine, operators(entries))
 
@@ -142,7 +142,7 @@ def admit(machine: str, name: str, key: str, *, is_operator: bool = False) -> bo
             and (known.is_operator == is_operator or known.way == OWN)
         ):
             return False
-        keys.check(admitted(entries), name, key, f"Admitting {name!r} to {machine!r}")
+        security_keys.check(admitted(entries), name, key, f"Admitting {name!r} to {machine!r}")
         entries[key] = Entry(name, ADMITTED, is_operator)
     return True
 

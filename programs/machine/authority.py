@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.security.keys import Keyring
+from isthmus.runtime.wire.security_keys import Keyring
 
 TOLD_MAX: Final = 256
 OPERATORS: Final = {

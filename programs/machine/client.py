@@ -22,12 +22,11 @@ from isthmus.programs.run import registry
 from isthmus.programs.run.in_process import Outcome, Watch
 from isthmus.programs.run.in_processes import STATUS_SECONDS, Submitted, ended, shown
 from isthmus.programs.run.interrupts import Interrupts, interrupts
-from isthmus.runtime.control.ask import ask
-from isthmus.runtime.control.messages import Message
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError, RunError
-from isthmus.runtime.graph.placement import home_of
-from isthmus.runtime.graph.topology import Machine
-from isthmus.runtime.security.keys import Keyring, is_loopback, read_pair
+from isthmus.runtime.graph.placement import Machine, home_of
+from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.security_keys import Keyring, is_loopback, read_pair
 
 ANSWER_SECONDS: Final = 5.0
 LONG_SECONDS: Final = {"check": 90.0, "resume": 90.0, "restore": 600.0}

@@ -21,7 +21,7 @@ from isthmus.programs.run.launch import log_of
 from isthmus.runtime.errors import ConfigError, nearest
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.system.files import append_bytes
-from isthmus.runtime.tape.files import FOLDER as TAPES
+from isthmus.runtime.tape.reading import FOLDER as TAPES
 
 GATHER_SECONDS_MAX: Final = 30.0
 ANSWER_SECONDS: Final = 5.0

@@ -45,10 +45,10 @@ from isthmus.programs.request.run_lock import RunLock
 from isthmus.programs.run.finish import error_of
 from isthmus.programs.run.registry import Run
 from isthmus.programs.run.resume import has_snapshot
-from isthmus.runtime.control.messages import Message, version_of
-from isthmus.runtime.control.server import ControlServer
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.security.keys import Keyring
+from isthmus.runtime.wire.control_messages import Message, version_of
+from isthmus.runtime.wire.control_server import ControlServer
+from isthmus.runtime.wire.security_keys import Keyring
 
 ANSWERED_SHARE: Final = 0.9
 """Share of a command's waiting time within which a refusal for lack of time leaves."""

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, final
 
 from isthmus.programs.machine.links import EXPELLED, LINK, LINK_SECONDS, REQUEST, RESPONSE, UP_SECONDS, refusal
-from isthmus.runtime.control.client import ControlClient
-from isthmus.runtime.control.messages import Message
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.security.handshakes import UNADMITTED, WORDS
-from isthmus.runtime.security.keys import Keyring
+from isthmus.runtime.wire.control_client import ControlClient
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.security_curve import UNADMITTED, WORDS
+from isthmus.runtime.wire.security_keys import Keyring
 
 INSTANCE: Final = secrets.token_hex(8)
 """Distinguishes this process from any other of the same name."""

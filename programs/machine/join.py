@@ -15,9 +15,9 @@ from isthmus.programs.machine import serve
 from isthmus.programs.machine.daemon import MachineDaemon
 from isthmus.programs.machine.home_link import Home, Link
 from isthmus.programs.request.settings import collecting
-from isthmus.runtime.control.ask import ask
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.security.keys import KeyPair, is_loopback, read_pair, read_public
+from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, read_public
 
 LOOK_SECONDS: Final = 0.5
 ANSWER_SECONDS: Final = 5.0

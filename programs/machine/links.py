@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from isthmus.runtime.control.messages import Message
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.wire.control_messages import Message
 
 MALFORMED: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, OSError)
 """Errors that reading a message may raise, whatever it contains."""

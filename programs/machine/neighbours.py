@@ -16,11 +16,11 @@ from isthmus.programs.machine.home_link import Home, Link
 from isthmus.programs.machine.links import EXPELLED, LINK, RESPONSE, Links
 from isthmus.programs.machine.outposts import SUPERSEDED, UNSTATIONED, Outposts
 from isthmus.programs.machine.run import CHECK_SECONDS_MAX, MachineRun
-from isthmus.runtime.control.messages import Message
-from isthmus.runtime.daemon.outpost_messages import REPORT, over, read_report
+from isthmus.runtime.daemon.outpost import REPORT, over, read_report
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.security.keys import Keyring
-from isthmus.runtime.supervision.home.events import Taken
+from isthmus.runtime.supervision.home_events import Taken
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.security_keys import Keyring
 
 ERROR_LENGTH_MAX: Final = 500
 LEAVE: Final = "leave"

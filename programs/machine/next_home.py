@@ -24,8 +24,8 @@ from isthmus.programs.succession import folder as succession
 from isthmus.programs.succession import from_store, lost
 from isthmus.programs.succession.folder import Estate
 from isthmus.programs.succession.hosts import inherit
-from isthmus.runtime.control.messages import Message
-from isthmus.runtime.security.keys import Keyring
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.security_keys import Keyring
 
 
 class Hold(Protocol):

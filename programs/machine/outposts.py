@@ -31,12 +31,11 @@ from isthmus.programs.machine.home_link import Home, Link
 from isthmus.programs.request import spec
 from isthmus.programs.run.launch import Launcher
 from isthmus.programs.succession.lost import Standing
-from isthmus.runtime.control.messages import Message
-from isthmus.runtime.daemon.outpost import Outpost
-from isthmus.runtime.daemon.outpost_messages import ORDERS
+from isthmus.runtime.daemon.outpost import ORDERS, Outpost
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
 from isthmus.runtime.system.files import write_json
+from isthmus.runtime.wire.control_messages import Message
 
 STATION: Final = "station"
 UNSTATIONED: Final = "unstationed"

@@ -23,10 +23,10 @@ from isthmus.programs.snapshots.fetched import Fetched
 from isthmus.programs.snapshots.urls import Place
 from isthmus.programs.succession import from_store
 from isthmus.programs.succession.lost import Standing
-from isthmus.runtime.control.messages import Message
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import Job
-from isthmus.runtime.security.keys import Keyring
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.security_keys import Keyring
 
 LINK_SECONDS_MAX: Final = 8.0
 """Time limit for a called machine to link itself."""

@@ -33,13 +33,13 @@ from isthmus.programs.request.run_lock import InUseError, RunLock
 from isthmus.programs.run.finish import Ending, error_of, finish_apart
 from isthmus.programs.run.launch import Launcher
 from isthmus.programs.succession.hosts import bring_home
-from isthmus.runtime.control.messages import Message
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.security.keys import Keyring
 from isthmus.runtime.system.files import write_json
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.security_keys import Keyring
 
 TICK_SECONDS: Final = 1.0
 CHECK_SECONDS_MAX: Final = 60.0

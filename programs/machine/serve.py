@@ -29,8 +29,8 @@ from isthmus.programs.request.settings import collecting
 from isthmus.programs.run import registry
 from isthmus.programs.run.interrupts import Interrupts, handle
 from isthmus.programs.run.registry import Claim, Run
-from isthmus.runtime.control.ask import ask
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.wire.control_client import ask
 
 LINE_LENGTH_MAX: Final = 2000
 

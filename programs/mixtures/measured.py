@@ -19,7 +19,7 @@ from isthmus.programs.simulation.universe import FOLDER
 from isthmus.programs.simulation.virtual_run import Pace
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.host.trace import Span, Trace
+from isthmus.runtime.host.contract import Span, Trace
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import Climate, Fault, Universe
 from isthmus.runtime.sim.universe import BOOT_SECONDS

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from isthmus.ops.exchange.messages import Held
 from isthmus.programs.recorder.books import Books
-from isthmus.runtime.roles import LEARNER, SYNCER
+from isthmus.runtime.ids import LEARNER, SYNCER
 
 LOST_TIMES: Final = 100
 """Ten seconds of looks: hosts that come back report what they hold within a second or two, and a recorder that comes

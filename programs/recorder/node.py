@@ -30,7 +30,7 @@ from isthmus.programs.recorder.metric_lines import MetricLines, as_field, finite
 from isthmus.programs.recorder.model_holders import ModelHolders
 from isthmus.programs.recorder.reports import Reports
 from isthmus.programs.recorder.schemas import SCHEMAS
-from isthmus.runtime.roles import LEARNER, RECORDER
+from isthmus.runtime.ids import LEARNER, RECORDER
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_tensors
 

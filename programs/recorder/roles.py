@@ -43,7 +43,7 @@ from isthmus.programs.snapshots.whole_hold import WholeHold
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Node, Reference, Role
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.ids import LEARNER
 
 RUN_FOLDER: Final = Reference("isthmus:run-folder")
 SNAPSHOT_SECONDS: Final = Reference("isthmus:snapshot-seconds")

@@ -16,7 +16,7 @@ from isthmus.ops.exchange.token_accounts import FATES
 from isthmus.programs.books.balance import Entry, Known, books, entries, fragment_accounts, merged_share
 from isthmus.programs.books.goodput import allocated_seconds, goodput, uptime
 from isthmus.runtime.graph.template import Graph
-from isthmus.runtime.host.trace import Span
+from isthmus.runtime.host.contract import Span
 from isthmus.runtime.ids import Replica
 
 FRAGMENTS_NAMED_MAX = 16

@@ -15,13 +15,11 @@ import msgspec
 
 from isthmus.programs.replay.outcome import Difference
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.graph.plans import Plan
-from isthmus.runtime.graph.template import Quorum
-from isthmus.runtime.ids import Member
-from isthmus.runtime.scheduler.events import (
+from isthmus.runtime.cores.scheduler_events import (
     BodyFailed,
     CreditGranted,
     FiringEnded,
+    HostRecord,
     ItemArrived,
     ItemsEmitted,
     NodeOpened,
@@ -29,7 +27,9 @@ from isthmus.runtime.scheduler.events import (
     ReplicaLeft,
     RunBody,
 )
-from isthmus.runtime.scheduler.tape import Record
+from isthmus.runtime.graph.plans import Plan
+from isthmus.runtime.graph.template import Quorum
+from isthmus.runtime.ids import Member
 from isthmus.runtime.tape.reading import Reading, Segment
 
 NOBODY: Final = frozenset[int]()
@@ -130,7 +130,7 @@ def strange(tape: Reading, plan: Plan, member: Member, *, is_alone: bool) -> str
     return ""
 
 
-def _another(records: Sequence[Record], member: Member, *, is_alone: bool) -> str:
+def _another(records: Sequence[HostRecord], member: Member, *, is_alone: bool) -> str:
     """The other life to which a tape with these first records belongs; empty if it is this one's."""
     at_first = []
     for record in records:
@@ -142,7 +142,7 @@ def _another(records: Sequence[Record], member: Member, *, is_alone: bool) -> st
     return ""
 
 
-def _first(record: Record, at_first: Sequence[Member]) -> str:
+def _first(record: HostRecord, at_first: Sequence[Member]) -> str:
     return f"the life {at_first[0]}" if at_first else f"{type(record.event).__name__}"
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph import determined
+from isthmus.runtime.graph import plans
 from isthmus.runtime.graph.plans import NodePlan, Plan
 from isthmus.runtime.graph.template import Quorum, Reference
 from isthmus.runtime.host.bodies import Bodies
@@ -77,8 +77,8 @@ class _Life:
     def __init__(self, folder: Path, plan: Plan, member: Member, seed: int) -> None:
         self.merges = 0
         self._folder = folder
-        self._nodes = [node for node in plan.nodes if determined.ports(node.body)]
-        self._made_here = {node.name: determined.made_here(plan, node) for node in self._nodes}
+        self._nodes = [node for node in plan.nodes if plans.ports(node.body)]
+        self._made_here = {node.name: plans.made_here(plan, node) for node in self._nodes}
         self._queues: dict[tuple[str, str, str], deque[Any]] = {
             (node.name, port, source[0]): deque()
             for node in self._nodes
@@ -126,7 +126,7 @@ class _Life:
             other = OtherBytes(node.name, number, "", "", told, "no error", f"{type(error).__name__}: {error}")
             raise _OtherError(other) from error
         made = [(node.outputs[each.port].name, each.payload.item) for each in ended.emissions]
-        self._compare(node, number, kept, [each for each in made if each[0] in determined.ports(node.body)], told)
+        self._compare(node, number, kept, [each for each in made if each[0] in plans.ports(node.body)], told)
         self._hand_on(node, made)
         self.merges += isinstance(node.fires, Quorum) and "closed_at" in (kept.inputs.get("decision") or {})
         return True
@@ -155,7 +155,7 @@ class _Life:
 def merges_again(run: Path, plan: Plan, member: Member, seed: int) -> Computed | None:
     """Compute the merges of a life again; None if it kept no payloads. ValueError for payloads that cannot be read."""
     folder = payloads.folder_of(run, member)
-    if not folder.is_dir() or not any(determined.ports(node.body) for node in plan.nodes):
+    if not folder.is_dir() or not any(plans.ports(node.body) for node in plan.nodes):
         return None
     life = _Life(folder, plan, member, seed)
     try:

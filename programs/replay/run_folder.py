@@ -19,15 +19,14 @@ from isthmus.programs.request import spec
 from isthmus.programs.request.run_lock import user_of
 from isthmus.programs.tapes import tape_files
 from isthmus.programs.tapes.tape_files import HOME, TapeFile
+from isthmus.runtime.cores.scheduler_core import Scheduler
 from isthmus.runtime.errors import ConfigError, Fault, RequestError
 from isthmus.runtime.graph.plans import Plan
-from isthmus.runtime.scheduler.core import Scheduler
-from isthmus.runtime.supervision.home.core import Home
-from isthmus.runtime.supervision.home.events import HomeBegan, Places
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.home_events import HomeBegan, Places
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import StationBegan
-from isthmus.runtime.tape.files import FOLDER
-from isthmus.runtime.tape.reading import Reading
+from isthmus.runtime.tape.reading import FOLDER, Reading
 
 _WHOLE: Final = "Fetch the folder again; without its tapes as they were written a run cannot be replayed."
 _SAME: Final = "Replay with the isthmus with which it was trained."

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from isthmus.runtime.system.one_thread import ONE_THREAD
+from isthmus.runtime.system.processes import ONE_THREAD
 
 
 def prepare_environment(learners: int) -> None:

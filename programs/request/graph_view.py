@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any, Final
 
-from isthmus.runtime.graph.instances import describe_policy, describe_route
-from isthmus.runtime.graph.local_rules import DECISION
 from isthmus.runtime.graph.plans import InputPlan, NodePlan, Plan
-from isthmus.runtime.graph.proof import Hold, Proof, Verdict
+from isthmus.runtime.graph.proof import Hold, Proof, Verdict, describe_policy, describe_route
 from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Graph, Latest, Node, Queue, Quorum, Role
+from isthmus.runtime.graph.verify import DECISION
 
 WIDTH: Final = 120
 """Columns: a chain of waits is wrapped there, tables are as wide as they are."""

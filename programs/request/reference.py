@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 from isthmus.programs.request import toml
 from isthmus.runtime.errors import ConfigError, RequestError, nearest
 from isthmus.runtime.graph.template import Reference
-from isthmus.runtime.host.raised import LIBRARIES
+from isthmus.runtime.host.contract import LIBRARIES
 
 _MESSAGE_LENGTH_MAX: Final = 300
 _VALUE_LENGTH_MAX: Final = 60

@@ -37,7 +37,7 @@ from isthmus.runtime.graph.template import Graph, Job, Reference
 from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS
 from isthmus.runtime.system.disk import DISK
-from isthmus.runtime.tape.files import TAPE_BYTES, TAPE_BYTES_MIN
+from isthmus.runtime.tape.reading import TAPE_BYTES, TAPE_BYTES_MIN
 
 SHIPPED_TASK: Final = "isthmus.programs.language_model:task"
 NAMELESS_TASK: Final = "a Task object that no module names"

@@ -28,13 +28,12 @@ from isthmus.programs.snapshots.urls import Place
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Job, Node, Reference, TensorSpec
-from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER, follower
-from isthmus.runtime.supervision.home.events import Cast
+from isthmus.runtime.ids import LEARNER, Replica, follower
+from isthmus.runtime.supervision.home_events import Cast
 from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import boot_id
-from isthmus.runtime.tape.files import FOLDER, TAPE_BYTES, named
+from isthmus.runtime.tape.reading import FOLDER, TAPE_BYTES, named
 
 SPEC: Final = "spec.json"
 HOME_AWAY_SECONDS_DEFAULT: Final = LONELY_BEATS * BEAT_SECONDS

@@ -12,7 +12,7 @@ from isthmus.programs.results.absences import Absence
 from isthmus.programs.results.incident_words import predicate
 from isthmus.programs.results.numbers import seconds
 from isthmus.programs.results.who_waits import Others, Waiting
-from isthmus.runtime.roles import LEARNER, SYNCER
+from isthmus.runtime.ids import LEARNER, SYNCER
 
 _OTHERS_GONE: Final[dict[Others, str]] = {
     "go on": "the others go on without it",

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from isthmus.programs.results import numbers
-from isthmus.runtime.membership.messages import LongExcuse, Pace, Refusal, Silence, Stall
-from isthmus.runtime.supervision.home.restarts import HEALTHY
+from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Refusal, Silence, Stall
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     Bereft,
@@ -65,6 +64,7 @@ from isthmus.runtime.supervision.incidents import (
     Unspoken,
     Verdict,
 )
+from isthmus.runtime.supervision.liveness import HEALTHY
 
 _REFUSALS: Final[dict[Refusal, str]] = {
     "no slot": "its role has no such slot",

@@ -1,8 +1,7 @@
 """The timeline of a run in the form that the report needs: firings by host and node, transfers, in seconds.
 
-Reads the Trace Event Format that `isthmus.runtime.host.trace` writes (complete events, process and thread names) once,
-with typed decoding: 200,000 events take about a second and no dictionaries. Nothing is drawn here.
-"""
+Reads the Trace Event Format that `isthmus.runtime.host.contract` writes (complete events, process and thread names)
+once, with typed decoding: 200,000 events take about a second and no dictionaries. Nothing is drawn here."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from isthmus.runtime.roles import LEARNER, SYNCER
+from isthmus.runtime.ids import LEARNER, SYNCER
 
 Others: TypeAlias = Literal["go on", "wait for rounds", "wait"]
 """Learners' behaviour while one is away: go on; wait in rounds, which drop dead members; wait for it."""

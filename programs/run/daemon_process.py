@@ -25,10 +25,10 @@ from isthmus.programs.run.finish import Ending, cpu_seconds, error_of, finish
 from isthmus.programs.run.interrupts import unblock
 from isthmus.programs.run.launch import Launcher
 from isthmus.programs.run.registry import Private
-from isthmus.runtime.control.messages import DETACH
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.system.files import write_json
+from isthmus.runtime.wire.control_messages import DETACH
 
 IN_USE: Final = 2
 """The exit status where the run has another daemon."""

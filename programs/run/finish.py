@@ -33,9 +33,8 @@ from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RequestError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Graph
-from isthmus.runtime.host.trace import Span, spans_file
-from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.host.contract import Span, spans_file
+from isthmus.runtime.ids import LEARNER, Replica
 
 FINISH_SECONDS_MAX: Final = 120.0
 TAPES_BYTES_MAX: Final = 32 << 20

@@ -36,7 +36,7 @@ from isthmus.programs.run.launch import log_of, opened_log
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.system.own_end import die_with_parent, end_after
+from isthmus.runtime.system.processes import die_with_parent, end_after
 
 TITLE: Final = "isthmus fork-server"
 """Title of this process, once it is ready."""

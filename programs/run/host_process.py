@@ -21,13 +21,11 @@ from isthmus.programs.run.interrupts import unblock
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Island
-from isthmus.runtime.host.own_process import HostProcess
-from isthmus.runtime.host.roster import meets
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.roles import LEARNER, gang_number, leader
-from isthmus.runtime.security.keys import Keyring, read_pair
-from isthmus.runtime.system.own_end import end_after
+from isthmus.runtime.host.own_process import HostProcess, meets
+from isthmus.runtime.ids import LEARNER, Member, Replica, gang_number, leader
+from isthmus.runtime.system.processes import end_after
 from isthmus.runtime.wire.channel import WireChannel
+from isthmus.runtime.wire.security_keys import Keyring, read_pair
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
 
 PROXY: Final = "ISTHMUS_SOCKS_PROXY"

@@ -31,11 +31,9 @@ from isthmus.programs.run.last_files import leave_behind
 from isthmus.programs.run.launch import log_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RunError
-from isthmus.runtime.host.contract import Island
+from isthmus.runtime.host.contract import Island, Trace
 from isthmus.runtime.host.one_process import LocalRun
-from isthmus.runtime.host.trace import Trace
-from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.system.files import write_json
 
 STATUS_SECONDS: Final = 0.25

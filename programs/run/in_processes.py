@@ -34,11 +34,11 @@ from isthmus.programs.run import private_daemon
 from isthmus.programs.run.in_process import Outcome, Watch
 from isthmus.programs.run.interrupts import Interrupts, ignore, interrupts
 from isthmus.programs.run.private_daemon import PrivateDaemon
-from isthmus.runtime.control.ask import ask
-from isthmus.runtime.control.messages import DETACH
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
 from isthmus.runtime.graph.template import Job
 from isthmus.runtime.system.files import write_json
+from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.control_messages import DETACH
 
 STATUS_SECONDS: Final = 0.25
 DAEMON_SECONDS: Final = 20.0

@@ -15,7 +15,7 @@ from typing import Any, Final
 from isthmus.programs.report.report import write_report
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RunError
-from isthmus.runtime.host.trace import Span, as_perfetto
+from isthmus.runtime.host.contract import Span, as_perfetto
 from isthmus.runtime.system.files import insist, write_bytes, write_json
 
 SUMMARY_SECONDS_MAX: Final = 60.0

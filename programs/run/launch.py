@@ -25,9 +25,8 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from isthmus.programs.run.fork_link import ForkLink
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.host.own_process import environment
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.roles import leader
-from isthmus.runtime.system import logs
+from isthmus.runtime.ids import Member, Replica, leader
+from isthmus.runtime.system import files
 
 FORK_SERVER_LOG: Final = "forkserver.log"
 UNASKED_MAX: Final = 3
@@ -103,8 +102,8 @@ class Launcher:
     def _keep_logs_short(self) -> None:
         """Cut logs that have become too long, until this is closed."""
         if not self._is_closed:
-            logs.cut(self._folder / "logs")
-            self._loop.call_later(logs.LOOK_SECONDS, self._keep_logs_short)
+            files.cut(self._folder / "logs")
+            self._loop.call_later(files.LOOK_SECONDS, self._keep_logs_short)
 
     def _computes(self, replica: Replica) -> bool:
         return leader(replica).role in self._computing

@@ -30,7 +30,7 @@ from isthmus.programs.run.launch import FORK_SERVER_LOG
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.supervision.home.restarts import BACKOFF_SECONDS, Restarts
+from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes
 
 END_SECONDS_MAX: Final = 90.0

@@ -42,11 +42,10 @@ from isthmus.programs.snapshots.fetched import Fetched, fetch
 from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
 from isthmus.programs.snapshots.stored import Head, heads
 from isthmus.programs.snapshots.urls import place_of
+from isthmus.runtime.daemon.home_daemon import reopen
 from isthmus.runtime.daemon.ledger import Ledger
-from isthmus.runtime.daemon.reopen import reopen
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_bytes, write_json
 

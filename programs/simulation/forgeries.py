@@ -11,8 +11,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, Final
 
-from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.sim import Fault, Forge
 
 LEARNERS_MIN: Final = 3

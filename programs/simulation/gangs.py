@@ -20,8 +20,7 @@ from isthmus.programs.simulation.trials import trial_of
 from isthmus.programs.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER, follower
+from isthmus.runtime.ids import LEARNER, Replica, follower
 from isthmus.runtime.sim import Blackout, Cut, Fault, Hang, Kill, KillDaemon, Pause, SlowStarts, machine_of
 
 PROCESSES_MAX: Final = 4

@@ -21,7 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from isthmus.programs.request.program import Program
     from isthmus.programs.task import Task
-    from isthmus.runtime.host.trace import Span
+    from isthmus.runtime.host.contract import Span
     from isthmus.runtime.sim import Fault, Universe, World
 
 

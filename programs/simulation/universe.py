@@ -32,8 +32,7 @@ from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph
-from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER, follower
+from isthmus.runtime.ids import LEARNER, Replica, follower
 from isthmus.runtime.sim import (
     Checker,
     Climate,

@@ -18,7 +18,7 @@ from isthmus.programs.request.request import Request
 from isthmus.runtime import sim
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import RunError
-from isthmus.runtime.host.trace import Trace
+from isthmus.runtime.host.contract import Trace
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.universe import HOME
 

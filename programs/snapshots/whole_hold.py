@@ -20,7 +20,7 @@ from isthmus.ops.recovery.leaves import packed, unpacked
 from isthmus.programs.snapshots.cuts import Cuts, Life
 from isthmus.programs.snapshots.kept_hold import KeptHold
 from isthmus.programs.snapshots.snapshots import Found
-from isthmus.runtime.roles import LEARNER
+from isthmus.runtime.ids import LEARNER
 
 
 class WholeHold(KeptHold):

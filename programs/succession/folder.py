@@ -17,7 +17,7 @@ from typing import Any, Final, final
 from isthmus.programs.cluster.handover import Sites
 from isthmus.programs.request import spec
 from isthmus.programs.run.resume import AT_END, check_cut_off, check_whole
-from isthmus.runtime.daemon import reopen
+from isthmus.runtime.daemon import home_daemon
 from isthmus.runtime.daemon.site import HERE
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.supervision.incidents import Moved
@@ -50,7 +50,7 @@ def read(folder: Path, doing: str) -> Estate:
     except (OSError, LookupError, TypeError, ValueError) as error:
         do = "Copy the run folder again."
         raise ConfigError(doing, f"a {spec.CLUSTER}", f"{type(error).__name__}: {error}", do) from None
-    journal = reopen.journal_of(folder)
+    journal = home_daemon.journal_of(folder)
     if journal is None:
         return Estate(folder, spec.load(folder), sites, sites.term, tuple(sites.sites))
     if isinstance(journal.failure, Moved):
@@ -69,7 +69,7 @@ def write(estate: Estate, sites: Sites, secret: Path | None, former: Path | None
     folder = estate.folder
     told: Mapping[str, Any] = json.loads((folder / spec.SPEC).read_text())
     Sites.put_aside(folder, spec.put_aside(folder))
-    reopen.move(folder, former)
+    home_daemon.move(folder, former)
     for name in (*AT_END, HERE):
         (folder / name).unlink(missing_ok=True)
     here = asdict(sites.here(secret))

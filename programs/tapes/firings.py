@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from isthmus.runtime.clock import Instant
+from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, RunBody
 from isthmus.runtime.graph.plans import Plan
-from isthmus.runtime.host.trace import Span
-from isthmus.runtime.scheduler.events import FiringEnded, RunBody
-from isthmus.runtime.scheduler.tape import Record
+from isthmus.runtime.host.contract import Span
 
 
-def firings_of(plan: Plan, host: str, records: Sequence[Record]) -> Iterator[Span]:
+def firings_of(plan: Plan, host: str, records: Sequence[HostRecord]) -> Iterator[Span]:
     """The completed firings of the nodes of `plan` on the tape of `host`, ordered by their ends.
 
     Transfers are on no tape: the sender of an item does not learn of its arrival.

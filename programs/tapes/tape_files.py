@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from isthmus.programs.results.json_lines import objects
+from isthmus.runtime.cores.scheduler_events import HostRecord
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.scheduler.tape import Record
 from isthmus.runtime.supervision.driver import HomeRecord, StationRecord
 from isthmus.runtime.tape import reading
-from isthmus.runtime.tape.files import FOLDER, named
-from isthmus.runtime.tape.reading import Reading
+from isthmus.runtime.tape.reading import FOLDER, Reading, named
 
 HOME: Final = "home"
 STATION: Final = "station"
@@ -75,7 +74,7 @@ def _file(name: str) -> TapeFile | None:
 def read(file: TapeFile) -> Reading:
     """The contents of a tape. ValueError if it is damaged or no tape, OSError if it cannot be read."""
     kinds: Mapping[str, type[Any]] = {HOME: HomeRecord, STATION: StationRecord}
-    kind = kinds.get(file.kind, Record)
+    kind = kinds.get(file.kind, HostRecord)
     return reading.joined([reading.read(path.read_bytes(), kind) for path in file.paths])
 
 

@@ -11,9 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from isthmus.runtime.cores.scheduler_events import (
+    CreditGranted,
+    FiringEnded,
+    HostRecord,
+    ItemArrived,
+    ItemsEmitted,
+    RunBody,
+)
 from isthmus.runtime.graph.plans import Plan
-from isthmus.runtime.scheduler.events import CreditGranted, FiringEnded, ItemArrived, ItemsEmitted, RunBody
-from isthmus.runtime.scheduler.tape import Record
 
 STEP: Final = "inner-step"
 BATCH: Final = "batch"
@@ -28,7 +34,7 @@ class Wait(NamedTuple):
     ended: int
 
 
-def waits_on_others(plan: Plan, records: Sequence[Record]) -> Iterator[Wait]:
+def waits_on_others(plan: Plan, records: Sequence[HostRecord]) -> Iterator[Wait]:
     """The waits for other hosts of the inner steps on the tape of a learner of `plan`, by their times."""
     node = next(node for node in plan.nodes if node.name == STEP)
     batch = [port.name for port in node.inputs].index(BATCH)
@@ -52,7 +58,7 @@ def waits_on_others(plan: Plan, records: Sequence[Record]) -> Iterator[Wait]:
                 began_at[command.node] = number
 
 
-def _is_of_another(records: Sequence[Record], number: int, since: int, began_at: dict[int, int]) -> bool:
+def _is_of_another(records: Sequence[HostRecord], number: int, since: int, began_at: dict[int, int]) -> bool:
     """Whether the cause of a record, after `since`, is an item or a credit of another host.
 
     Each turn of the loop goes to an earlier record, so it ends.

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.programs.cluster import addresses
 from isthmus.programs.run import registry
-from isthmus.runtime.control.ask import ask
-from isthmus.runtime.control.messages import Message, without_mark
 from isthmus.runtime.errors import ConfigError, nearest
-from isthmus.runtime.system.logs import read
+from isthmus.runtime.system.files import read
 from isthmus.runtime.system.processes import started_at
+from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.control_messages import Message, without_mark
 
 if TYPE_CHECKING:
     from isthmus.programs.machine.client import Daemon

@@ -11,7 +11,7 @@ from rich.text import Text
 from isthmus.programs.results import numbers
 from isthmus.programs.terminal.figures import METRICS_SHOWN
 from isthmus.programs.terminal.fitted_table import Column, fitted
-from isthmus.runtime.membership.messages import SILENT
+from isthmus.runtime.cores.membership_messages import SILENT
 
 RETIRED: Final = ("expelled", "left", "left out", "given up")
 """The states of a learner that left with its machine, which is no failure, or that joined without success."""

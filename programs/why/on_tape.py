@@ -12,9 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from isthmus.ops.syncer.grace import OBSERVATIONS
+from isthmus.runtime.cores.scheduler_events import (
+    DropItem,
+    FiringEnded,
+    HostRecord,
+    ItemArrived,
+    ItemsEmitted,
+    Output,
+    RunBody,
+)
 from isthmus.runtime.ids import Handle
-from isthmus.runtime.scheduler.events import DropItem, FiringEnded, ItemArrived, ItemsEmitted, Output, RunBody
-from isthmus.runtime.scheduler.tape import Record
 
 _ANSWER: Final = {"round", "begin", "end"}
 _OPENING: Final = {"round", "members", "count_min"}
@@ -65,12 +72,12 @@ class TapedRound:
     answers_of: dict[int, int] = field(default_factory=dict)
 
 
-def taped_round(records: Sequence[Record], number: int) -> TapedRound:
+def taped_round(records: Sequence[HostRecord], number: int) -> TapedRound:
     """What a tape has of round `number`; empty where it has nothing."""
     return taped_rounds(records, [number])[number]
 
 
-def taped_rounds(records: Sequence[Record], rounds: Collection[int]) -> dict[int, TapedRound]:
+def taped_rounds(records: Sequence[HostRecord], rounds: Collection[int]) -> dict[int, TapedRound]:
     """What a tape has of each of these `rounds`; empty where it has nothing."""
     taped = {number: TapedRound() for number in rounds}
     answers_of: dict[int, int] = {}
@@ -143,5 +150,5 @@ def _came(at: int, event: ItemArrived, answers_of: dict[int, int]) -> Came:
     return Came(slot, event.source.incarnation, fields["round"], at, tokens, nth)
 
 
-def _outputs(record: Record) -> tuple[Output, ...]:
+def _outputs(record: HostRecord) -> tuple[Output, ...]:
     return record.event.outputs if isinstance(record.event, FiringEnded | ItemsEmitted) else ()

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.cores.scheduler_events import Fields
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items.encoding import Encoded
-from isthmus.runtime.scheduler.events import Fields
 
 
 class Parcel(msgspec.Struct, frozen=True, gc=False):

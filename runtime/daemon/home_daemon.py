@@ -3,30 +3,35 @@
 It decides nothing: the core of the home does. The processes of this machine are with its site, those of other machines
 behind links. It never computes, and holds nothing that training needs: when it dies, the hosts go on, find the daemon
 that takes its place through the file `daemon.json` in the run folder, and are adopted by it.
+
+Reopens a run that is over, to continue it here or with another machine as its home.
+
+Its next daemon takes over as after a death. Lives and their numbers stay, so that no number is given twice. Replicas
+that were given up are tried again; those that get no more lives are retired.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 
 from isthmus.runtime.clock import Duration, Instant
-from isthmus.runtime.control.messages import Message, decode, encode
 from isthmus.runtime.daemon.host_endpoint import Shown
-from isthmus.runtime.daemon.ledger import LedgerError, identity
-from isthmus.runtime.daemon.local_processes import Launch
-from isthmus.runtime.daemon.outpost_messages import bounded, of_orders, over, read_report
-from isthmus.runtime.daemon.site import Site, now
+from isthmus.runtime.daemon.ledger import FILE, Ledger, LedgerError, identity
+from isthmus.runtime.daemon.outpost import bounded, of_orders, over, read_report
+from isthmus.runtime.daemon.site import Launch, Site, now
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import Driver
-from isthmus.runtime.supervision.home.core import Home
-from isthmus.runtime.supervision.home.events import (
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.home_events import (
     DAEMON,
     Cast,
     EndAsked,
@@ -49,7 +54,6 @@ from isthmus.runtime.supervision.home.events import (
     TurnedAway,
     WriteIncident,
 )
-from isthmus.runtime.supervision.home.liveness import PATIENCE
 from isthmus.runtime.supervision.incidents import (
     Failure,
     Happened,
@@ -60,11 +64,13 @@ from isthmus.runtime.supervision.incidents import (
     Unserved,
     as_line,
 )
+from isthmus.runtime.supervision.liveness import PATIENCE
 from isthmus.runtime.supervision.messages import Report
 from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
 from isthmus.runtime.system.files import Lines
-from isthmus.runtime.tape.files import TAPE_BYTES, TapeFiles, segment_bytes
+from isthmus.runtime.tape.reading import TAPE_BYTES, TapeFiles, segment_bytes
+from isthmus.runtime.wire.control_messages import Message, decode, encode
 
 JOURNAL = "journal"
 TRAINING = "training"
@@ -332,3 +338,49 @@ class Daemon:
             "reason": None if reason is None else msgspec.to_builtins(reason),
             **known,
         }
+
+
+LEFT_OUT: Final = "left out"
+"""The reason recorded for a retired replica that the run goes on without."""
+
+
+def reopen(folder: Path, is_left_out: Callable[[Replica], bool]) -> None:
+    """Record in the ledger of a run that it goes on, without some replicas.
+
+    No other process may have the ledger open. OSError or sqlite3.Error where that cannot be recorded.
+    """
+    with closing(Ledger(folder, was_there=True)) as ledger:
+        retired = tuple((str(each.replica), LEFT_OUT) for each in ledger.numbers() if is_left_out(each.replica))
+        _go_on(ledger, folder, is_stopping=False, retired=retired)
+
+
+def move(folder: Path, former: Path | None) -> None:
+    """Turn the ledger of a run, perhaps a copy, into that of a home on this machine.
+
+    The ledger in the folder `former` has this machine's hosts of the run, if there are any. No other process may have
+    the ledger open. A run that was to stop still is, because its hosts have been told. OSError or sqlite3.Error where
+    that cannot be recorded.
+    """
+    with closing(Ledger(folder, was_there=True)) as ledger:
+        ledger.move(former)
+        _go_on(ledger, folder)
+
+
+def journal_of(folder: Path) -> Journal | None:
+    """The journal of the last daemon of a run; None where there is none, or it cannot be read."""
+    try:
+        with closing(sqlite3.connect(f"file:{folder / FILE}?mode=ro", uri=True)) as database:
+            row = database.execute("select value from notes where name = ?", (JOURNAL,)).fetchone()
+        return None if row is None else msgspec.msgpack.decode(bytes(row[0]), type=Journal)
+    except (sqlite3.Error, msgspec.DecodeError):
+        return None
+
+
+def _go_on(ledger: Ledger, folder: Path, **changes: Any) -> None:
+    noted = ledger.noted(JOURNAL)
+    journal = Journal() if noted is None else msgspec.msgpack.decode(noted, type=Journal)
+    going = msgspec.structs.replace(journal, outcome="running", failure=None, **changes)
+    if going != journal:
+        ledger.note(JOURNAL, msgspec.msgpack.encode(going))
+        if not ledger.settle():
+            raise OSError(f"the ledger in {folder} cannot be written")

@@ -14,14 +14,13 @@ from typing import Any, Final
 import msgspec
 
 from isthmus.runtime.clock import Duration
-from isthmus.runtime.control.messages import Message
-from isthmus.runtime.control.server import ControlServer
+from isthmus.runtime.cores.membership_messages import PHASES
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.items.refused import Refusal
-from isthmus.runtime.membership.messages import PHASES
 from isthmus.runtime.supervision.incidents import raised_of, starved_of
-from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, Missing, Over, Said
+from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, Missing, Over, Refusal, Said
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.control_server import ControlServer
 
 REFUSED_MAX: Final = 256
 """Distinct faults of messages that are counted separately."""

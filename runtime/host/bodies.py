@@ -2,6 +2,10 @@
 
 Knows nothing of the core: a firing begins with its inputs and ends with its emissions. Items that a firing emits before
 its end are passed to `emitted` at once.
+
+The payloads of one host, behind handles, with the number of uses left; each is released after its last use.
+
+Decides nothing: the core decides the use of each handle. Handles below 0 are the plan's initial items, which stay.
 """
 
 from __future__ import annotations
@@ -16,19 +20,74 @@ from typing import Any, NamedTuple
 import msgspec
 
 from isthmus.runtime.clock import Clock, Instant
+from isthmus.runtime.cores.scheduler_core import CONSTANTS_PER_EDGE
+from isthmus.runtime.cores.scheduler_events import Fields
 from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.graph import determined
+from isthmus.runtime.graph import plans
 from isthmus.runtime.graph.plans import NodePlan, OutputPlan, Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Context, Island, Traffic, pairs
-from isthmus.runtime.host.payloads import Payload
-from isthmus.runtime.ids import Member
-from isthmus.runtime.items import freezing
-from isthmus.runtime.items.encoding import encode
+from isthmus.runtime.ids import Handle, Member
+from isthmus.runtime.items import layout
+from isthmus.runtime.items.encoding import Encoded, encode
 from isthmus.runtime.items.schemas import Mismatch, attested
-from isthmus.runtime.scheduler.events import Fields
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.tape.payloads import Keeper, Made
+
+
+class Payload(msgspec.Struct):
+    """An item with its digest and its size in bytes (both 0 if not computed), with `uses` uses left.
+
+    `encoded` is its encoding, if it is to leave this host.
+    """
+
+    item: Any
+    digest: int = 0
+    size_bytes: int = 0
+    encoded: Encoded | None = None
+    uses: int = 1
+
+
+class Payloads:
+    """The payloads of the host that runs `plan`; call only in its turn."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._items: dict[Handle, Payload] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def keep(self, payload: Payload) -> Handle:
+        """Hold a payload for one use, unless `share` sets another number; returns its handle."""
+        self._last += 1
+        handle = Handle(self._last)
+        self._items[handle] = payload
+        return handle
+
+    def share(self, handle: Handle, uses: int) -> None:
+        """Set the number of uses of a payload."""
+        self._items[handle].uses = uses
+
+    def look(self, handle: Handle) -> Payload:
+        """A held payload, without using it."""
+        return self._items[handle]
+
+    def take(self, handle: Handle) -> Payload:
+        """Use a payload once; KeyError if it is not held."""
+        if handle < 0:
+            edge, index = divmod(-1 - handle, CONSTANTS_PER_EDGE)
+            return Payload(self._plan.edges[edge].initial[index])
+        payload = self._items[handle]
+        payload.uses -= 1
+        if payload.uses == 0:
+            del self._items[handle]
+        return payload
+
+    def forget(self, handle: Handle) -> None:
+        """Release a payload that the core did not accept."""
+        self._items.pop(handle, None)
 
 
 class Emission(msgspec.Struct, frozen=True):
@@ -158,7 +217,7 @@ class Bodies:
         body = self._bodies[node.index]
         begun = self._clock.now()
         self._firings[node.index] += 1
-        given = dict(inputs) if self._keeper is not None and determined.ports(node.body) else None
+        given = dict(inputs) if self._keeper is not None and plans.ports(node.body) else None
         result = body(**inputs)
         inputs.clear()
         if type(result) is GeneratorType:
@@ -217,16 +276,16 @@ class Bodies:
                 encoded = encode(item)
                 payload = Payload(item, encoded.digest, encoded.size_bytes, encoded)
             else:
-                freezing.freeze(item)
+                layout.freeze(item)
                 payload = Payload(item)
-            fields = freezing.fields(item, way_out.fields) if way_out.fields else None
+            fields = layout.fields(item, way_out.fields) if way_out.fields else None
             emissions.append(Emission(way_out.port, payload, fields))
         return emissions
 
     def _keep(self, node: NodePlan, given: Mapping[str, Any], emissions: list[Emission]) -> None:
         """Store the inputs and outputs of a firing, as far as they cannot be recomputed."""
         assert self._keeper is not None
-        ports = determined.ports(node.body)
+        ports = plans.ports(node.body)
         made = [
             Made(port, each.payload.item, each.payload.encoded)
             for each in emissions
@@ -238,7 +297,7 @@ class Bodies:
             given,
             made,
             several=[port.name for port in node.inputs if not port.is_bare],
-            made_here=determined.made_here(self._plan, node),
+            made_here=plans.made_here(self._plan, node),
         )
 
     def _attest(self, node: NodePlan, port: str, field: str, item: Any) -> None:

@@ -10,21 +10,37 @@ for work that all hosts would repeat (imports, tracing), without a thread, a dev
 
 After each call the host reads two attributes, where the body has them: `is_idle` (call it again when something new is
 sampled, with None for its required inputs) and `is_finished` (never again).
+
+The origin of an exception: as a record, which travels in place of a traceback, and the line to blame.
+
+The traceback of an error in a body is mostly ours and that of libraries. The last line of it that is neither is where
+the body's author has to look; if there is none, the last line of all. The whole text goes to the host's log.
+
+A timeline for people: every firing and every transfer of a process, in memory and bounded.
+
+`as_perfetto` makes the Trace Event Format that Perfetto and chrome://tracing open: a process per host, a thread per
+node, and the transfers as slices of a thread per edge of the sending host.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from isthmus.runtime.channels.goodput import Rate
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.ids import Member
+from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.system.disk import Disk
 
 STORY_SIZE_MAX: Final = 1 << 16
@@ -154,3 +170,99 @@ def story(error: BaseException | None) -> str:
     told = told.encode(errors="backslashreplace").decode()
     half = STORY_SIZE_MAX // 2
     return told if len(told) <= STORY_SIZE_MAX else f"{told[:half]} ... {told[-half:]}"
+
+
+LENGTH_MAX: Final = 500
+"""Characters of a message: a longer one contains an array."""
+_HERE: Final = Path(__file__).parent.parent
+LIBRARIES: Final = (
+    *(f"{_HERE / package}{os.sep}" for package in ("ops", "programs", "runtime")),
+    *(f"{prefix}{os.sep}" for prefix in {sys.prefix: None, sys.base_prefix: None}),
+    "<frozen ",
+)
+"""Prefixes of files that are not the user's: a line in them does not help the user."""
+
+
+def line_of(error: BaseException) -> tuple[str, int]:
+    """The file and line to look at; '' and 0 for an exception that was never raised."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.filename, error.lineno or 0
+    frames = traceback.extract_tb(error.__traceback__)
+    foreign = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+    if not frames:
+        return "", 0
+    frame = (foreign or list(frames))[-1]
+    return frame.filename, frame.lineno or 0
+
+
+def raised(node: str, error: BaseException | None) -> Raised:
+    """The record of an exception in a node."""
+    if error is None:
+        return Raised(node, "", "unknown", "", 0)
+    file, line = line_of(error)
+    return Raised(node, type(error).__qualname__, _text(str(error)), _text(file), line)
+
+
+def untold(node: str, story: str) -> Raised:
+    """The record of a failure without an exception of a body: the last line of its story."""
+    return Raised(node, "", _text((story.strip().splitlines() or ["unknown"])[-1]), "", 0)
+
+
+def _text(text: str) -> str:
+    """The text as one line that can be encoded."""
+    return " ".join(text.split()).encode(errors="backslashreplace").decode()[:LENGTH_MAX]
+
+
+SPANS_MAX: Final = 400_000
+"""About 100 MB of memory and 60 MB of JSON; a run of 4.1M tokens with four learners has about 100,000."""
+
+
+class Span(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A firing of node `name` (`peer` is empty) or a transfer on edge `name` to `peer`."""
+
+    host: str
+    name: str
+    begun: Instant
+    ended: Instant
+    peer: str = ""
+    size_bytes: int = 0
+
+
+def spans_file(run: Path, member: Member) -> Path:
+    """Where a host of the run in this folder leaves its spans when it ends in good order."""
+    replica = member.replica
+    return run / "spans" / f"{replica.role}-{replica.slot}-{member.incarnation}.json"
+
+
+class Trace:
+    """Collects spans; the oldest are dropped beyond SPANS_MAX."""
+
+    def __init__(self, spans_max: int = SPANS_MAX) -> None:
+        self.spans: deque[Span] = deque(maxlen=spans_max)
+        self.add = self.spans.append
+        """Add one span; from any thread."""
+
+
+def as_perfetto(spans: list[Span], zero: int = 0) -> Iterator[dict[str, Any]]:
+    """Trace events, times in microseconds since `zero`."""
+    hosts = sorted({span.host for span in spans})
+    tracks = sorted({(span.host, bool(span.peer), span.name) for span in spans})
+    process = {host: number for number, host in enumerate(hosts, 1)}
+    thread = {track: number for number, track in enumerate(tracks, 1)}
+    for host in hosts:
+        yield {"ph": "M", "name": "process_name", "pid": process[host], "args": {"name": host}}
+    for track in tracks:
+        meta = {"ph": "M", "name": "thread_name", "pid": process[track[0]], "tid": thread[track]}
+        yield meta | {"args": {"name": ("transfer " if track[1] else "") + track[2]}}
+    for span in spans:
+        event: dict[str, Any] = {
+            "ph": "X",
+            "name": span.name,
+            "pid": process[span.host],
+            "tid": thread[(span.host, bool(span.peer), span.name)],
+            "ts": (span.begun - zero) / 1e3,
+            "dur": (span.ended - span.begun) / 1e3,
+        }
+        if span.peer:
+            event["args"] = {"to": span.peer, "bytes": span.size_bytes}
+        yield event

@@ -1,4 +1,9 @@
-"""The host: the only driver. It feeds events to the core and performs the commands, nothing else.
+"""The firings of one host: those under way, and how long any was.
+
+It measures only. A node that is not in a firing waits, for items, for credit or for nothing in particular; a node that
+is declared `may_block` may wait for another host inside a firing, so its firings do not count.
+
+The host: the only driver. It feeds events to the core and performs the commands, nothing else.
 
 Clock, channel and executor are arguments; the same host runs in a test under the virtual clock and in a process of its
 own. Payloads stay here, behind handles (`payloads`): the core decides the use of each handle. Every event goes to the
@@ -8,6 +13,16 @@ The thread that ends a firing feeds its event to the core: the node's own thread
 takes a turn for it. So the next firing of a learner begins, its outputs leave, and arrived items are taken, without a
 detour through the loop, on warm caches. Actions outside of the core (the channel, timers, callbacks) are *errands*, run
 in order at the end of the event. While no node could use new items, none are let in (`listening`).
+
+Whether a node of this host could use new items now, or only at the end of a firing.
+
+Decides when a host need not listen. Knows neither the sources nor the kinds of its input.
+
+Theory of operation. A node that *hears* takes items of other hosts. Where all such nodes of a host are free-running,
+they wait for no other host, so their firings follow each other; items that arrive during a firing wait until its end in
+any case. So while each of them is in a firing, it is enough to check at the end, in the thread that is there. A firing
+that follows longer ones, or none, is expected to be long: then the host listens, because credit, links and long
+transfers need an answer meanwhile. One that is unexpectedly long is noticed at the next heartbeat of the owner.
 """
 
 from __future__ import annotations
@@ -16,29 +31,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from isthmus.runtime.channels.contract import Channel, Parcel
 from isthmus.runtime.channels.goodput import Links
 from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds
-from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
-from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
-from isthmus.runtime.graph.template import Every, Quorum, Reference
-from isthmus.runtime.host.bodies import Bodies, Emission, Ended
-from isthmus.runtime.host.busy_time import Busy
-from isthmus.runtime.host.contract import Executor, Island, Traffic, story
-from isthmus.runtime.host.listening import Attention
-from isthmus.runtime.host.payloads import Payload, Payloads
-from isthmus.runtime.host.raised import raised
-from isthmus.runtime.host.trace import Span, Trace
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.items import freezing
-from isthmus.runtime.items.refused import Refusal
-from isthmus.runtime.items.schemas import Mismatch, compiled
-from isthmus.runtime.scheduler.core import Scheduler
-from isthmus.runtime.scheduler.events import (
+from isthmus.runtime.cores.scheduler_core import Scheduler
+from isthmus.runtime.cores.scheduler_events import (
     BodyFailed,
     CancelTimer,
     Command,
@@ -62,10 +63,97 @@ from isthmus.runtime.scheduler.events import (
     StopRequested,
     TimerFired,
 )
+from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
+from isthmus.runtime.graph.template import Every, Quorum, Reference
+from isthmus.runtime.host.bodies import Bodies, Emission, Ended, Payload, Payloads
+from isthmus.runtime.host.contract import Executor, Island, Span, Trace, Traffic, raised, story
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.items import layout
+from isthmus.runtime.items.schemas import Mismatch, compiled
 from isthmus.runtime.supervision.incidents import Raised
+from isthmus.runtime.supervision.messages import Refusal
 from isthmus.runtime.system.disk import DISK, Disk
 from isthmus.runtime.tape.payloads import Keeper
 from isthmus.runtime.tape.writing import Tape
+
+
+class Firings(NamedTuple):
+    """`busy`: the time in which any firing was under way so far; `oldest`: the age of the oldest one now, of `node`.
+
+    0 and '' without any.
+    """
+
+    busy: Duration
+    oldest: Duration
+    node: str
+
+
+class Busy:
+    """The busy time of one host. Threads report firings under a lock of theirs; any thread may query."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, Instant] = {}
+        self._before = 0
+        self._since = Instant(0)
+
+    def began(self, node: str, now: Instant) -> None:
+        """A firing of a node begins."""
+        if not self._begun:
+            self._since = now
+        self._begun[node] = now
+
+    def ended(self, node: str, now: Instant) -> None:
+        """The firing of a node has ended."""
+        if self._begun.pop(node, None) is not None and not self._begun:
+            self._before += now - self._since
+
+    def firings(self, now: Instant) -> Firings:
+        """The firings under way at `now`."""
+        under_way = sorted((begun, node) for node, begun in list(self._begun.items()))
+        if not under_way:
+            return Firings(Duration(self._before), Duration(0), "")
+        begun, node = under_way[0]
+        return Firings(Duration(self._before + max(0, now - self._since)), Duration(max(0, now - begun)), node)
+
+
+BRIEF_MAX: Final = milliseconds(50)
+"""The longest delay of a channel's answers: a window of 32 MiB a peer, taken once in this time, is 5 Gbit/s."""
+
+
+class Attention:
+    """The attention of the host of one plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        hearing = [node for node in plan.nodes if _hears(plan, node)]
+        is_free = all(node.is_free_running for node in hearing)
+        self._hearing = frozenset(node.index for node in hearing if is_free)
+        self._brief: set[int] = set()
+        self._firing: set[int] = set()
+        self.is_needed = True
+        """Whether the host has to listen by itself."""
+
+    def began(self, node: int) -> None:
+        """A firing of a node begins."""
+        if node in self._brief:
+            self._firing.add(node)
+            self.is_needed = self._firing != self._hearing
+
+    def ended(self, node: int, took: Duration) -> None:
+        """A firing of a node has ended."""
+        if node in self._hearing:
+            self._firing.discard(node)
+            self.is_needed = True
+            if took > BRIEF_MAX:
+                self._brief.discard(node)
+            elif node not in self._brief:
+                self._brief.add(node)
+
+
+def _hears(plan: Plan, node: NodePlan) -> bool:
+    """Whether a node takes items of other hosts."""
+    return any(plan.edges[edge].route != "local" for port in node.inputs for edge in port.edges)
+
 
 WAIT_MIN: Final = milliseconds(1)
 """Shorter waits are hops of the loop, not stalls."""
@@ -147,7 +235,7 @@ class Host:
             FailHost: self._fail_host,
         }
         for edge in plan.edges.values():
-            freezing.freeze(edge.initial)
+            layout.freeze(edge.initial)
 
     # -- interface -----------------------------------------------------------------------------------------------------
 

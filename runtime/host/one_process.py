@@ -20,14 +20,13 @@ from isthmus.runtime.channels.in_process import Network
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
-from isthmus.runtime.host.contract import Island
+from isthmus.runtime.host.contract import Island, Span, Trace
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
-from isthmus.runtime.host.trace import Span, Trace
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.shared_loop import SharedLoop
-from isthmus.runtime.tape.files import TAPE_BYTES, TapeFiles, segment_bytes
 from isthmus.runtime.tape.payloads import Keeper, folder_of
+from isthmus.runtime.tape.reading import TAPE_BYTES, TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import Tape
 
 FLUSH_SECONDS: Final = 0.5

@@ -4,6 +4,29 @@ The main thread is the loop; bodies have threads of their own. The daemon sends 
 endpoints; this host dials some of its peers, expects others to dial it, and feeds joins and leaves to its core. It
 reports four times a second. Without a message from a daemon it looks for the one that has taken over, and ends after a
 minute without any; a daemon that is silent but alive (suspended, for example) is no reason to end.
+
+The peers of a host: connects to the live members in the rosters that its daemon sends.
+
+Decides which peers to dial, to wait for, to reach through another, and to forget, and reports joins and leaves to the
+core. Does not decide which members are live, nor how a roster gets here.
+
+A roster is complete each time. A member that is missing in it is gone; one with another incarnation has been replaced.
+A member that is gone never comes back: a daemon whose disk failed may name lives that ended before it began, until it
+finds that they have. Members without an edge to or from this host are ignored, and a member that cannot be met yet is
+met with a later roster. When the relay has a new life, the members behind it are reached through that.
+
+Whether a node waits for a source on its own host: data that are too slow for the step.
+
+Judged from figures that the host measures anyway. A *source* is a node that needs no connected input, its *consumer*
+one that it feeds by a Queue within the host. The source is the bottleneck where it is in a firing nearly all of the
+time, so that it never waits for room, and the consumer waits most of the time. Both conditions matter: a source may be
+busy beside a consumer that is as busy, and a consumer may wait for another node. Decided over windows of time; the
+first begins when the consumer has waited once: before it is ready, it is idle.
+
+A host and the daemon of its machine: when it looks for another daemon, and when it ends because there is none.
+
+It decides just that. If a beat is late, this process was suspended for that long, and messages of the daemon may lie
+unread: that time does not count as silence. A daemon that is silent but alive is no reason to end.
 """
 
 from __future__ import annotations
@@ -17,36 +40,229 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import uvloop
 
-from isthmus.runtime.channels.contract import DiallingChannel
-from isthmus.runtime.clock import Clock, Instant
-from isthmus.runtime.control.client import ControlClient
-from isthmus.runtime.control.messages import Message
+from isthmus.runtime.channels.contract import DiallingChannel, Endpoints
+from isthmus.runtime.clock import Clock, Duration, Instant, seconds
+from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
-from isthmus.runtime.host.contract import Island
+from isthmus.runtime.host.contract import Island, Span, Trace, Traffic, spans_file, untold
 from isthmus.runtime.host.driver import Host
-from isthmus.runtime.host.raised import untold
-from isthmus.runtime.host.roster import Meeting, Meetings, Row, phase, steps
-from isthmus.runtime.host.supply import Supply
 from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
-from isthmus.runtime.host.trace import Span, Trace, spans_file
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.security.keys import Keyring
-from isthmus.runtime.supervision.lost_daemon import ORPHAN_SECONDS, Silence, is_orphan, is_searching
+from isthmus.runtime.ids import LEARNER, Member, Replica, leader
+from isthmus.runtime.supervision.incidents import Starved
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed
-from isthmus.runtime.system import own_group
+from isthmus.runtime.system import processes
 from isthmus.runtime.system.files import write_bytes
-from isthmus.runtime.system.one_thread import ONE_THREAD
-from isthmus.runtime.system.processes import started_at
+from isthmus.runtime.system.processes import ONE_THREAD, started_at
 from isthmus.runtime.system.shared_loop import SharedLoop
-from isthmus.runtime.tape.files import TAPE_BYTES, TapeFiles, segment_bytes
 from isthmus.runtime.tape.payloads import Keeper, folder_of
+from isthmus.runtime.tape.reading import TAPE_BYTES, TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import Tape
+from isthmus.runtime.wire.control_client import ControlClient
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.security_keys import Keyring
+
+RELAY: Final = "recorder"
+"""The role that relays between hosts that both only dial."""
+
+Meeting: TypeAlias = Literal["dial", "wait", "relay"]
+"""The way to meet a peer: this host dials it, it dials this host, or both dial a third."""
+Row: TypeAlias = Sequence[Any]
+"""A row of a roster: [replica, incarnation, endpoints, machine]."""
+
+
+class Meetings:
+    """The peers of one host, which runs `plan` as `member`. `live` holds the members that it has met, and itself."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        member: Member,
+        *,
+        channel: DiallingChannel,
+        meets: Callable[[Replica], Meeting],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.live: dict[Replica, Member] = {member.replica: member}
+        self._member, self._channel, self._meets, self._tell = member, channel, meets, tell
+        crossing = [edge for edge in plan.edges.values() if edge.route != "local"]
+        mine = member.replica.role
+        self._roles = {edge.target_role for edge in crossing if edge.source_role == mine}
+        self._roles |= {edge.source_role for edge in crossing if edge.target_role == mine}
+        self._relay: Member | None = None
+        self._gone: dict[Replica, int] = {}
+        """The latest life of each replica whose member has gone."""
+
+    def take(self, rows: Sequence[Row], keys: Mapping[str, str]) -> None:
+        """Meet the new members of a roster, and forget those that are gone. `keys` gives the public keys of machines.
+
+        A daemon whose ledger was lost may name a life before one that was met: a replaced member is not met again.
+        """
+        named = [(Member(Replica.parse(row[0]), row[1]), *row[2:]) for row in rows]
+        present = {row[0].replica: row for row in named if not self._is_former(row[0])}
+        if present.get(self._member.replica, (None,))[0] != self._member:
+            return  # The daemon does not know this host yet.
+        relay = next((row[0] for replica, row in present.items() if replica.role == RELAY), None)
+        for replica, member in list(self.live.items()):
+            if replica not in present or present[replica][0] != member:
+                del self.live[replica]
+                self._gone[replica] = member.incarnation
+                self._channel.forget(member)
+                self._tell(ReplicaLeft(member))
+        if relay != self._relay and relay is not None:
+            self._relay = relay
+            for replica in sorted(self.live):
+                if replica != self._member.replica and self._meets(replica) == "relay":
+                    self._channel.relay(self.live[replica], relay)
+        for replica, (member, endpoints, machine) in sorted(present.items()):
+            if replica not in self.live and replica.role in self._roles:
+                dialled = Endpoints(endpoints[0], endpoints[1], keys.get(machine, "")) if endpoints else None
+                if self._meet(member, dialled, relay):
+                    self.live[replica] = member
+                    self._tell(ReplicaJoined(member))
+
+    def _is_former(self, member: Member) -> bool:
+        """Whether this life has gone, or was replaced by one that was met."""
+        met = self.live.get(member.replica)
+        is_replaced = met is not None and member.incarnation < met.incarnation
+        return is_replaced or member.incarnation <= self._gone.get(member.replica, 0)
+
+    def _meet(self, member: Member, endpoints: Endpoints | None, relay: Member | None) -> bool:
+        """Dial or expect a peer, or reach it through the relay; False if that is not possible yet."""
+        meeting = self._meets(member.replica)
+        if meeting == "wait":
+            self._channel.expect(member)
+        elif meeting == "dial" and endpoints is not None:
+            self._channel.connect(member, endpoints)
+        elif meeting == "relay" and relay is not None:
+            self._channel.relay(member, relay)
+        else:
+            return False
+        return True
+
+
+def meets(mine: Replica, other: Replica) -> Meeting:
+    """The way in which host `mine` meets host `other`.
+
+    Learners dial all others and are never dialled, so that they may be behind NAT, and reach each other through a
+    relay; of two others the one that comes first by name dials.
+    """
+    if mine.role == other.role == "learner":
+        return "relay"
+    if "learner" in (mine.role, other.role):
+        return "dial" if mine.role == "learner" else "wait"
+    return "dial" if mine < other else "wait"
+
+
+def phase(replica: Replica, published: Mapping[str, Mapping[str, Any]], *, is_open: bool) -> str:
+    """The phase of a host with this published status: for a learner, that of its inner-step."""
+    if not is_open:
+        return "compiling" if leader(replica).role == LEARNER else "starting"
+    for each in published.values():
+        if "phase" in each and replica.role == "learner":
+            return "recovering" if each["phase"] == "ready" else str(each["phase"])
+    return "serving"
+
+
+def steps(published: Mapping[str, Mapping[str, Any]]) -> int:
+    """The steps of this life, from the node that publishes the phase."""
+    return next((int(each["step"]) for each in list(published.values()) if "phase" in each and "step" in each), 0)
+
+
+WINDOW: Final = seconds(5)
+ITEMS_MIN: Final = 8
+"""Items of a source in a window, which lasts until there are so many: a slow and rare source is reported later."""
+BUSY_MIN: Final = 0.8
+"""The share of the time that the source is in a firing."""
+WAITING_MIN: Final = 0.5
+"""The share of the time that the consumer waits: data that take longer than everything else in a step."""
+
+
+class _Count(NamedTuple):
+    """Counts at an instant."""
+
+    at: Instant
+    emitted: int
+    spent: int
+    waited: int
+
+
+class Supply:
+    """Judges the sources of the host that runs a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        nodes = {node.index: node for node in plan.nodes}
+        sources = {
+            node.index for node in plan.nodes if not any(port.edges and port.is_required for port in node.inputs)
+        }
+        self._pairs = [
+            (nodes[edge.source].name, nodes[edge.target].name)
+            for edge in plan.edges.values()
+            if edge.kind == "queue" and edge.route == "local" and edge.source in sources and edge.target in nodes
+        ]
+        self._begun: dict[str, _Count] = {}
+        self._found: dict[str, Starved] = {}
+
+    def look(self, traffic: Traffic, now: Instant) -> Starved | None:
+        """The starved consumer, by the last complete window of each source; None if there is none."""
+        for source, consumer in self._pairs:
+            waited = traffic.waited.get(consumer, Duration(0))
+            count = _Count(now, traffic.emitted.get(source, 0), traffic.spent.get(source, Duration(0)), waited)
+            begun = self._begun.setdefault(source, count)
+            if not begun.waited:
+                self._begun[source] = count
+            elif now - begun.at >= WINDOW and count.emitted - begun.emitted >= ITEMS_MIN:
+                self._begun[source] = count
+                self._judge(source, consumer, begun, count)
+        return next(iter(self._found.values()), None)
+
+    def _judge(self, source: str, consumer: str, begun: _Count, ended: _Count) -> None:
+        """Judge a window."""
+        self._found.pop(source, None)
+        took, items = ended.at - begun.at, ended.emitted - begun.emitted
+        spent, waited = ended.spent - begun.spent, ended.waited - begun.waited
+        if spent >= BUSY_MIN * took and waited >= WAITING_MIN * took:
+            rest = max(0, took - waited)
+            self._found[source] = Starved(consumer, source, round(spent / items), round(rest / items))
+
+
+SEARCH_SECONDS: Final = 2.0
+"""After this long without a message from the daemon, look whether another has taken over."""
+ORPHAN_SECONDS: Final = 60.0
+"""After this long without a live daemon, end: no other process would ever end this one."""
+
+
+class Silence:
+    """The time for which a daemon has sent nothing that could have been received; all in seconds of one clock."""
+
+    def __init__(self, now: float, period: float) -> None:
+        self._period, self._heard_at, self._due = period, now, now + period
+
+    def heard(self, now: float) -> None:
+        """A message of the daemon arrived."""
+        self._heard_at = now
+
+    def beat(self, now: float) -> float:
+        """The silence at a beat, which comes a period after the one before, or late."""
+        self._heard_at = min(now, self._heard_at + max(0.0, now - self._due))
+        self._due = now + self._period
+        return now - self._heard_at
+
+
+def is_searching(silence: float) -> bool:
+    """Whether a host looks for another daemon after this much silence."""
+    return silence > SEARCH_SECONDS
+
+
+def is_orphan(silence: float, *, has_daemon: bool) -> bool:
+    """Whether a host ends after this much silence, given whether the process of a daemon exists."""
+    return silence > ORPHAN_SECONDS and not has_daemon
+
 
 FLUSH_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 3.0
@@ -236,7 +452,7 @@ class HostProcess:
         """Lower this session's weight once the learner steps: a host that begins leaves a slot empty meanwhile."""
         if not self._gives_way and self._phase(self._host.published) == "stepping":
             self._gives_way = True
-            own_group.give_way()
+            processes.give_way()
 
     def _find_daemon(self) -> bool:
         """Switch to the daemon that the run folder names; returns whether its process is alive."""

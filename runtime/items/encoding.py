@@ -20,13 +20,13 @@ from msgspec.msgpack import Ext
 from numpy.typing import NDArray
 
 from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.items.freezing import DEPTH_MAX
 from isthmus.runtime.items.layout import (
     ARRAY,
     AXES_MAX,
     BLOB,
     CHUNK_BYTES,
     CONTAINERS,
+    DEPTH_MAX,
     DTYPES,
     INLINE,
     INLINE_BYTES_MAX,
@@ -42,9 +42,9 @@ from isthmus.runtime.items.layout import (
     TUPLE,
     Bytes,
     Odd,
+    RefusalError,
     survey,
 )
-from isthmus.runtime.items.refusal import RefusalError
 
 INLINE_BYTES_TOTAL: Final = 32 << 10
 SPEC_BYTES_SMALL: Final = 48 << 10

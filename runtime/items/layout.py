@@ -1,4 +1,8 @@
-"""Items as frames: a msgpack *spec* with the small things in it, and raw frames for the large arrays.
+"""Items: pytrees of dicts, lists, tuples, scalars and arrays, and the fields of them that the runtime may read.
+
+Bodies emit NumPy arrays where items leave their host; `encoding` encodes them.
+
+Items as frames: a msgpack *spec* with the small things in it, and raw frames for the large arrays.
 
 Decides the form of an item on a wire, and how large it may be. `encoding` encodes, `decoding` decodes. Does not decide
 when frames are sent, in what order, or under what credit.
@@ -6,20 +10,127 @@ when frames are sent, in what order, or under what credit.
 Theory of operation. The spec is the item's tree in msgpack, with three extensions: a small array whole, the shape and
 dtype of a large one, and a mark that makes a list a tuple. Each large array follows as pieces of `CHUNK_BYTES` (the
 last may be shorter), in the order of the tree, each with an xxh3 digest.
+
+Reasons for refusing input from a peer: one list, which statistics and documents use.
 """
 
 from __future__ import annotations
 
 import reprlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
-from isthmus.runtime.items.freezing import DEPTH_MAX
-from isthmus.runtime.items.refusal import RefusalError
+from isthmus.runtime.errors import LocalProtocolError, RemoteProtocolError
+
+DEPTH_MAX: Final = 32
+"""Deeper than any parameter tree seen in practice; bounds recursion."""
+
+_PLAIN: Final[frozenset[type]] = frozenset({type(None), bool, int, float, str, bytes})
+
+
+def freeze(item: Any, depth: int = 0) -> None:
+    """Make every NumPy array of an item read-only: payloads are immutable once they have left their body.
+
+    ValueError if it is nested deeper than DEPTH_MAX.
+    """
+    kind = type(item)
+    if kind is np.ndarray:
+        item.setflags(write=False)
+        return
+    values: Collection[Any]
+    if kind is list or kind is tuple:
+        values = item
+    elif kind is dict or isinstance(item, Mapping):
+        values = item.values()
+    elif isinstance(item, list | tuple):
+        values = item
+    else:
+        return
+    if depth >= DEPTH_MAX and len(values):
+        raise ValueError(f"an item is nested deeper than {DEPTH_MAX} levels")
+    for value in values:
+        if type(value) not in _PLAIN:
+            freeze(value, depth + 1)
+
+
+def fields(item: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The fields `names` of an item that is a dict and has them, tuples as lists; {} for any other item.
+
+    LocalProtocolError for a value that tape or wire would not restore.
+    """
+    if type(item) is not dict and not isinstance(item, Mapping):
+        return {}
+    found = {}
+    for name in names:
+        if name not in item:
+            continue
+        try:
+            found[name] = _listed(item[name])
+        except TypeError:
+            raise LocalProtocolError(
+                f"an item's field {name!r}, which cores read: expected integers, texts, lists of them or None, "
+                f"found {item[name]!r}. Convert NumPy's integers with int()."
+            ) from None
+    return found
+
+
+def _listed(value: Any) -> Any:
+    """A value as tape and wire restore it; TypeError if they cannot."""
+    if type(value) is int and -(1 << 63) <= value < 1 << 63:
+        return value
+    if isinstance(value, list | tuple):
+        return list(map(_listed, value))
+    if value is None or type(value) is str:
+        return value
+    raise TypeError
+
+
+REASONS: Final = {
+    "truncated": "a first frame too short for its prefix",
+    "oversized": "a frame, or a message, larger than any of ours",
+    "magic": "bytes that are no message of ours",
+    "version": "another protocol version",
+    "run": "a host of another run",
+    "fingerprint": "a host with another graph, configuration or sources",
+    "stranger": "a message for another member, or from one that has left",
+    "keyless": "a connection without keys, where there are keys",
+    "unadmitted": "a connection with a key that is not admitted",
+    "mistaken": "a connection of somebody who expected another machine, or has no key in truth",
+    "cut": "a connection that ended, or said nothing for 5 s, before keys were shown",
+    "expelled": "a message with a key that is not admitted any more",
+    "machine": "a member that lives on another machine than the one whose key was shown, or on none that is known yet",
+    "connection": "a connection number that is not newer, or not this one",
+    "crossed": "both sides dialled; the other connection stays",
+    "silence": "nothing heard for too long",
+    "crowd": "more peers, edges or half-open connections than are allowed",
+    "digest": "damaged bytes",
+    "encoding": "no msgpack, or not of the agreed types",
+    "message": "fields of the wrong number, type or range",
+    "depth": "too many levels or leaves",
+    "keys": "dict keys other than texts and integers",
+    "dtype": "an unknown dtype, or too many axes",
+    "shape": "a shape that does not fit the bytes",
+    "size": "a size that is not the one announced, or too large",
+    "memory": "announced arrays for which there is no memory",
+    "state": "a message that has no place in this state of the connection",
+    "sequence": "items out of order, twice, or missing",
+    "credit": "more bytes, items or messages than were granted or sent",
+}
+"""Reason -> what it means."""
+
+
+class RefusalError(RemoteProtocolError):
+    """Input from a peer is not accepted; `reason` is a key of REASONS."""
+
+    def __init__(self, reason: str, story: str) -> None:
+        super().__init__(f"{reason}: {story}")
+        assert reason in REASONS, reason
+        self.reason = reason
+
 
 Bytes: TypeAlias = memoryview
 """A frame, sent or received: one contiguous run of bytes, whose memory has another owner."""

@@ -8,9 +8,12 @@ machines, over the real wire on simulated sockets, with clocks of their own, the
 from isthmus.runtime.sim.checkers import (
     BoundsChecker,
     Checker,
+    CreditChecker,
     RosterChecker,
     ViolationError,
     WaitsChecker,
+    WireChecker,
+    runtime_checkers,
 )
 from isthmus.runtime.sim.faults import (
     Blackout,
@@ -43,9 +46,8 @@ from isthmus.runtime.sim.faults import (
     Stop,
     Throttle,
 )
-from isthmus.runtime.sim.network.conditions import Climate, Weather
+from isthmus.runtime.sim.network import Climate, Weather
 from isthmus.runtime.sim.universe import Universe, digest, machine_of
-from isthmus.runtime.sim.wire_checkers import CreditChecker, WireChecker, runtime_checkers
 from isthmus.runtime.sim.world import DelayOf, DurationOf, World, at_once
 
 __all__ = [

@@ -3,21 +3,48 @@
 A checker sees every item that leaves a host or is delivered to one, and is called periodically and at the end. It
 raises `ViolationError`, and the universe stops there. Those here hold for every program; invariants of one family of
 programs are checked where that family is known.
+
+Invariants of the supervision of hosts in every universe, under all faults of daemons, ledgers and links.
+
+Checkers of the wire between two hosts: what their connections may carry, and the conservation of credit.
+
+They keep accounts of their own about pairs of lives, from what each side sends and receives. `runtime_checkers` are
+those that hold for every program.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.cores.membership_messages import Stall
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.graph.plans import EdgePlan
-from isthmus.runtime.host.roster import Row
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.host.own_process import Row
+from isthmus.runtime.ids import Member, Replica, leader
+from isthmus.runtime.sim.faults import Cut, DaemonFault, Fault, Mute, RefuseStarts
 from isthmus.runtime.sim.host import Life
-from isthmus.runtime.sim.universe import Universe
-from isthmus.runtime.supervision.home.core import Home
-from isthmus.runtime.supervision.incidents import Happened
+from isthmus.runtime.sim.universe import HOME, Universe
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.incidents import (
+    Bereft,
+    Condemned,
+    Ended,
+    GivenUp,
+    Happened,
+    Hurried,
+    ItemRefused,
+    RecorderFailed,
+    Undermanned,
+    Unreached,
+    Unserved,
+)
+from isthmus.runtime.supervision.liveness import BEAT, LAST_BEATS
+from isthmus.runtime.wire.protocol_credit import CHARGE_MIN
 
 PAYLOADS_MAX: Final = 400
 """Items that a host of a small run may hold at once: a few for each key of each edge and peer."""
@@ -166,3 +193,328 @@ class TapeFilesChecker(Checker):
                 life.tape.check()
             except InvariantError as error:
                 raise ViolationError(f"the tape of {life.member}: {error}") from None
+
+
+SLOWING: Final = frozenset({"stick", "slow", "pause", "hang"})
+"""Kinds of faults that make a firing long."""
+DEAFENING: Final = frozenset({"mute", "cut", "one-way cut", "clog", "lose", "throttle"})
+"""Kinds of faults that separate a host from the others."""
+STARTS_REFUSED_MIN: Final = 6
+"""From this many on, eight seconds apart, a machine has no room for as long as the end of a run is awaited."""
+RECORDER: Final = Replica("recorder", 0)
+
+
+class LivesChecker(Checker):
+    """Each number is used once: no process is ever started for a life that had one before. And all cores are sound."""
+
+    def __init__(self) -> None:
+        self._began: set[Member] = set()
+
+    def began(self, universe: Universe, member: Member) -> None:
+        """Check for a second start."""
+        if member in self._began:
+            raise ViolationError(f"{member} is started a second time")
+        self._began.add(member)
+
+    def asked(self, universe: Universe) -> None:
+        """Check every core of the live daemons."""
+        for daemon in universe.daemons:
+            if not daemon.clock.is_dead:
+                daemon.station.check()
+                if daemon.home is not None:
+                    daemon.home.check()
+
+    def ended(self, universe: Universe) -> None:
+        """Check a last time."""
+        self.asked(universe)
+
+
+class VerdictsChecker(Checker):
+    """Verdicts have a cause.
+
+    A host that no fault concerned is killed neither for silence nor for being stuck, and is not given up; a daemon
+    reports the end of a life once.
+    """
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, Member]] = set()
+
+    def happened(self, universe: Universe, happened: Happened) -> None:
+        member, incident = happened.member, happened.incident
+        # At the end of a run nothing excuses a silence, neither a cut link nor a stopped process.
+        is_ending = universe.phase == "final" or universe.injector.counts["stop"]
+        match incident:
+            case Condemned(verdict=Unreached()):
+                is_stopped = bool(is_ending) and member.replica in universe.injector.touched
+                if not (is_stopped or DEAFENING & set(universe.injector.counts)):
+                    raise ViolationError(f"{member} is killed, and no way was broken: {incident.verdict}")
+            case Condemned(verdict=Bereft() | Undermanned()):
+                # A process whose machine is unheard is left out, too, and may be one too many.
+                is_touched = any(leader(each) == leader(member.replica) for each in universe.injector.touched)
+                if not (is_touched or DEAFENING & set(universe.injector.counts)):
+                    raise ViolationError(f"{member} is killed for its island, and no fault was about that")
+            case Condemned():
+                is_late = isinstance(incident.verdict, Hurried) or _is_cut_off(universe, member.replica)
+                if member.replica not in universe.injector.touched and not (is_late and is_ending):
+                    raise ViolationError(f"{member} is killed, and no fault was about it: {incident.verdict}")
+                if isinstance(incident.verdict, Stall) and not SLOWING & set(universe.injector.counts):
+                    raise ViolationError(f"{member} is called stuck, and nothing was slow: {incident.verdict}")
+            case ItemRefused():
+                if member.replica not in universe.injector.forgeries:
+                    raise ViolationError(f"an item of {member} is refused, and nobody forged any: {incident.refusal}")
+            case GivenUp():
+                if not (universe.injector.counts["crash loop"] or member.replica in universe.injector.forgeries):
+                    raise ViolationError(f"{member} is given up after {incident.lives} lives, and no life had to end")
+            case Ended():
+                told = universe.home_name, member
+                if told in self._told:
+                    raise ViolationError(f"{told[0]} tells the end of {member} twice")
+                self._told.add(told)
+
+
+class EndChecker(Checker):
+    """A run ends once, with no process left.
+
+    It is done when its recorder reported so, stopped where a stop was requested, and failed only where its end was
+    requested, or a required replica was given up.
+    """
+
+    def __init__(self) -> None:
+        self._outcome: str | None = None
+
+    def finished(self, universe: Universe, home: Home) -> None:
+        if self._outcome not in (None, home.outcome):
+            raise ViolationError(f"the run is over as {home.outcome!r}, and was as {self._outcome!r}")
+        self._outcome = home.outcome
+        asked, has_crashed = universe.asked, universe.injector.counts["crash loop"]
+        if universe.is_stopped and home.outcome == "done":
+            raise ViolationError("the run is over as 'done', and somebody was told that it stops")
+        if home.outcome == "stopped" and "stop" not in asked:
+            raise ViolationError("the run is over as 'stopped', and no one has asked for it")
+        if home.outcome == "done" and universe.last(RECORDER) is None:
+            raise ViolationError("the run is over as 'done', and there was no recorder")
+        is_told = isinstance(home.failure, RecorderFailed)  # A program's own checkers judge whether it is right.
+        is_told |= isinstance(home.failure, Unserved) and _is_barred(universe.injector.happened)
+        if home.outcome == "failed" and not ("end" in asked or has_crashed or is_told):
+            raise ViolationError(f"the run has failed: {home.failure}")
+
+    def ended(self, universe: Universe) -> None:
+        """Check that no process is left."""
+        left = [str(life.member) for life in universe.living()]
+        if left:
+            raise ViolationError(f"the run is over, and {', '.join(left)} are there")
+
+
+def _is_cut_off(universe: Universe, replica: Replica) -> bool:
+    """Whether the path between a host's machine and the home was cut, at least one way, or lacked a daemon."""
+    life = universe.last(replica)
+    ends = {life.machine if life else HOME, HOME, universe.home}
+    happened = [fault for fault, _ in universe.injector.happened]
+    if any(isinstance(fault, DaemonFault) and fault.machine in ends for fault in happened):
+        return True
+    cuts = [fault for fault in happened if isinstance(fault, Cut)]
+    return any(cut.machine in ends and (cut.target is None or cut.target in ends) for cut in cuts)
+
+
+def _is_barred(happened: Sequence[tuple[Fault, str]]) -> bool:
+    """Whether faults may have kept a replica from serving for as long as the end of a run waits for it."""
+    mute = max((fault.seconds for fault, _ in happened if isinstance(fault, Mute)), default=0.0)
+    refused = sum(isinstance(fault, RefuseStarts) for fault, _ in happened)
+    return mute * 1e9 >= LAST_BEATS * BEAT or refused >= STARTS_REFUSED_MIN
+
+
+def supervision_checkers() -> list[Checker]:
+    """A checker for each invariant, new for each universe."""
+    return [LivesChecker(), VerdictsChecker(), EndChecker()]
+
+
+EXPECTED: Final = frozenset({"connection", "stranger", "crossed"})
+"""Reasons for which a sound peer may be refused: a message of an older connection, or for another life, arrives late;
+two have dialled each other. A sound peer sends nothing that is refused for another reason."""
+WINDOWS_MAX: Final = 2
+"""Windows on one connection: that of the peer, and those of the peers that it relays; in a small run two at once are
+many."""
+CROSSING_NS_MAX: Final = 12_000_000_000
+"""The longest crossing in calm: a connection that died silently is given up after 5 s, the next one, if a relay lost
+its first message, after 5 s more; then it is made within a second."""
+
+
+class WireChecker(Checker):
+    """No host refuses a message of a sound peer, nor accepts an older connection of a peer after a newer one."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[Member, Member], int] = {}
+
+    def connected(self, life: Life, peer: Member) -> None:
+        """Check the number of the connection; a host that has forgotten its peer knows none."""
+        number, key = life.channel.accepted(peer), (life.member, peer)
+        newest = self._newest.pop(key, 0)
+        if number is not None and number < newest:
+            raise ViolationError(f"{life.member} takes connection {number} of {peer} after connection {newest}")
+        if number is not None:
+            self._newest[key] = number
+
+    def asked(self, universe: Universe) -> None:
+        """Check the refusals of every channel."""
+        for life in universe.living():
+            for name, count in sorted(life.channel.statistics().items()):
+                if name.startswith("refused_") and count and name.removeprefix("refused_") not in EXPECTED:
+                    raise ViolationError(f"{life.member} refused a message of a sound peer {count} times: {name}")
+
+    def ended(self, universe: Universe) -> None:
+        """Check a last time."""
+        self.asked(universe)
+
+
+@dataclass(slots=True)
+class _Account:
+    """The account of a Queue edge between two lives.
+
+    `items` sent and not arrived, `grants` of credit not received, each with its instant; and the `credit` of the
+    producer.
+    """
+
+    capacity: int
+    credit: int
+    items: deque[Instant] = field(default_factory=deque)
+    grants: deque[Instant] = field(default_factory=deque)
+
+
+class ForgottenChecker(Checker):
+    """A forgotten life has no connection: a host keeps and accepts none with a life that its roster has dropped.
+
+    That is, one that the roster names no more, or in a later life.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Member, set[Member]] = {}
+        self._gone: dict[Member, set[Member]] = {}
+
+    def told(self, life: Life, rows: Sequence[Row]) -> None:
+        """Record the members in rosters, and those that are gone from them."""
+        present = {Member(Replica.parse(row[0]), row[1]) for row in rows}
+        if life.member not in present:
+            return
+        known = self._known.setdefault(life.member, set())
+        self._gone.setdefault(life.member, set()).update(known - present)
+        known |= present
+
+    def connected(self, life: Life, peer: Member) -> None:
+        """Check the peer of a connection that was made, or was lost, which makes a host forget."""
+        if peer in self._gone.get(life.member, ()) and life.channel.accepted(peer):
+            raise ViolationError(f"{life.member} has a connection with {peer}, which was said to be gone")
+
+    def asked(self, universe: Universe) -> None:
+        """Check the peers that hosts still know."""
+        for life in universe.living():
+            for member in self._gone.get(life.member, ()):
+                if life.channel.accepted(member) is not None:
+                    raise ViolationError(f"{life.member} still knows {member}, which was said to be gone")
+
+
+class WindowChecker(Checker):
+    """Credit never exceeds the window.
+
+    No more messages are under way between two hosts than fit in the window of the receiver, at the minimum that each of
+    them costs.
+    """
+
+    def __init__(self) -> None:
+        self._universe: Universe | None = None
+
+    def began(self, universe: Universe, member: Member) -> None:
+        """Keep a reference to the universe."""
+        self._universe = universe
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Count the messages under way. A few relayed peers have a window each."""
+        universe = self._universe
+        assert universe is not None
+        most = -(-universe.window_bytes // CHARGE_MIN)
+        for connection in universe.ether.connections:
+            is_own = connection.purpose == "data" and life.address in connection.machines
+            if is_own and max(connection.under_way()) > WINDOWS_MAX * most:
+                told = f"{max(connection.under_way())} messages are under way between {connection.machines}"
+                raise ViolationError(f"{told}; a window holds {most}")
+
+
+Pair: TypeAlias = tuple[Member, Member, int]
+"""(producer, consumer, edge)."""
+
+
+class CreditChecker(Checker):
+    """Credit of Queue edges is conserved.
+
+    No host sends without credit, none receives more credit than was granted, and between two live hosts that know each
+    other nothing is lost on the way: no item, and no credit.
+    """
+
+    def __init__(self) -> None:
+        self._accounts: dict[Pair, _Account] = {}
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Count an item that is sent: it costs a credit."""
+        if edge.kind == "queue":
+            account = self._of((life.member, target, edge.index), edge)
+            account.credit -= 1
+            account.items.append(life.true_now())
+            if account.credit < 0:
+                raise ViolationError(f"{life.member} sends an item on {edge.name} to {target} without credit")
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        if edge.kind == "queue":
+            account = self._of((source, life.member, edge.index), edge)
+            if not account.items:
+                raise ViolationError(f"{life.member} gets an item on {edge.name} that {source} did not send")
+            account.items.popleft()
+
+    def granted(self, life: Life, source: Member, edge: int, count: int) -> None:
+        """Count items that a consumer has taken."""
+        account = self._of((source, life.member, edge), life.plan.edges[edge])
+        account.grants.extend([life.true_now()] * count)
+        if account.credit + len(account.items) + len(account.grants) > account.capacity:
+            raise ViolationError(
+                f"{life.member} grants {source} more credit than the {account.capacity} of edge {edge}"
+            )
+
+    def credited(self, life: Life, target: Member, edge: int, count: int) -> None:
+        account = self._of((life.member, target, edge), life.plan.edges[edge])
+        if count > len(account.grants):
+            raise ViolationError(f"{life.member} gets {count} credits of {target}, which gave {len(account.grants)}")
+        for _ in range(count):
+            account.grants.popleft()
+        account.credit += count
+
+    def asked(self, universe: Universe) -> None:
+        """In calm, check that nothing is lost on the way."""
+        if universe.calm_ns <= CROSSING_NS_MAX:
+            return
+        lives = {life.member: life for life in universe.living()}
+        now = universe.clock.now()
+        for (producer, consumer, edge), account in self._accounts.items():
+            if not self._are_met(lives.get(producer), lives.get(consumer)):
+                continue
+            for what, since in (("an item", account.items), ("a credit", account.grants)):
+                if since and now - max(since[0], universe.injector.calm_since) > CROSSING_NS_MAX:
+                    took = f"{(now - since[0]) / 1e9:.1f} s"
+                    raise ViolationError(f"{what} of edge {edge} is lost between {producer} and {consumer}: {took}")
+
+    def _of(self, pair: Pair, edge: EdgePlan) -> _Account:
+        return self._accounts.setdefault(pair, _Account(edge.capacity, edge.capacity - len(edge.initial)))
+
+    def _are_met(self, producer: Life | None, consumer: Life | None) -> bool:
+        if producer is None or consumer is None:
+            return False
+        knows = producer.meetings.live.get(consumer.member.replica) == consumer.member
+        return knows and consumer.meetings.live.get(producer.member.replica) == producer.member
+
+
+def runtime_checkers(graph: Graph) -> list[Checker]:
+    """The checkers that hold for every program, new for each universe."""
+    free = {
+        role.name: frozenset(node.name for node in graph.nodes if node.role == role.name and node.free_running)
+        for role in graph.roles
+    }
+    made = [BoundsChecker(), RosterChecker(), ForgottenChecker(), WaitsChecker(free), TapeFilesChecker()]
+    made += [WireChecker(), CreditChecker(), WindowChecker()]
+    return [*made, *supervision_checkers()]

@@ -2,6 +2,11 @@
 
 Decides nothing about the run. It sends heartbeats to the daemon of its machine, looks for the next one when that is
 silent, applies its rosters, exits on its order, and shows its channel's traffic to the checkers.
+
+The tape of a simulated life: kept whole in memory, for inspection, and in files, as a real host writes it.
+
+The files are on a disk of the machine that holds nothing else, and loses power with it. After any failure, each file
+must be a beginning of its segment, whole up to a record; `check` tests that.
 """
 
 from __future__ import annotations
@@ -10,32 +15,93 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol, final
 
 from isthmus.runtime.channels.contract import Parcel, Receiver
 from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.cores.membership_messages import PHASES, Phase
+from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.graph.plans import EdgePlan, Plan
 from isthmus.runtime.graph.template import Reference
+from isthmus.runtime.host.contract import Span, Trace
 from isthmus.runtime.host.driver import Host
-from isthmus.runtime.host.roster import Meeting, Meetings, Row, phase, steps
-from isthmus.runtime.host.trace import Span, Trace
+from isthmus.runtime.host.own_process import Meeting, Meetings, Row, Silence, is_orphan, is_searching, phase, steps
 from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import encode
-from isthmus.runtime.items.freezing import fields as fields_of
-from isthmus.runtime.membership.messages import PHASES, Phase
+from isthmus.runtime.items.layout import fields as fields_of
 from isthmus.runtime.sim.faults import Forge
-from isthmus.runtime.sim.life_tape import LifeTape
-from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk
-from isthmus.runtime.sim.machine.host_clock import HostClock
-from isthmus.runtime.sim.network.sockets import Ether, EtherSockets
-from isthmus.runtime.sim.world import DurationOf, durations
+from isthmus.runtime.sim.machine import HostClock, Mount, SimulatedDisk
+from isthmus.runtime.sim.network import Ether, EtherSockets
+from isthmus.runtime.sim.world import SEGMENT_BYTES, DurationOf, durations
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.lost_daemon import Silence, is_orphan, is_searching
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed, Missing, Over, Said
 from isthmus.runtime.supervision.station_events import HostSpoke
+from isthmus.runtime.tape.reading import TapeFiles, named
+from isthmus.runtime.tape.writing import Piece, Tape, frames
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import Limits
+
+RUN: Final = Path("/run")
+BYTES_MAX: Final = 1 << 40
+"""More than any tape of a universe: all are kept to their end."""
+
+
+@final
+class LifeTape:
+    """The tape of one life, on `disk`."""
+
+    def __init__(self, member: Member, disk: SimulatedDisk) -> None:
+        self.tape = Tape(SEGMENT_BYTES)
+        self._name = f"{member.replica.role}-{member.replica.slot}-{member.incarnation}"
+        self._disk, self._mount = disk, Mount(disk)
+        self._files = TapeFiles.of_host(RUN, member, disk=self._mount, bytes_max=BYTES_MAX)
+        self._segments: dict[int, bytes] = {}
+        self._new: list[Piece] = []
+
+    def flush(self) -> None:
+        """Write new records to the files, as a host does twice a second."""
+        self._files.write(self)
+
+    def end(self) -> None:
+        """The process is gone: unwritten records are lost."""
+        self._mount.is_gone = True
+
+    def news(self) -> list[Piece]:
+        """Pieces of the tape since the last call."""
+        self.take()
+        news, self._new = self._new, []
+        return news
+
+    def check(self) -> int:
+        """The number of bytes of the tape in files; InvariantError if these contain anything else."""
+        self.take()
+        files = sorted(
+            (of[1], data)
+            for path, data in self._disk.files().items()
+            if (of := named(path.name)) and of[0] == self._name
+        )
+        for segment, (number, data) in enumerate(files, 1):
+            found = frames(data)
+            if not self._segments.get(segment, b"").startswith(data):
+                raise InvariantError(f"{self._name}.{number}.tape has other bytes than segment {segment} of the tape")
+            if found.rest and not found.is_unfinished:
+                raise InvariantError(f"{self._name}.{number}.tape is not whole up to its last record: {found.rest}")
+        return sum(len(data) for _, data in files)
+
+    # -- source of the files -------------------------------------------------------------------------------------------
+
+    def take(self) -> list[Piece]:
+        pieces = self.tape.take()
+        self._new += pieces
+        for piece in pieces:
+            self._segments[piece.segment] = self._segments.get(piece.segment, b"") + piece.data
+        return pieces
+
+    def renew(self) -> None:
+        self.tape.renew()
+
 
 EXIT_SECONDS: Final = 0.05
 """The time that a host takes to exit on request."""

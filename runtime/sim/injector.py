@@ -1,4 +1,9 @@
-"""Makes faults happen, and counts those that really did.
+"""The effects of each kind of fault on a universe: on hosts, daemons, the network between machines, and disks.
+
+The `injector` decides when: it is called back when a lurking fault strikes, and has the end of each act performed. An
+act returns whether it happened, or lurks.
+
+Makes faults happen, and counts those that really did.
 
 Decides when each fault of a list begins and ends. One that cannot happen yet (its host is dead at the moment, for
 example) waits until it can; one that still waits at the end has not happened, and is reported. A lurking fault, such as
@@ -10,11 +15,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final
+from typing import Any, Final, Protocol, TypeAlias
 
 from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim.acts import Acts, Disturbed
+from isthmus.runtime.sim import faults
+from isthmus.runtime.sim.daemons import Process, SimulatedDaemon, SimulatedMachine, StartLag, StartTrouble
 from isthmus.runtime.sim.faults import (
     BreakDisk,
     DieAll,
@@ -26,6 +33,327 @@ from isthmus.runtime.sim.faults import (
     RefuseStarts,
     SlowStarts,
 )
+from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.machine import Ambush, SimulatedDisk, Trouble
+from isthmus.runtime.sim.network import ControlLinks, Ether, Weather
+
+Way: TypeAlias = tuple[str, str]
+"""A network path, from one address to another."""
+CRASH_SECONDS_MAX: Final = 30.0
+"""The longest crash loop: six back-offs take 15.5 s."""
+
+
+class Disturbed(Protocol):
+    """An injector's view of a universe: its parts, some of them by machine, and its disturbances."""
+
+    clock: VirtualClock
+    weather: Weather
+    ether: Ether
+    links: ControlLinks
+    addresses: dict[str, str]
+    disks: dict[str, SimulatedDisk]
+    tape_disks: dict[str, SimulatedDisk]
+    machines: dict[str, SimulatedMachine]
+
+    home: str
+
+    @property
+    def phase(self) -> str:
+        """The phase of the run: starting, stepping or final."""
+
+    def living(self) -> list[Life]:
+        """The hosts that are alive."""
+
+    def life(self, replica: Replica) -> Life | None:
+        """The live host of a replica, if there is one."""
+
+    def join(self, replica: Replica) -> bool:
+        """A machine with an island joins; returns whether a home admits it."""
+
+    def request_stop(self) -> bool:
+        """Request a stop of the run; returns whether a home received it."""
+
+    def forget_stop(self, machine: SimulatedMachine) -> None:
+        """A machine's ledger was lost, and perhaps the stop that its daemon confirmed."""
+
+    def move_home(self, name: str) -> None:
+        """Another machine becomes the home of the run."""
+
+    def end(self) -> bool:
+        """Request the immediate end of the run; returns whether a home received it."""
+
+    def kill(self, life: Life) -> None:
+        """Kill a process at once."""
+
+    def kill_daemon(self, machine: SimulatedMachine) -> None:
+        """Kill a daemon at once."""
+
+    def start_daemon(self, machine: SimulatedMachine) -> None:
+        """Start a daemon on a machine."""
+
+    def darken(self, machine: SimulatedMachine, *, keeps_power: bool = False) -> None:
+        """End all processes of a machine and, unless it `keeps_power`, lose what its disks have not synced."""
+
+    def lighten(self, machine: SimulatedMachine) -> None:
+        """Restore the power of a machine."""
+
+
+class Acts:
+    """The acts of one universe.
+
+    `last` is called with the duration of a fault and its end, `struck` with the number of a lurking one. `touched` are
+    the replicas whose hosts a fault concerned, `forgeries` the changes to the items that they send.
+    """
+
+    def __init__(
+        self,
+        universe: Disturbed,
+        last: Callable[[float, Callable[[], object]], None],
+        struck: Callable[[int], None],
+    ) -> None:
+        self.touched: set[Replica] = set()
+        self.forgeries: dict[Replica, list[faults.Forge]] = {}
+        self._universe, self._last, self._struck = universe, last, struck
+        self._number = 0
+        self._doomed: set[int] = set()
+        self._dead: dict[int, list[SimulatedMachine]] = {}
+
+    def begin(self, fault: faults.PromptFault) -> bool:
+        """Start a fault that does not lurk; returns whether it happens."""
+        if isinstance(fault, faults.HostFault):
+            return self._on_host(fault)
+        if isinstance(fault, faults.WayFault):
+            return self._on_ways(fault, self._ways(fault))
+        match fault:
+            case faults.Blackout():
+                return self._black_out(fault)
+            case faults.MoveHome():
+                return self._move_home(fault)
+            case faults.Join():
+                return self._universe.join(Replica.parse(fault.host))
+            case faults.Stop():
+                return self._universe.request_stop()
+            case faults.End():
+                return self._universe.end()
+            case _:
+                return self._on_daemon(fault)
+
+    def lurk(self, fault: faults.LurkingFault) -> int:
+        """Let a fault lurk from now on; returns its number.
+
+        A disk that will be in trouble, a machine without room for processes, or one that reports them late.
+        """
+        number = self._next()
+        struck = partial(self._struck, number)
+        match fault:
+            case faults.RefuseStarts():
+                made: Any = StartTrouble(fault.count, struck)
+            case faults.SlowStarts():
+                made = StartLag(fault.lag, struck)
+            case faults.FillDisk():
+                made = Trouble(struck, room=fault.room)
+            case faults.BreakDisk():
+                made = Trouble(struck, share=fault.share)
+            case faults.DieAll():
+                made = Ambush(fault.operation, fault.name, partial(self._ambush, fault, number), fault.then)
+        self._troubles(fault)[number] = made
+        return number
+
+    def clear(self, fault: faults.LurkingFault, number: int) -> None:
+        """End a fault that lurks or lasts."""
+        if isinstance(fault, faults.DieAll):
+            self._die_all(fault, number)
+            self._revive(number)
+        self._troubles(fault).pop(number, None)
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _troubles(self, fault: faults.LurkingFault) -> dict[int, Any]:
+        """The table in which a fault lurks."""
+        if isinstance(fault, faults.RefuseStarts):
+            return self._universe.machines[fault.machine].start_troubles
+        if isinstance(fault, faults.SlowStarts):
+            return self._universe.machines[fault.machine].start_lags
+        disk = self._universe.disks[fault.machine]
+        return disk.ambushes if isinstance(fault, faults.DieAll) else disk.troubles
+
+    # -- all machines --------------------------------------------------------------------------------------------------
+
+    def _ambush(self, fault: faults.DieAll, number: int) -> None:
+        """The moment of an ambush: operations on the disk fail until the processes die."""
+        self._struck(number)
+        self._doomed.add(number)
+        self._universe.clock.call_soon(partial(self._die_all, fault, number))
+
+    def _die_all(self, fault: faults.DieAll, number: int) -> None:
+        """End all processes, once, and only if the fault has struck."""
+        if number not in self._doomed:
+            return
+        self._doomed.discard(number)
+        self._dead[number] = [machine for machine in self._universe.machines.values() if not machine.is_dark]
+        for machine in self._dead[number]:
+            self.touched.update(process.member.replica for process in machine.processes.values())
+            self._universe.darken(machine, keeps_power=fault.keeps_power)
+        self._universe.disks[fault.machine].is_cut = False
+
+    def _revive(self, number: int) -> None:
+        for machine in self._dead.pop(number, []):
+            self._universe.lighten(machine)
+
+    # -- hosts ---------------------------------------------------------------------------------------------------------
+
+    def _on_host(self, fault: faults.HostFault) -> bool:
+        life = self._universe.life(Replica.parse(fault.host))
+        if life is None:
+            return False
+        self.touched.add(life.member.replica)
+        match fault:
+            case faults.Kill():
+                self._universe.kill(life)
+            case faults.Crash():
+                machine = self._universe.machines[life.machine]
+                crashes = machine.crashes
+                crashes[life.member.replica] = crashes.get(life.member.replica, 0) + fault.lives
+                self._universe.kill(life)
+                # Until the last of these lives has ended, which begins after a back-off.
+                self._last(CRASH_SECONDS_MAX, partial(crashes.pop, life.member.replica, None))
+            case faults.Pause() | faults.Hang():
+                if life.clock.is_paused:
+                    return False
+                life.clock.is_paused = True
+                process = self._universe.machines[life.machine].processes[life.pid]
+                process.is_stopped = isinstance(fault, faults.Pause)
+                self._last(fault.seconds, partial(self._resume, life, process))
+            case faults.Stick():
+                if fault.node in life.stuck:
+                    return False
+                life.stuck[fault.node] = fault.seconds
+                self._last(fault.seconds, partial(life.stuck.pop, fault.node, None))
+            case faults.Slow():
+                if life.factor != 1.0:
+                    return False
+                life.factor = fault.factor
+                self._last(fault.seconds, partial(setattr, life, "factor", 1.0))
+            case faults.Skew():
+                life.clock.skew(seconds(fault.leap), fault.drift)
+            case faults.Forge():
+                self.forgeries.setdefault(life.member.replica, []).append(fault)
+        return True
+
+    def _resume(self, life: Life, process: Process) -> None:
+        process.is_stopped = False
+        if not life.is_dead:
+            life.clock.resume()
+
+    # -- daemons -------------------------------------------------------------------------------------------------------
+
+    def _on_daemon(self, fault: faults.TalkFault) -> bool:
+        machine, links = self._universe.machines[fault.machine], self._universe.links
+        daemon = machine.daemon
+        number = self._next()
+        match fault:
+            case faults.KillDaemon():
+                if not isinstance(daemon, SimulatedDaemon) or daemon.commands_left is not None:
+                    return False
+                daemon.commands_left = fault.commands
+                self._last(fault.seconds, partial(self._replace, machine, daemon, fault))
+            case faults.PauseDaemon():
+                if not isinstance(daemon, SimulatedDaemon) or daemon.clock.is_paused:
+                    return False
+                daemon.clock.is_paused = True
+                self._last(fault.seconds, daemon.clock.resume)
+            case faults.LoseReports():
+                links.losses.setdefault(machine.name, {})[number] = fault.share
+                self._last(fault.seconds, partial(links.losses[machine.name].pop, number, None))
+            case faults.RepeatReports():
+                links.repeats.setdefault(machine.name, {})[number] = fault.share
+                self._last(fault.seconds, partial(links.repeats[machine.name].pop, number, None))
+        return True
+
+    def _replace(self, machine: SimulatedMachine, daemon: SimulatedDaemon, fault: faults.KillDaemon) -> None:
+        """Start another daemon in place of one that has died, or is killed now."""
+        if machine.daemon is daemon:
+            self._universe.kill_daemon(machine)
+        if fault.loses_ledger and machine.daemon is None:
+            machine.book.lose()
+            self._universe.forget_stop(machine)
+        self._universe.start_daemon(machine)
+
+    # -- network paths -------------------------------------------------------------------------------------------------
+
+    def _ways(self, fault: faults.WayFault | faults.Blackout) -> list[tuple[str, str]]:
+        """The network paths, as ordered pairs of addresses, that a fault of a machine concerns."""
+        addresses = self._universe.addresses
+        here = addresses[fault.machine]
+        target = fault.target if isinstance(fault, faults.Cut) else None
+        others = [addresses[target]] if target is not None else [each for each in addresses.values() if each != here]
+        there = [(here, other) for other in others]
+        return there if isinstance(fault, faults.Cut) and fault.is_one_way else there + [(b, a) for a, b in there]
+
+    def _on_ways(self, fault: faults.WayFault, ways: list[tuple[str, str]]) -> bool:
+        weather, ether = self._universe.weather, self._universe.ether
+        address = self._universe.addresses[fault.machine]
+        number = self._next()
+        match fault:
+            case faults.Reset():
+                broken = [each for each in ether.connections if each.machines in ways]
+                for connection in broken:
+                    connection.reset()
+                return bool(broken)
+            case faults.Cut():
+                for way in ways:
+                    weather.cuts.setdefault(way, set()).add(number)
+                self._last(fault.seconds, partial(self._join, weather.cuts, ways, number))
+            case faults.Mute():
+                for way in ways:
+                    weather.mutes.setdefault(way, set()).add(number)
+                self._last(fault.seconds, partial(self._join, weather.mutes, ways, number))
+            case faults.Clog():
+                weather.clogs.setdefault(address, {})[number] = seconds(fault.latency)
+                self._last(fault.seconds, partial(weather.clogs[address].pop, number, None))
+            case faults.Throttle():
+                weather.paces.setdefault(address, {})[number] = fault.kbits / 1e6
+                self._last(fault.seconds, partial(weather.paces[address].pop, number, None))
+            case faults.Lose():
+                weather.losses.setdefault(address, {})[number] = fault.share
+                self._last(fault.seconds, partial(weather.losses[address].pop, number, None))
+        return True
+
+    def _join(self, broken: dict[Way, set[int]], ways: list[Way], number: int) -> None:
+        for way in ways:
+            broken[way].discard(number)
+        self._universe.ether.changed()
+
+    def _move_home(self, fault: faults.MoveHome) -> bool:
+        """Cut the power of the home, and make another machine the home; False where that is the same one, or dark."""
+        home = self._universe.home
+        if fault.machine == home or self._universe.machines[fault.machine].is_dark:
+            return False
+        if not self._black_out(faults.Blackout(home, fault.seconds, at=0.0)):
+            return False
+        self._last(fault.after, partial(self._universe.move_home, fault.machine))
+        return True
+
+    def _black_out(self, fault: faults.Blackout) -> bool:
+        """Cut a machine's power; False where it is dark already."""
+        machine, ways = self._universe.machines[fault.machine], self._ways(fault)
+        if machine.is_dark:
+            return False
+        number = self._next()
+        for way in ways:
+            self._universe.weather.cuts.setdefault(way, set()).add(number)
+        self.touched.update(process.member.replica for process in machine.processes.values())
+        self._universe.darken(machine)
+
+        def lighten() -> None:
+            self._join(self._universe.weather.cuts, ways, number)
+            self._universe.lighten(machine)
+
+        self._last(fault.seconds, lighten)
+        return True
+
 
 LURKING_SECONDS: Final = 1.0
 """The time after the first refused process at which a machine has room again."""

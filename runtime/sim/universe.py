@@ -20,24 +20,20 @@ from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
+from isthmus.runtime.host.contract import Trace
 from isthmus.runtime.host.driver import Host
-from isthmus.runtime.host.roster import meets
-from isthmus.runtime.host.trace import Trace
+from isthmus.runtime.host.own_process import meets
 from isthmus.runtime.host.virtual_time import VirtualClock
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.roles import LEARNER, follower, leader
-from isthmus.runtime.sim.daemons import JOURNAL, Shared, SimulatedDaemon
+from isthmus.runtime.ids import LEARNER, Member, Replica, follower, leader
+from isthmus.runtime.sim.daemons import JOURNAL, Process, Shared, SimulatedDaemon, SimulatedMachine
 from isthmus.runtime.sim.faults import Fault, Join, check
 from isthmus.runtime.sim.host import Life, Setting, Witness
 from isthmus.runtime.sim.injector import Injector
-from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk
-from isthmus.runtime.sim.machines import Process, SimulatedMachine
-from isthmus.runtime.sim.network.conditions import Climate, Weather
-from isthmus.runtime.sim.network.daemon_links import ControlLinks
-from isthmus.runtime.sim.network.sockets import Ether
+from isthmus.runtime.sim.machine import Mount, SimulatedDisk
+from isthmus.runtime.sim.network import Climate, ControlLinks, Ether, Weather
 from isthmus.runtime.sim.world import DurationOf, a_millisecond
-from isthmus.runtime.supervision.home.core import Home
-from isthmus.runtime.supervision.home.events import Cast, EndAsked, MachineJoined, Places, StopAsked
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.home_events import Cast, EndAsked, MachineJoined, Places, StopAsked
 from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, Incident, Moved, Ordered
 from isthmus.runtime.supervision.station_events import HostSpoke
 from isthmus.runtime.tape.writing import joined

@@ -16,8 +16,8 @@ from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
+from isthmus.runtime.host.contract import Span, Trace
 from isthmus.runtime.host.driver import Host
-from isthmus.runtime.host.trace import Span, Trace
 from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock, jittered
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.tape.payloads import Keeper, folder_of

@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import InvariantError
-from isthmus.runtime.supervision.home.events import HomeCommand, HomeEvent
+from isthmus.runtime.supervision.home_events import HomeCommand, HomeEvent
 from isthmus.runtime.supervision.station_events import StationCommand, StationEvent
 from isthmus.runtime.tape.writing import SEGMENT_BYTES, Tape
 

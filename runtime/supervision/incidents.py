@@ -13,8 +13,8 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from isthmus.runtime.clock import Instant
+from isthmus.runtime.cores.membership_messages import Excuse, Finding, LongExcuse, Pace, Refusal, Silence, Stall
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.membership.messages import Excuse, Finding, LongExcuse, Pace, Refusal, Silence, Stall
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 

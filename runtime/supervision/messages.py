@@ -1,4 +1,9 @@
-"""Messages between a run's home, the stations of its machines, and the hosts on them.
+"""The record of items that a host has refused, by their sender.
+
+It decides nothing. It travels in a host's heartbeat (`supervision.messages`), and is stored with the incident that it
+leads to.
+
+Messages between a run's home, the stations of its machines, and the hosts on them.
 
 It decides nothing. Orders and reports carry the complete state each time: a lost one costs half a second, and a new
 daemon at either end needs nothing but the next message. Orders are numbered, because a re-dialled link may deliver
@@ -14,10 +19,26 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from isthmus.runtime.clock import Duration
+from isthmus.runtime.cores.membership_messages import Phase
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.items.refused import Refusal
-from isthmus.runtime.membership.messages import Phase
 from isthmus.runtime.supervision.incidents import End, Raised, Starved
+
+
+class Refusal(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """`count` items of `member` violated the schema that the body at the end of `edge` declares.
+
+    The first was wrong at `field` ('' for the whole item): `expected` and `found` describe the difference. `is_vote`:
+    rounds wait for such items.
+    """
+
+    member: Member
+    edge: str
+    field: str
+    expected: str
+    found: str
+    count: int = 1
+    is_vote: bool = False
+
 
 HEARTBEAT_SECONDS: Final = 0.25
 """The interval of a host's heartbeats."""

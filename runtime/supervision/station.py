@@ -72,7 +72,7 @@ ever end its hosts."""
 UNSURE_BEATS: Final = 20
 """Ten seconds: a host finds a new daemon within two or three."""
 
-STATE: Final = Kind(("supervision", "membership", "ids"))
+STATE: Final = Kind(("supervision", "cores", "ids"))
 
 
 @dataclass(slots=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from isthmus.runtime.ids import Member
-from isthmus.runtime.records import Record
+from isthmus.runtime.ids import Member, Record
 from isthmus.runtime.supervision.incidents import Exited, Raised
 from isthmus.runtime.supervision.messages import Form, Orders, Over, Report, Row, Said
 

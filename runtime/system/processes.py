@@ -1,8 +1,86 @@
-"""Facts about a process and this boot, from the kernel (proc(5)): enough to identify a process by pid and start."""
+"""The variables with which the numeric libraries compute in the thread that asks for it, and in no other.
+
+They have to be set before the libraries are loaded.
+
+The end of a child process, or of this one: with its parent, and at once.
+
+The weight of this process beside others, where the kernel weighs sessions against each other.
+
+Every host leads a session. Where the kernel groups processes by session (sched(7), "The autogroup feature"; on most
+desktops and virtual machines), the nice level of a thread says nothing to other sessions: that of the group does.
+Elsewhere there is no such group, or it has no effect.
+
+Facts about a process and this boot, from the kernel (proc(5)): enough to identify a process by pid and start.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NoReturn
+
+XLA_FLAGS: Final = " ".join(
+    (
+        "--xla_cpu_multi_thread_eigen=false",  # An operation is not split.
+        "--xla_cpu_enable_concurrency_optimized_scheduler=false",  # Operations follow each other, none beside another.
+        "--xla_cpu_experimental_ynn_fusion_type=",  # Nor by YNNPACK: another thread does what follows a product.
+    )
+)
+"""For the CPU alone: other devices do not look at them."""
+
+ONE_THREAD: Final[Mapping[str, str]] = MappingProxyType(
+    {"XLA_FLAGS": XLA_FLAGS, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+)
+
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when its parent is gone, even while it is stopped or busy (prctl(2)).
+
+    Processes that it forks do not inherit that. If its parent should be `parent`, and is gone by now, end at once.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
+
+
+def end_after(work: Callable[[], int]) -> NoReturn:
+    """Do the work, and end this process with the status that it returns, 1 where it raises.
+
+    At once: an interpreter that is shut down while threads of libraries still run may abort, and its host would count
+    as killed. A forked child never returns to its parent's code.
+    """
+    status = 1
+    try:
+        status = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+NICENESS: Final = 5
+"""As that of threads that compute (`ops.island.core_turns`): a third of the weight."""
+_GROUP: Final = Path("/proc/self/autogroup")
+
+
+def give_way() -> None:
+    """Let other sessions go before this one from now on: those that have little to do, and hosts that begin."""
+    with suppress(OSError, ValueError):  # No such group, or it is not to be changed here.
+        niceness = int(_GROUP.read_text().rpartition(" ")[2])
+        if niceness < NICENESS:
+            _GROUP.write_text(str(NICENESS))
 
 
 def boot_id() -> bytes:

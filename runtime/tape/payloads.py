@@ -21,9 +21,9 @@ import xxhash
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.decoding import Assembly, reader
 from isthmus.runtime.items.encoding import Encoded, encode
-from isthmus.runtime.items.refusal import RefusalError
+from isthmus.runtime.items.layout import RefusalError
 from isthmus.runtime.system.disk import DISK, Disk
-from isthmus.runtime.tape.frames import HEAD_SIZE, framed, frames
+from isthmus.runtime.tape.writing import HEAD_SIZE, framed, frames
 
 FOLDER: Final = "payloads"
 MARK: Final = "isthmus payloads"

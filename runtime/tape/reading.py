@@ -1,4 +1,12 @@
-"""Reads tapes: the segments that exist, the records missing between them, and where the readable part ends.
+"""The files of a tape: one for each segment, the oldest deleted, so that all tapes of one host keep within a bound.
+
+A file is FOLDER/NAME.NUMBER.tape. Numbers count up over all tapes of a *family* (the lives of one host, the homes or
+the stations of one machine), which shares the bound. Data that the disk does not accept waits in memory, within a bound
+(`Growing`). Data that finds no room there is lost; nothing can be replayed after the gap, so nothing more is written
+until the disk accepts the waiting data, and then a segment begins that is marked as after a loss. No disk ever stops
+the writer.
+
+Reads tapes: the segments that exist, the records missing between them, and where the readable part ends.
 
 Bytes may come from anywhere: files that are no tape, or one of another version, are distinguished from damaged and from
 unfinished ones. The caller decides what follows from that; this module knows no core.
@@ -6,15 +14,137 @@ unfinished ones. The caller decides what follows from that; this module knows no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol, final
 
 import msgspec
 
-from isthmus.runtime.tape.frames import frames
-from isthmus.runtime.tape.writing import MARK, VERSION, Opening
+from isthmus.runtime.ids import Member
+from isthmus.runtime.system.disk import DISK, Disk
+from isthmus.runtime.system.files import Growing
+from isthmus.runtime.tape.writing import MARK, VERSION, Opening, Piece, frames
 
+FOLDER: Final = "tape"
+TAPE_BYTES: Final = 64 << 20
+"""Default bound for the tapes of one host: six hours of a learner that makes ten steps a second."""
+TAPE_BYTES_MIN: Final = 1 << 20
+SEGMENTS: Final = 8
+"""Segments within the bound: of a run that has reached it, seven eighths are kept."""
+_NAME: Final = re.compile(r"(.+)\.(\d+)\.tape")
+
+
+def segment_bytes(tape_bytes: int) -> int:
+    """The size of a full segment, for that bound of its family."""
+    return tape_bytes // SEGMENTS
+
+
+def named(file: str) -> tuple[str, int] | None:
+    """The name of the tape that a file belongs to, and its number; None if it is not a tape file."""
+    found = _NAME.fullmatch(file)
+    return None if found is None else (found[1], int(found[2]))
+
+
+class Source(Protocol):
+    """A tape whose pieces are written to files."""
+
+    def take(self) -> list[Piece]:
+        """Pieces encoded since the last call, in order."""
+
+    def renew(self) -> None:
+        """Begin a segment with the next record, because some of the pieces taken were lost."""
+
+
+@final
+class TapeFiles:
+    """The files of tape `name` of a `family`, in `folder`."""
+
+    def __init__(self, folder: Path, name: str, *, family: str, disk: Disk = DISK, bytes_max: int = TAPE_BYTES) -> None:
+        self._folder, self._name, self._family, self._disk = folder, name, family, disk
+        self._bytes_max = bytes_max
+        self._file: Growing | None = None
+        self._segment = 0
+        self._number = max((number for number, _, _ in self._listed()), default=0)
+        self._has_lost = False  # Data was lost, and the disk does not accept more yet.
+        self._is_broken = False  # Data was lost, and the segment after the loss has not come.
+
+    @classmethod
+    def of_host(cls, run: Path, member: Member, *, disk: Disk = DISK, bytes_max: int = TAPE_BYTES) -> TapeFiles:
+        """The tape files of a life of a host, in the folder of its run."""
+        family = f"{member.replica.role}-{member.replica.slot}-"
+        return cls(run / FOLDER, f"{family}{member.incarnation}", family=family, disk=disk, bytes_max=bytes_max)
+
+    @classmethod
+    def of_daemon(cls, run: Path, core: str, pid: int, *, disk: Disk = DISK, bytes_max: int = TAPE_BYTES) -> TapeFiles:
+        """The tape files of a core of a daemon."""
+        return cls(run / FOLDER, f"{core}-{pid}", family=f"{core}-", disk=disk, bytes_max=bytes_max)
+
+    def write(self, tape: Source) -> None:
+        """Write what was appended to a tape since the last call."""
+        pieces = tape.take()
+        if self._has_lost:
+            if self._file is None or self._file.flush():
+                self._has_lost = False
+                tape.renew()
+            return
+        if not pieces and self._file is not None:
+            self._file.flush()
+        for piece in pieces:
+            self._is_broken = self._is_broken and not piece.is_after_loss
+            if not self._is_broken and not self._is_taken(piece):
+                self._has_lost = self._is_broken = True
+                return
+
+    def close(self) -> None:
+        """Flush once more, and close."""
+        if self._file is not None:
+            self._file.close()
+
+    def _is_taken(self, piece: Piece) -> bool:
+        """Add a piece to the file of its segment; returns whether it was written or had room to wait."""
+        if piece.segment != self._segment:
+            if self._file is not None:
+                if not self._file.flush():
+                    return False
+                self._file.close()
+            self._segment = piece.segment
+            self._number += 1
+            self._make_room()
+            self._file = Growing(self._folder / f"{self._name}.{self._number}.tape", self._disk)
+        assert self._file is not None
+        self._file.append(piece.data)
+        return not self._file.lost
+
+    def _make_room(self) -> None:
+        """Delete the oldest files, until there is room for another segment."""
+        files = sorted(self._listed())
+        size = sum(each for _, _, each in files) + segment_bytes(self._bytes_max)
+        for _, name, each in files:
+            if size <= self._bytes_max:
+                return
+            try:
+                self._disk.remove(self._folder / name)
+            except OSError:  # The next segment tries again.
+                return
+            size -= each
+
+    def _listed(self) -> list[tuple[int, str, int]]:
+        """The number, name and size of every file of the family."""
+        try:
+            sizes = self._disk.sizes(self._folder)
+        except OSError:
+            return []
+        known = ((named(name), name, size) for name, size in sizes.items())
+        return [(of[1], name, size) for of, name, size in known if of and self._is_of_family(of[0])]
+
+    def _is_of_family(self, name: str) -> bool:
+        return name.startswith(self._family) and name.removeprefix(self._family).isdecimal()
+
+
+_READERS: Final = {1: "36b5c3b"}
+"""The last commit that reads tapes of an earlier version, whose cores had other modules and classes."""
 _MARKED: Final = msgspec.msgpack.encode(MARK)
 _ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -97,7 +227,8 @@ def _opening(body: bytes) -> Opening:
         plain = msgspec.msgpack.decode(body)
         version = plain[1] if isinstance(plain, list) and len(plain) > 1 else None
         if version != VERSION:
-            raise ForeignTapeError(f"it is of version {version} of tapes, this isthmus reads version {VERSION}")
+            reader = f"; commit {_READERS[version]} reads it" if version in _READERS else ""
+            raise ForeignTapeError(f"it is of version {version} of tapes, this isthmus reads version {VERSION}{reader}")
         return msgspec.msgpack.decode(body, type=Opening)
     except _ERRORS as error:
         raise ValueError(f"the beginning of a segment is damaged: {error}") from None

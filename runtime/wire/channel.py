@@ -9,25 +9,241 @@ Theory of operation. A host may bind (a control and a data ROUTER), may dial (a 
 peer), or both; a host that accepts no connection from outside only dials. The channel does not know the maker of its
 sockets, ZeroMQ or a simulated world. Everything happens in turns of their loop. The channel only reports that a peer is
 up or lost; its owner decides that a member has gone for good, and then calls `forget`.
+
+Delivers arrived items to the receiver, in order, while the receiver takes any.
+
+Decides when an item is delivered, and with that when its bytes leave the sender's account. Items that the receiver does
+not take are held here, within the windows that were granted.
+
+Messages between two members that cannot reach each other, through a third that both have dialled.
+
+Decides what is passed on and to which peer. It never inspects what it passes on: the two have a session of their own,
+with its own sequence, credit and digests, whose messages travel inside those of the sessions with the third.
+
+Theory of operation. A message names source and target. Where neither is this host, it is passed on if it comes from its
+source and the target is up and near (itself not relayed); else its source is told that the target is unreachable, gives
+the connection up and tries again. The backlog is bounded, so a source that sends more than its target granted loses
+that connection, and no other peer does. Of the two ends, the lower member begins. Data overtakes control: the first
+data message of a connection, which attaches it, waits for the HELLO where it came first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from isthmus.runtime.channels.contract import Endpoints, Parcel, Receiver, Standing
 from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.ids import Member
-from isthmus.runtime.protocol.batches import shipment
-from isthmus.runtime.protocol.session import Identity, Session
-from isthmus.runtime.protocol.session_events import CreditHeard, Event, ParcelsArrived, PeerUp, Refused, ShipmentsEnded
-from isthmus.runtime.wire.connections import Connections
-from isthmus.runtime.wire.delivery import Delivery
-from isthmus.runtime.wire.listener import MachineOf
-from isthmus.runtime.wire.peers import Held, Limits, Peer, Watch
-from isthmus.runtime.wire.relaying import Relaying
-from isthmus.runtime.wire.sockets import Sockets
+from isthmus.runtime.items.layout import Bytes, RefusalError
+from isthmus.runtime.wire import protocol_messages
+from isthmus.runtime.wire.connections import Connections, MachineOf
+from isthmus.runtime.wire.peers import Held, Limits, Peer, Sockets, Watch
+from isthmus.runtime.wire.protocol_session import Identity, Session, read_hello
+from isthmus.runtime.wire.protocol_transfers import (
+    CreditHeard,
+    Event,
+    FramesHeard,
+    ParcelsArrived,
+    PeerUp,
+    Refused,
+    RelayHeard,
+    ShipmentsEnded,
+    UnreachableHeard,
+    shipment,
+)
+
+
+class Delivery:
+    """Delivers the items of all peers; `counts` gets what was received.
+
+    `taken(peer)` is called when held items have been delivered, `saw(member, number)` before an item whose sender had
+    that snapshot number, where it is not 0.
+    """
+
+    def __init__(
+        self,
+        peers: Mapping[Member, Peer],
+        clock: Clock,
+        counts: Counter[str],
+        taken: Callable[[Peer], None],
+        saw: Callable[[Member, int], None],
+        *,
+        holds_strangers: bool,
+    ) -> None:
+        self._peers, self._clock, self._counts, self._taken, self._saw = peers, clock, counts, taken, saw
+        self._receiver: Receiver | None = None
+        self._credit: list[tuple[Member, int, int]] = []
+        self._is_paused = self._is_busy = self._is_closed = False
+        self._holds_strangers = holds_strangers
+
+    def open(self, receiver: Receiver) -> None:
+        """Deliver to `receiver` from now on; first the credit that came before."""
+        self._receiver = receiver
+        credit, self._credit = self._credit, []
+        for member, edge, count in credit:
+            receiver.credit_granted(member, edge, count)
+        self.resume()
+
+    def close(self) -> None:
+        """Stop delivering."""
+        self._receiver = None
+        self._is_closed = True
+
+    def pause(self) -> None:
+        """Hold items that arrive."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Deliver held items, and those that arrive."""
+        self._is_paused = False
+        if not self._is_busy:
+            self._deliver()
+
+    def admit(self) -> None:
+        """Deliver held items of a peer that is expected from now on."""
+        if not self._is_busy and not self._is_closed:
+            self._deliver()
+
+    def credit(self, member: Member, edge: int, count: int) -> None:
+        """A peer took `count` items of a Queue edge."""
+        if self._receiver is not None:
+            self._receiver.credit_granted(member, edge, count)
+        elif not self._is_closed:
+            self._credit.append((member, edge, count))
+
+    def hold(self, peer: Peer, held: Held) -> None:
+        """Deliver or hold a message that has just arrived. The caller wakes the peer."""
+        peer.held.append(held)
+        if not self._is_busy and self._is_welcome(peer):
+            self._is_busy = True
+            try:
+                self._give(peer, peer.heard_at)
+            finally:
+                self._is_busy = False
+
+    def _deliver(self) -> None:
+        """Deliver the held items of all peers, as far as the receiver takes them."""
+        self._is_busy = True
+        try:
+            for peer in [peer for peer in self._peers.values() if peer.held and self._is_welcome(peer)]:
+                self._give(peer, self._clock.now())
+                self._taken(peer)
+        finally:
+            self._is_busy = False
+
+    def _is_welcome(self, peer: Peer) -> bool:
+        return peer.is_expected or not self._holds_strangers
+
+    def _give(self, peer: Peer, now: Instant) -> None:
+        """Deliver the held items of a peer. The receiver may pause, resume, close, or forget a peer meanwhile."""
+        held = peer.held
+        while held and self._receiver is not None and not self._is_paused:
+            message = held[0]
+            if not message.parcels:
+                held.popleft()
+                if peer.session is not None:
+                    peer.session.take(message.cost)
+                continue
+            snapshot, parcel = message.parcels.popleft()
+            message.session.acknowledge(now, parcel.size_bytes)
+            if snapshot:
+                self._saw(peer.member, snapshot)
+            self._counts["items_received"] += 1
+            self._counts["bytes_received"] += parcel.size_bytes
+            self._receiver.item_arrived(peer.member, parcel)
+
+
+class Relaying:
+    """Handles relayed messages on one host, as source, target or relay; `wake(peer)` sends a peer what is pending."""
+
+    def __init__(self, connections: Connections, wake: Callable[[Peer], None], counts: Counter[str]) -> None:
+        self._connections, self._wake, self._counts = connections, wake, counts
+        self._own = connections.own
+
+    def heard(self, peer: Peer, event: RelayHeard | FramesHeard | UnreachableHeard) -> None:
+        """Handle a relayed message from `peer`."""
+        if isinstance(event, UnreachableHeard):
+            self._hear_unreachable(peer, event)
+        elif event.target == self._own.member:
+            self._arrive(peer, event)
+        elif event.source == peer.member:
+            self._pass_on(peer, event)
+        else:
+            found = f"{peer.member} sent a message of {event.source} for {event.target}"
+            self._connections.refuse(peer, RefusalError("stranger", found))
+
+    def _pass_on(self, peer: Peer, event: RelayHeard | FramesHeard) -> None:
+        onward = self._near(event.target)
+        if onward is not None and onward.session is not None:
+            if isinstance(event, RelayHeard):
+                fits = onward.session.relay(protocol_messages.RELAY, event.source, event.target, event.inner)
+            else:
+                fits = onward.session.forward(event.source, event.target, event.frames)
+            self._wake(onward)
+            self._counts["relayed"] += fits
+            if fits:
+                return
+        self._tell_unreachable(peer, event.source, event.target)
+
+    def _arrive(self, through: Peer, event: RelayHeard | FramesHeard) -> None:
+        """Handle a message for this host."""
+        peer = self._connections.peers.get(event.source)
+        if peer is None or peer.route != through.member:
+            self._tell_unreachable(through, event.source, event.target)
+            return
+        frames = [memoryview(event.inner)] if isinstance(event, RelayHeard) else event.frames
+        connection = protocol_messages.connection_of(frames[0])
+        session = peer.session
+        # The lower of the two dials: a message of another connection that it gets is of one that it has given up.
+        is_new = connection > peer.accepted and peer.member < self._own.member
+        if session is not None and connection == session.connection:
+            receive = session.receive_control if isinstance(event, RelayHeard) else session.receive_data
+            self._connections.hear(peer, session, receive, frames)
+        elif isinstance(event, RelayHeard) and is_new:
+            self._greet(through, peer, connection, frames[0])
+        elif is_new and len(frames) == 1 and len(frames[0]) <= protocol_messages.CONTROL_BYTES_MAX:
+            peer.early = connection, frames
+        else:
+            self._counts["stale"] += 1
+            if session is None:
+                self._tell_unreachable(through, event.source, event.target)
+
+    def _greet(self, through: Peer, peer: Peer, connection: int, frame: Bytes) -> None:
+        """Handle the first message of a new connection."""
+        assert through.session is not None
+        try:
+            connection, hello = read_hello(frame, self._own)
+            if hello.source != peer.member or self._own.member < peer.member:
+                raise RefusalError("stranger", f"{hello.source} dialled through {through.member}")
+            self._connections.welcome(peer, self._connections.way_through(through, peer), connection, hello)
+            early, peer.early = peer.early, None
+            if early is not None and early[0] == connection and peer.session is not None:
+                self._connections.hear(peer, peer.session, peer.session.receive_data, early[1])
+        except RefusalError as refusal:
+            # Where a relay lost the HELLO, the message after it comes first.
+            self._counts["stale" if refusal.reason == "state" else f"refused_{refusal.reason}"] += 1
+            told = protocol_messages.seal(connection, protocol_messages.pack_refusal(refusal.reason, str(refusal)))
+            through.session.relay(protocol_messages.RELAY, self._own.member, peer.member, told)
+            self._wake(through)
+
+    def _hear_unreachable(self, peer: Peer, event: UnreachableHeard) -> None:
+        if event.source == self._own.member:
+            other = self._connections.peers.get(event.target)
+            if other is not None and other.route == peer.member:
+                self._connections.end(other, f"unreachable through {peer.member}")
+        elif event.target == peer.member and (onward := self._near(event.source)) is not None:
+            self._tell_unreachable(onward, event.source, event.target)
+
+    def _tell_unreachable(self, peer: Peer, source: Member, target: Member) -> None:
+        if peer.session is not None:
+            peer.session.relay(protocol_messages.UNREACHABLE, source, target)
+            self._wake(peer)
+
+    def _near(self, member: Member) -> Peer | None:
+        """A peer that is up, and not itself relayed."""
+        peer = self._connections.peers.get(member)
+        return peer if peer is not None and peer.is_up and not isinstance(peer.route, Member) else None
 
 
 class WireChannel:

@@ -1,13 +1,23 @@
-"""A channel's state of one peer: items for it and from it, the present connection, and the route to the next one.
+"""Links to a peer: sockets of our own, an address on sockets that we have bound, or through another peer.
+
+Decides nothing; a channel uses a link without knowing its kind.
+
+A channel's state of one peer: items for it and from it, the present connection, and the route to the next one.
 
 Decides how long to wait before the next attempt; everything else is the channel's business.
+
+The socket interface of a channel: `zmq_sockets` implement it on a network, `sim.network` in a simulated world.
+
+A socket dials once in its life, or is bound and outlives those that dial it. Messages of one side arrive complete and
+in order, as long as the connection lasts; two sockets overtake each other. Messages are lists of frames. All calls and
+callbacks are on the loop of the channel.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -15,9 +25,138 @@ from isthmus.runtime.channels.contract import Endpoints, Parcel
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items.layout import Bytes
-from isthmus.runtime.protocol.credit import Intake
-from isthmus.runtime.protocol.session import Pair, Session
-from isthmus.runtime.wire.links import Link
+from isthmus.runtime.wire.protocol_credit import Intake
+from isthmus.runtime.wire.protocol_messages import RELAY
+from isthmus.runtime.wire.protocol_session import Pair, Session
+from isthmus.runtime.wire.security_keys import Keyring
+
+Purpose: TypeAlias = Literal["control", "data"]
+
+Hear: TypeAlias = Callable[[bytes, list[Bytes], str | None], None]
+"""Called with the address that a bound socket gave the sender (empty on a dialled one), the frames, and the machine
+whose key the sender has proved (None without keys, and on a dialled one)."""
+
+Gone: TypeAlias = Callable[[str], None]
+"""Called once with the reason, when the connection of a socket that has dialled has ended."""
+
+
+class Socket(Protocol):
+    """One socket."""
+
+    def bind(self, endpoint: str) -> str:
+        """Listen; returns the endpoint with its actual port. Raises OSError."""
+
+    def connect(self, endpoint: str, server_key: str) -> None:
+        """Dial; with keys only the machine that has `server_key`. Raises OSError for an invalid endpoint."""
+
+    def send(self, frames: Sequence[Any]) -> bool:
+        """Send a message, on a bound socket with the address first; False if it has no peer."""
+
+    def close(self) -> None:
+        """Close at once, and drop everything."""
+
+
+class Sockets(Protocol):
+    """Makes the sockets of one host."""
+
+    @property
+    def keys(self) -> Keyring | None:
+        """The keys that encrypt the sockets; None if they are not encrypted."""
+
+    def dealer(self, purpose: Purpose, hear: Hear, gone: Gone) -> Socket:
+        """A socket that dials."""
+
+    def router(self, purpose: Purpose, hear: Hear, counts: Counter[str]) -> Socket:
+        """A socket to bind; `counts` gets the reasons of refusals."""
+
+    def token(self) -> bytes:
+        """Bytes that prove that a data connection belongs to a control connection."""
+
+    def close(self) -> None:
+        """Release what the sockets share; all are closed."""
+
+
+class Link(Protocol):
+    """The connection that carries the messages of one session; False means that it is broken."""
+
+    def send_control(self, message: bytes) -> bool:
+        """Send a control message."""
+
+    def send_data(self, frames: Sequence[Any]) -> bool:
+        """Send a data message."""
+
+    def close(self) -> None:
+        """Give up the link."""
+
+
+class DialledLink:
+    """A control and a data socket that were made for one connection."""
+
+    def __init__(self, control: Socket, data: Socket) -> None:
+        self._control, self._data = control, data
+
+    def send_control(self, message: bytes) -> bool:
+        return self._control.send([message])
+
+    def send_data(self, frames: Sequence[Any]) -> bool:
+        return self._data.send(frames)
+
+    def close(self) -> None:
+        """Close both sockets."""
+        self._control.close()
+        self._data.close()
+
+
+class AcceptedLink:
+    """Two addresses on the bound sockets: `control`, and `data` once the peer has attached it.
+
+    `on_close` is called once. Both are of `machine`, where there are keys.
+    """
+
+    def __init__(
+        self,
+        sockets: tuple[Socket, Socket],
+        control: bytes,
+        on_close: Callable[[AcceptedLink], None],
+        machine: str | None = None,
+    ) -> None:
+        self.control = control
+        self.data: bytes | None = None
+        self.machine = machine
+        self._sockets = sockets
+        self._on_close = on_close
+
+    def send_control(self, message: bytes) -> bool:
+        return self._sockets[0].send([self.control, message])
+
+    def send_data(self, frames: Sequence[Any]) -> bool:
+        assert self.data is not None
+        return self._sockets[1].send([self.data, *frames])
+
+    def close(self) -> None:
+        """Stop accepting messages from these addresses."""
+        self._on_close(self)
+
+
+class RelayedLink:
+    """A link through the session with another peer; `wake` sends that session's pending messages."""
+
+    def __init__(self, through: Session, own: Member, peer: Member, wake: Callable[[], None]) -> None:
+        self._through, self._own, self._peer, self._wake = through, own, peer, wake
+
+    def send_control(self, message: bytes) -> bool:
+        is_taken = self._through.relay(RELAY, self._own, self._peer, message)
+        self._wake()
+        return is_taken
+
+    def send_data(self, frames: Sequence[Any]) -> bool:
+        is_taken = self._through.forward(self._own, self._peer, frames)
+        self._wake()
+        return is_taken
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
 
 Watch: TypeAlias = Callable[[int, Member, Member, int, Instant, Instant], None]
 """Called with (edge, source, target, size in bytes, begun, arrived) for every transfer."""

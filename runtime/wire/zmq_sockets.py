@@ -28,16 +28,14 @@ import zmq
 
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.items.layout import CHUNK_BYTES, Bytes
-from isthmus.runtime.protocol.credit import CHARGE_MIN, WINDOW_BYTES_MAX
-from isthmus.runtime.protocol.messages import FRAMES_MAX, TOKEN_BYTES
-from isthmus.runtime.protocol.session import AHEAD_MAX
-from isthmus.runtime.security import handshakes
-from isthmus.runtime.security.handshakes import Handshakes
-from isthmus.runtime.security.keys import Keyring
-from isthmus.runtime.security.zap import Zap
 from isthmus.runtime.system.shared_loop import Loop
-from isthmus.runtime.wire.peers import PEERS_MAX
-from isthmus.runtime.wire.sockets import Gone, Hear, Purpose, Socket
+from isthmus.runtime.wire import security_curve
+from isthmus.runtime.wire.peers import PEERS_MAX, Gone, Hear, Purpose, Socket
+from isthmus.runtime.wire.protocol_credit import CHARGE_MIN, WINDOW_BYTES_MAX
+from isthmus.runtime.wire.protocol_messages import FRAMES_MAX, TOKEN_BYTES
+from isthmus.runtime.wire.protocol_session import AHEAD_MAX
+from isthmus.runtime.wire.security_curve import Handshakes, Zap
+from isthmus.runtime.wire.security_keys import Keyring
 
 FRAME_BYTES_MAX: Final = CHUNK_BYTES + (64 << 10)
 """libzmq closes a connection that announces a larger frame, before it takes memory for it."""
@@ -116,7 +114,7 @@ class ZmqSocket:
         With keys, ZAP authenticates each connection, under the name `domain`.
         """
         if self._keys is not None:
-            handshakes.secure_server(self._socket, self._keys, self._domain)
+            security_curve.secure_server(self._socket, self._keys, self._domain)
             self._handshakes = Handshakes(self._loop, self._context, self._socket, self._count)
         try:
             self._socket.bind(endpoint)
@@ -132,9 +130,9 @@ class ZmqSocket:
 
         Raises OSError for an invalid endpoint.
         """
-        handshakes.secure_client(self._socket, self._keys, server_key)
+        security_curve.secure_client(self._socket, self._keys, server_key)
         events = int(zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED)
-        self._monitor = handshakes.watched(self._socket, self._context, events | handshakes.FAILURES)
+        self._monitor = security_curve.watched(self._socket, self._context, events | security_curve.FAILURES)
         self._listen(self._monitor, self._watch)
         try:
             self._socket.connect(endpoint)
@@ -215,7 +213,7 @@ class ZmqSocket:
             frame = self._socket.recv(NOBLOCK, False)
         except zmq.Again:
             return None
-        user_id = handshakes.user_id(frame) if self._keys is not None and self._is_router else None
+        user_id = security_curve.user_id(frame) if self._keys is not None and self._is_router else None
         frames: list[Bytes] = [frame.buffer]
         while frame.more:
             frame = self._socket.recv(NOBLOCK, False)
@@ -261,10 +259,10 @@ class ZmqSocket:
         reason = None
         monitor = self._monitor
         while monitor is not None and reason is None and int(monitor.get(EVENTS)) & POLLIN:
-            reason = handshakes.failure(monitor.recv_multipart(NOBLOCK))
-        if reason is None or (reason == handshakes.CUT and self._keys is None):
+            reason = security_curve.failure(monitor.recv_multipart(NOBLOCK))
+        if reason is None or (reason == security_curve.CUT and self._keys is None):
             return "disconnected"
-        return f"no connection: {handshakes.WORDS[reason]}"
+        return f"no connection: {security_curve.WORDS[reason]}"
 
     def _listen(self, socket: zmq.Socket[bytes], heard: Callable[[], None]) -> None:
         fd = socket.getsockopt(zmq.FD)

@@ -30,8 +30,8 @@ from isthmus.runtime.channels.contract import Endpoints, Parcel
 from isthmus.runtime.host.threads import LoopClock
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import encode
-from isthmus.runtime.security.keys import Keyring
 from isthmus.runtime.wire.channel import WireChannel
+from isthmus.runtime.wire.security_keys import Keyring
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
 
 BAR = 0.7

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from isthmus.runtime.system.one_thread import ONE_THREAD
+from isthmus.runtime.system.processes import ONE_THREAD
 
 WARM_ROUNDS = 50
 SKIPPED = 5
@@ -36,9 +36,8 @@ def operations() -> dict[str, Callable[[], Any]]:
     from isthmus.runtime.channels.contract import Parcel
     from isthmus.runtime.clock import Instant
     from isthmus.runtime.items.encoding import encode
-    from isthmus.runtime.protocol import messages
-    from isthmus.runtime.protocol.batches import frames_of, shipment
-    from isthmus.runtime.protocol.transfers import Load
+    from isthmus.runtime.wire import protocol_messages
+    from isthmus.runtime.wire.protocol_transfers import Load, frames_of, shipment
 
     shape = (64, 256)
     fragment = Fragment(0, (Unit("a", 0, shape[0], shape),))
@@ -65,7 +64,7 @@ def operations() -> dict[str, Callable[[], Any]]:
         "NumPy subtracts 64 KiB": lambda: outer_gradient(anchor, values, fragment),
         "the norm of 64 KiB": lambda: norms(anchor, fragment),
         "a progress report is encoded": lambda: encode(progress),
-        "a message with it is read": lambda: messages.batch_of(messages.unseal(frame, len(frame))[2]),
+        "a message with it is read": lambda: protocol_messages.batch_of(protocol_messages.unseal(frame, len(frame))[2]),
     }
 
 

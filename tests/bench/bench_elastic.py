@@ -145,7 +145,7 @@ def daemon_pid(folder: Path) -> int:
 
 def host(folder: Path, name: str) -> dict[str, Any]:
     """What the daemon says of a host; nothing before it does."""
-    from isthmus.runtime.control.ask import ask
+    from isthmus.runtime.wire.control_client import ask
 
     try:
         endpoint = json.loads((folder / "daemon.json").read_text())["endpoint"]

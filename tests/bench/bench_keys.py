@@ -33,7 +33,7 @@ from bench_channel import CHUNK, MIB, SMALL_COUNT, Sides, receive
 from bench_learner import Window, take_turn
 from observed import ISTHMUS, pin, signal_all, threads_of, training
 
-from isthmus.runtime.security.keys import KeyPair, Keyring
+from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
 BAR = 1.1
 STREAM_MIB = 64

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from observed import cpu_of, pin, signal_all, training
 
-from isthmus.runtime.system.one_thread import ONE_THREAD
+from isthmus.runtime.system.processes import ONE_THREAD
 
 BAR_CPU_MS = 0.5
 BARS = {8: 0.93, 32: 0.97}

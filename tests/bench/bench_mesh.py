@@ -15,7 +15,7 @@ import statistics
 
 from in_turns import rates
 
-from isthmus.runtime.system.one_thread import ONE_THREAD
+from isthmus.runtime.system.processes import ONE_THREAD
 
 BAR = 0.97
 WIDE = {"width": 128, "layers": 1, "context": 64}

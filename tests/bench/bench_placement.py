@@ -17,9 +17,8 @@ from contextlib import suppress
 
 from isthmus.runtime.errors import PlacementError
 from isthmus.runtime.graph.devices import find
-from isthmus.runtime.graph.placement import place
+from isthmus.runtime.graph.placement import Machine, Topology, place
 from isthmus.runtime.graph.template import Graph
-from isthmus.runtime.graph.topology import Machine, Topology
 
 SECONDS_BAR = 2.0
 ISLANDS_EACH = 8

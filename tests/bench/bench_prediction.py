@@ -41,9 +41,8 @@ from isthmus.programs.goodput.model import Terms, failures, lived
 from isthmus.programs.request import spec
 from isthmus.programs.tapes import tape_files
 from isthmus.programs.tapes.waits import BATCH, STEP
+from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, RunBody
 from isthmus.runtime.graph.plans import Plan, lower
-from isthmus.runtime.scheduler.events import FiringEnded, RunBody
-from isthmus.runtime.scheduler.tape import Record
 from tests.bench.size import ordered
 
 LEARNERS: Final = (2, 4)
@@ -174,7 +173,7 @@ def _read_tapes(trial: Trial, folder: Path, zero: float) -> None:
     trial.step = statistics.fmean(steps)
 
 
-def _steps(plan: Plan, records: Sequence[Record]) -> tuple[list[int], list[int]]:
+def _steps(plan: Plan, records: Sequence[HostRecord]) -> tuple[list[int], list[int]]:
     """When the inner steps on a tape began and ended, nanoseconds of the run's clock."""
     node = next(node for node in plan.nodes if node.name == STEP)
     batch = [port.name for port in node.inputs].index(BATCH)

@@ -31,7 +31,7 @@ from typing import Any
 
 from observed import ISTHMUS, Run, cpu_of, pin, proportional_bytes, signal_all, status, training
 
-from isthmus.runtime.system.one_thread import ONE_THREAD
+from isthmus.runtime.system.processes import ONE_THREAD
 
 LEARNERS = 4
 BATCH_TOKENS = 512

@@ -21,11 +21,11 @@ from typing import Any
 import uvloop
 
 from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.cores.scheduler_core import Scheduler
+from isthmus.runtime.cores.scheduler_events import Event, FiringEnded, NodeOpened, Output, ReplicaJoined, RunBody
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Latest, Queue
 from isthmus.runtime.ids import Handle, Member, Replica
-from isthmus.runtime.scheduler.core import Scheduler
-from isthmus.runtime.scheduler.events import Event, FiringEnded, NodeOpened, Output, ReplicaJoined, RunBody
 from isthmus.runtime.sim import World
 from isthmus.runtime.tape.writing import Tape
 

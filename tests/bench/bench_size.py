@@ -32,7 +32,7 @@ from isthmus.runtime import sim
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim.machine.host_clock import HostClock
+from isthmus.runtime.sim.machine import HostClock
 from isthmus.runtime.tape.writing import SEGMENT_BYTES
 from tests.bench.size import ordered
 from tests.bench.size.light import STEP_SECONDS
@@ -79,7 +79,7 @@ def simulated(learners: int) -> dict[str, Any]:
     began = time.monotonic()
     with (
         mock.patch("isthmus.runtime.sim.host.HostClock", TimedClock),
-        mock.patch("isthmus.runtime.sim.life_tape.SEGMENT_BYTES", SEGMENT_BYTES),  # As long as those of a real run.
+        mock.patch("isthmus.runtime.sim.host.SEGMENT_BYTES", SEGMENT_BYTES),  # As long as those of a real run.
     ):
         universe = sim.Universe(
             lower(graph),

@@ -25,11 +25,11 @@ from observed import ISTHMUS
 from isthmus.programs.request import spec
 from isthmus.programs.results.timeline import read_timeline
 from isthmus.programs.tapes import tape_files
+from isthmus.runtime.cores.scheduler_core import Scheduler
+from isthmus.runtime.cores.scheduler_events import FiringEnded
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.scheduler.core import Scheduler
-from isthmus.runtime.scheduler.events import FiringEnded
-from isthmus.runtime.tape.files import TapeFiles
+from isthmus.runtime.tape.reading import TapeFiles
 from isthmus.runtime.tape.writing import Tape
 
 BAR = 0.01

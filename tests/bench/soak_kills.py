@@ -48,8 +48,8 @@ from observed import ISTHMUS
 from isthmus.programs.books.tapes import Taped, contradictions, taped_of
 from isthmus.programs.request import spec
 from isthmus.programs.tapes import tape_files
-from isthmus.runtime.control.ask import ask
 from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.wire.control_client import ask
 
 HERE = Path(__file__).parent / "kills"
 TOKENS = 16_000

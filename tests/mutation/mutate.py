@@ -1,7 +1,7 @@
 """Mutation testing of the cores whose mistakes nobody would see: would the tests notice a small change of the code?
 
     make mutate                              # all modules
-    make mutate MODULES="quorum/core verify"    # some
+    make mutate MODULES="quorum_core verify"    # some
 
 Prints a table, and every mutant that no test noticed; exit status 1 below `NOTICED_MIN` in any module. The tool is
 mutmut. It works on a copy of the sources in a temporary folder, laid out as they are imported, because it finds modules
@@ -49,33 +49,20 @@ HOME: Final = (
 STATION: Final = (*(f"tests/runtime/supervision/test_station{part}.py" for part in ("", "_hosts", "_lost")), TERMS)
 RULES: Final = ("tests/runtime/graph/test_local_rules.py", "tests/runtime/graph/test_verify.py")
 TESTS: Final = {
-    "runtime/quorum/core": QUORUM,
-    "runtime/quorum/round": QUORUM,
-    "runtime/quorum/early_votes": QUORUM,
-    "runtime/quorum/late_votes": QUORUM,
-    "runtime/scheduler/quorum_node": ("tests/runtime/scheduler/test_quorum_node.py",),
-    "runtime/membership/core": MEMBERSHIP,
-    "runtime/membership/member": MEMBERSHIP,
-    "runtime/membership/options": MEMBERSHIP,
-    "runtime/membership/progress": MEMBERSHIP,
-    "runtime/membership/phi_accrual": MEMBERSHIP,
-    **{
-        f"runtime/supervision/home/{part}": HOME
-        for part in ("births", "core", "deaths", "endings", "takeover", "watch")
-    },
+    "runtime/cores/quorum_core": QUORUM,
+    "runtime/cores/scheduler_quorum_node": ("tests/runtime/scheduler/test_quorum_node.py",),
+    "runtime/cores/membership_core": MEMBERSHIP,
+    "runtime/cores/membership_suspicion": MEMBERSHIP,
+    **{f"runtime/supervision/{part}": HOME for part in ("home", "lives", "watch")},
     "runtime/supervision/station": STATION,
-    "runtime/supervision/home/fleet": tuple(
-        f"tests/runtime/supervision/test_{part}.py" for part in ("fleet", "home_gangs", "home_end")
+    "runtime/supervision/fleet": tuple(
+        f"tests/runtime/supervision/test_{part}.py" for part in ("fleet", "machine", "home_gangs", "home_end")
     ),
-    "runtime/supervision/home/machine": ("tests/runtime/supervision/test_machine.py",),
-    "runtime/supervision/home/restarts": ("tests/runtime/supervision/test_restarts.py",),
-    "runtime/supervision/home/liveness": ("tests/runtime/supervision/test_liveness.py",),
-    "runtime/supervision/home/reach": ("tests/runtime/supervision/test_reach.py",),
-    "runtime/supervision/home/service": ("tests/runtime/supervision/test_service.py",),
-    "runtime/supervision/elastic/island": ("tests/runtime/supervision/test_home_elastic.py",),
-    "runtime/graph/instances": PROOF,
+    "runtime/supervision/liveness": tuple(
+        f"tests/runtime/supervision/test_{part}.py" for part in ("restarts", "liveness", "reach", "service")
+    ),
+    "runtime/supervision/elastic": ("tests/runtime/supervision/test_home_elastic.py",),
     "runtime/graph/proof": PROOF,
-    "runtime/graph/local_rules": RULES,
     "runtime/graph/verify": RULES,
     "ops/exchange/token_accounts": (
         "tests/ops/exchange/test_token_accounts.py",
@@ -84,7 +71,7 @@ TESTS: Final = {
 }
 """The modules, and the tests that have to notice. The words of quorum and membership (`messages`) have no function to
 mutate."""
-TEXT: Final = (r"\b_illegal\(", r"\bFault\(", r"\braise \w+Error\(", r"\bassert_never\(")
+TEXT: Final = (r"\b_illegal(_option)?\(", r"\bFault\(", r"\braise \w+Error\(", r"\bassert_never\(")
 """Lines that begin a call whose arguments are words for a person, or for the type checker."""
 EXAMPLES_MAX: Final = 150
 """Of a property, where `make soak` tries up to 2,500. Fewer can only let more mutants live."""

@@ -20,8 +20,7 @@ from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Job, Reference
 from tests.effort import soaked
 from tests.patience import PATIENCE
-
-from .family import ADAM, final_model, task
+from tests.programs.family import ADAM, final_model, task
 
 STEPS = 60
 BLOCKING = ("diloco", "streaming-diloco", "data-parallel", "elastic-data-parallel")

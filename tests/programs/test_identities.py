@@ -16,8 +16,7 @@ from isthmus.programs import Program
 from isthmus.programs.simulation.pytest_plugin import Result, Worlds
 from isthmus.runtime import sim
 from isthmus.runtime.clock import milliseconds
-
-from .family import ADAM, SGD, final_model, recorded
+from tests.programs.family import ADAM, SGD, final_model, recorded
 
 STEPS = 96
 FRAGMENTS = 12

@@ -24,8 +24,7 @@ from isthmus.runtime import sim
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import TensorSpec
 from tests.effort import soaked
-
-from .family import SGD, final_model
+from tests.programs.family import SGD, final_model
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TASK: Task = runpy.run_path(str(EXAMPLES / "batch_norm.py"), run_name="batch_norm")["task"]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from isthmus.runtime.system.one_thread import ONE_THREAD
+from isthmus.runtime.system.processes import ONE_THREAD
 
 LARGE_OPERATIONS = """
 import jax, jax.numpy as jnp, numpy as np, optax

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from isthmus.runtime.system.one_thread import ONE_THREAD
+from isthmus.runtime.system.processes import ONE_THREAD
 
 COMPILED = """
 from typing import get_args

@@ -394,12 +394,12 @@ def test_a_captured_fragment_is_not_touched_by_the_steps_after_it() -> None:
 
 def test_writing_into_what_was_handed_over_is_refused_and_what_was_captured_stays() -> None:
     """Rewrites buffers on purpose: those that the host froze refuse, and a copy protects the rest."""
-    from isthmus.runtime.items import freezing
+    from isthmus.runtime.items import layout
 
     task = SmallTask()
     made, parts = learner(task)
     adopted = np.full(parts[0].size, 3.0, np.float32)
-    freezing.freeze({"values": adopted})
+    layout.freeze({"values": adopted})
     made.adopt(0, adopted)
     with pytest.raises(ValueError, match="read-only"):
         adopted[:] = 99.0

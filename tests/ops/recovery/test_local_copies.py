@@ -16,7 +16,7 @@ from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
 from isthmus.ops.recovery import local_copies
 from isthmus.ops.recovery.local_copies import EVERY_NS, FIRST_NS, SHARE, LocalCopies
-from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
+from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import SmallTask, fragments_of
 
 FILE = Path("/run/local/learner-3")

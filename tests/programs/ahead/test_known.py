@@ -16,7 +16,7 @@ from isthmus.programs.cluster.needs import Compiled
 from isthmus.programs.request import spec
 from isthmus.programs.request.request import Request, prepare
 from isthmus.runtime.graph.devices import find
-from isthmus.runtime.graph.topology import Machine
+from isthmus.runtime.graph.placement import Machine
 from tests.programs.ahead.made import EXTRACT, LIMIT, MEGA, STEP, answer
 
 TARGET = target("v6e:2x2")

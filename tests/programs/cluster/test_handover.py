@@ -10,7 +10,7 @@ from isthmus.programs.cluster.digest import digest
 from isthmus.programs.cluster.handover import Sites
 from isthmus.programs.request.request import SHIPPED_TASK
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.topology import Machine
+from isthmus.runtime.graph.placement import Machine
 from isthmus.runtime.ids import Replica
 
 LEARNERS = {Replica("learner", 0): "alpha", Replica("learner", 1): "beta"}

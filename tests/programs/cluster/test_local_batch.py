@@ -26,7 +26,7 @@ from isthmus.programs.request.request import prepare
 from isthmus.programs.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.devices import find
-from isthmus.runtime.graph.topology import Machine, Topology
+from isthmus.runtime.graph.placement import Machine, Topology
 
 HUB = Machine("hub", "tcp://127.0.0.1:7400", roles=("syncer", "evaluator"))
 FAST = Machine("fast", roles=("learner",), islands=1, device=replace(find("CPU", ""), flops=3e9))

@@ -22,8 +22,7 @@ from isthmus.programs.request.request import Request, prepare
 from isthmus.programs.results.numbers import size
 from isthmus.runtime.errors import PlacementError
 from isthmus.runtime.graph.devices import find
-from isthmus.runtime.graph.placement import Placement
-from isthmus.runtime.graph.topology import Machine, Topology
+from isthmus.runtime.graph.placement import Machine, Placement, Topology
 
 HERE = "tcp://127.0.0.1:7400"
 HUB = Machine("hub", HERE, roles=("syncer", "evaluator"), bandwidth_bits=10**7)

@@ -13,7 +13,7 @@ from isthmus.programs.cluster.prediction import predict
 from isthmus.programs.request.request import Request, prepare
 from isthmus.runtime.errors import ConfigError, PlacementError
 from isthmus.runtime.graph.devices import find
-from isthmus.runtime.graph.topology import Machine, Topology
+from isthmus.runtime.graph.placement import Machine, Topology
 
 
 @pytest.fixture(scope="module")

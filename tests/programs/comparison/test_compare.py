@@ -15,8 +15,7 @@ import pytest
 
 from isthmus.programs.replay.run_folder import replay
 from tests.patience import PATIENCE
-
-from .comparing import written
+from tests.programs.comparison.comparing import written
 
 ISTHMUS = Path(sys.executable).with_name("isthmus")
 

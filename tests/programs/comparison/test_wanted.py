@@ -13,8 +13,7 @@ from isthmus.programs.comparison.plan import Pacing, Plan
 from isthmus.programs.comparison.wanted import Wanted, plan, request_of
 from isthmus.programs.request.settings import Text
 from isthmus.runtime.errors import ConfigError
-
-from .comparing import written
+from tests.programs.comparison.comparing import written
 
 
 def asked(task: str, *programs: str, sweeps: Any = None, **more: Any) -> Wanted:

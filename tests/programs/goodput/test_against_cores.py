@@ -19,7 +19,7 @@ from isthmus.programs.goodput.model import Lived, Terms, failures, lived, uptime
 from isthmus.programs.mixtures.measured import Measured, measured
 from isthmus.programs.request.program import Program
 from isthmus.programs.simulation.virtual_run import Pace
-from isthmus.runtime.host.trace import Span
+from isthmus.runtime.host.contract import Span
 from isthmus.runtime.sim import Kill
 
 LEARNERS: Final = 4

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from isthmus.runtime.control.ask import ask
 from isthmus.runtime.supervision.incidents import Incident
+from isthmus.runtime.wire.control_client import ask
 from tests.programs.machine.daemon_place import MachineDaemon, Place
 from tests.programs.results.event_lines import incidents_in
 

@@ -18,8 +18,8 @@ from isthmus.programs.machine import admissions
 from isthmus.programs.machine.admissions import Admissions
 from isthmus.programs.run.registry import Claim
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.security import keys
-from isthmus.runtime.security.keys import KeyPair, Keyring
+from isthmus.runtime.wire import security_keys
+from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.loops import run_until
 
 ALPHA, BETA, GAMMA, DELTA = (KeyPair.make() for _ in range(4))
@@ -119,12 +119,12 @@ def test_a_file_that_others_may_write_is_refused(place: Path, name: str, mode: i
 def test_a_file_of_another_user_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ALPHA.write(place, "alpha")
     found = (place / "alpha.key").stat()
-    keys.check_owned(found, place / "alpha.key", "Reading")
+    security_keys.check_owned(found, place / "alpha.key", "Reading")
     other = os.stat_result((found.st_mode, *found[1:4], found.st_uid + 4711, *found[5:]))
     with pytest.raises(ConfigError, match=f"belongs to the user {other.st_uid}"):
-        keys.check_owned(other, place / "alpha.key", "Reading")
+        security_keys.check_owned(other, place / "alpha.key", "Reading")
     monkeypatch.setattr(os, "geteuid", lambda: other.st_uid)
-    keys.check_owned(other, place / "alpha.key", "Reading")
+    security_keys.check_owned(other, place / "alpha.key", "Reading")
 
 
 # -- the file beside the daemon ----------------------------------------------------------------------------------------
@@ -266,13 +266,13 @@ def test_a_keyring_follows_its_file_while_the_daemon_lives(followed: Followed) -
 def test_keygen_makes_a_pair_once(place: Path) -> None:
     made = typed("keygen", "alpha")
     assert made.exit_code == 0
-    pair = keys.read_pair(place / "alpha.key")
+    pair = security_keys.read_pair(place / "alpha.key")
     assert f"isthmus admit alpha {pair.public}" in made.stdout
     assert pair.secret not in made.stdout
     again = typed("keygen", "alpha")
     assert again.exit_code == 2
     assert "neither alpha.key nor alpha.pub" in again.stderr
-    assert keys.read_pair(place / "alpha.key") == pair
+    assert security_keys.read_pair(place / "alpha.key") == pair
     assert typed("keygen", "../alpha").exit_code == 2
     assert sorted(os.listdir(place)) == ["alpha.key", "alpha.pub"]
 

@@ -23,9 +23,9 @@ from isthmus.programs.machine.daemon import MachineDaemon
 from isthmus.programs.request.request import SHIPPED_TASK
 from isthmus.programs.request.spec import Here
 from isthmus.programs.run.registry import Run
-from isthmus.runtime.control.ask import ask
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.security.keys import KeyPair, Keyring
+from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
 ALPHA, BETA, GAMMA, OWNER = (KeyPair.make() for _ in range(4))
 ASKED = ("machine", "call", "check", "take", "watch", "log", "stop", "end", "expel", "resume", "restore")

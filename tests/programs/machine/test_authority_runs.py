@@ -28,11 +28,11 @@ from isthmus.programs.run.finish import spans_in
 from isthmus.programs.succession.lost import Standing
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.daemon.home_daemon import Daemon
-from isthmus.runtime.daemon.outpost_messages import SHOWN_BYTES_MAX, of_orders, of_report
+from isthmus.runtime.daemon.outpost import SHOWN_BYTES_MAX, of_orders, of_report
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.host.trace import Span
+from isthmus.runtime.host.contract import Span
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.home.events import Cast, Places
+from isthmus.runtime.supervision.home_events import Cast, Places
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.supervision.messages import Gone, Orders, Report, Seen, Stamp, report_of
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs.machine.run import LEASE_TICKS_MAX
-from isthmus.runtime.control.messages import PROTOCOL
+from isthmus.runtime.wire.control_messages import PROTOCOL
 from tests.patience import PATIENCE
 from tests.programs.machine.daemon_place import MachineDaemon, Place, cluster_file, fake_daemon, tell
 

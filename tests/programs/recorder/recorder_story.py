@@ -10,7 +10,7 @@ from typing import Any
 
 from isthmus.programs.recorder.node import Recorder
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk
+from isthmus.runtime.sim.machine import Mount, SimulatedDisk
 from isthmus.runtime.system.disk import Disk
 
 SECOND = 1_000_000_000

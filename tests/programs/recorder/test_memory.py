@@ -18,7 +18,7 @@ from isthmus.programs.recorder import memory as recorder_memory
 from isthmus.programs.recorder import node as recorder_module
 from isthmus.programs.recorder.lines import FILES
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
+from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from isthmus.runtime.system.disk import DISK, Disk
 from tests.programs.recorder.recorder_story import (
     FOLDER,

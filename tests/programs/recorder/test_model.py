@@ -10,7 +10,7 @@ import pytest
 from isthmus.programs.recorder.model_holders import LOST_TIMES
 from isthmus.programs.recorder.node import EVALUATOR_NS, SETTLE_NS, Recorder
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk
+from isthmus.runtime.sim.machine import Mount, SimulatedDisk
 from tests.programs.recorder.recorder_story import SECOND, TICK, Context, evaluated, made, merging, report
 
 LEARNER, SHARD = Member(Replica("learner", 0), 1), Member(Replica("syncer", 0), 1)

@@ -19,10 +19,10 @@ from isthmus.programs.command.main import app
 from isthmus.programs.simulation.pytest_plugin import Worlds
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import encode
-from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
+from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from isthmus.runtime.tape import payloads
-from isthmus.runtime.tape.frames import framed
 from isthmus.runtime.tape.payloads import Keeper, Made
+from isthmus.runtime.tape.writing import framed
 from tests.programs.replay.taped_run import taped_run
 
 SHARD = Member(Replica("syncer", 0), 1)

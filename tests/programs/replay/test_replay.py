@@ -21,16 +21,14 @@ from isthmus.programs.request import spec
 from isthmus.programs.request.run_lock import RunLock
 from isthmus.programs.simulation.pytest_plugin import Worlds
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.scheduler.events import Event, FiringEnded, SetTimer
-from isthmus.runtime.scheduler.tape import Record
+from isthmus.runtime.cores.scheduler_events import Event, FiringEnded, HostRecord, SetTimer
 from isthmus.runtime.supervision.driver import Driver
-from isthmus.runtime.supervision.home.core import Home
-from isthmus.runtime.supervision.home.events import HomeBeat, HomeBegan, Places
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.home_events import HomeBeat, HomeBegan, Places
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import StationBeat, StationBegan
-from isthmus.runtime.tape.frames import framed, frames
 from isthmus.runtime.tape.reading import Reading, Segment, read
-from isthmus.runtime.tape.writing import MARK, Opening, joined
+from isthmus.runtime.tape.writing import MARK, Opening, framed, frames, joined
 from tests.programs.replay.taped_run import taped_run
 
 
@@ -74,9 +72,9 @@ def tape_of(run: Path, name: str) -> Path:
     return run / "tape" / f"{name}.1.tape"
 
 
-def edited(path: Path, change: Callable[[list[Record]], Sequence[Record]]) -> None:
+def edited(path: Path, change: Callable[[list[HostRecord]], Sequence[HostRecord]]) -> None:
     """Write a tape anew in one segment, with other records."""
-    tape = read(path.read_bytes(), Record)
+    tape = read(path.read_bytes(), HostRecord)
     encode = msgspec.msgpack.encode
     parts = [encode(tape.segments[0].opening), *map(encode, change(tape.records))]
     path.write_bytes(b"".join(map(framed, parts)))
@@ -127,7 +125,7 @@ def test_tapes_of_daemons_are_replayed_too(run: Path) -> None:
 
 def cut(path: Path, segments: slice) -> Reading:
     """Put the segments of a tape into files of their own, some of which are left out; what was there."""
-    data, before = path.read_bytes(), read(path.read_bytes(), Record)
+    data, before = path.read_bytes(), read(path.read_bytes(), HostRecord)
     found, bodies = frames(data), list[list[bytes]]()
     for body in found.bodies:
         if MARK.encode() in body[:20]:
@@ -232,7 +230,7 @@ def test_a_host_whose_tape_is_elsewhere_is_named(run: Path) -> None:
 def test_the_first_difference_is_told_with_its_story(run: Path) -> None:
     number = 0
 
-    def later(records: list[Record]) -> list[Record]:
+    def later(records: list[HostRecord]) -> list[HostRecord]:
         nonlocal number
         number = next(i for i, each in enumerate(records) if any(isinstance(c, SetTimer) for c in each.commands))
         timers = [
@@ -257,7 +255,7 @@ def test_the_first_difference_is_told_with_its_story(run: Path) -> None:
 
 
 def test_a_core_that_raises_has_decided_otherwise(run: Path) -> None:
-    def twice(records: list[Record]) -> list[Record]:
+    def twice(records: list[HostRecord]) -> list[HostRecord]:
         number = next(i for i, each in enumerate(records) if isinstance(each.event, FiringEnded))
         return [*records[: number + 1], *records[number:]]
 
@@ -283,7 +281,7 @@ def test_commands_that_are_missing_or_too_many_differ() -> None:
             """It has none."""
 
     one, other = SetTimer(1, Instant(1)), SetTimer(2, Instant(2))
-    record = Record(Instant(5), msgspec.convert(["StopRequested"], type=Event), [one])
+    record = HostRecord(Instant(5), msgspec.convert(["StopRequested"], type=Event), [one])
     segment = Segment(Opening(MARK, 1, 1, 0, False, b""), [record])
     for said, (command, taped, replayed_) in (
         ([one, other], (2, [], [other])),
@@ -324,7 +322,7 @@ def test_a_host_in_a_process_of_its_own_heard_of_itself_first(run: Path) -> None
 
 
 def test_a_tape_of_another_graph_is_refused(run: Path) -> None:
-    def moved(records: list[Record]) -> list[Record]:
+    def moved(records: list[HostRecord]) -> list[HostRecord]:
         return [
             msgspec.structs.replace(each, event=msgspec.structs.replace(each.event, node=99))
             if hasattr(each.event, "node")

@@ -19,7 +19,7 @@ from isthmus.programs.report.page import page
 from isthmus.programs.report.report import absence_svg, load, write_report
 from isthmus.programs.results.reading import read_absences
 from isthmus.programs.results.record import RunRecord
-from isthmus.runtime.membership.messages import Pace
+from isthmus.runtime.cores.membership_messages import Pace
 from isthmus.runtime.supervision.incidents import (
     BodyFailed,
     Ended,

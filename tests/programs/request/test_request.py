@@ -19,7 +19,7 @@ from isthmus.programs.request.environment import prepare_environment
 from isthmus.programs.request.request import NAMELESS_TASK, Request, prepare
 from isthmus.runtime.errors import ConfigError, GraphError
 from isthmus.runtime.graph.template import TensorSpec
-from isthmus.runtime.system.one_thread import XLA_FLAGS
+from isthmus.runtime.system.processes import XLA_FLAGS
 
 RING = """
 from isthmus.runtime.graph.template import Graph, Latest, Queue

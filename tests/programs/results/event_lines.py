@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.runtime.clock import Instant
+from isthmus.runtime.cores.membership_messages import Silence
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.membership.messages import Silence
 from isthmus.runtime.supervision.incidents import (
     Ended,
     Exited,

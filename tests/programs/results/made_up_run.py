@@ -19,7 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from isthmus.runtime.clock import seconds
-from isthmus.runtime.host.trace import Span, as_perfetto
+from isthmus.runtime.host.contract import Span, as_perfetto
 
 BATCH_TOKENS = 512
 INTERVAL = 24

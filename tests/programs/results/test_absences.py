@@ -7,7 +7,7 @@ import pytest
 from isthmus.programs.results.absence_words import away, back, cause, cost
 from isthmus.programs.results.absences import Absence, Absences, Fact, Works, daemons, fact_of
 from isthmus.programs.results.who_waits import Waiting
-from isthmus.runtime.membership.messages import LongExcuse, Pace, Stall
+from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Stall
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     BodyFailed,

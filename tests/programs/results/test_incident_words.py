@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from isthmus.programs.results.incident_words import end, failure, predicate, reason, refusal, verdict
-from isthmus.runtime.membership import messages as presence
-from isthmus.runtime.membership.messages import LongExcuse, Pace, Silence, Stall
+from isthmus.runtime.cores import membership_messages as presence
+from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Silence, Stall
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.incidents import (
     BodyFailed,

@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from isthmus.runtime.control.ask import ask
 from isthmus.runtime.supervision.incidents import Incident, incident_of
 from isthmus.runtime.system.processes import started_at
+from isthmus.runtime.wire.control_client import ask
 from tests.patience import PATIENCE
 from tests.programs.results.event_lines import incidents_in
 

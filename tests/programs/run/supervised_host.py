@@ -14,9 +14,9 @@ import sys
 import threading
 from pathlib import Path
 
-from isthmus.runtime.control.client import ControlClient
-from isthmus.runtime.control.messages import Message
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS
+from isthmus.runtime.wire.control_client import ControlClient
+from isthmus.runtime.wire.control_messages import Message
 
 HANGS_AFTER = 8
 """Heartbeats."""

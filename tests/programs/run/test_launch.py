@@ -19,7 +19,7 @@ from isthmus.programs.run import fork_link, launch
 from isthmus.programs.run.fork_server import TITLE
 from isthmus.programs.run.launch import Launcher
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.system import logs
+from isthmus.runtime.system import files
 from isthmus.runtime.system.processes import started_at
 from tests.loops import run_until
 from tests.patience import PATIENCE
@@ -96,12 +96,12 @@ def said(capfd: pytest.CaptureFixture[str]) -> str:
 
 def test_logs_stay_short_while_it_is_there(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     log = place.folder / "logs" / "learner-0.log"
-    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(files, "LOOK_SECONDS", 0.05)
     launcher = Launcher(place.loop, place.folder, ["learner"])
     for _ in range(2):
-        log.write_bytes(bytes(logs.LOG_BYTES + 1))
+        log.write_bytes(bytes(files.LOG_BYTES + 1))
         place.wait_for(lambda: not log.stat().st_size)
-        assert logs.former(log).stat().st_size == logs.LOG_BYTES
+        assert files.former(log).stat().st_size == files.LOG_BYTES
     launcher.close()
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.runtime.control.ask import ask
 from isthmus.runtime.supervision.incidents import Condemned, Hurried, Restarted
+from isthmus.runtime.wire.control_client import ask
 from tests.patience import PATIENCE
 from tests.programs.run.process_run import FOREVER, ISTHMUS, Run
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from isthmus.runtime.membership.messages import Stall
+from isthmus.runtime.cores.membership_messages import Stall
 from isthmus.runtime.supervision.incidents import Condemned, Slow
 from tests.programs.run.process_run import TASK, Run
 

@@ -17,14 +17,13 @@ import pytest
 import uvloop
 
 from isthmus.runtime.clock import Duration, seconds
-from isthmus.runtime.control.ask import ask
+from isthmus.runtime.cores import membership_messages as presence
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.ledger import FILE
+from isthmus.runtime.host.own_process import Silence
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.membership import messages as presence
-from isthmus.runtime.supervision import station
-from isthmus.runtime.supervision.home import births, liveness, restarts, takeover, watch
-from isthmus.runtime.supervision.home.events import Cast
+from isthmus.runtime.supervision import liveness, lives, station, watch
+from isthmus.runtime.supervision.home_events import Cast
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     Condemned,
@@ -41,8 +40,8 @@ from isthmus.runtime.supervision.incidents import (
     Unspoken,
     incident_of,
 )
-from isthmus.runtime.supervision.lost_daemon import Silence
 from isthmus.runtime.system.processes import started_at
+from isthmus.runtime.wire.control_client import ask
 from tests.programs.results.event_lines import incidents_in
 
 pytestmark = [pytest.mark.process]
@@ -226,7 +225,7 @@ def test_a_process_that_never_says_a_word_is_replaced(
 def test_a_learner_that_ends_again_and_again_is_given_up_while_there_are_enough(
     supervise: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0, 0.01))
+    monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0, 0.01))
     watched = supervise(learner_1="crash")
     watched.wait_for_life("learner/0", 1)
     watched.wait_for(lambda: watched.host("learner/1")["state"] == "given up")
@@ -237,7 +236,7 @@ def test_a_learner_that_ends_again_and_again_is_given_up_while_there_are_enough(
 def test_a_host_that_ends_again_and_again_and_is_needed_fails_the_run(
     supervise: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0, 0.01))
+    monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0, 0.01))
     watched = supervise(recorder_0="crash")
     assert watched.is_over.wait(SECONDS_MAX)
     assert watched.daemon.outcome == "failed"
@@ -280,7 +279,7 @@ def test_a_host_that_speaks_before_its_pid_is_known_is_let_in_later(
 def test_a_machine_without_room_is_asked_again(
     supervise: Callable[..., Watched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(births, "BACKOFF_SECONDS", (0.1,))
+    monkeypatch.setattr(lives, "BACKOFF_SECONDS", (0.1,))
     watched = supervise(launch=Launch(tmp_path, fails=lambda member: member.incarnation == 2))
     os.kill(watched.wait_for_life("learner/1", 1)["pid"], signal.SIGKILL)
     watched.wait_for_life("learner/1", 3)
@@ -317,7 +316,7 @@ def test_the_next_daemon_adopts_the_hosts_that_live(supervise: Callable[..., Wat
 def test_a_daemon_whose_ledger_is_lost_adopts_the_hosts_that_speak_and_numbers_go_on_far_beyond(
     supervise: Callable[..., Watched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(takeover, "ADOPT", seconds(5))
+    monkeypatch.setattr(lives, "ADOPT", seconds(5))
     monkeypatch.setattr(station, "UNSURE_BEATS", 8)
     first = supervise()
     pids = [first.wait_for_life(name, 1)["pid"] for name in HOSTS]
@@ -325,7 +324,7 @@ def test_a_daemon_whose_ledger_is_lost_adopts_the_hosts_that_speak_and_numbers_g
     (tmp_path / FILE).unlink()
     os.kill(pids[1], signal.SIGKILL)
     second = supervise()
-    next_number = 1 + 1 + takeover.NUMBERS_SKIPPED
+    next_number = 1 + 1 + lives.NUMBERS_SKIPPED
     assert second.wait_for(lambda: second.host("learner/1")["incarnation"]) >= next_number
     second.wait_for(lambda: second.host("learner/1")["phase"] == "serving")
     assert [second.wait_for_life(name, 1)["pid"] for name in ("learner/0", "recorder/0")] == [pids[0], pids[2]]

@@ -22,17 +22,14 @@ from isthmus.ops.learner import inner_step
 from isthmus.ops.recovery import memory
 from isthmus.ops.syncer import learners, merge, pacer, placing
 from isthmus.programs.simulation.seeds import run, shape_of
-from isthmus.runtime.host import roster as meetings
-from isthmus.runtime.protocol import credit, messages, session
-from isthmus.runtime.quorum import core as quorum
+from isthmus.runtime.cores import quorum_core as quorum
+from isthmus.runtime.host import own_process as meetings
 from isthmus.runtime.sim import KillDaemon, Stop
 from isthmus.runtime.sim import host as life
-from isthmus.runtime.sim.machine import ledger as sim_ledger
+from isthmus.runtime.sim import machine as sim_ledger
 from isthmus.runtime.sim.universe import HOME
-from isthmus.runtime.supervision import station
-from isthmus.runtime.supervision.home import core as home
-from isthmus.runtime.supervision.home import machine, takeover, watch
-from isthmus.runtime.wire import connections
+from isthmus.runtime.supervision import fleet, home, lives, station, watch
+from isthmus.runtime.wire import connections, protocol_credit, protocol_messages, protocol_session
 
 Break = Callable[[pytest.MonkeyPatch], None]
 SEEDS: Final = 300
@@ -105,7 +102,9 @@ def connection_number_ignored(patch: pytest.MonkeyPatch) -> None:
         return welcome(self, peer, *more)
 
     patch.setattr(connections.Connections, "welcome", broken)
-    patch.setattr(session.Session, "_unsealed", lambda self, frame, most: messages.unseal(frame, most)[1:])
+    patch.setattr(
+        protocol_session.Session, "_unsealed", lambda self, frame, most: protocol_messages.unseal(frame, most)[1:]
+    )
 
 
 def stale_incarnation_accepted(patch: pytest.MonkeyPatch) -> None:
@@ -121,8 +120,8 @@ def stale_incarnation_accepted(patch: pytest.MonkeyPatch) -> None:
 
 def credit_leaked(patch: pytest.MonkeyPatch) -> None:
     """An eighth of the bytes that a host takes is never told to whom sent them."""
-    take = credit.Intake.take
-    patch.setattr(credit.Intake, "take", lambda self, cost: take(self, cost - cost // 8))
+    take = protocol_credit.Intake.take
+    patch.setattr(protocol_credit.Intake, "take", lambda self, cost: take(self, cost - cost // 8))
 
 
 def item_credit_leaked(patch: pytest.MonkeyPatch) -> None:
@@ -131,8 +130,8 @@ def item_credit_leaked(patch: pytest.MonkeyPatch) -> None:
     def give(self: Any, edge: int, count: int) -> None:
         self.news[edge] = self.news.get(edge, 0) + count
 
-    patch.setattr(credit.Grants, "give", give)
-    patch.setattr(credit.Grants, "hear", lambda self, totals: list(totals.items()))
+    patch.setattr(protocol_credit.Grants, "give", give)
+    patch.setattr(protocol_credit.Grants, "hear", lambda self, totals: list(totals.items()))
 
 
 def strangers_dropped(patch: pytest.MonkeyPatch) -> None:
@@ -159,23 +158,23 @@ def end_told_once(patch: pytest.MonkeyPatch) -> None:
 
 def adopted_at_once(patch: pytest.MonkeyPatch) -> None:
     """A new daemon tells who is live before the hosts that it adopts have spoken."""
-    begin = takeover.begin
+    begin = lives.begin
 
     def broken(run: Any, event: Any) -> None:
         begin(run, event)
         run.adopting.clear()
 
-    patch.setattr(takeover, "begin", broken)
+    patch.setattr(lives, "begin", broken)
 
 
 def stop_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A daemon that takes over does not know that the run is to stop."""
-    recall = takeover.recall
+    recall = lives.recall
 
     def broken(run: Any, journal: Any) -> None:
         recall(run, msgspec.structs.replace(journal, is_stopping=False))
 
-    patch.setattr(takeover, "recall", broken)
+    patch.setattr(lives, "recall", broken)
 
 
 def heard_before_it_has_begun(patch: pytest.MonkeyPatch) -> None:
@@ -202,7 +201,7 @@ def late_orders_obeyed(patch: pytest.MonkeyPatch) -> None:
 
 def lost_machine_waited_for(patch: pytest.MonkeyPatch) -> None:
     """What was on a machine that is lost counts as being there."""
-    patch.setattr(machine.Machine, "beat", lambda self: False)
+    patch.setattr(fleet.Machine, "beat", lambda self: False)
 
 
 def stopped_hosts_killed(patch: pytest.MonkeyPatch) -> None:
@@ -280,7 +279,7 @@ def forgotten_kept(patch: pytest.MonkeyPatch) -> None:
 
 def window_ignored(patch: pytest.MonkeyPatch) -> None:
     """A host sends on, however much is under way."""
-    patch.setattr(credit.Window, "may_go", lambda self, cost, pace: True)
+    patch.setattr(protocol_credit.Window, "may_go", lambda self, cost, pace: True)
 
     def spend(self: Any, cost: int) -> None:
         self._sent += cost
@@ -288,8 +287,8 @@ def window_ignored(patch: pytest.MonkeyPatch) -> None:
     def take(self: Any, total: int) -> None:
         self._taken = total
 
-    patch.setattr(credit.Window, "spend", spend)
-    patch.setattr(credit.Window, "take", take)
+    patch.setattr(protocol_credit.Window, "spend", spend)
+    patch.setattr(protocol_credit.Window, "take", take)
 
 
 def window_ignored_by_both(patch: pytest.MonkeyPatch) -> None:
@@ -299,7 +298,7 @@ def window_ignored_by_both(patch: pytest.MonkeyPatch) -> None:
     def receive(self: Any, cost: int) -> None:
         self._received += cost
 
-    patch.setattr(credit.Intake, "receive", receive)
+    patch.setattr(protocol_credit.Intake, "receive", receive)
 
 
 def joiner_not_in_the_final_round(patch: pytest.MonkeyPatch) -> None:

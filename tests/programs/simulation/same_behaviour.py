@@ -10,7 +10,7 @@ again and names the first record that differs; exit status 1 then. What was rena
 tables, old name to new one, applied to the recording:
 
     [modules]            # dotted prefixes, in texts
-    "isthmus.runtime.quorum.core" = "isthmus.runtime.cores.quorum_core"
+    "isthmus.runtime.cores.quorum_core" = "isthmus.runtime.cores.quorum_core"
     [words]              # whole strings, as the tags of events and commands
     Opened = "RoundOpened"
     [fields]             # keys of objects
@@ -33,8 +33,7 @@ import msgspec
 
 from isthmus.programs.simulation import deaths, gangs, seeds, universe
 from isthmus.programs.simulation.universe import Outcome
-from isthmus.runtime.tape.frames import frames
-from isthmus.runtime.tape.writing import MARK
+from isthmus.runtime.tape.writing import MARK, frames
 
 PLAIN: Final = 30
 """Seeds of `isthmus simulate world`: all kinds of faults happen in them."""

@@ -27,10 +27,10 @@ from isthmus.programs.request.reference import resolve
 from isthmus.programs.request.request import prepare
 from isthmus.runtime.channels.in_process import Network
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
+from isthmus.runtime.cores.scheduler_events import ReplicaJoined, ReplicaLeft
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock, jittered
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.scheduler.events import ReplicaJoined, ReplicaLeft
 
 Version = tuple[int, int]
 STEP_MS = 10.0

@@ -14,7 +14,7 @@ from isthmus.programs.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.programs.snapshots.snapshots import Found, Snapshots
 from isthmus.runtime.sim import DieAll, Fault, MoveHome
 from isthmus.runtime.sim.universe import HOME
-from isthmus.runtime.supervision.home import takeover
+from isthmus.runtime.supervision import lives
 from tests.effort import examples, soaked
 
 SEED = 3
@@ -104,7 +104,7 @@ def test_a_snapshot_that_was_taken_and_is_not_read_is_objected_to(monkeypatch: p
 
 
 def test_a_former_home_that_does_not_give_way_is_objected_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover, "give_way", lambda run, by, term: None)
+    monkeypatch.setattr(lives, "give_way", lambda run, by, term: None)
     violation = outcome_of(calm(MoveHome("learner-0", 2.0, 8.0, at=2.0))).violation
     assert violation is not None
     assert "the run is over, and" in violation or "not over after" in violation

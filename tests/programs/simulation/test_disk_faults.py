@@ -14,8 +14,8 @@ from isthmus.programs.recorder import node as recorder
 from isthmus.programs.simulation.pytest_plugin import Worlds
 from isthmus.programs.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.sim import Blackout, BreakDisk, Climate, Fault, FillDisk
-from isthmus.runtime.sim.machine.disk import Mount, SimulatedFile
-from isthmus.runtime.system import append_only
+from isthmus.runtime.sim.machine import Mount, SimulatedFile
+from isthmus.runtime.system import files
 from isthmus.runtime.system import files as store
 from tests.effort import soaked
 from tests.programs.simulation.test_world import LINEAR
@@ -60,7 +60,7 @@ def test_a_disk_that_is_broken_for_a_while_costs_nothing(share: float) -> None:
 
 
 def test_what_does_not_find_room_to_wait_is_lost_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_only, "WAITING_BYTES_MAX", 500)
+    monkeypatch.setattr(files, "WAITING_BYTES_MAX", 500)
     outcome = survive(FillDisk(HOME, 0, 2.0, at=2.0))
     assert outcome.violation is None
     assert kept(outcome, "lost") > 3
@@ -125,13 +125,13 @@ def in_place(patch: pytest.MonkeyPatch) -> None:
 
 def unmarked(patch: pytest.MonkeyPatch) -> None:
     """The next life goes on in the line that was torn."""
-    made = append_only.Growing
+    made = files.Growing
     patch.setattr(store, "Growing", lambda path, disk, **more: made(path, disk, bytes_max=None))
 
 
 def uncounted(patch: pytest.MonkeyPatch) -> None:
     """A line that the disk did not take is said to be written."""
-    write = append_only.Growing._write
+    write = files.Growing._write
 
     def broken(self: Any, file: Any) -> None:
         try:
@@ -140,7 +140,7 @@ def uncounted(patch: pytest.MonkeyPatch) -> None:
             self._pieces.popleft()
             self.written += 1
 
-    patch.setattr(append_only.Growing, "_write", broken)
+    patch.setattr(files.Growing, "_write", broken)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.programs import Program
 from isthmus.programs.simulation.pytest_plugin import Result, Worlds
-from isthmus.runtime.scheduler.tape import Record
+from isthmus.runtime.cores.scheduler_events import HostRecord
 from isthmus.runtime.sim import Cut, Fault, Kill
 from isthmus.runtime.tape.reading import read
 from tests.effort import soaked
@@ -38,7 +38,7 @@ def test_a_model_that_was_merged_is_not_begun_anew(world: Worlds, program: Progr
     fragments = 1 if program.reference == "diloco" else 2
     is_merged = sum(at < milliseconds for at in published) > fragments
     assert is_merged == (milliseconds > 850), "the first merge waits until a hold node has looked, at 820 ms"
-    events = [record.event for record in read(result.tapes["syncer/0#2"], Record).records]
+    events = [record.event for record in read(result.tapes["syncer/0#2"], HostRecord).records]
     told = [output.fields or {} for event in events for output in getattr(event, "outputs", ())]
     kinds = {fields["kind"] for fields in told if fields.keys() >= {"kind", "version"}}
     assert ("initial" in kinds) == (milliseconds == 800), "nobody else had the first version"

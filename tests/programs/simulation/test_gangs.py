@@ -13,8 +13,7 @@ from isthmus.programs.command import simulate as shown
 from isthmus.programs.simulation import gangs
 from isthmus.programs.simulation.universe import Shape, outcome_of
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.roles import leader
+from isthmus.runtime.ids import Member, Replica, leader
 from isthmus.runtime.sim import Blackout, Checker, Climate, Cut, Fault, Kill, KillDaemon, Pause, Universe
 from isthmus.runtime.supervision.incidents import Bereft, Condemned, Happened
 from tests.effort import soaked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from isthmus.runtime.sim import Checker, Kill, Mute, RefuseStarts, Universe
-from isthmus.runtime.supervision.home.core import Home
+from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.incidents import (
     Condemned,
     CutOff,

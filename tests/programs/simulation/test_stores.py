@@ -15,7 +15,7 @@ from isthmus.programs.snapshots.stored import heads, newest
 from isthmus.programs.snapshots.storing import LINES
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import Checker, ViolationError
-from isthmus.runtime.sim.machine.disk import SimulatedDisk
+from isthmus.runtime.sim.machine import SimulatedDisk
 from isthmus.runtime.sim.universe import HOME, Universe
 from tests.effort import soaked
 

@@ -119,9 +119,9 @@ def test_the_same_seed_gives_the_same_losses_and_tape_under_any_hash_seed(tmp_pa
 
 def test_the_tape_of_a_run_replays(world: Worlds, linear: Task) -> None:
     from isthmus.programs.request.request import prepare
+    from isthmus.runtime.cores.scheduler_core import Scheduler
+    from isthmus.runtime.cores.scheduler_events import HostRecord, compare
     from isthmus.runtime.ids import Member, Replica
-    from isthmus.runtime.scheduler.core import Scheduler
-    from isthmus.runtime.scheduler.tape import Record, compare
     from isthmus.runtime.tape.reading import read
 
     result = world.run("decoupled-diloco", task=linear, learners=2, steps=40)
@@ -129,7 +129,7 @@ def test_the_tape_of_a_run_replays(world: Worlds, linear: Task) -> None:
     request = prepare("decoupled-diloco", linear, run=budget, run_dir=result.folder.parent / "unused")
     for name, data in result.tapes.items():
         core = Scheduler(request.plans[Replica.parse(name).role], Member(Replica.parse(name), 1))
-        records = read(data, Record).records
+        records = read(data, HostRecord).records
         assert len(records) > 5
         for record in records:
             compare(record, core.handle(record.event, record.at))

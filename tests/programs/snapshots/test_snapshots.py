@@ -14,7 +14,7 @@ from isthmus.ops.exchange.messages import State
 from isthmus.programs.snapshots.kept_hold import KeptHold
 from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
+from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import Context
 
 SIZES = (3, 2)

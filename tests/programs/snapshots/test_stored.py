@@ -23,8 +23,8 @@ from isthmus.programs.snapshots.storing import LINES
 from isthmus.programs.snapshots.urls import Place
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
-from isthmus.runtime.supervision.home.takeover import NUMBERS_OF_TERM
+from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
+from isthmus.runtime.supervision.lives import NUMBERS_OF_TERM
 from isthmus.runtime.system.disk import DISK
 from tests.ops.bodies import Context
 from tests.programs.snapshots.test_snapshots import EVERY, RUN, SIZES, item, model, same

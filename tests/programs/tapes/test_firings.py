@@ -7,9 +7,8 @@ from typing import Any
 
 from isthmus.programs.tapes.firings import firings_of
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.host.trace import Span
-from isthmus.runtime.scheduler.events import FiringEnded, NodeOpened, RunBody
-from isthmus.runtime.scheduler.tape import Record
+from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, NodeOpened, RunBody
+from isthmus.runtime.host.contract import Span
 
 DATA, STEP = 3, 5
 PLAN: Any = SimpleNamespace(
@@ -21,17 +20,17 @@ def run(node: int) -> RunBody:
     return RunBody(node, 0, ())
 
 
-def told(*records: Record) -> list[Span]:
+def told(*records: HostRecord) -> list[Span]:
     return list(firings_of(PLAN, "learner/1", records))
 
 
 def test_a_firing_lasts_from_the_command_to_its_end_and_nodes_fire_beside_each_other() -> None:
     assert told(
-        Record(Instant(1), NodeOpened(STEP), [run(STEP)]),
-        Record(Instant(2), NodeOpened(DATA), [run(DATA)]),
-        Record(Instant(5), FiringEnded(STEP, ()), [run(STEP)]),
-        Record(Instant(6), FiringEnded(DATA, ()), []),
-        Record(Instant(9), FiringEnded(STEP, ()), []),
+        HostRecord(Instant(1), NodeOpened(STEP), [run(STEP)]),
+        HostRecord(Instant(2), NodeOpened(DATA), [run(DATA)]),
+        HostRecord(Instant(5), FiringEnded(STEP, ()), [run(STEP)]),
+        HostRecord(Instant(6), FiringEnded(DATA, ()), []),
+        HostRecord(Instant(9), FiringEnded(STEP, ()), []),
     ) == [
         Span("learner/1", "inner-step", Instant(1), Instant(5)),
         Span("learner/1", "data", Instant(2), Instant(6)),
@@ -40,4 +39,4 @@ def test_a_firing_lasts_from_the_command_to_its_end_and_nodes_fire_beside_each_o
 
 
 def test_what_was_begun_before_the_tape_or_never_ended_is_left_out() -> None:
-    assert told(Record(Instant(5), FiringEnded(STEP, ()), [run(STEP)])) == []
+    assert told(HostRecord(Instant(5), FiringEnded(STEP, ()), [run(STEP)])) == []

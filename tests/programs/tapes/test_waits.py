@@ -7,17 +7,17 @@ from typing import Any
 
 from isthmus.programs.tapes.waits import waits_on_others
 from isthmus.runtime.clock import Instant, milliseconds
-from isthmus.runtime.ids import Handle, Member, Replica
-from isthmus.runtime.scheduler.events import (
+from isthmus.runtime.cores.scheduler_events import (
     CreditGranted,
     Event,
     FiringEnded,
+    HostRecord,
     ItemArrived,
     NodeOpened,
     ReplicaLeft,
     RunBody,
 )
-from isthmus.runtime.scheduler.tape import Record
+from isthmus.runtime.ids import Handle, Member, Replica
 
 DATA, STEP, RING = 0, 1, 2
 OTHER = Member(Replica("learner", 1), 1)
@@ -33,8 +33,8 @@ PLAN: Any = SimpleNamespace(
 BATCH = ((1, ((Replica("learner", 0), None, Handle(1)),)),)
 
 
-def at(ms: float, event: Event, *runs: RunBody) -> Record:
-    return Record(Instant(milliseconds(ms)), event, list(runs))
+def at(ms: float, event: Event, *runs: RunBody) -> HostRecord:
+    return HostRecord(Instant(milliseconds(ms)), event, list(runs))
 
 
 def run(node: int, inputs: Any = ()) -> RunBody:
@@ -49,7 +49,7 @@ def arrived() -> ItemArrived:
     return ItemArrived(7, OTHER, Handle(2))
 
 
-def waits(*records: Record) -> list[tuple[float, float]]:
+def waits(*records: HostRecord) -> list[tuple[float, float]]:
     first = at(0, NodeOpened(STEP), run(STEP, BATCH))
     return [(wait.begun / 1e6, wait.ended / 1e6) for wait in waits_on_others(PLAN, [first, *records])]
 

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.programs.results.absences import Absence
 from isthmus.programs.terminal.notices import News, newest, notices_of
-from isthmus.runtime.membership.messages import Pace
+from isthmus.runtime.cores.membership_messages import Pace
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     BodyFailed,

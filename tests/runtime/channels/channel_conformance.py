@@ -24,9 +24,9 @@ import pytest
 from msgspec.structs import replace
 
 from isthmus.runtime.channels.contract import Channel, Parcel
+from isthmus.runtime.cores.scheduler_events import Fields
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items.encoding import encode
-from isthmus.runtime.scheduler.events import Fields
 from tests.runtime.scheduler.stories import life
 
 A, B, C = life("left/0"), life("right/0"), life("right/1")

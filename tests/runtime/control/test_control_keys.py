@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from isthmus.runtime.control.ask import ask
-from isthmus.runtime.control.client import ControlClient
-from isthmus.runtime.control.messages import Message
-from isthmus.runtime.control.server import ControlServer
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.security import handshakes
-from isthmus.runtime.security.keys import KeyPair, Keyring
+from isthmus.runtime.wire import security_curve
+from isthmus.runtime.wire.control_client import ControlClient, ask
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.control_server import ControlServer
+from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.loops import run_until
 from tests.patience import PATIENCE
 
@@ -120,7 +119,7 @@ def test_who_is_not_admitted_waits_until_it_is(place: Place) -> None:
     client = place.client(STRANGER)
     client.say("early")
     place.until(lambda: len(client.refused) >= 2)
-    assert (set(client.refused), place.heard) == ({handshakes.UNADMITTED}, [])
+    assert (set(client.refused), place.heard) == ({security_curve.UNADMITTED}, [])
     assert place.unknown == [(STRANGER.public, "127.0.0.1")]
     assert place.server.refused["unadmitted"] >= 2
     place.ring.admit("delta", STRANGER.public)

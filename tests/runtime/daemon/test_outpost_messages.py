@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from isthmus.runtime.control.messages import Message, decode, encode
-from isthmus.runtime.daemon.outpost_messages import of_orders, of_report, over, read_orders, read_report
+from isthmus.runtime.daemon.outpost import of_orders, of_report, over, read_orders, read_report
 from isthmus.runtime.supervision.incidents import Exited, MachineLost
 from isthmus.runtime.supervision.messages import Orders, Over, Report, Stamp
+from isthmus.runtime.wire.control_messages import Message, decode, encode
 from tests.runtime.supervision.supervision_stories import BOOM, gone, life, lives, rows, seen, wanted
 
 ORDERS: Final = (

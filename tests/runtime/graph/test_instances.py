@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.runtime.errors import GraphError
-from isthmus.runtime.graph.instances import Net, fewest, most
-from isthmus.runtime.graph.proof import overflows
+from isthmus.runtime.graph.proof import Net, fewest, most, overflows
 from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Queue, Quorum
 from isthmus.runtime.graph.verify import verify
 from tests.runtime.graph.example_bodies import decide, merge, sample, source, through

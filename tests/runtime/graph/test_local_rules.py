@@ -9,9 +9,8 @@ import pytest
 
 from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import GraphError
-from isthmus.runtime.graph.local_rules import CAPACITY_MAX
 from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Graph, Latest, Node, Policy, Queue, Quorum, Role, Route
-from isthmus.runtime.graph.verify import verify
+from isthmus.runtime.graph.verify import CAPACITY_MAX, verify
 from tests.runtime.graph.example_bodies import decide, join, merge, sample, source, through
 
 

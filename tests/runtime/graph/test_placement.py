@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from isthmus.runtime.errors import PlacementError
 from isthmus.runtime.graph.devices import find
-from isthmus.runtime.graph.placement import Placement, place
+from isthmus.runtime.graph.placement import Machine, Placement, Topology, place
 from isthmus.runtime.graph.template import Graph
-from isthmus.runtime.graph.topology import Machine, Topology
-from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import LEARNER, RECORDER
+from isthmus.runtime.ids import LEARNER, RECORDER, Replica
 
 HERE = "tcp://127.0.0.1:7400"
 V5E, V6E, CPU = find("v5e", ""), find("v6e", ""), find("cpu", "")

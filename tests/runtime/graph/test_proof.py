@@ -15,11 +15,9 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from isthmus.runtime.errors import GraphError
-from isthmus.runtime.graph.instances import Net, fewest, most
-from isthmus.runtime.graph.local_rules import local_faults
-from isthmus.runtime.graph.proof import Proof, overflows, stuck_at_start
+from isthmus.runtime.graph.proof import Net, Proof, fewest, most, overflows, stuck_at_start
 from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Graph, Queue, Quorum
-from isthmus.runtime.graph.verify import verify
+from isthmus.runtime.graph.verify import local_faults, verify
 from tests.effort import examples
 from tests.runtime.graph.brute_force import World, fires_at_start, freeze, stops
 from tests.runtime.graph.random_graphs import BYTES, random_graph

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.devices import CATALOGUE, Device, find
-from isthmus.runtime.graph.topology import Machine, Topology
+from isthmus.runtime.graph.placement import Machine, Topology
 
 
 @pytest.mark.parametrize(

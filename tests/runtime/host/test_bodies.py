@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from isthmus.runtime.clock import Duration, milliseconds
+from isthmus.runtime.cores.scheduler_events import HostRecord
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Node, Queue, Reference
 from isthmus.runtime.host.contract import STORY_SIZE_MAX, Context
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.scheduler.tape import Record
 from isthmus.runtime.sim import World
 from isthmus.runtime.tape.reading import read
 from tests.runtime.host.worlds import Collect, Count, Merge, Remember, body_of, pipe, rounds, start
@@ -188,7 +188,7 @@ def test_any_story_of_a_failure_fits_on_the_tape(text: str) -> None:
     with pytest.raises(RunError, match="ValueError"):
         world.run(lambda: False, seconds_max=1.0)
     assert len(world.error or "") < STORY_SIZE_MAX + 200
-    assert len(read(world.tape()["here/0"], Record).records) >= 3
+    assert len(read(world.tape()["here/0"], HostRecord).records) >= 3
 
 
 # -- what bodies are given ---------------------------------------------------------------------------------------------

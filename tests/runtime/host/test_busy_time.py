@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.runtime.clock import Duration, Instant
-from isthmus.runtime.host.busy_time import Busy, Firings
+from isthmus.runtime.host.driver import Busy, Firings
 
 
 def firings(busy: Busy, now: int) -> tuple[int, int, str]:

@@ -13,18 +13,15 @@ import pytest
 
 from isthmus.runtime.channels.contract import Parcel
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
+from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, ItemsEmitted, ReplicaJoined, TimerFired
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Every, Graph, Latest, Port, Queue, Quorum
-from isthmus.runtime.host.bodies import Emission
-from isthmus.runtime.host.contract import Context
+from isthmus.runtime.host.bodies import Emission, Payload
+from isthmus.runtime.host.contract import Context, Trace
 from isthmus.runtime.host.driver import REFUSED_MAX, Host
 from isthmus.runtime.host.one_process import LocalRun
-from isthmus.runtime.host.payloads import Payload
-from isthmus.runtime.host.trace import Trace
 from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.items.encoding import encode
-from isthmus.runtime.scheduler.events import FiringEnded, ItemsEmitted, ReplicaJoined, TimerFired
-from isthmus.runtime.scheduler.tape import Record
 from isthmus.runtime.sim import World
 from isthmus.runtime.tape.reading import read
 from tests.runtime.host.worlds import Collect, Count, Remember, body_of, pipe, rounds, start
@@ -122,7 +119,7 @@ def test_no_payload_is_kept_that_the_core_does_not_hold(jitter: float) -> None:
     for name, data in world.tape().items():
         host = world.hosts[Replica.parse(name)]
         naive = NaiveScheduler(host.plan, host.member)
-        for record in read(data, Record).records:
+        for record in read(data, HostRecord).records:
             naive.handle(record.event, record.at)
         held = {handle: uses for handle, uses in naive.held().items() if handle > 0}
         assert {handle: payload.uses for handle, payload in host._payloads._items.items()} == held
@@ -197,7 +194,7 @@ def test_what_is_sent_says_whether_it_replaces_and_what_it_is(feeding: tuple[Hos
         assert parcel.fields == {"key": parcel.item["key"]}
     outputs = [
         output
-        for record in read(world.tape()["here/0"], Record).records
+        for record in read(world.tape()["here/0"], HostRecord).records
         for output in getattr(record.event, "outputs", ())
     ]
     assert [output.digest for output in outputs] == [parcel.digest for _, parcel, _ in channel.sent[::2]]
@@ -239,7 +236,7 @@ def test_a_timer_that_is_cancelled_does_not_fire() -> None:
     world = start(graph, until="merge", counts={"here": 1, "there": 2}, jitter=0.5)
     while world.clock.step():
         pass
-    events = [record.event for record in read(world.tape()["here/0"], Record).records]
+    events = [record.event for record in read(world.tape()["here/0"], HostRecord).records]
     assert world.clock.now() < milliseconds(50)
     assert not any(isinstance(event, TimerFired) for event in events)
 
@@ -320,7 +317,7 @@ def test_handles_are_never_used_again() -> None:
     world = start(keeping(), until="merge", counts={"here": 1, "there": 2})
     for data in world.tape().values():
         seen: list[Handle] = []
-        for record in read(data, Record).records:
+        for record in read(data, HostRecord).records:
             outputs = getattr(record.event, "outputs", ())
             seen += [output.handle for output in outputs]
             seen += [record.event.handle] if hasattr(record.event, "handle") else []

@@ -13,8 +13,7 @@ from isthmus.runtime.channels.contract import Parcel
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Queue
-from isthmus.runtime.host.driver import Host
-from isthmus.runtime.host.listening import BRIEF_MAX, Attention
+from isthmus.runtime.host.driver import BRIEF_MAX, Attention, Host
 from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.shared_loop import SharedLoop

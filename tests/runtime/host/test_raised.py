@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.runtime.host.raised import LENGTH_MAX, raised, untold
+from isthmus.runtime.host.contract import LENGTH_MAX, raised, untold
 from isthmus.runtime.supervision.incidents import Raised, raised_of
 
 HERE = str(Path(__file__))

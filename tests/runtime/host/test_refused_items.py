@@ -9,7 +9,7 @@ import pytest
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.template import Graph, Latest, Queue, Quorum
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.items.refused import Refusal
+from isthmus.runtime.supervision.messages import Refusal
 from tests.runtime.host.worlds import Collect, Count, body_of, start
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from isthmus.runtime.channels.contract import Endpoints
+from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Latest
-from isthmus.runtime.host.roster import Meetings, meets, phase
+from isthmus.runtime.host.own_process import Meetings, meets, phase
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.scheduler.events import Event, ReplicaJoined, ReplicaLeft
 
 HOME = ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
 AWAY = ["tcp://127.0.0.2:1", "tcp://127.0.0.2:2"]

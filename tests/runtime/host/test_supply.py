@@ -10,7 +10,7 @@ from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Latest, Queue
 from isthmus.runtime.host.contract import Traffic
-from isthmus.runtime.host.supply import ITEMS_MIN, WINDOW, Supply
+from isthmus.runtime.host.own_process import ITEMS_MIN, WINDOW, Supply
 from isthmus.runtime.supervision.incidents import Starved
 
 

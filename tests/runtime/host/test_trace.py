@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.host.trace import Span, Trace, as_perfetto
+from isthmus.runtime.host.contract import Span, Trace, as_perfetto
 
 
 def test_the_oldest_spans_are_dropped_and_counted() -> None:

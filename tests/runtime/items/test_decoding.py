@@ -19,13 +19,12 @@ from hypothesis.extra import numpy as hnp
 
 from isthmus.runtime.channels.contract import Parcel
 from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.items import decoding
 from isthmus.runtime.items import layout as frames
-from isthmus.runtime.items import recycled_memory
 from isthmus.runtime.items.decoding import Assembly, reader
 from isthmus.runtime.items.encoding import Encoded, encode
-from isthmus.runtime.items.layout import CHUNK_BYTES
-from isthmus.runtime.items.refusal import RefusalError
-from isthmus.runtime.protocol.messages import pack_envelope
+from isthmus.runtime.items.layout import CHUNK_BYTES, RefusalError
+from isthmus.runtime.wire.protocol_messages import pack_envelope
 
 
 def flat(piece: Any) -> Any:
@@ -143,14 +142,14 @@ def test_of_a_large_item_no_frame_is_kept() -> None:
 
 def test_memory_is_lent_again_only_when_every_view_has_gone() -> None:
     gc.collect()
-    first = recycled_memory.empty(8 << 20)
+    first = decoding.empty(8 << 20)
     address = first.ctypes.data
     view = first[5:].view(np.uint8)[1:]
     del first
-    second = recycled_memory.empty(8 << 20)
+    second = decoding.empty(8 << 20)
     assert second.ctypes.data != address
     del view
-    assert recycled_memory.empty(8 << 20).ctypes.data == address
+    assert decoding.empty(8 << 20).ctypes.data == address
 
 
 def test_arrays_of_any_layout_are_sent() -> None:

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
-from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.membership.core import MembershipCore
-from isthmus.runtime.membership.messages import (
+from isthmus.runtime.cores.membership_core import MembershipCore, MembershipOptions
+from isthmus.runtime.cores.membership_messages import (
     AdmitMember,
     ExcuseEnded,
     ExcuseMember,
@@ -28,8 +26,9 @@ from isthmus.runtime.membership.messages import (
     SilenceExcused,
     SuspectMember,
 )
-from isthmus.runtime.membership.options import MembershipOptions
-from isthmus.runtime.membership.phi_accrual import phi, quantile
+from isthmus.runtime.cores.membership_suspicion import phi, quantile
+from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.ids import Member, Replica
 
 FIRST, SECOND = Replica("learner", 0), Replica("learner", 1)
 

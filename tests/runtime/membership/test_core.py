@@ -16,10 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import astuple
 
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
-from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.membership.core import STATE, MembershipCore
-from isthmus.runtime.membership.messages import (
+from isthmus.runtime.cores.membership_core import STATE, MembershipCore, MembershipOptions
+from isthmus.runtime.cores.membership_messages import (
     AdmitMember,
     ClearSlow,
     ClearSuspicion,
@@ -44,8 +42,9 @@ from isthmus.runtime.membership.messages import (
     Stall,
     SuspectMember,
 )
-from isthmus.runtime.membership.options import MembershipOptions
-from isthmus.runtime.membership.phi_accrual import phi, quantile
+from isthmus.runtime.cores.membership_suspicion import phi, quantile
+from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.ids import Member, Replica
 from tests.effort import examples
 from tests.runtime.tape.twin import restored
 

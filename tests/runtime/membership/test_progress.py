@@ -7,10 +7,8 @@ import math
 import pytest
 
 from isthmus.runtime.clock import Duration, Instant, seconds
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.membership.core import MembershipCore
-from isthmus.runtime.membership.member import STEPS_MAX
-from isthmus.runtime.membership.messages import (
+from isthmus.runtime.cores.membership_core import FIRING_MAX, STEPS_MAX, MembershipCore, MembershipOptions
+from isthmus.runtime.cores.membership_messages import (
     HeartbeatArrived,
     HostAnnounced,
     MembershipCommand,
@@ -18,9 +16,8 @@ from isthmus.runtime.membership.messages import (
     RemoveMember,
     Stall,
 )
-from isthmus.runtime.membership.options import FIRING_MAX, MembershipOptions
-from isthmus.runtime.membership.phi_accrual import phi, quantile
-from isthmus.runtime.membership.progress import SLOW_AFTER, Progress
+from isthmus.runtime.cores.membership_suspicion import SLOW_AFTER, Progress, phi, quantile
+from isthmus.runtime.ids import Member, Replica
 
 
 def stepping(*times: int) -> Progress:

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.membership.core import MembershipCore
-from isthmus.runtime.membership.messages import (
+from isthmus.runtime.cores.membership_core import MembershipCore, MembershipOptions
+from isthmus.runtime.cores.membership_messages import (
     AdmitMember,
     ClearSlow,
     ClearSuspicion,
@@ -35,8 +34,8 @@ from isthmus.runtime.membership.messages import (
     Stall,
     SuspectMember,
 )
-from isthmus.runtime.membership.options import MembershipOptions
-from isthmus.runtime.membership.phi_accrual import phi
+from isthmus.runtime.cores.membership_suspicion import phi
+from isthmus.runtime.ids import Member, Replica
 from tests.effort import examples
 
 BEAT = milliseconds(250)

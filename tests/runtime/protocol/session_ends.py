@@ -10,10 +10,9 @@ from isthmus.runtime.channels.contract import Parcel
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import encode
-from isthmus.runtime.protocol.batches import shipment
-from isthmus.runtime.protocol.credit import Intake
-from isthmus.runtime.protocol.session import Identity, Pair, Session, read_hello
-from isthmus.runtime.protocol.session_events import CreditHeard, ParcelsArrived, PeerUp, ShipmentsEnded
+from isthmus.runtime.wire.protocol_credit import Intake
+from isthmus.runtime.wire.protocol_session import Identity, Pair, Session, read_hello
+from isthmus.runtime.wire.protocol_transfers import CreditHeard, ParcelsArrived, PeerUp, ShipmentsEnded, shipment
 
 A, B, C = (Member(Replica("learner", slot), 1) for slot in range(3))
 RUN = ("run-1", "fingerprint-1")

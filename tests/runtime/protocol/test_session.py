@@ -13,19 +13,12 @@ import pytest
 from isthmus.runtime.channels.contract import Parcel
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items.encoding import encode
-from isthmus.runtime.items.refusal import REASONS, RefusalError
-from isthmus.runtime.protocol import messages, session
-from isthmus.runtime.protocol.batches import shipment
-from isthmus.runtime.protocol.credit import WINDOW_BYTES_MAX, Intake
-from isthmus.runtime.protocol.messages import Hello
-from isthmus.runtime.protocol.session import AHEAD_MAX, TRANSITIONS, Identity, Pair, Session, read_hello
-from isthmus.runtime.protocol.session_events import (
-    FramesHeard,
-    PeerUp,
-    Refused,
-    RelayHeard,
-    UnreachableHeard,
-)
+from isthmus.runtime.items.layout import REASONS, RefusalError
+from isthmus.runtime.wire import protocol_messages, protocol_session
+from isthmus.runtime.wire.protocol_credit import WINDOW_BYTES_MAX, Intake
+from isthmus.runtime.wire.protocol_messages import Hello
+from isthmus.runtime.wire.protocol_session import AHEAD_MAX, TRANSITIONS, Identity, Pair, Session, read_hello
+from isthmus.runtime.wire.protocol_transfers import FramesHeard, PeerUp, Refused, RelayHeard, UnreachableHeard, shipment
 from tests.runtime.protocol.session_ends import (
     NOW,
     RUN,
@@ -104,7 +97,7 @@ def test_the_dialler_says_first_where_it_is_and_then_what_it_relays() -> None:
     b.pump()
     a.hear_control(b.control.popleft())
     assert a.session is not None
-    assert a.session.relay(messages.RELAY, A, C, b"inner")
+    assert a.session.relay(protocol_messages.RELAY, A, C, b"inner")
     settle(a, b)
     assert b.events == [RelayHeard(A, C, b"inner"), PeerUp()]
 
@@ -174,10 +167,12 @@ def test_a_session_that_is_over_says_nothing_more() -> None:
     a.pair.grants.give(1, 1)
     a.session.close()
     assert (a.session.next_control(NOW, is_beat=True), a.session.next_data(NOW)) == (None, None)
-    assert not a.session.relay(messages.RELAY, A, C)
+    assert not a.session.relay(protocol_messages.RELAY, A, C)
     assert not a.session.forward(A, C, [b"x"])
     with pytest.raises(RefusalError, match="state"):
-        a.session.receive_control(frame_of(messages.seal(1, messages.pack_relay(messages.UNREACHABLE, A, C))))
+        a.session.receive_control(
+            frame_of(protocol_messages.seal(1, protocol_messages.pack_relay(protocol_messages.UNREACHABLE, A, C)))
+        )
 
 
 def test_a_refusal_ends_the_connection_and_says_why() -> None:
@@ -197,8 +192,8 @@ def test_relayed_messages_pass_by_what_this_pair_has_to_say() -> None:
     assert a.session is not None
     frame = np.arange(5000, dtype=np.uint8)
     a.send(1, "own")
-    assert a.session.relay(messages.RELAY, A, C, b"inner")
-    assert a.session.relay(messages.UNREACHABLE, A, C)
+    assert a.session.relay(protocol_messages.RELAY, A, C, b"inner")
+    assert a.session.relay(protocol_messages.UNREACHABLE, A, C)
     assert a.session.forward(A, C, [b"header", frame])
     settle(a, b)
     relayed = [event for event in b.events if isinstance(event, FramesHeard)]
@@ -214,8 +209,10 @@ def test_what_waits_to_be_relayed_is_bounded() -> None:
     count = 0
     while a.session.forward(A, C, [np.zeros(1 << 22, np.uint8)]):
         count += 1
-    assert 1 <= count <= session.FORWARDS_BYTES_MAX >> 22
-    assert sum(a.session.relay(messages.RELAY, A, C, b"x") for _ in range(5000)) == session.FORWARDS_MAX
+    assert 1 <= count <= protocol_session.FORWARDS_BYTES_MAX >> 22
+    assert (
+        sum(a.session.relay(protocol_messages.RELAY, A, C, b"x") for _ in range(5000)) == protocol_session.FORWARDS_MAX
+    )
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -243,7 +240,7 @@ def hello(**changes: Any) -> Hello:
     ],
 )
 def test_a_hello_that_is_not_for_us_is_refused(changes: dict[str, Any], reason: str) -> None:
-    frame = messages.seal(1, messages.pack_hello(messages.HELLO, hello(**changes)))
+    frame = protocol_messages.seal(1, protocol_messages.pack_hello(protocol_messages.HELLO, hello(**changes)))
     with pytest.raises(RefusalError) as caught:
         read_hello(array(frame), Identity(B, *RUN))
     assert caught.value.reason == reason
@@ -251,7 +248,9 @@ def test_a_hello_that_is_not_for_us_is_refused(changes: dict[str, Any], reason: 
 
 def test_whatever_a_peer_grants_only_so_much_is_handed_to_zeromq() -> None:
     b = End(B, A)
-    b.accept(array(messages.seal(1, messages.pack_hello(messages.HELLO, hello(window=1 << 50)))))
+    b.accept(
+        array(protocol_messages.seal(1, protocol_messages.pack_hello(protocol_messages.HELLO, hello(window=1 << 50))))
+    )
     window = b.pair.outbound.window
     assert window is not None
     window.spend(1)
@@ -264,7 +263,7 @@ def packed(*fields: Any) -> bytes:
 
 
 def sealed(body: bytes, connection: int = 1) -> bytes:
-    return messages.seal(connection, body)
+    return protocol_messages.seal(connection, body)
 
 
 def record(
@@ -275,7 +274,7 @@ def record(
 
 
 def batch(*records: bytes, transfer: int = 0, piece: int = 0, digests: Sequence[int] = ()) -> bytes:
-    return messages.pack_batch(transfer, piece, list(digests), list(map(msgspec.Raw, records)))
+    return protocol_messages.pack_batch(transfer, piece, list(digests), list(map(msgspec.Raw, records)))
 
 
 LARGE = encode(np.zeros(20_000, np.uint8)).spec
@@ -293,8 +292,8 @@ CONTROL: dict[str, tuple[bytes, str]] = {
     "empty list": (sealed(b"\x90"), "message"),
     "no kind": (sealed(packed("x")), "message"),
     "unknown kind": (sealed(packed(77)), "state"),
-    "HELLO again": (sealed(messages.pack_hello(messages.HELLO, hello())), "state"),
-    "WELCOME again": (sealed(messages.pack_hello(messages.WELCOME, hello())), "state"),
+    "HELLO again": (sealed(protocol_messages.pack_hello(protocol_messages.HELLO, hello())), "state"),
+    "WELCOME again": (sealed(protocol_messages.pack_hello(protocol_messages.WELCOME, hello())), "state"),
     "data on control": (sealed(batch(record())), "state"),
     "short STATE": (sealed(packed(3, 0)), "message"),
     "STATE with a text": (sealed(packed(3, 0, "x", 0, [], {}, 0)), "message"),
@@ -321,7 +320,7 @@ DATA: dict[str, tuple[list[bytes], str]] = {
     "many frames": ([sealed(batch(record()))] + [b""] * 300, "oversized"),
     "random": ([b"\x11\x93" * 20, b"x"], "magic"),
     "control on data": ([sealed(packed(3, 0, 0, 0, [], {}, 0))], "state"),
-    "ATTACH again": ([sealed(messages.pack_attach(TOKEN))], "state"),
+    "ATTACH again": ([sealed(protocol_messages.pack_attach(TOKEN))], "state"),
     "empty batch": ([sealed(batch())], "message"),
     "frames without digests": ([sealed(batch(record())), b"x"], "message"),
     "digests without frames": ([sealed(batch(record(), digests=[1]))], "message"),
@@ -345,7 +344,7 @@ DATA: dict[str, tuple[list[bytes], str]] = {
     "digests that are no numbers": ([sealed(packed(8, 0, 0, [True], []))], "message"),
     "no item": ([sealed(batch(record(spec=b"\xc7\x00\x05")))], "encoding"),
     "no record": ([sealed(batch(b"\x01"))], "message"),
-    "RELAYED without frames": ([sealed(messages.pack_relay(messages.RELAYED, A, C))], "message"),
+    "RELAYED without frames": ([sealed(protocol_messages.pack_relay(protocol_messages.RELAYED, A, C))], "message"),
 }
 
 
@@ -389,7 +388,7 @@ def test_a_welcome_from_somebody_else_is_refused() -> None:
         a.pump()
         answer = hello(**({"source": B, "target": A} | changes))
         with pytest.raises(RefusalError, match="stranger"):
-            a.hear_control(sealed(messages.pack_hello(messages.WELCOME, answer)))
+            a.hear_control(sealed(protocol_messages.pack_hello(protocol_messages.WELCOME, answer)))
 
 
 def test_every_kind_in_every_phase_does_what_the_table_says() -> None:
@@ -397,7 +396,7 @@ def test_every_kind_in_every_phase_does_what_the_table_says() -> None:
     phases = {phase for phase, _ in TRANSITIONS} | {"over"}
     for phase in phases:
         for kind in range(1, 10):
-            if (phase, kind) not in TRANSITIONS and kind != messages.REFUSAL:
+            if (phase, kind) not in TRANSITIONS and kind != protocol_messages.REFUSAL:
                 one = Session(
                     Identity(B, *RUN), A, Pair(), phase=phase, connection=1, token=TOKEN, intake=Intake(WINDOW)
                 )

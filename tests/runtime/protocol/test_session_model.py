@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from isthmus.runtime.items import layout as frames
-from isthmus.runtime.protocol import session
-from isthmus.runtime.protocol.credit import WINDOW_BYTES_MAX
+from isthmus.runtime.wire import protocol_session
+from isthmus.runtime.wire.protocol_credit import WINDOW_BYTES_MAX
 from tests.effort import examples
 from tests.runtime.protocol.session_ends import NOW, A, B, End, settle
 
@@ -24,7 +24,7 @@ class Connections(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        for module in (frames, session):
+        for module in (frames, protocol_session):
             self.patch.setattr(module, "CHUNK_BYTES", 4096)
         self.patch.setattr(frames, "INLINE_BYTES_MAX", 64)
         self.ends = End(A, B, 50_000), End(B, A, 60_000)

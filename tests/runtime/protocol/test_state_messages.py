@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.items.layout import CHUNK_BYTES
-from isthmus.runtime.items.refusal import RefusalError
-from isthmus.runtime.protocol import messages
-from isthmus.runtime.protocol.credit import CHARGE_MIN, LARGE_BYTES, MESSAGE_BYTES_MAX
-from isthmus.runtime.protocol.messages import AGE_LAST, AGES_MAX, State
-from isthmus.runtime.protocol.session import AHEAD_MAX
+from isthmus.runtime.items.layout import CHUNK_BYTES, RefusalError
+from isthmus.runtime.wire import protocol_messages
+from isthmus.runtime.wire.protocol_credit import CHARGE_MIN, LARGE_BYTES, MESSAGE_BYTES_MAX
+from isthmus.runtime.wire.protocol_messages import AGE_LAST, AGES_MAX, State
+from isthmus.runtime.wire.protocol_session import AHEAD_MAX
 from tests.runtime.protocol.session_ends import A, C, End, connected, settle
 
 WIDE = 32 << 20
@@ -171,11 +170,11 @@ def test_an_age_beyond_an_hour_is_an_hour() -> None:
 
 
 def test_the_form_of_a_state_bounds_the_number_of_its_ages() -> None:
-    fields: list[Any] = [messages.STATE, 0, 0, 300, [1] * AGES_MAX, {}, 0]
-    assert messages.state_of(memoryview(msgspec.msgpack.encode(fields))).ages == [1] * AGES_MAX
+    fields: list[Any] = [protocol_messages.STATE, 0, 0, 300, [1] * AGES_MAX, {}, 0]
+    assert protocol_messages.state_of(memoryview(msgspec.msgpack.encode(fields))).ages == [1] * AGES_MAX
     fields[4].append(1)
     with pytest.raises(RefusalError, match="length <= 256"):
-        messages.state_of(memoryview(msgspec.msgpack.encode(fields)))
+        protocol_messages.state_of(memoryview(msgspec.msgpack.encode(fields)))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -185,7 +184,7 @@ def test_nothing_is_let_go_by_a_state_whose_ages_do_not_fit(count: int) -> None:
     assert a.session is not None
     state = State(a.session._told_heard, 0, 2, [0] * count, {}, 0)
     with pytest.raises(RefusalError, match=f"{count} ages of 2 items"):
-        a.hear_control(messages.seal(1, messages.pack_state(state)))
+        a.hear_control(protocol_messages.seal(1, protocol_messages.pack_state(state)))
     assert (len(a.pair.outbound.kept), a.ended) == (2, [])
 
 

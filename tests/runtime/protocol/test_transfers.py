@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.runtime.channels.contract import Parcel
-from isthmus.runtime.channels.line import Line
+from isthmus.runtime.channels.in_process import Line
 from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.items.refusal import RefusalError
-from isthmus.runtime.protocol import transfers
-from isthmus.runtime.protocol.credit import (
+from isthmus.runtime.items.layout import RefusalError
+from isthmus.runtime.wire import protocol_transfers
+from isthmus.runtime.wire.protocol_credit import (
     CHARGE_MIN,
     EDGES_MAX,
     PACE_BYTES_MIN,
@@ -26,7 +26,7 @@ from isthmus.runtime.protocol.credit import (
     charge,
     claim,
 )
-from isthmus.runtime.protocol.transfers import Inbound, Load, Outbound, Shipment
+from isthmus.runtime.wire.protocol_transfers import Inbound, Load, Outbound, Shipment
 
 CHUNK = 1 << 20
 WINDOW = 8 << 20
@@ -282,7 +282,7 @@ def test_a_pace_is_at_least_some_messages_and_at_most_none() -> None:
 
 
 def test_too_much_that_waits_is_our_own_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "WAITING_MAX", 3)
+    monkeypatch.setattr(protocol_transfers, "WAITING_MAX", 3)
     lane = outbound()
     for _ in range(3):
         lane.put(queued(1))

@@ -10,12 +10,10 @@ import msgspec
 import pytest
 
 from isthmus.runtime.clock import Duration, Instant
-from isthmus.runtime.errors import InvariantError, LocalProtocolError
-from isthmus.runtime.ids import Handle
-from isthmus.runtime.quorum import core as quorum
-from isthmus.runtime.quorum import early_votes
-from isthmus.runtime.quorum.core import QuorumCore
-from isthmus.runtime.quorum.messages import (
+from isthmus.runtime.cores import quorum_core
+from isthmus.runtime.cores import quorum_core as quorum
+from isthmus.runtime.cores.quorum_core import QuorumCore
+from isthmus.runtime.cores.quorum_messages import (
     CancelQuorumTimer,
     CloseRound,
     Decision,
@@ -31,6 +29,8 @@ from isthmus.runtime.quorum.messages import (
     VoteArrived,
     WithdrawRound,
 )
+from isthmus.runtime.errors import InvariantError, LocalProtocolError
+from isthmus.runtime.ids import Handle
 from tests.runtime.quorum.votes import FOUR, MS, OPENING, life, opening, slot, vote
 
 
@@ -288,8 +288,8 @@ def test_votes_that_cannot_count_are_refused_with_the_reason() -> None:
     story.at(0, opening(70, grace=None), vote(70, 1))
     assert story.at(1, vote(70, 0, 2), vote(70, 9)) == [refused(70, 0, "not live"), refused(70, 9, "not live")]
     assert story.at(1, vote(69, 0)) == [refused(69, 0, "unknown round")]
-    assert story.at(1, vote(70 + early_votes.EARLY_MAX, 0)) == []
-    assert story.at(1, vote(71 + early_votes.EARLY_MAX, 0)) == [refused(71 + early_votes.EARLY_MAX, 0, "unknown round")]
+    assert story.at(1, vote(70 + quorum_core.EARLY_MAX, 0)) == []
+    assert story.at(1, vote(71 + quorum_core.EARLY_MAX, 0)) == [refused(71 + quorum_core.EARLY_MAX, 0, "unknown round")]
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
@@ -297,10 +297,10 @@ def test_votes_that_cannot_count_are_refused_with_the_reason() -> None:
 
 def test_before_the_first_round_early_votes_are_held_for_a_bounded_number_of_keys() -> None:
     story = Story()
-    for key in range(early_votes.EARLY_MAX):
+    for key in range(quorum_core.EARLY_MAX):
         assert story.at(0, vote(1000 * key, 0)) == []
     assert story.at(0, vote(7, 0)) == [refused(7, 0, "unknown round")]
-    overtaken = [refused(1000 * key, 0, "unknown round") for key in range(early_votes.EARLY_MAX) if key != 5]
+    overtaken = [refused(1000 * key, 0, "unknown round") for key in range(quorum_core.EARLY_MAX) if key != 5]
     assert story.at(1, opening(5000))[:-1] == overtaken
 
 
@@ -381,7 +381,7 @@ def test_a_renewal_needs_no_room_for_another_round() -> None:
 def test_held_votes_of_withdrawn_rounds_are_bounded_too() -> None:
     story = Story()
     story.at(0, opening(7, [(0, 1)]), opening(8, [(0, 1)]), opening(9, [(2, 1)]), vote(7, 1), vote(8, 1))
-    with mock.patch.object(early_votes, "EARLY_MAX", 1), mock.patch.object(quorum, "ENDED_MAX", 2):
+    with mock.patch.object(quorum_core, "EARLY_MAX", 1), mock.patch.object(quorum, "ENDED_MAX", 2):
         first, second, third = story.at(1, MemberLeft(life(0)))
         assert [type(command) for command in (first, second)] == [WithdrawRound, WithdrawRound]
         assert third == refused(8, 1, "late")
@@ -391,7 +391,7 @@ def test_held_votes_of_withdrawn_rounds_are_bounded_too() -> None:
 def test_a_withdrawn_round_that_holds_votes_has_room_for_more_of_its_own() -> None:
     story = Story()
     story.at(0, opening(7, [(0, 1)]), MemberLeft(life(0)))
-    with mock.patch.object(early_votes, "EARLY_MAX", 1):
+    with mock.patch.object(quorum_core, "EARLY_MAX", 1):
         assert story.at(1, vote(7, 1), vote(7, 2)) == []
         assert story.at(2, vote(8, 1)) == [refused(8, 1, "unknown round")]
 
@@ -461,7 +461,7 @@ def test_check_finds_a_lost_handle_and_a_lost_timer() -> None:
         (quorum, "ROUNDS_MAX", "1 rounds are open, 0 may be"),
         (quorum, "ENDED_MAX", "1 rounds are remembered, 0 may be"),
         (quorum, "MEMBERS_MAX", "4 voters are live, 0 may be"),
-        (early_votes, "EARLY_MAX", "1 keys hold early votes, 0 may"),
+        (quorum_core, "EARLY_MAX", "1 keys hold early votes, 0 may"),
     ],
 )
 def test_check_finds_what_is_out_of_bounds(module: Any, limit: str, broken: str) -> None:

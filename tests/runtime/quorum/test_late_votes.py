@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.ids import Handle
-from isthmus.runtime.quorum.core import QuorumCore
-from isthmus.runtime.quorum.late_votes import CHAINS_MAX
-from isthmus.runtime.quorum.messages import (
+from isthmus.runtime.cores.quorum_core import CHAINS_MAX, QuorumCore
+from isthmus.runtime.cores.quorum_messages import (
     CloseRound,
     MemberJoined,
     MemberLeft,
@@ -20,6 +17,8 @@ from isthmus.runtime.quorum.messages import (
     RefuseVote,
     RoundOpened,
 )
+from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.ids import Handle
 from tests.runtime.quorum.votes import FOUR, MS, life, opening, slot, vote
 
 

@@ -13,12 +13,10 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.ids import Handle, Member
-from isthmus.runtime.quorum import core as quorum
-from isthmus.runtime.quorum import early_votes
-from isthmus.runtime.quorum.core import QuorumCore
-from isthmus.runtime.quorum.messages import (
+from isthmus.runtime.cores import quorum_core
+from isthmus.runtime.cores import quorum_core as quorum
+from isthmus.runtime.cores.quorum_core import QuorumCore
+from isthmus.runtime.cores.quorum_messages import (
     CancelQuorumTimer,
     CloseRound,
     MemberJoined,
@@ -34,6 +32,8 @@ from isthmus.runtime.quorum.messages import (
     VoteArrived,
     WithdrawRound,
 )
+from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.ids import Handle, Member
 from tests.effort import examples
 from tests.runtime.quorum.votes import life, opening, slot
 from tests.runtime.tape.twin import restored
@@ -95,7 +95,7 @@ class Replay:
                     return "late"
             elif key <= self.newest:
                 return "late" if key <= self.forgotten else "unknown round"
-            elif (self.newest >= 0 and key > self.newest + early_votes.EARLY_MAX) or not self.has_room(key):
+            elif (self.newest >= 0 and key > self.newest + quorum_core.EARLY_MAX) or not self.has_room(key):
                 return "unknown round"
         if voter not in self.alive:
             return "not live"
@@ -121,7 +121,7 @@ class Replay:
         return [voter for _, _, voter, _ in gone]
 
     def has_room(self, key: int) -> bool:
-        return len({k for k, _, _ in self.waiting if k != key and k not in self.rounds}) < early_votes.EARLY_MAX
+        return len({k for k, _, _ in self.waiting if k != key and k not in self.rounds}) < quorum_core.EARLY_MAX
 
     def refuse_waiting(self, condition: Any, reason: str) -> None:
         for entry in [entry for entry in self.waiting if condition(entry[0], entry[1])]:
@@ -145,7 +145,7 @@ class Replay:
                 self.newest = key
                 self.refuse_waiting(lambda k, _: k in withdrawn and k not in self.rounds, "late")
                 self.refuse_waiting(lambda k, _: k < key and k not in self.rounds, "unknown round")
-                self.refuse_waiting(lambda k, _: k > key + early_votes.EARLY_MAX, "unknown round")
+                self.refuse_waiting(lambda k, _: k > key + quorum_core.EARLY_MAX, "unknown round")
         self.fates[event.handle] = "open"
 
     def judge(self, key: int, now: int) -> None:
@@ -225,7 +225,7 @@ class QuorumMachine(RuleBasedStateMachine):
         super().__init__()
         self.bounds = contextlib.ExitStack()
         self.bounds.enter_context(mock.patch.multiple(quorum, **BOUNDS))
-        self.bounds.enter_context(mock.patch.object(early_votes, "EARLY_MAX", EARLY_MAX))
+        self.bounds.enter_context(mock.patch.object(quorum_core, "EARLY_MAX", EARLY_MAX))
         self.core = QuorumCore()
         self.history: list[tuple[QuorumEvent, int]] = []
         self.replay = Replay([])

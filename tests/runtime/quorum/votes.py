@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from isthmus.runtime.clock import Duration, milliseconds
+from isthmus.runtime.cores.quorum_messages import RoundOpened, VoteArrived
 from isthmus.runtime.ids import Handle, Member, Replica
-from isthmus.runtime.quorum.messages import RoundOpened, VoteArrived
 
 MS = milliseconds(1)
 FOUR = tuple((slot, 1) for slot in range(4))

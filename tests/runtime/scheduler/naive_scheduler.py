@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.runtime.clock import Instant
+from isthmus.runtime.cores import quorum_core as q
+from isthmus.runtime.cores import scheduler_events as e
+from isthmus.runtime.cores.scheduler_core import constant
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
 from isthmus.runtime.graph.template import AnyOf, Every, Quorum
 from isthmus.runtime.ids import Handle, Member, Replica
-from isthmus.runtime.quorum import core as q
-from isthmus.runtime.scheduler import events as e
-from isthmus.runtime.scheduler.core import constant
 
 
 @dataclass(eq=False)

@@ -7,11 +7,8 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from isthmus.runtime.clock import Instant, milliseconds
-from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.graph.template import Graph
-from isthmus.runtime.ids import Handle, Member, Replica
-from isthmus.runtime.scheduler.core import Scheduler
-from isthmus.runtime.scheduler.events import (
+from isthmus.runtime.cores.scheduler_core import Scheduler
+from isthmus.runtime.cores.scheduler_events import (
     Command,
     Event,
     Fields,
@@ -22,6 +19,9 @@ from isthmus.runtime.scheduler.events import (
     ReplicaJoined,
     RunBody,
 )
+from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.ids import Handle, Member, Replica
 
 MS = milliseconds(1)
 

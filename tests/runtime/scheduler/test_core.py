@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from isthmus.runtime.clock import Instant, milliseconds
-from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
-from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Policy, Queue, Route
-from isthmus.runtime.ids import Handle
-from isthmus.runtime.scheduler.core import constant
-from isthmus.runtime.scheduler.events import (
+from isthmus.runtime.cores.scheduler_core import constant
+from isthmus.runtime.cores.scheduler_events import (
     BodyFailed,
     CancelTimer,
     CreditGranted,
@@ -31,7 +28,10 @@ from isthmus.runtime.scheduler.events import (
     StopRequested,
     TimerFired,
 )
-from isthmus.runtime.scheduler.flow import HELD_MAX
+from isthmus.runtime.cores.scheduler_flow import HELD_MAX
+from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Policy, Queue, Route
+from isthmus.runtime.ids import Handle
 from tests.runtime.scheduler.stories import MS, Story, arrived, body, ended, life, run
 
 H = Handle

@@ -18,6 +18,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from isthmus.runtime.clock import Duration, Instant, milliseconds
+from isthmus.runtime.cores import scheduler_events as e
+from isthmus.runtime.cores.scheduler_core import STATE, Scheduler
+from isthmus.runtime.cores.scheduler_flow import HELD_MAX
 from isthmus.runtime.errors import LocalProtocolError, RemoteProtocolError
 from isthmus.runtime.graph.plans import EdgePlan, Plan, lower
 from isthmus.runtime.graph.template import (
@@ -35,9 +38,6 @@ from isthmus.runtime.graph.template import (
     Route,
 )
 from isthmus.runtime.ids import Handle, Member, Replica
-from isthmus.runtime.scheduler import events as e
-from isthmus.runtime.scheduler.core import STATE, Scheduler
-from isthmus.runtime.scheduler.flow import HELD_MAX
 from tests.effort import examples
 from tests.runtime.scheduler.naive_scheduler import NaiveScheduler
 from tests.runtime.tape.twin import restored

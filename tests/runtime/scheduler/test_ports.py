@@ -9,10 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from isthmus.runtime.errors import LocalProtocolError, RemoteProtocolError
-from isthmus.runtime.graph.plans import EdgePlan, OutputPlan
-from isthmus.runtime.ids import Handle, Member, Replica
-from isthmus.runtime.scheduler.ports import (
+from isthmus.runtime.cores.scheduler_ports import (
     KEPT_MAX,
     Exit,
     Link,
@@ -23,6 +20,9 @@ from isthmus.runtime.scheduler.ports import (
     consumers,
     producers,
 )
+from isthmus.runtime.errors import LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.graph.plans import EdgePlan, OutputPlan
+from isthmus.runtime.ids import Handle, Member, Replica
 from tests.runtime.scheduler.stories import life
 
 EDGE = EdgePlan(0, "a.out -> b.item", "queue", 2, (), None, "all", None, "here", 0, "out", "there", 1, "item")

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.runtime.clock import Duration, Instant, milliseconds
-from isthmus.runtime.errors import InvariantError, RemoteProtocolError
-from isthmus.runtime.graph.template import Graph, Latest, Policy, Queue, Quorum
-from isthmus.runtime.ids import Handle
-from isthmus.runtime.scheduler.events import (
+from isthmus.runtime.cores.scheduler_events import (
     CancelTimer,
     CreditGranted,
     DropItem,
@@ -28,6 +25,9 @@ from isthmus.runtime.scheduler.events import (
     ShareItem,
     TimerFired,
 )
+from isthmus.runtime.errors import InvariantError, RemoteProtocolError
+from isthmus.runtime.graph.template import Graph, Latest, Policy, Queue, Quorum
+from isthmus.runtime.ids import Handle
 from tests.runtime.scheduler.stories import MS, Story, arrived, body, ended, life, run
 
 H = Handle

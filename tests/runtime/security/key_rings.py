@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from isthmus.runtime.ids import Member
-from isthmus.runtime.security.keys import KeyPair, Keyring
+from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
 STRANGER = KeyPair.make()
 """Whom nobody admits."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.security import keys
-from isthmus.runtime.security.keys import KeyPair, Keyring
+from isthmus.runtime.wire import security_keys
+from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
 
 def test_a_key_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -18,8 +18,12 @@ def test_a_key_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (secret.name, public.name) == ("alpha.key", "alpha.pub")
     assert secret.stat().st_mode & 0o777 == 0o600
     assert public.read_text() == f"{pair.public}\n"
-    assert keys.read_pair(secret) == pair
-    assert keys.read_public("alpha.pub", tmp_path, "") == keys.read_public(pair.public, tmp_path, "") == pair.public
+    assert security_keys.read_pair(secret) == pair
+    assert (
+        security_keys.read_public("alpha.pub", tmp_path, "")
+        == security_keys.read_public(pair.public, tmp_path, "")
+        == pair.public
+    )
     assert pair.secret not in repr(pair)
 
 
@@ -40,12 +44,12 @@ def test_a_public_key_needs_no_quotes() -> None:
         public = KeyPair.make().public
         assert shlex.quote(public) == public
         assert not public.startswith("-")
-        assert keys.is_key(public)
+        assert security_keys.is_key(public)
 
 
 @pytest.mark.parametrize("text", ["", "a" * 39, "a" * 41, "a" * 39 + " ", "a" * 39 + "~", "#" * 40, "ä" * 40])
 def test_what_is_no_key(text: str) -> None:
-    assert not keys.is_key(text)
+    assert not security_keys.is_key(text)
 
 
 PUBLIC = KeyPair.make()
@@ -66,26 +70,26 @@ def test_a_secret_key_that_is_none(tmp_path: Path, text: str, mode: int, told: s
     path.write_text(text.format(KeyPair.make()))
     path.chmod(mode)
     with pytest.raises(ConfigError) as error:
-        keys.read_pair(path)
+        security_keys.read_pair(path)
     assert told in str(error.value)
     assert PUBLIC.secret not in str(error.value)
 
 
 def test_a_key_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="found no file"):
-        keys.read_pair(tmp_path / "alpha.key")
+        security_keys.read_pair(tmp_path / "alpha.key")
     with pytest.raises(ConfigError, match="found no file"):
-        keys.read_public("alpha.pub", tmp_path, "")
+        security_keys.read_public("alpha.pub", tmp_path, "")
     (tmp_path / "folder.pub").mkdir()
     with pytest.raises(ConfigError, match="expected a file that can be read"):
-        keys.read_public("folder.pub", tmp_path, "")
+        security_keys.read_public("folder.pub", tmp_path, "")
 
 
 def test_a_secret_key_is_not_taken_for_a_public_one(tmp_path: Path) -> None:
     pair = KeyPair.make()
     pair.write(tmp_path, "alpha")
     with pytest.raises(ConfigError, match=r"found a secret one.*\n.*Name alpha.pub") as error:
-        keys.read_public("alpha.key", tmp_path, "")
+        security_keys.read_public("alpha.key", tmp_path, "")
     assert pair.secret not in str(error.value)
 
 
@@ -139,12 +143,12 @@ def test_a_key_has_one_name_and_a_name_one_key() -> None:
     ],
 )
 def test_off_loopback_needs_keys(endpoint: str, is_loopback: bool) -> None:
-    assert keys.is_loopback(endpoint) == is_loopback
-    keys.check_open(endpoint, Keyring(PUBLIC), "Listening")
+    assert security_keys.is_loopback(endpoint) == is_loopback
+    security_keys.check_open(endpoint, Keyring(PUBLIC), "Listening")
     if is_loopback:
-        keys.check_open(endpoint, None, "Listening")
+        security_keys.check_open(endpoint, None, "Listening")
     else:
         with pytest.raises(ConfigError, match="isthmus keygen"):
-            keys.check_open(endpoint, None, "Listening")
+            security_keys.check_open(endpoint, None, "Listening")
     with pytest.raises(ConfigError, match="expected the public key of the machine that listens there, found none"):
-        keys.check_server(endpoint, Keyring(PUBLIC), "", "Dialling")
+        security_keys.check_server(endpoint, Keyring(PUBLIC), "", "Dialling")

@@ -13,11 +13,11 @@ import zmq
 
 from isthmus.runtime.channels.contract import Endpoints
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.control.client import ControlClient
-from isthmus.runtime.control.messages import Message, encode
-from isthmus.runtime.control.server import ControlServer
-from isthmus.runtime.security import handshakes
-from isthmus.runtime.security.keys import KeyPair, Keyring
+from isthmus.runtime.wire import security_curve
+from isthmus.runtime.wire.control_client import ControlClient
+from isthmus.runtime.wire.control_messages import Message, encode
+from isthmus.runtime.wire.control_server import ControlServer
+from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.procfs import open_files
 from tests.runtime.security.key_rings import STRANGER, ring_of
 from tests.runtime.wire.cables import LEARNERS, World
@@ -31,7 +31,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE"
 @pytest.fixture
 def _impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits as long for a handshake as in earnest."""
-    monkeypatch.setattr(handshakes, "HANDSHAKE_MS_MAX", 800)
+    monkeypatch.setattr(security_curve, "HANDSHAKE_MS_MAX", 800)
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def dealer(context: Any, post: Post, keys: Keyring | None, expected: str | None 
     """A socket that dials a daemon with some keys."""
     made = context.socket(zmq.DEALER)
     made.linger = 0
-    handshakes.secure_client(made, keys, expected or post.where.key)
+    security_curve.secure_client(made, keys, expected or post.where.key)
     made.connect(post.where.control)
     return made
 
@@ -210,7 +210,7 @@ def test_half_handshakes_end_and_cost_a_daemon_nothing_that_stays(world: World, 
 
 
 def test_a_flood_of_keys_is_remembered_and_told_within_bounds(world: World, post: Post, context: Any) -> None:
-    from isthmus.runtime.security.zap import STRANGERS_MAX
+    from isthmus.runtime.wire.security_curve import STRANGERS_MAX
 
     count = STRANGERS_MAX + 20
     pairs = [KeyPair(*(half.decode() for half in zmq.curve_keypair())) for _ in range(count)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, SimulatedFile, Trouble
+from isthmus.runtime.sim.machine import Mount, SimulatedDisk, SimulatedFile, Trouble
 from isthmus.runtime.system.files import write_bytes
 
 HERE = Path("/run")

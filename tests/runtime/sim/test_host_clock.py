@@ -7,7 +7,7 @@ import pytest
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.sim import Kill
-from isthmus.runtime.sim.machine.host_clock import HostClock
+from isthmus.runtime.sim.machine import HostClock
 
 
 def test_a_clock_that_runs_fast_is_early_and_never_calls_before_its_time() -> None:

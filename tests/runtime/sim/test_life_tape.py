@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from isthmus.runtime.clock import Instant
+from isthmus.runtime.cores.scheduler_events import StopRequested
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.scheduler.events import StopRequested
-from isthmus.runtime.sim.life_tape import LifeTape
-from isthmus.runtime.sim.machine.disk import SimulatedDisk
+from isthmus.runtime.sim.host import LifeTape
+from isthmus.runtime.sim.machine import SimulatedDisk
 
 MEMBER = Member(Replica("learner", 0), 1)
 

@@ -13,8 +13,7 @@ from isthmus.runtime.channels.contract import Channel, Endpoints
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import Member
-from isthmus.runtime.sim.network.pipe import UNHEARD
-from isthmus.runtime.sim.network.sockets import Ether, EtherSocket, EtherSockets
+from isthmus.runtime.sim.network import UNHEARD, Ether, EtherSocket, EtherSockets
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import Limits
 from tests.runtime.channels.channel_conformance import (

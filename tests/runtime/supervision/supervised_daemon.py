@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from isthmus.runtime.clock import Instant
+from isthmus.runtime.cores.membership_messages import Phase
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.membership.messages import Phase
 from isthmus.runtime.supervision.driver import Driver
-from isthmus.runtime.supervision.home.core import STATE as HOME_STATE
-from isthmus.runtime.supervision.home.core import Home
-from isthmus.runtime.supervision.home.events import (
+from isthmus.runtime.supervision.home import STATE as HOME_STATE
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.home_events import (
     FinishRun,
     HomeBegan,
     HomeCommand,

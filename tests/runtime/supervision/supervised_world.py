@@ -11,13 +11,7 @@ from typing import Any, Final
 from isthmus.runtime.clock import Duration, Instant, milliseconds
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import Driver
-from isthmus.runtime.supervision.home.events import (
-    Cast,
-    HomeBeat,
-    HomeTimerFired,
-    Places,
-    ReportCame,
-)
+from isthmus.runtime.supervision.home_events import Cast, HomeBeat, HomeTimerFired, Places, ReportCame
 from isthmus.runtime.supervision.incidents import Ended, Exited, Incident, Unseen
 from isthmus.runtime.supervision.messages import Orders, Over, Report, Said
 from isthmus.runtime.supervision.station_events import (

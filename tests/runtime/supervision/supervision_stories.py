@@ -10,11 +10,11 @@ import math
 from typing import Any, Final
 
 from isthmus.runtime.clock import Duration, Instant, seconds
+from isthmus.runtime.cores.membership_messages import Phase, Silence
+from isthmus.runtime.cores.membership_suspicion import phi, quantile
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.membership.messages import Phase, Silence
-from isthmus.runtime.membership.phi_accrual import phi, quantile
-from isthmus.runtime.supervision.home.core import Home
-from isthmus.runtime.supervision.home.events import (
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.home_events import (
     Cast,
     HomeBeat,
     HomeBegan,
@@ -29,8 +29,8 @@ from isthmus.runtime.supervision.home.events import (
     SetHomeTimer,
     WriteIncident,
 )
-from isthmus.runtime.supervision.home.liveness import PATIENCE
 from isthmus.runtime.supervision.incidents import End, Ended, Exited, Incident, Raised, Verdict
+from isthmus.runtime.supervision.liveness import PATIENCE
 from isthmus.runtime.supervision.messages import Gone, Over, Report, Row, Said, Seen, Stamp, Wanted
 from isthmus.runtime.supervision.station_events import LivesNoted, NoteLives
 

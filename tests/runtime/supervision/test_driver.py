@@ -10,8 +10,8 @@ import pytest
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.supervision.driver import Driver, HomeRecord, StationRecord, replay
-from isthmus.runtime.supervision.home.core import Home
-from isthmus.runtime.supervision.home.events import EndAsked, HomeBegan, MachineTakenAway
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.home_events import EndAsked, HomeBegan, MachineTakenAway
 from isthmus.runtime.supervision.incidents import Exited, Ordered
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.tape.reading import read

@@ -8,9 +8,8 @@ import pytest
 
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.supervision.home.events import Cast, Places
-from isthmus.runtime.supervision.home.fleet import Fleet
-from isthmus.runtime.supervision.home.machine import LOST_BEATS
+from isthmus.runtime.supervision.fleet import LOST_BEATS, Fleet
+from isthmus.runtime.supervision.home_events import Cast, Places
 from isthmus.runtime.supervision.messages import Wanted
 from tests.runtime.supervision.supervision_stories import life
 

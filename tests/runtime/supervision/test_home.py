@@ -7,16 +7,11 @@ import math
 import pytest
 
 from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.cores.membership_suspicion import quantile
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.membership.phi_accrual import quantile
-from isthmus.runtime.supervision.home.events import (
-    HomeBeat,
-    HomeTimerFired,
-    ReportCame,
-    SetHomeTimer,
-)
-from isthmus.runtime.supervision.home.state import Life
+from isthmus.runtime.supervision.home_events import HomeBeat, HomeTimerFired, ReportCame, SetHomeTimer
+from isthmus.runtime.supervision.home_state import Life
 from isthmus.runtime.supervision.incidents import BodyFailed, Delayed, Ended, Exited, Restarted
 from isthmus.runtime.supervision.messages import Report, Seen, Stamp
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteLives

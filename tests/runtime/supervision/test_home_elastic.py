@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.supervision.home.core import Home
-from isthmus.runtime.supervision.home.events import HomeBegan, HomeCommand, NoteJournal, SendOrders, WriteIncident
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.home_events import HomeBegan, HomeCommand, NoteJournal, SendOrders, WriteIncident
 from isthmus.runtime.supervision.incidents import (
     Bereft,
     Condemned,

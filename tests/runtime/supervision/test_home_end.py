@@ -7,9 +7,9 @@ from typing import Final
 import pytest
 
 from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.cores.membership_messages import Phase
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.membership.messages import Phase
-from isthmus.runtime.supervision.home.events import (
+from isthmus.runtime.supervision.home_events import (
     Cast,
     EndAsked,
     FinishRun,
@@ -20,7 +20,6 @@ from isthmus.runtime.supervision.home.events import (
     SetHomeTimer,
     StopAsked,
 )
-from isthmus.runtime.supervision.home.service import UNSERVED_BEATS
 from isthmus.runtime.supervision.incidents import (
     Condemned,
     Delayed,
@@ -32,6 +31,7 @@ from isthmus.runtime.supervision.incidents import (
     Suspected,
     Unserved,
 )
+from isthmus.runtime.supervision.liveness import UNSERVED_BEATS
 from isthmus.runtime.supervision.messages import Missing, Over, Report, Seen
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteLives
 from tests.runtime.supervision.supervision_stories import (

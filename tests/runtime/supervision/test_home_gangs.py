@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from isthmus.runtime.supervision.home.events import HomeBegan, HomeCommand, SendOrders, WriteIncident
+from isthmus.runtime.supervision.home_events import HomeBegan, HomeCommand, SendOrders, WriteIncident
 from isthmus.runtime.supervision.incidents import Bereft, Condemned, Ended, GivenUp
 from isthmus.runtime.supervision.station_events import NoteLives
 from tests.runtime.supervision.supervision_stories import (

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.supervision.home.events import (
+from isthmus.runtime.supervision.home_events import (
     DAEMON,
     EndAsked,
     FinishRun,
@@ -23,8 +23,8 @@ from isthmus.runtime.supervision.home.events import (
     StopAsked,
     WriteIncident,
 )
-from isthmus.runtime.supervision.home.takeover import NUMBERS_SKIPPED
 from isthmus.runtime.supervision.incidents import Adopted, NumbersLost, Ordered, Restarted, Unseen
+from isthmus.runtime.supervision.lives import NUMBERS_SKIPPED
 from isthmus.runtime.supervision.messages import Report
 from isthmus.runtime.supervision.station_events import LivesNotNoted, NoteFound, NoteLives
 from tests.runtime.supervision.supervision_stories import (

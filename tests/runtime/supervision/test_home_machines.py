@@ -8,15 +8,8 @@ import pytest
 
 from isthmus.runtime.clock import seconds
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.supervision.home.events import (
-    Cast,
-    HomeBeat,
-    MachineJoined,
-    MachineTakenAway,
-    Places,
-    Taken,
-)
-from isthmus.runtime.supervision.home.machine import LOST_BEATS
+from isthmus.runtime.supervision.fleet import LOST_BEATS
+from isthmus.runtime.supervision.home_events import Cast, HomeBeat, MachineJoined, MachineTakenAway, Places, Taken
 from isthmus.runtime.supervision.incidents import (
     Ended,
     Homeless,

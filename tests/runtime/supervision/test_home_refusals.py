@@ -7,11 +7,10 @@ from typing import Final
 import pytest
 
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.items.refused import Refusal
-from isthmus.runtime.supervision.home.events import Cast, HomeCommand, Places, WriteIncident
-from isthmus.runtime.supervision.home.watch import REFUSALS_MAX
+from isthmus.runtime.supervision.home_events import Cast, HomeCommand, Places, WriteIncident
 from isthmus.runtime.supervision.incidents import Condemned, GivenUp, Incident, ItemRefused, Misbehaved
-from isthmus.runtime.supervision.messages import Seen
+from isthmus.runtime.supervision.messages import Refusal, Seen
+from isthmus.runtime.supervision.watch import REFUSALS_MAX
 from tests.runtime.supervision.supervision_stories import HomeStory, gone, life, seen
 
 CAST: Final = Cast(roles={"learner": 2, "syncer": 1}, least={"learner": 1})

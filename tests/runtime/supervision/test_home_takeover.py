@@ -8,8 +8,8 @@ import pytest
 
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.home.core import Home
-from isthmus.runtime.supervision.home.events import (
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.home_events import (
     EndAsked,
     FinishRun,
     HomeBegan,

@@ -7,10 +7,9 @@ from typing import Final
 import pytest
 
 from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.cores.membership_messages import LongExcuse, Stall
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.membership.messages import LongExcuse, Stall
-from isthmus.runtime.supervision.home.events import Cast, HomeTimerFired, Places, ReportCame, SetHomeTimer
-from isthmus.runtime.supervision.home.watch import HELLO_BEATS
+from isthmus.runtime.supervision.home_events import Cast, HomeTimerFired, Places, ReportCame, SetHomeTimer
 from isthmus.runtime.supervision.incidents import (
     Condemned,
     Ended,
@@ -26,6 +25,7 @@ from isthmus.runtime.supervision.incidents import (
 )
 from isthmus.runtime.supervision.messages import Report, Said, Seen
 from isthmus.runtime.supervision.station_events import NoteLives
+from isthmus.runtime.supervision.watch import HELLO_BEATS
 from tests.runtime.supervision.supervision_stories import (
     BOOM,
     CAST,

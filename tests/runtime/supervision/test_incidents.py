@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from isthmus.runtime.clock import Instant, seconds
-from isthmus.runtime.membership.messages import LongExcuse, Pace, Silence, Stall
+from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Silence, Stall
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.incidents import Ended, Exited, Happened, as_line, incident_of, of_line
 from tests.runtime.supervision.supervision_stories import life

@@ -9,9 +9,7 @@ from typing import Final
 import pytest
 
 from isthmus.runtime.clock import Duration, Instant, seconds
-from isthmus.runtime.errors import InvariantError
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.membership.messages import (
+from isthmus.runtime.cores.membership_messages import (
     Excuse,
     HeartbeatArrived,
     HostAnnounced,
@@ -19,8 +17,9 @@ from isthmus.runtime.membership.messages import (
     LongExcuse,
     MembershipEvent,
 )
-from isthmus.runtime.membership.progress import SLOW_RATIO
-from isthmus.runtime.supervision.home.liveness import HURRY, PATIENCE, Findings, Roll
+from isthmus.runtime.cores.membership_suspicion import SLOW_RATIO
+from isthmus.runtime.errors import InvariantError
+from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import (
     Excused,
     HeardAgain,
@@ -30,6 +29,7 @@ from isthmus.runtime.supervision.incidents import (
     Slow,
     Suspected,
 )
+from isthmus.runtime.supervision.liveness import HURRY, PATIENCE, Findings, Roll
 from tests.runtime.supervision.supervision_stories import GONE, SUSPECT, life, silence
 
 LEARNER, SYNCER = life("learner/0"), life("syncer/0")

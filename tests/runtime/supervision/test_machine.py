@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.supervision.home.machine import LOST_BEATS, SILENT_BEATS, Machine
+from isthmus.runtime.supervision.fleet import LOST_BEATS, SILENT_BEATS, Machine
 from isthmus.runtime.supervision.messages import Wanted
 from tests.runtime.supervision.supervision_stories import life
 

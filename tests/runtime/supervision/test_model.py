@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from isthmus.runtime.clock import milliseconds
-from isthmus.runtime.ids import Replica
-from isthmus.runtime.roles import gang_number
-from isthmus.runtime.supervision.home.events import Cast, EndAsked, MachineJoined, MachineTakenAway, Places, StopAsked
+from isthmus.runtime.ids import Replica, gang_number
+from isthmus.runtime.supervision.home_events import Cast, EndAsked, MachineJoined, MachineTakenAway, Places, StopAsked
 from isthmus.runtime.supervision.incidents import Exited, Ordered
 from tests.effort import examples
 from tests.runtime.supervision.supervised_world import Computer, World

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.home.reach import CUT_OFF_BEATS, HURRY_BEATS, TOLD_BEATS, Reach
 from isthmus.runtime.supervision.incidents import CutOff, Reached, Unreached
+from isthmus.runtime.supervision.liveness import CUT_OFF_BEATS, HURRY_BEATS, TOLD_BEATS, Reach
 from isthmus.runtime.supervision.messages import Said
 
 LEARNERS = [Member(Replica("learner", slot), 1) for slot in range(3)]

@@ -7,8 +7,8 @@ import pytest
 
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.supervision.home.restarts import FAILURES_MAX, HEALTHY, LONG, Repeated, Repeats, Restarts
 from isthmus.runtime.supervision.incidents import Raised
+from isthmus.runtime.supervision.liveness import FAILURES_MAX, HEALTHY, LONG, Repeated, Repeats, Restarts
 
 ONE, TWO = Replica("learner", 0), Replica("learner", 1)
 NOW = Instant(seconds(100))

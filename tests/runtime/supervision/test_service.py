@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.home.service import LAST_BEATS, UNSERVED_BEATS, Service, Unserved
+from isthmus.runtime.supervision.liveness import LAST_BEATS, UNSERVED_BEATS, Service, Unserved
 from isthmus.runtime.supervision.messages import Missing, Said
 
 LEARNERS = [Member(Replica("learner", slot), 1) for slot in range(2)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.supervision.home.events import (
+from isthmus.runtime.supervision.home_events import (
     DAEMON,
     EndAsked,
     HomeBegan,
@@ -14,8 +14,8 @@ from isthmus.runtime.supervision.home.events import (
     TurnedAway,
     WriteIncident,
 )
-from isthmus.runtime.supervision.home.takeover import NUMBERS_OF_TERM
 from isthmus.runtime.supervision.incidents import HomeTaken, Moved, NumbersLost, Ordered, Superseded
+from isthmus.runtime.supervision.lives import NUMBERS_OF_TERM
 from isthmus.runtime.supervision.messages import Orders, Report, Stamp
 from isthmus.runtime.supervision.station import LONELY_BEATS
 from isthmus.runtime.supervision.station_events import (

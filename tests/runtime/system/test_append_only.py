@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
-from isthmus.runtime.system import append_only
-from isthmus.runtime.system.append_only import Growing
-from isthmus.runtime.system.files import Lines
+from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
+from isthmus.runtime.system import files
+from isthmus.runtime.system.files import Growing, Lines
 
 PATH = Path("/run/lines.jsonl")
 
@@ -36,7 +35,7 @@ def test_a_piece_that_does_not_fit_is_continued_where_it_ended() -> None:
 
 
 def test_what_waits_is_bounded_and_what_is_lost_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_only, "WAITING_BYTES_MAX", 10)
+    monkeypatch.setattr(files, "WAITING_BYTES_MAX", 10)
     disk = SimulatedDisk("broken")
     disk.troubles[1] = Trouble(nothing, share=1.0)
     file = Growing(PATH, Mount(disk))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.runtime.system import logs
+from isthmus.runtime.system import files
 
 
 def test_a_long_log_is_cut_and_its_writer_goes_on(tmp_path: Path) -> None:
@@ -14,16 +14,16 @@ def test_a_long_log_is_cut_and_its_writer_goes_on(tmp_path: Path) -> None:
     short.write_text("short\n")
     with log.open("ab", buffering=0) as writer:  # As a host's output is opened.
         writer.write(b"begin" + b"a" * 100)
-        logs.cut(tmp_path, 50)
+        files.cut(tmp_path, 50)
         assert log.read_text() == ""
-        assert logs.former(log).read_text() == "a" * 50
+        assert files.former(log).read_text() == "a" * 50
         writer.write(b"b" * 40)
-        logs.cut(tmp_path, 50)
-        assert logs.read(log) == "a" * 50 + "b" * 40
+        files.cut(tmp_path, 50)
+        assert files.read(log) == "a" * 50 + "b" * 40
         writer.write(b"c" * 30)
-        logs.cut(tmp_path, 50)
-        assert logs.read(log) == "b" * 20 + "c" * 30
-    assert logs.read(short) == "short\n"
+        files.cut(tmp_path, 50)
+        assert files.read(log) == "b" * 20 + "c" * 30
+    assert files.read(short) == "short\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["learner-0.log", "learner-0.log.1", "syncer-0.log"]
 
 
@@ -33,11 +33,11 @@ def test_a_disk_that_takes_no_copy_costs_the_copy(tmp_path: Path, monkeypatch: p
 
     (tmp_path / "learner-0.log").write_text("a" * 100)
     monkeypatch.setattr(Path, "write_bytes", refuse)
-    logs.cut(tmp_path, 50)
+    files.cut(tmp_path, 50)
     assert (tmp_path / "learner-0.log").read_text() == ""
 
 
 def test_without_a_log_that_is_said(tmp_path: Path) -> None:
-    logs.cut(tmp_path / "nowhere")
+    files.cut(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError):
-        logs.read(tmp_path / "learner-0.log")
+        files.read(tmp_path / "learner-0.log")

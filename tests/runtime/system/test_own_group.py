@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.runtime.system.own_group import NICENESS
+from isthmus.runtime.system.processes import NICENESS
 
 TRIED = """
 from pathlib import Path
-from isthmus.runtime.system import own_group
+from isthmus.runtime.system import processes as own_group
 group = Path("/proc/self/autogroup")
 def niceness(): return int(group.read_text().rpartition(" ")[2])
 first = niceness()

@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given, settings
 
 from isthmus.runtime.clock import Instant
+from isthmus.runtime.cores.scheduler_events import HostRecord, ItemArrived, StopRequested
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.scheduler.events import ItemArrived, StopRequested
-from isthmus.runtime.scheduler.tape import Record
-from isthmus.runtime.sim.machine.disk import Mount, SimulatedDisk, Trouble
-from isthmus.runtime.system import append_only
+from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
+from isthmus.runtime.system import files
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.tape import reading
-from isthmus.runtime.tape.files import FOLDER, SEGMENTS, TapeFiles, named, segment_bytes
-from isthmus.runtime.tape.reading import Reading
+from isthmus.runtime.tape.reading import FOLDER, SEGMENTS, Reading, TapeFiles, named, segment_bytes
 from isthmus.runtime.tape.writing import Tape
 from tests.effort import examples
 
@@ -50,7 +48,7 @@ def sizes(disk: SimulatedDisk) -> dict[str, int]:
 def there(disk: SimulatedDisk) -> Reading:
     """What the disk has of the tape."""
     files = sorted((named(path.name), data) for path, data in disk.files().items() if named(path.name))
-    return reading.joined([reading.read(data, Record) for _, data in files])
+    return reading.joined([reading.read(data, HostRecord) for _, data in files])
 
 
 def assert_right(found: Reading) -> None:
@@ -72,7 +70,7 @@ def test_all_tapes_of_a_host_keep_within_their_bound(written: list[tuple[int, in
             assert sum(sizes(disk).values()) <= bound + 1000, "one record more, at most"
         core.files.close()
     newest = [data for path, data in disk.files().items() if path.name.startswith("learner-0-2.")]
-    assert_right(reading.joined([reading.read(data, Record) for data in newest]))
+    assert_right(reading.joined([reading.read(data, HostRecord) for data in newest]))
 
 
 def test_the_oldest_are_deleted_first_and_others_hosts_tapes_stay() -> None:
@@ -110,7 +108,7 @@ def test_after_a_power_failure_the_tape_is_whole_up_to_its_last_record(data: st.
     before = disk.files()
     disk.lose_power()
     for path, left in disk.files().items():
-        was, is_ = reading.read(before[path], Record), reading.read(left, Record)
+        was, is_ = reading.read(before[path], HostRecord), reading.read(left, HostRecord)
         assert [each.opening for each in is_.segments] == [each.opening for each in was.segments][: len(is_.segments)]
         assert is_.records == was.records[: len(is_.records)]
         assert is_.rest == "" or is_.is_unfinished
@@ -121,7 +119,7 @@ def test_after_a_power_failure_the_tape_is_whole_up_to_its_last_record(data: st.
 def test_what_a_disk_does_not_take_is_missing_in_whole_records_and_said(
     is_full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(append_only, "WAITING_BYTES_MAX", 3000)
+    monkeypatch.setattr(files, "WAITING_BYTES_MAX", 3000)
     disk = SimulatedDisk("seed")
     core = Counting(Mount(disk), bytes_max=80_000)
     core.go_on(20)
@@ -141,7 +139,7 @@ def test_what_a_disk_does_not_take_is_missing_in_whole_records_and_said(
 
 
 def test_a_disk_that_is_full_for_long_costs_no_more_memory_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_only, "WAITING_BYTES_MAX", 3000)
+    monkeypatch.setattr(files, "WAITING_BYTES_MAX", 3000)
     disk = SimulatedDisk("seed")
     disk.troubles[1] = Trouble(lambda: None, room=0)
     core = Counting(Mount(disk), bytes_max=8000)
@@ -163,7 +161,7 @@ def test_a_real_disk_is_no_different(tmp_path: Path) -> None:
     core.files.close()
     paths = sorted((tmp_path / FOLDER).iterdir(), key=lambda path: named(path.name) or ("", 0))
     assert sum(path.stat().st_size for path in paths) <= 9000
-    found = reading.joined([reading.read(path.read_bytes(), Record) for path in paths])
+    found = reading.joined([reading.read(path.read_bytes(), HostRecord) for path in paths])
     assert_right(found)
     assert (found.begins > 0, found.segments[-1].end) == (True, 300)
     assert not any(isinstance(record.event, StopRequested) for record in found.records)

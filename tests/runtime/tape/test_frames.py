@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from isthmus.runtime.tape.frames import BODY_SIZE_MAX, HEAD_SIZE, framed, frames
+from isthmus.runtime.tape.writing import BODY_SIZE_MAX, HEAD_SIZE, framed, frames
 
 bodies = st.lists(st.binary(min_size=1, max_size=30), max_size=5)
 

@@ -16,13 +16,13 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from isthmus.runtime.cores import quorum_core as quorum
+from isthmus.runtime.cores.quorum_core import QuorumCore
+from isthmus.runtime.cores.scheduler_core import STATE, Scheduler
+from isthmus.runtime.cores.scheduler_events import HostRecord
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.quorum import core as quorum
-from isthmus.runtime.quorum.core import QuorumCore
-from isthmus.runtime.scheduler.core import STATE, Scheduler
-from isthmus.runtime.scheduler.tape import Record
 from isthmus.runtime.tape.reading import read
 from isthmus.runtime.tape.state import Kind
 from tests.runtime.host.test_three_nodes import build, world
@@ -171,7 +171,7 @@ def test_every_number_and_flag_of_a_scheduler_is_part_of_its_state() -> None:
     core = next(iter(run.hosts.values())).scheduler
     state, changed = STATE.frozen(core), 0
     for each in every_object(core, {}).values():
-        if not type(each).__module__.startswith(("isthmus.runtime.scheduler", "isthmus.runtime.quorum")):
+        if not type(each).__module__.startswith("isthmus.runtime.cores."):
             continue
         names = [name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ())]
         for name in [*names, *getattr(each, "__dict__", ())]:
@@ -260,7 +260,7 @@ def test_a_scheduler_comes_by_itself_to_every_state_on_its_tape() -> None:
     for name, data in run.tape().items():
         replica = Replica.parse(name)
         core = Scheduler(lower(build())[replica.role], Member(replica, 1))
-        segments = read(data, Record).segments
+        segments = read(data, HostRecord).segments
         assert len(segments) > 3
         for segment in segments:
             assert core.saved() == segment.opening.state

@@ -19,16 +19,15 @@ import pytest
 from hypothesis import given
 
 from isthmus.runtime.clock import Instant
+from isthmus.runtime.cores import scheduler_events
+from isthmus.runtime.cores.scheduler_core import Scheduler
+from isthmus.runtime.cores.scheduler_events import HostRecord, compare
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.scheduler import events
-from isthmus.runtime.scheduler.core import Scheduler
-from isthmus.runtime.scheduler.tape import Record, compare
-from isthmus.runtime.tape.frames import framed
 from isthmus.runtime.tape.reading import ForeignTapeError, read
 from isthmus.runtime.tape.reading import joined as of_files
-from isthmus.runtime.tape.writing import MARK, SEGMENT_BYTES, Piece, Tape, joined
+from isthmus.runtime.tape.writing import MARK, SEGMENT_BYTES, Piece, Tape, framed, joined
 from tests.runtime.host.test_three_nodes import build, world
 
 integers = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -61,8 +60,8 @@ def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{name: values(hints[name]) for name in kind.__struct_fields__})
 
 
-EVENTS = typing.get_args(events.Event)
-COMMANDS = typing.get_args(events.Command)
+EVENTS = typing.get_args(scheduler_events.Event)
+COMMANDS = typing.get_args(scheduler_events.Command)
 records = st.tuples(
     integers.map(Instant),
     st.one_of([structs(kind) for kind in EVENTS]),
@@ -71,8 +70,12 @@ records = st.tuples(
 
 
 def test_every_record_of_the_events_is_an_event_or_a_command() -> None:
-    found = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Record)]
-    assert set(found) - {events.Record} == {*EVENTS, *COMMANDS}
+    found = [
+        kind
+        for kind in vars(scheduler_events).values()
+        if isinstance(kind, type) and issubclass(kind, scheduler_events.Record)
+    ]
+    assert set(found) - {scheduler_events.Record} == {*EVENTS, *COMMANDS}
 
 
 @pytest.mark.parametrize("kind", [*EVENTS, *COMMANDS])
@@ -84,8 +87,8 @@ def test_every_event_and_every_command_comes_back(kind: type[Any], data: st.Data
     if kind in EVENTS:
         tape.append(Instant(at), one, [])
     else:
-        tape.append(Instant(at), events.StopRequested(), [one])
-    [record] = read(joined(tape.take()), Record).records
+        tape.append(Instant(at), scheduler_events.StopRequested(), [one])
+    [record] = read(joined(tape.take()), HostRecord).records
     assert record.at == at
     assert (record.event if kind in EVENTS else record.commands[0]) == one
     assert type(record.event if kind in EVENTS else record.commands[0]) is kind
@@ -101,7 +104,7 @@ def test_a_tape_may_be_taken_in_pieces(written: list[tuple[Any, Any, Any]], cut:
         tape.append(*record)
         whole.append(*record)
     data += joined(tape.take())
-    assert [(record.at, record.event, record.commands) for record in read(data, Record).records] == written
+    assert [(record.at, record.event, record.commands) for record in read(data, HostRecord).records] == written
     assert data == joined(whole.take())
     assert tape.take() == []
 
@@ -125,9 +128,9 @@ def test_a_full_segment_is_followed_by_another_that_begins_with_the_state() -> N
     tape = begun(100, lambda: b"%d" % count)
     for at in range(40):
         count += 1
-        tape.append(Instant(at), events.StopRequested(), [])
+        tape.append(Instant(at), scheduler_events.StopRequested(), [])
     pieces = tape.take()
-    found = read(joined(pieces), Record)
+    found = read(joined(pieces), HostRecord)
     assert [piece.segment for piece in pieces] == list(range(1, len(pieces) + 1))
     assert len(pieces) > 5
     assert [record.at for record in found.records] == list(range(40))
@@ -135,23 +138,23 @@ def test_a_full_segment_is_followed_by_another_that_begins_with_the_state() -> N
         assert segment.opening.state == b"%d" % segment.opening.before
         assert segment.opening.before + len(segment.records) == segment.end
     assert (found.begins, found.missing) == (0, 0)
-    later = read(joined(pieces[2:]), Record)
+    later = read(joined(pieces[2:]), HostRecord)
     assert later.begins == later.missing == found.segments[2].opening.before > 0
 
 
 def test_after_a_loss_a_segment_begins_with_the_next_record() -> None:
     tape = begun()
     for at in range(3):
-        tape.append(Instant(at), events.StopRequested(), [])
+        tape.append(Instant(at), scheduler_events.StopRequested(), [])
     first = tape.take()
-    tape.append(Instant(3), events.StopRequested(), [])
+    tape.append(Instant(3), scheduler_events.StopRequested(), [])
     tape.take()
     tape.renew()
     for at in range(4, 7):
-        tape.append(Instant(at), events.StopRequested(), [])
+        tape.append(Instant(at), scheduler_events.StopRequested(), [])
     second = tape.take()
     assert [piece.is_after_loss for piece in second] == [True]
-    found = read(joined([*first, *second]), Record)
+    found = read(joined([*first, *second]), HostRecord)
     assert [record.at for record in found.records] == [0, 1, 2, 5, 6]
     assert (found.segments[1].opening.before, found.missing) == (5, 2)
 
@@ -159,8 +162,8 @@ def test_after_a_loss_a_segment_begins_with_the_next_record() -> None:
 def test_files_that_do_not_follow_on_each_other_are_no_tape() -> None:
     tape = begun(100)
     for at in range(20):
-        tape.append(Instant(at), events.StopRequested(), [])
-    files = [read(piece.data, Record) for piece in tape.take()]
+        tape.append(Instant(at), scheduler_events.StopRequested(), [])
+    files = [read(piece.data, HostRecord) for piece in tape.take()]
     assert of_files(files).records == [record for file in files for record in file.records]
     assert of_files(files[1:]).begins > 0
     with pytest.raises(ValueError, match="not whole before its segment 3: 4 records are missing"):
@@ -175,21 +178,25 @@ def test_files_that_do_not_follow_on_each_other_are_no_tape() -> None:
     [
         (b"PK\x03\x04 something else", "begins with 50 4b 03 04 .*, which no tape does"),
         (framed(msgspec.msgpack.encode([5, ["StopRequested"], []])), "does not begin with the state of a core"),
-        (framed(msgspec.msgpack.encode([MARK, 2, "what", "ever"])), "is of version 2 of tapes, .* reads version 1"),
+        (framed(msgspec.msgpack.encode([MARK, 3, "what", "ever"])), "is of version 3 of tapes, .* reads version 2$"),
+        (
+            framed(msgspec.msgpack.encode([MARK, 1, "what", "ever"])),
+            "is of version 1 of .* 2; commit [0-9a-f]+ reads it$",
+        ),
         (framed(msgspec.msgpack.encode([MARK])), "is of version None of tapes"),
     ],
-    ids=["foreign", "no state", "future", "nothing"],
+    ids=["foreign", "no state", "future", "past", "nothing"],
 )
 def test_what_is_foreign_is_told(data: bytes, what: str) -> None:
     with pytest.raises(ForeignTapeError, match=what):
-        read(data, Record)
+        read(data, HostRecord)
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_tape_or_refused(data: bytes) -> None:
     for given_ in (data, opened() + data, opened(data) if data else b"", framed(data or b"1")):
         with suppress(ValueError):
-            read(given_, Record)
+            read(given_, HostRecord)
 
 
 @pytest.mark.parametrize(
@@ -199,15 +206,15 @@ def test_any_bytes_are_a_tape_or_refused(data: bytes) -> None:
         b"\x93\x01\x93\xaaBodyFailed\x01\xa2\xff\xfe\x90",
         b"\x93\x01\x92\xadStopRequested\x01\x90",
         b"\x93\x01\x94\xabItemArrived\x00" + b"\x91" * 9000,
-        msgspec.msgpack.encode((1, events.StopRequested(), [])) + b"\x00",
-        msgspec.msgpack.encode([MARK, 1, 1, 0, False, "no bytes"]),
-        msgspec.msgpack.encode([MARK, 1, 1, 0, False, b"", 1]),
+        msgspec.msgpack.encode((1, scheduler_events.StopRequested(), [])) + b"\x00",
+        msgspec.msgpack.encode([MARK, 2, 1, 0, False, "no bytes"]),
+        msgspec.msgpack.encode([MARK, 2, 1, 0, False, b"", 1]),
     ],
     ids=["unknown tag", "no text", "a field more", "nested", "more", "no state", "opening with more"],
 )
 def test_a_frame_that_holds_no_record_is_damage(body: bytes) -> None:
     with pytest.raises(ValueError, match="damaged"):
-        read(opened(body), Record)
+        read(opened(body), HostRecord)
 
 
 def test_deeply_nested_fields_are_damage() -> None:
@@ -215,7 +222,7 @@ def test_deeply_nested_fields_are_damage() -> None:
     body = msgspec.msgpack.encode(record)
     deep = body.replace(b"\xa5round\x00", b"\xa5round" + b"\x91" * 100_000 + b"\x00")
     with pytest.raises(ValueError, match="damaged at byte"):
-        read(opened(deep), Record)
+        read(opened(deep), HostRecord)
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -227,17 +234,17 @@ def test_a_run_replays() -> None:
     for name, data in run.tape().items():
         replica = Replica.parse(name)
         core = Scheduler(lower(build())[replica.role], Member(replica, 1))
-        found = read(data, Record).records
+        found = read(data, HostRecord).records
         assert len(found) > 10
         for record in found:
             compare(record, core.handle(record.event, record.at))
 
 
 def test_a_core_that_says_something_else_is_found_out() -> None:
-    record = Record(Instant(5), events.StopRequested(), [events.EndNode(1)])
-    compare(record, [events.EndNode(1)])
+    record = HostRecord(Instant(5), scheduler_events.StopRequested(), [scheduler_events.EndNode(1)])
+    compare(record, [scheduler_events.EndNode(1)])
     with pytest.raises(InvariantError, match=r"replay at 5 ns: after StopRequested\(\) the tape has .*node=1.*node=2"):
-        compare(record, [events.EndNode(2)])
+        compare(record, [scheduler_events.EndNode(2)])
 
 
 def test_nothing_is_lost_that_is_appended_while_another_thread_takes() -> None:
@@ -255,13 +262,13 @@ def test_nothing_is_lost_that_is_appended_while_another_thread_takes() -> None:
     try:
         thread.start()
         for at in range(20_000):
-            tape.append(Instant(at), events.StopRequested(), [])
+            tape.append(Instant(at), scheduler_events.StopRequested(), [])
     finally:
         is_over.set()
         thread.join()
         sys.setswitchinterval(interval)
     pieces.extend(tape.take())
-    assert [record.at for record in read(joined(pieces), Record).records] == list(range(20_000))
+    assert [record.at for record in read(joined(pieces), HostRecord).records] == list(range(20_000))
 
 
 SCRIPT = """

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from isthmus.runtime.channels.contract import Endpoints
-from isthmus.runtime.security.keys import Keyring, read_pair
+from isthmus.runtime.wire.security_keys import Keyring, read_pair
 from tests.patience import PATIENCE
 from tests.runtime.wire.cables import LEARNERS, PATIENT, SYNCER, World
 

@@ -17,14 +17,14 @@ from isthmus.runtime.channels.contract import Endpoints, Parcel
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import encode
-from isthmus.runtime.items.refusal import REASONS
-from isthmus.runtime.protocol import messages
-from isthmus.runtime.protocol.batches import shipment
-from isthmus.runtime.protocol.credit import Intake
-from isthmus.runtime.protocol.session import Identity, Pair, Session
-from isthmus.runtime.security.handshakes import secure_client
-from isthmus.runtime.security.keys import Keyring
+from isthmus.runtime.items.layout import REASONS
+from isthmus.runtime.wire import protocol_messages
 from isthmus.runtime.wire.peers import Limits
+from isthmus.runtime.wire.protocol_credit import Intake
+from isthmus.runtime.wire.protocol_session import Identity, Pair, Session
+from isthmus.runtime.wire.protocol_transfers import shipment
+from isthmus.runtime.wire.security_curve import secure_client
+from isthmus.runtime.wire.security_keys import Keyring
 from tests.runtime.security.key_rings import keyed
 from tests.runtime.wire.cables import LEARNERS, RUN, SYNCER, End, World
 
@@ -102,7 +102,7 @@ def mutated(rng: random.Random, data: Bytes) -> bytes:
 
 def resealed(rng: random.Random, frame: bytes) -> bytes:
     """A mutation with a digest that fits: only what it says is wrong."""
-    return messages.seal(1, mutated(rng, frame[messages.PREFIX_BYTES :]))
+    return protocol_messages.seal(1, mutated(rng, frame[protocol_messages.PREFIX_BYTES :]))
 
 
 def resident() -> int:

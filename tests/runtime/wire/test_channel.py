@@ -18,8 +18,7 @@ from isthmus.runtime.items import layout as frames
 from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.items.layout import CHUNK_BYTES
 from isthmus.runtime.wire.channel import WireChannel
-from isthmus.runtime.wire.links import AcceptedLink, DialledLink
-from isthmus.runtime.wire.peers import Limits
+from isthmus.runtime.wire.peers import AcceptedLink, DialledLink, Limits
 from isthmus.runtime.wire.zmq_sockets import ZmqSocket
 from tests.procfs import listening, open_files
 from tests.runtime.channels.channel_conformance import A, B, C, ChannelConformance, Ends, MakeEnds, Recorder

@@ -19,12 +19,11 @@ from isthmus.runtime.channels.contract import Endpoints, Parcel
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import encode
-from isthmus.runtime.items.layout import CHUNK_BYTES
-from isthmus.runtime.items.refusal import RefusalError
-from isthmus.runtime.protocol import messages
-from isthmus.runtime.protocol.batches import shipment
-from isthmus.runtime.protocol.messages import Hello
-from isthmus.runtime.protocol.session import Identity
+from isthmus.runtime.items.layout import CHUNK_BYTES, RefusalError
+from isthmus.runtime.wire import protocol_messages
+from isthmus.runtime.wire.protocol_messages import Hello
+from isthmus.runtime.wire.protocol_session import Identity
+from isthmus.runtime.wire.protocol_transfers import shipment
 from isthmus.runtime.wire.zmq_sockets import FRAME_BYTES_MAX
 from tests.runtime.protocol.session_ends import connected as session_pair
 from tests.runtime.wire.cables import LEARNERS, RUN, SYNCER, World
@@ -78,7 +77,7 @@ def test_a_host_outlives_ten_thousand_hostile_messages(world: World, context: An
         (attach,) = each.session.next_data(Instant(0)) or [b""]
         assert hello is not None
         for side, first in ((each.control, hello), (each.data, attach)):
-            side.send(messages.seal(1, b"\x91") + first[: rng.randrange(20)])
+            side.send(protocol_messages.seal(1, b"\x91") + first[: rng.randrange(20)])
             for _ in range(20):
                 side.send(rng.choice([mutated, resealed])(rng, first))
             sent += 21
@@ -88,7 +87,7 @@ def test_a_host_outlives_ten_thousand_hostile_messages(world: World, context: An
         nonlocal sent
         item = {"x": np.arange(rng.randrange(1, 30_000)), "y": [1, (2.5, None)], "z": "text"}
         frames = each.batch(item)
-        state = messages.seal(1, messages.pack_state(messages.State(0, 0, 0, [], {1: 2}, 0)))
+        state = protocol_messages.seal(1, protocol_messages.pack_state(protocol_messages.State(0, 0, 0, [], {1: 2}, 0)))
         spoil = rng.choice([mutated, resealed])
         if rng.random() < 0.5:
             each.control.send(spoil(rng, state))
@@ -126,10 +125,10 @@ def test_a_session_refuses_or_understands_whatever_comes(rng: random.Random, is_
     item = [rng.randrange(1 << 40), {"x": np.arange(rng.randrange(9)), "y": (None, "z", b"b")}]
     made = shipment(Parcel(1, "k", item, {"n": [1]}, 5, 6, encode(item)), 0, True)
     envelope, encoded = made.cargo  # type: ignore[misc]
-    batch = messages.pack_batch(0, 0, [], [(1, msgspec.Raw(envelope), msgspec.Raw(encoded.spec))])
-    state = messages.pack_state(messages.State(1, 0, 0, [], {1: 2}, 0))
-    relay = messages.pack_relay(messages.RELAY, stranger(1), stranger(2), b"inner")
-    frame = resealed(rng, messages.seal(1, batch if is_data else rng.choice([state, relay])))
+    batch = protocol_messages.pack_batch(0, 0, [], [(1, msgspec.Raw(envelope), msgspec.Raw(encoded.spec))])
+    state = protocol_messages.pack_state(protocol_messages.State(1, 0, 0, [], {1: 2}, 0))
+    relay = protocol_messages.pack_relay(protocol_messages.RELAY, stranger(1), stranger(2), b"inner")
+    frame = resealed(rng, protocol_messages.seal(1, batch if is_data else rng.choice([state, relay])))
     frames = [memoryview(frame)]
     receive = end.session.receive_data if is_data else end.session.receive_control
     try:
@@ -142,7 +141,7 @@ def test_a_session_refuses_or_understands_whatever_comes(rng: random.Random, is_
 KNOWN_AS = {
     "truncated": lambda frame: frame[:10],
     "magic": lambda frame: b"xx" + frame[2:],
-    "version": lambda frame: frame[:2] + bytes([messages.VERSION + 1, 0]) + frame[4:],
+    "version": lambda frame: frame[:2] + bytes([protocol_messages.VERSION + 1, 0]) + frame[4:],
     "digest": lambda frame: frame[:-1] + bytes([frame[-1] ^ 1]),
     "oversized": lambda frame: frame + bytes(CHUNK_BYTES - len(frame)),
 }
@@ -194,8 +193,8 @@ def test_a_refused_stranger_is_told_why_once(world: World, context: Any) -> None
         each.control.send(b"x" * 50)
     world.until(lambda: rejected(siege.syncer) == 10)
     world.until(lambda: bool(each.control.poll(0)))
-    _, _, body = messages.unseal(memoryview(each.control.recv()), 1000)
-    assert messages.refusal_of(body)[0] == "magic"
+    _, _, body = protocol_messages.unseal(memoryview(each.control.recv()), 1000)
+    assert protocol_messages.refusal_of(body)[0] == "magic"
     assert not each.control.poll(0)
     assert siege.syncer.count("refused_magic") == 1
     assert siege.syncer.count("unheard") == 9
@@ -207,7 +206,7 @@ def test_what_follows_the_attach_of_a_peer_whose_other_half_has_ended_is_no_faul
     siege = Siege(world, context)
     each = Stranger(context, siege.endpoints, stranger(0))
     each.data.send_multipart(each.session.next_data(Instant(0)))
-    each.data.send_multipart([messages.seal(1, messages.pack_batch(0, 0, [], []))])
+    each.data.send_multipart([protocol_messages.seal(1, protocol_messages.pack_batch(0, 0, [], []))])
     world.until(lambda: siege.syncer.count("unheard") == 1)
     assert rejected(siege.syncer) == 1  # All that is refused or unheard.
     each.close()
@@ -234,8 +233,10 @@ def test_what_is_announced_takes_no_memory_before_it_comes(world: World, context
     siege = Siege(world, context)
 
     def send(each: Stranger) -> None:
-        large = messages.seal(1, messages.pack_batch(0, 0, [], [record(1, huge)]))
-        lists = messages.seal(1, messages.pack_batch(0, 0, [], [record(1, b"\xdd\x00\xff\xff\xff" * 1000)]))
+        large = protocol_messages.seal(1, protocol_messages.pack_batch(0, 0, [], [record(1, huge)]))
+        lists = protocol_messages.seal(
+            1, protocol_messages.pack_batch(0, 0, [], [record(1, b"\xdd\x00\xff\xff\xff" * 1000)])
+        )
         each.data.send(large if each.member.replica.slot % 2 else lists)
 
     shape = (4 << 30).to_bytes(8, "little")
@@ -254,8 +255,8 @@ def test_who_sends_more_than_was_granted_is_refused(world: World, context: Any) 
     each.greet(world, lambda: each.member in siege.syncer.ups)
     memory = resident()
     for sequence in range(1, 30):
-        head = messages.pack_batch(sequence - 1, 0, [chunk.digests[0]], [record(sequence, chunk.spec)])
-        each.data.send_multipart([messages.seal(1, head), chunk.pieces[0]])
+        head = protocol_messages.pack_batch(sequence - 1, 0, [chunk.digests[0]], [record(sequence, chunk.spec)])
+        each.data.send_multipart([protocol_messages.seal(1, head), chunk.pieces[0]])
     world.until(lambda: siege.syncer.count("refused_credit") == 1)
     assert resident() - memory < 40 * CHUNK_BYTES
     siege.syncer.channel.resume()
@@ -301,13 +302,13 @@ def test_a_host_that_answers_nonsense_is_dialled_again_and_harms_nobody(world: W
         return rejected(victim) >= 60
 
     def nonsense(frame: bytes) -> bytes:
-        connection, kind, said = messages.unseal(memoryview(frame), 1 << 20)
-        if kind != messages.HELLO or rng.random() < 0.2:
+        connection, kind, said = protocol_messages.unseal(memoryview(frame), 1 << 20)
+        if kind != protocol_messages.HELLO or rng.random() < 0.2:
             return rng.randbytes(60)
-        hello = messages.hello_of(said)
+        hello = protocol_messages.hello_of(said)
         welcome = Hello(own.run, own.fingerprint, ghost, LEARNERS[1], hello.token, 1 << 20, 0, {}, {})
-        body = messages.pack_hello(messages.WELCOME, welcome)
-        return messages.seal(connection, body if rng.random() < 0.3 else mutated(rng, body))
+        body = protocol_messages.pack_hello(protocol_messages.WELCOME, welcome)
+        return protocol_messages.seal(connection, body if rng.random() < 0.3 else mutated(rng, body))
 
     victim.send(SYNCER, 1, "unharmed")
     world.until(answer)

@@ -13,7 +13,7 @@ from isthmus.runtime.channels.contract import Endpoints
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member
-from isthmus.runtime.security.keys import Keyring
+from isthmus.runtime.wire.security_keys import Keyring
 from tests.runtime.security.key_rings import STRANGER, keyed, machine_of, pair_of, ring_of
 from tests.runtime.wire.cables import LEARNERS, PATIENT, SYNCER, End, World
 from tests.runtime.wire.siege import Stranger

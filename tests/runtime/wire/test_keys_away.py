@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.runtime.security.keys import KeyPair
+from isthmus.runtime.wire.security_keys import KeyPair
 from tests.patience import PATIENCE
 from tests.runtime.wire.namespaces import Machine, two_machines
 

@@ -75,7 +75,7 @@ def _shelves() -> dict[str, int]:
     found = {}
     for module, name in (
         ("isthmus.ops.kernels.buffers", "_shelf"),
-        ("isthmus.runtime.items.recycled_memory", "_shelf"),
+        ("isthmus.runtime.items.decoding", "_shelf"),
     ):
         shelf: Any = getattr(sys.modules.get(module), name, [])
         found[module] = sum(len(block) for block in getattr(shelf, "_blocks", shelf))

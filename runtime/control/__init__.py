@@ -1,1 +1,0 @@
-"""Control messages between daemons, hosts and commands: their form and version, server and client."""

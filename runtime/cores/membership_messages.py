@@ -1,0 +1,219 @@
+"""Phases and states of hosts, and the events, commands and findings of the membership core.
+
+It decides nothing. A *phase* is what a host reports of itself, a *state* the core's judgement of it, a *finding* the
+figures behind a decision. Findings are sent and stored as they are; they become sentences where people read them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias, get_args
+
+import msgspec
+
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.ids import Member, Record
+
+Phase: TypeAlias = Literal["starting", "compiling", "stepping", "serving", "recovering", "final", "gone"]
+Excuse: TypeAlias = Literal["stopped", "unheard"]
+"""Why a silence is not a host's own failure: its process was stopped (by a signal or a debugger), or its machine does
+not answer."""
+State: TypeAlias = Literal["alive", "slow", "suspect", "stopped", "unheard"]
+Cause: TypeAlias = Literal["ended", "silent", "stuck"]
+"""Why a member was removed: its process is known to be gone (or was replaced, or left); it was silent; it is alive and
+makes no progress."""
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+SILENT: Final = frozenset({"suspect", "stopped", "unheard"})
+"""The states of a member that sends no heartbeats."""
+
+
+# -- findings ----------------------------------------------------------------------------------------------------------
+
+
+class Finding(msgspec.Struct, frozen=True, gc=False, tag_field="kind", forbid_unknown_fields=True):
+    """Base of findings: records with a `kind` field as their tag. Durations are nanoseconds."""
+
+
+class Silence(Finding, frozen=True, tag="silence"):
+    """A host sent nothing for `silence_ns`; usual intervals of `usual_ns` +- `deviation_ns` make the suspicion `phi`.
+
+    It had `patience_times` the usual patience; `is_longest`: the silence reached the limit for all members.
+    """
+
+    silence_ns: int
+    usual_ns: float
+    deviation_ns: float
+    phi: float
+    patience_times: int = 1
+    is_longest: bool = False
+
+
+class LongExcuse(Finding, frozen=True, tag="long-excuse"):
+    """A silence of `silence_ns` was excused for `excused_ns`, the longest allowed."""
+
+    silence_ns: int
+    excuse: Excuse
+    excused_ns: int
+
+
+class Stall(Finding, frozen=True, tag="stall"):
+    """A host made no step for `stalled_ns`, in one firing of `node`; its usual steps take `usual_ns` +- `deviation_ns`.
+
+    `is_of_role`: it has made no step, and the usual steps are those of its role.
+    """
+
+    node: str
+    stalled_ns: int
+    usual_ns: float
+    deviation_ns: float
+    phi: float
+    is_of_role: bool = False
+    patience_times: int = 1
+
+
+class Pace(Finding, frozen=True, tag="pace"):
+    """A step takes a host `own_ns`, and the median of `others` hosts of its role `usual_ns`."""
+
+    own_ns: float
+    usual_ns: float
+    others: int
+
+
+Refusal: TypeAlias = Literal["no slot", "gone", "older incarnation", "ended incarnation", "unannounced"]
+"""Why a host is not a member: its role has no such slot; it announced itself in phase 'gone'; a newer incarnation of
+its replica was seen; this one has ended; it sent a heartbeat and never announced itself."""
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+class HostAnnounced(Record, frozen=True):
+    """A host announced itself on a new connection."""
+
+    member: Member
+    phase: Phase
+
+
+class HeartbeatArrived(Record, frozen=True):
+    """A host is alive. Phase `gone` means that it ends deliberately.
+
+    `steps` counts the steps of this incarnation; `busy` is the time in which it computed anything at all, and not only
+    waited for others; `firing` is the age of the oldest firing under way, one of `node`; 0 without any.
+    """
+
+    member: Member
+    phase: Phase
+    steps: int = 0
+    busy: Duration = Duration(0)
+    firing: Duration = Duration(0)
+    node: str = ""
+
+
+class HostEnded(Record, frozen=True):
+    """The process of a member is known to be gone."""
+
+    member: Member
+
+
+class SilenceExcused(Record, frozen=True):
+    """From now on, the silence of a host has a known outside cause."""
+
+    member: Member
+    excuse: Excuse
+
+
+class ExcuseEnded(Record, frozen=True):
+    """The excuse for a host's silence ended: it must send heartbeats again."""
+
+    member: Member
+
+
+class MembershipTimerFired(Record, frozen=True):
+    """The timer fired. A superfluous one does no harm."""
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+class AdmitMember(Record, frozen=True):
+    """A member is alive from now on."""
+
+    member: Member
+
+
+class RefuseMember(Record, frozen=True):
+    """A host is not admitted."""
+
+    member: Member
+    refusal: Refusal
+
+
+class SuspectMember(Record, frozen=True):
+    """A member has been silent for suspiciously long; it is still a member.
+
+    Without a finding, its silence was excused until now.
+    """
+
+    member: Member
+    finding: Silence | None
+
+
+class ExcuseMember(Record, frozen=True):
+    """A member has been silent for `silence`, with an excuse; it is still a member."""
+
+    member: Member
+    excuse: Excuse
+    silence: Duration
+
+
+class ClearSuspicion(Record, frozen=True):
+    """A member that was silent for `silence` sent a sign of life."""
+
+    member: Member
+    silence: Duration
+
+
+class NoteSlow(Record, frozen=True):
+    """A member is much slower than the others of its role. No action follows."""
+
+    member: Member
+    pace: Pace
+
+
+class ClearSlow(Record, frozen=True):
+    """A member that was slow keeps up again."""
+
+    member: Member
+    pace: Pace
+
+
+class RemoveMember(Record, frozen=True):
+    """A member is gone for good; its replica may return as a new incarnation. Any process left of it is to be killed.
+
+    `finding` holds the reason, where the core found it itself.
+    """
+
+    member: Member
+    cause: Cause = "ended"
+    finding: Silence | LongExcuse | Stall | None = None
+
+
+class SetMembershipTimer(Record, frozen=True):
+    """Send MembershipTimerFired at `at`, instead of at the time set before."""
+
+    at: Instant
+
+
+MembershipEvent: TypeAlias = (
+    HostAnnounced | HeartbeatArrived | HostEnded | SilenceExcused | ExcuseEnded | MembershipTimerFired
+)
+MembershipCommand: TypeAlias = (
+    AdmitMember
+    | RefuseMember
+    | SuspectMember
+    | ExcuseMember
+    | ClearSuspicion
+    | NoteSlow
+    | ClearSlow
+    | RemoveMember
+    | SetMembershipTimer
+)

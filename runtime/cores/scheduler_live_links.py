@@ -1,0 +1,307 @@
+"""Live replicas and the links that follow from them: the pairs between which an item of this host may travel.
+
+It decides which links exist, and which of them an item takes; not what travels on them. Edges of the plan are *routes*
+where they leave a node of this host and *arrivals* where they enter one. With every change of the live replicas, links
+are opened and closed to match the edges; a `Change` returns what a closed link still held, and what a new one must be
+sent. A new incarnation is a new link, with fresh credit and fresh initial items.
+
+A node of a host while it runs: its state, its ports, and whether it may fire.
+
+It decides readiness and nothing else: the scheduler decides when to ask, and what a firing takes. A node is *ready*
+when its body is open and not running, every Queue output has credit at every live consumer, and its firing rule is
+satisfied; an *idle* one, in place of the rule, when something new is sampled or the node was nudged (opened idle, or a
+stop requested).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from isthmus.runtime.cores.scheduler_events import Fields, Output, ResendItem
+from isthmus.runtime.cores.scheduler_ports import (
+    Arrival,
+    Exit,
+    Inlet,
+    Link,
+    Mailbox,
+    Outlet,
+    QueueInlet,
+    Route,
+    constant,
+    consumers,
+    producers,
+)
+from isthmus.runtime.cores.scheduler_quorum_node import Rounds
+from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
+from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Quorum
+from isthmus.runtime.ids import Handle, Member, Replica
+
+
+class NodeState:
+    """A node while it runs. Its Quorum ports have no inlet: their items go to its rounds.
+
+    `held` are outputs that wait for credit, the head of the line first; `link_newest` is the newest link when its
+    firing began. `is_ending`: its last firing is over, and it ends once nothing is held.
+    """
+
+    __slots__ = (
+        "exits", "firings", "held", "index", "inlets", "is_due", "is_ending", "is_finished", "is_idle", "is_nudged",
+        "is_open", "is_running", "link_newest", "outlets", "plan", "required", "rounds", "rule", "sampled",
+    )  # fmt: skip
+
+    def __init__(self, plan: NodePlan) -> None:
+        self.plan = plan
+        self.index = plan.index
+        voting = (plan.fires.opened_by, plan.fires.port) if isinstance(plan.fires, Quorum) else ()
+        inlets = [None if port.name in voting else _inlet(port.kind) for port in plan.inputs]
+        self.required = tuple(inlet for inlet, port in zip(inlets, plan.inputs, strict=True) if port.is_required)
+        self.inlets = tuple(
+            (number, inlet, port.is_required)
+            for number, (inlet, port) in enumerate(zip(inlets, plan.inputs, strict=True))
+            if inlet is not None
+        )
+        self.sampled = tuple(inlet for _, inlet, is_required in self.inlets if not is_required)
+        self.exits = tuple(Exit(output) for output in plan.outputs)
+        self.outlets: list[Outlet] = []
+        self.rounds: Rounds | None = None
+        self.rule: Callable[[NodeState], bool] = _RULES[type(plan.fires)]
+        self.firings = self.link_newest = 0
+        self.held: deque[Output] = deque()
+        self.is_open = self.is_running = self.is_idle = self.is_nudged = self.is_due = False
+        self.is_ending = self.is_finished = False
+
+    def inlet(self, port: int) -> Inlet | None:
+        """The inlet of input port number `port`."""
+        return next((inlet for number, inlet, _ in self.inlets if number == port), None)
+
+    def check(self) -> None:
+        """Raise InvariantError unless counters and contents agree."""
+        name = self.plan.name
+        for outlet in self.outlets:
+            demand(outlet.starved == sum(not link.credit for link in outlet.links), f"{name}: starved")
+        for _, inlet, _ in self.inlets:
+            if isinstance(inlet, QueueInlet):
+                demand(inlet.new == sum(bool(link.items) for link in inlet.links), f"{name}: new")
+        if self.rounds is not None:
+            self.rounds.check()
+        demand(bool(self.held) or not self.is_ending, f"{name}: ending, but holds nothing")
+
+
+def is_ready(node: NodeState) -> bool:
+    """Whether a node that holds nothing is ready to fire."""
+    if node.is_running or not node.is_open or node.is_finished:
+        return False
+    for outlet in node.outlets:
+        if outlet.starved:
+            return False
+    return node.is_nudged or _has_sampled(node) if node.is_idle else node.rule(node)
+
+
+def demand(holds: bool, what: str) -> None:
+    """Raise InvariantError with `what`, the condition that failed, unless `holds`."""
+    if not holds:
+        raise InvariantError(what)
+
+
+def _inlet(kind: str) -> Inlet | None:
+    return QueueInlet() if kind == "queue" else Mailbox() if kind == "latest" else None
+
+
+def _all_of(node: NodeState) -> bool:
+    for inlet in node.required:  # noqa: SIM110 -- all(...) takes three times as long, and every firing comes here.
+        if inlet is None or not inlet.is_complete():
+            return False
+    return True
+
+
+def _any_of(node: NodeState) -> bool:
+    return any(inlet is not None and inlet.new for inlet in node.required)
+
+
+def _has_sampled(node: NodeState) -> bool:
+    """Whether a sampled port has something new, for which an idle node fires."""
+    return any(inlet.new for inlet in node.sampled)
+
+
+_RULES: Final[dict[type, Callable[[NodeState], bool]]] = {
+    AllOf: _all_of,
+    AnyOf: _any_of,
+    Every: lambda node: node.is_due,
+    Quorum: lambda node: node.rounds is not None and node.rounds.has_closed,
+}
+
+
+@dataclass(slots=True)
+class Change:
+    """Consequences of a roster change.
+
+    `resent`: kept items for new consumers; `dropped`: items of ended links; `left` and `joined`: producers whose links
+    into an arrival closed and opened.
+    """
+
+    resent: list[ResendItem] = field(default_factory=list)
+    dropped: list[Handle] = field(default_factory=list)
+    left: list[tuple[Arrival, Member]] = field(default_factory=list)
+    joined: list[tuple[Arrival, Member]] = field(default_factory=list)
+
+
+class Roster:
+    """The live replicas, `members` in one set, and the links of one host. `link_newest` is the number of the newest
+    link."""
+
+    def __init__(self, plan: Plan, member: Member, nodes: dict[int, NodeState]) -> None:
+        self.member = member
+        self.live: dict[str, tuple[Member, ...]] = dict.fromkeys(plan.replicas, ())
+        self.routes: dict[int, Route] = {}
+        self.arrivals: dict[int, Arrival] = {}
+        self.members: frozenset[Member] = frozenset()
+        self.link_newest = 0
+        self._plan = plan
+        self._nodes = nodes
+        self._newest: dict[Replica, int] = {}
+        self._connect()
+
+    def join(self, member: Member) -> Change:
+        """Mark a member as live, in place of an earlier incarnation; RemoteProtocolError if it may not join."""
+        role, slot = member.replica.role, member.replica.slot
+        if role not in self.live or not 0 <= slot < self._plan.replicas[role][1]:
+            raise RemoteProtocolError(f"{member} joined; graph {self._plan.graph!r} has no replica {member.replica}")
+        newest = self._newest.get(member.replica, 0)
+        if member.incarnation <= newest:
+            raise RemoteProtocolError(f"{member} joined, but incarnation {newest} has joined before")
+        self._newest[member.replica] = member.incarnation
+        return self._have_live(role, [*(other for other in self.live[role] if other.replica != member.replica), member])
+
+    def leave(self, member: Member) -> Change:
+        """Mark a member as gone; LocalProtocolError if it is not live."""
+        role = member.replica.role
+        if member not in self.live.get(role, ()):
+            raise LocalProtocolError(f"{member} left, but is not live")
+        return self._have_live(role, [other for other in self.live[role] if other != member])
+
+    def targets(self, route: Route, fields: Fields, link_newest: int) -> Iterable[Link]:
+        """The links that an item takes, emitted by a firing that began when `link_newest` was the newest.
+
+        A Queue link counts from the first firing that began after it was opened: it starts with its initial items, and
+        a firing that had begun before must neither add to them, nor stall because they left it no credit.
+        """
+        links: Iterable[Link] = route.links.values()
+        if route.edge.route_key is not None and fields is not None:
+            links = self._addressed(route, fields[route.edge.route_key])
+        if route.outlet is None or link_newest == self.link_newest:
+            return links
+        return [link for link in links if link.number <= link_newest]
+
+    def check(self) -> None:
+        """Raise InvariantError unless links match the roster, and credit is within its bounds."""
+        demand(self.members == {member for of_role in self.live.values() for member in of_role}, "members")
+        for route in self.routes.values():
+            demand(set(route.links) == set(consumers(route.edge, self.member, self.live)), f"{route.edge.name}: links")
+            for link in route.links.values():
+                demand(0 <= link.credit <= route.edge.capacity, f"{route.edge.name}: credit out of range")
+        for arrival in self.arrivals.values():
+            edge, links = arrival.edge, arrival.links.values()
+            demand(set(arrival.links) == set(producers(edge, self.member, self.live)), f"{edge.name}: links")
+            if edge.kind == "queue" and arrival.inlet is not None and not self._nodes[arrival.consumer].is_finished:
+                kept = [len(link.items) + link.credit == edge.capacity for link in links]
+                demand(all(kept), f"{edge.name}: credit and items are not its capacity")
+
+    def _addressed(self, route: Route, number: int) -> list[Link]:
+        """The link to replica `number`, if it is live.
+
+        Where the role has a fixed number of replicas, `number` is taken modulo that. Otherwise, where replica `number`
+        is not live, the link is to the live replica at index `number` modulo the number of live ones.
+        """
+        role = route.edge.target_role
+        low, high = self._plan.replicas[role]
+        slots = [member.replica.slot for member in self.live[role]]
+        slot = number % high if low == high else number
+        if low != high and slots and number not in slots:
+            slot = slots[number % len(slots)]
+        return [link for member, link in route.links.items() if member.replica.slot == slot]
+
+    # -- routes and arrivals -------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Set up routes and arrivals of the plan; links open as replicas join."""
+        for edge in self._plan.edges.values():
+            consumer, producer = self._nodes.get(edge.target), self._nodes.get(edge.source)
+            if consumer is not None:
+                self.arrivals[edge.index] = self._arrival(edge, consumer)
+            if producer is not None:
+                route = self.routes[edge.index] = Route(edge, self.arrivals.get(edge.index))
+                producer.exits[[item.name for item in producer.plan.outputs].index(edge.source_port)].add(route)
+        for node in self._nodes.values():
+            node.outlets = [outlet for exit_ in node.exits for outlet in exit_.outlets]
+
+    def _arrival(self, edge: EdgePlan, consumer: NodeState) -> Arrival:
+        fires = consumer.plan.fires
+        is_voting = isinstance(fires, Quorum) and edge.target_port == fires.port
+        if is_voting and consumer.rounds is None:
+            consumer.rounds = Rounds(consumer.plan, edge.source_role)
+        port = [item.name for item in consumer.plan.inputs].index(edge.target_port)
+        return Arrival(edge, port, consumer.inlet(port), is_voting=is_voting)
+
+    # -- links ---------------------------------------------------------------------------------------------------------
+
+    def _have_live(self, role: str, members: list[Member]) -> Change:
+        """Set the live members of a role, and open and close links to match."""
+        self.live[role] = tuple(sorted(members))
+        self.members = frozenset(member for of_role in self.live.values() for member in of_role)
+        change = Change()
+        for route in self.routes.values():
+            wanted = dict.fromkeys(consumers(route.edge, self.member, self.live))
+            for member in [member for member in route.links if member not in wanted]:
+                self._close_outlet(route, member)
+            for member in wanted:
+                if member not in route.links:
+                    self._open_outlet(route, member, change)
+        for arrival in self.arrivals.values():
+            wanted = dict.fromkeys(producers(arrival.edge, self.member, self.live))
+            for member in [member for member in arrival.links if member not in wanted]:
+                self._close_inlet(arrival, member, change)
+            for member in wanted:
+                if member not in arrival.links:
+                    self._open_inlet(arrival, member, change)
+        return change
+
+    def _open_outlet(self, route: Route, member: Member, change: Change) -> None:
+        self.link_newest += 1
+        link = route.links[member] = Link(self.link_newest, route.edge, member, route.outlet)
+        link.is_local = route.arrival is not None and member == self.member
+        if route.outlet is not None:
+            route.outlet.open(link)
+        if not link.is_local:
+            for key, (handle, fields) in route.kept.items():
+                if route.edge.route_key is None or link in self._addressed(route, (fields or {})[route.edge.route_key]):
+                    change.resent.append(ResendItem(route.edge.index, member, handle, key, fields))
+
+    def _close_outlet(self, route: Route, member: Member) -> None:
+        link = route.links.pop(member)
+        link.is_open = False
+        if route.outlet is not None:
+            route.outlet.close(link)
+
+    def _open_inlet(self, arrival: Arrival, member: Member, change: Change) -> None:
+        route = self.routes.get(arrival.edge.index)
+        if route is not None and member == self.member:
+            link = route.links[member]
+        else:
+            self.link_newest += 1
+            link = Link(self.link_newest, arrival.edge, member, None)
+        arrival.links[member] = link
+        if arrival.inlet is not None:
+            count = 0 if self._nodes[arrival.consumer].is_finished else len(arrival.edge.initial)
+            arrival.inlet.open(link, tuple(constant(arrival.edge.index, i) for i in range(count)))
+        change.joined.append((arrival, member))
+
+    def _close_inlet(self, arrival: Arrival, member: Member, change: Change) -> None:
+        link = arrival.links.pop(member)
+        link.is_open = False
+        if arrival.inlet is not None:
+            change.dropped += arrival.inlet.close(link)
+        change.left.append((arrival, member))

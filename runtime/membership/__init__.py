@@ -1,1 +1,0 @@
-"""Decides which members of a run are alive, silent, stuck, slow or gone. Pure."""

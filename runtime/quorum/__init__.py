@@ -1,1 +1,0 @@
-"""Decides when a round of votes closes, with which votes, and why. Pure."""

@@ -1,1 +1,0 @@
-"""Decides which machine a key belongs to, and which machines may connect."""

@@ -1,0 +1,303 @@
+"""The machines of a run, the place of each replica, and the replicas that were retired.
+
+It decides on which machine the next life of a replica begins: where the replica was placed or, once that machine is
+lost or was taken away, on the machine with the fewest replicas among those that offer its role. A learner belongs to
+the islands of its machine, and waits for it. The core decides which replica has a next life, and when.
+
+One machine of a run, as the home knows it: the lives that are tracked there, and its beats of silence.
+
+It decides nothing about lives. A life is *tracked* from when it is wanted until its end is known; one that is to be
+killed is tracked, and *condemned*. A machine that is silent for LOST_BEATS beats is *lost*: its lives count as ended,
+even if they still run there, and are no longer wanted if it comes back. Beats are those of the home's own daemon, so
+that a suspended daemon blames no machine for its own pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from isthmus.runtime.errors import InvariantError
+from isthmus.runtime.ids import LEARNER, Member, Replica, follower, gang_number, leader
+from isthmus.runtime.supervision.home_events import Cast, Places, Taken
+from isthmus.runtime.supervision.messages import Wanted
+
+LOST_BEATS: Final = 40
+"""Twenty seconds. Until then its silence excuses that of its hosts."""
+SILENT_BEATS: Final = 2
+"""Beats without a report after which a machine is silent."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """Lives by replica: those `tracked`, of those the `condemned`, and the `fresh` ones, numbered by this daemon.
+
+    `is_away`: the machine no longer takes part.
+    """
+
+    name: str
+    tracked: dict[Replica, int] = field(default_factory=dict)
+    condemned: set[Replica] = field(default_factory=set)
+    fresh: set[Replica] = field(default_factory=set)
+    silent_beats: int = 0
+    is_lost: bool = False
+    is_away: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the machine has been silent for long enough to excuse the silence of its hosts."""
+        return self.silent_beats >= SILENT_BEATS
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether lives may be begun here."""
+        return not self.is_lost and not self.is_away
+
+    def has(self, member: Member) -> bool:
+        """Whether a life is tracked here."""
+        return self.tracked.get(member.replica) == member.incarnation
+
+    def track(self, member: Member, *, is_new: bool = False) -> None:
+        """Track a life as wanted from now on."""
+        self.tracked[member.replica] = member.incarnation
+        if is_new:
+            self.fresh.add(member.replica)
+
+    def forget(self, member: Member) -> None:
+        """Stop tracking a life, whose end is known."""
+        del self.tracked[member.replica]
+        self.condemned.discard(member.replica)
+        self.fresh.discard(member.replica)
+
+    def members(self) -> list[Member]:
+        """All tracked members, sorted."""
+        return [Member(replica, incarnation) for replica, incarnation in sorted(self.tracked.items())]
+
+    def wanted(self) -> tuple[Wanted, ...]:
+        """The lives that its orders list."""
+        return tuple(
+            Wanted(member, member.replica in self.condemned, member.replica in self.fresh) for member in self.members()
+        )
+
+    def heard(self) -> None:
+        self.silent_beats, self.is_lost = 0, False
+
+    def beat(self) -> bool:
+        """Count a beat; returns whether the machine is lost from now on."""
+        self.silent_beats += 1
+        if self.silent_beats == LOST_BEATS:
+            self.is_lost = True
+            return True
+        return False
+
+
+class Fleet:
+    """The machines of one run, and its `replicas`; `retired` maps replicas that have no next life to the reason."""
+
+    def __init__(self, cast: Cast, places: Places) -> None:
+        self.home, self.term, self.former = places.home, places.term, places.former
+        self.slots_max = {**cast.roles, **cast.slots_max}
+        self.replicas = [Replica(role, slot) for role in cast.roles for slot in range(cast.roles[role])]
+        self._processes = dict(enumerate(cast.processes))
+        self._elastic = {slot: sizes for slot, sizes in enumerate(cast.elastic) if sizes}
+        for learner in [each for each in self.replicas if each.role == LEARNER]:
+            for each in self.gang(learner)[1:]:
+                self.replicas.append(each)
+                self.slots_max[each.role] = self.slots_max[LEARNER]
+        self.machines: dict[str, Machine] = {}
+        self.retired: dict[Replica, str] = {}
+        self._least = {**cast.roles, **cast.least}
+        self._offers, self._home_offers = places.offers, places.home_offers
+        self._where = dict(places.machines)
+        for name in [places.home, *places.offers, *places.machines.values()]:
+            self.machines.setdefault(name, Machine(name))
+        if places.former:  # The former home is lost, until it is heard.
+            lost = self.machines.setdefault(places.former, Machine(places.former))
+            lost.silent_beats, lost.is_lost = LOST_BEATS, True
+
+    # -- queries -------------------------------------------------------------------------------------------------------
+
+    def name(self, replica: Replica) -> str:
+        """The machine of a replica."""
+        return self._where.get(replica, self.home)
+
+    def of(self, replica: Replica) -> Machine:
+        """The same, as a Machine."""
+        return self.machines[self.name(replica)]
+
+    def gang(self, replica: Replica) -> list[Replica]:
+        """The processes of a replica's island, the leader first; itself, if it is alone."""
+        first = leader(replica)
+        count = self._processes.get(first.slot, 1) if first.role == LEARNER else 1
+        return [first, *(follower(first, number) for number in range(1, count))]
+
+    @property
+    def gangs(self) -> list[list[Replica]]:
+        """The islands of several processes that live and end together."""
+        found = [self.gang(Replica(LEARNER, slot)) for slot in self._processes if slot not in self._elastic]
+        return [gang for gang in found if len(gang) > 1]
+
+    @property
+    def elastic(self) -> dict[Replica, tuple[int, ...]]:
+        """Elastic islands, by their leaders: the numbers of processes that may train together."""
+        return {Replica(LEARNER, slot): sizes for slot, sizes in self._elastic.items()}
+
+    def together(self, replica: Replica) -> list[Replica]:
+        """The replicas that begin and end with one: its gang, unless that is elastic."""
+        is_elastic = leader(replica).role == LEARNER and replica.slot in self._elastic
+        return [replica] if is_elastic else self.gang(replica)
+
+    def lead(self, replica: Replica) -> Replica:
+        """The replica that counts lives for this one: its leader, where both live and end together."""
+        return self.together(replica)[0]
+
+    @property
+    def others(self) -> list[str]:
+        """The machines that take part, apart from home."""
+        return [name for name, machine in self.machines.items() if name != self.home and not machine.is_away]
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """The machines that no longer take part."""
+        return tuple(name for name, machine in self.machines.items() if machine.is_away)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no life is tracked."""
+        return not any(machine.tracked for machine in self.machines.values())
+
+    def is_tracked(self, replica: Replica) -> bool:
+        return any(replica in machine.tracked for machine in self.machines.values())
+
+    def is_retired(self, replica: Replica) -> bool:
+        """Whether a replica has no next life; an island is retired as a whole."""
+        return leader(replica) in self.retired or replica in self.retired
+
+    def is_expected(self, replica: Replica) -> bool:
+        return not self.is_retired(replica) and not self.of(replica).is_away
+
+    def is_spare(self, replica: Replica) -> bool:
+        """Whether the run can go on without a replica; a follower of an elastic island is always spare."""
+        if gang_number(replica):
+            return True
+        left = [each for each in self.replicas if each.role == replica.role and each not in self.retired]
+        return len(left) - 1 >= self._least.get(replica.role, 1)
+
+    def needed(self) -> list[Replica]:
+        """The required replicas on machines that are heard, except learners, which wait for their machines."""
+        return [
+            replica
+            for replica in self.replicas
+            if leader(replica).role != LEARNER
+            and self.is_expected(replica)
+            and not self.is_spare(replica)
+            and (self.name(replica) == self.home or not self.of(replica).is_silent)
+        ]
+
+    @property
+    def has_learners(self) -> bool:
+        """Whether some learner is not retired, or the run has none at all."""
+        learners = [each for each in self.replicas if each.role == LEARNER]
+        return not learners or any(each not in self.retired for each in learners)
+
+    @property
+    def learners(self) -> list[Replica]:
+        return [each for each in self.replicas if each.role == LEARNER and self.is_expected(each)]
+
+    def learners_on(self, name: str) -> list[Replica]:
+        """The processes of learners on a machine."""
+        return [each for each in self.replicas if leader(each).role == LEARNER and self.name(each) == name]
+
+    def wanted(self) -> dict[str, tuple[Wanted, ...]]:
+        """The lives that each machine should have."""
+        return {name: machine.wanted() for name, machine in self.machines.items()}
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def know(self, replicas: Iterable[Replica]) -> None:
+        """Add replicas that a former daemon knew."""
+        self.replicas += sorted({*self._where, *replicas} - set(self.replicas))
+
+    def place(self, replica: Replica, name: str) -> None:
+        """Put a replica on a machine."""
+        self.machines.setdefault(name, Machine(name))
+        self._where[replica] = name
+
+    def join(self, name: str, islands: int) -> list[Replica]:
+        """Admit a machine, new or back again, with learners in the next free slots; returns these."""
+        first = 1 + max((replica.slot for replica in self.replicas if replica.role == LEARNER), default=-1)
+        last = min(first + islands, self.slots_max.get(LEARNER, 0))
+        slots = [Replica(LEARNER, slot) for slot in range(first, last)]
+        machine = self.machines.setdefault(name, Machine(name))
+        machine.is_away = False
+        machine.heard()
+        for replica in slots:
+            self.place(replica, name)
+        self.replicas += slots
+        return slots
+
+    def take_away(self, name: str, how: Taken) -> None:
+        """Remove a machine; its learners are retired."""
+        self.machines[name].is_away = True
+        for replica in self.learners_on(name):
+            self.retired.setdefault(self.lead(replica), how)
+
+    def relocate(self, replica: Replica) -> bool:
+        """Move a replica from a lost or removed machine to one that offers its role; returns whether it has a place."""
+        where = self.of(replica)
+        if where.is_reached:
+            return True
+        if leader(replica).role == LEARNER:
+            return not self.is_retired(replica)
+        names = [name for name in self.others if replica.role in self._offers.get(name, ())]
+        able = [name for name in names if self.machines[name].is_reached]
+        if replica.role in self._home_offers:
+            able.append(self.home)
+        if able:
+            load = {name: sum(self.name(other) == name for other in self.replicas) for name in able}
+            self._where[replica] = min(able, key=lambda name: load[name])
+        return bool(able) or not where.is_away
+
+    def beat(self) -> list[Machine]:
+        """Count a beat; returns the machines that are lost from now on."""
+        return [
+            machine
+            for machine in self.machines.values()
+            if machine.name != self.home and not machine.is_away and machine.beat()
+        ]
+
+    # -- the journal ---------------------------------------------------------------------------------------------------
+
+    def recall(
+        self, places: Iterable[tuple[str, str]], away: Iterable[str], retired: Iterable[tuple[str, str]]
+    ) -> None:
+        """Load what a former daemon recorded."""
+        for text, name in places:
+            replica = Replica.parse(text)
+            if name != self.former or leader(replica).role == LEARNER:  # The rest of it is this home's now.
+                self.place(replica, name)
+        for name in away:
+            self.machines.setdefault(name, Machine(name)).is_away = True
+        self.retired = {Replica.parse(text): how for text, how in retired}
+
+    def placed(self) -> tuple[tuple[str, str], ...]:
+        """(replica, machine) of those that are not at home, or were moved there."""
+        return tuple((str(replica), name) for replica, name in sorted(self._where.items()))
+
+    def check(self) -> None:
+        """Raise InvariantError unless every replica has at most one life, and only on machines that take part."""
+        found: dict[Replica, str] = {}
+        for name, machine in self.machines.items():
+            demand(machine.condemned <= set(machine.tracked), f"{name}: condemned, and not tracked")
+            demand(machine.fresh <= set(machine.tracked), f"{name}: fresh, and not tracked")
+            demand(not machine.is_away or not machine.tracked, f"{name} takes no part, and has lives")
+            for replica in machine.tracked:
+                demand(replica not in found, f"{replica} is on {name} and on {found.get(replica)}")
+                found[replica] = name
+
+
+def demand(holds: bool, broken: str) -> None:
+    """Raise InvariantError with `broken` unless `holds`."""
+    if not holds:
+        raise InvariantError(f"supervision: {broken}")

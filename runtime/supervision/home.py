@@ -1,0 +1,335 @@
+"""The core of a home: takes the events of a run, lets its parts decide, and returns all commands in order.
+
+Theory of operation. A life is numbered, recorded, tracked on its machine, seen there by a report, heard, and gone. Its
+end is followed by the next life, after a back-off (`restarts`), on the machine where its replica was placed or, once
+that is lost or taken away, on one that offers its role. A learner belongs to the islands of its machine, and waits for
+it. A member that is silent or stuck is condemned: its station kills it, and its end is then followed like any other.
+
+A confirmed decision is in the journal before it takes effect: the request to stop, the outcome, moves of replicas,
+retirements. A daemon that takes over reads it (`takeover`).
+
+The stations of the machines (`station`) manage the processes; home has one like any other machine.
+"""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.cores.membership_core import MembershipOptions
+from isthmus.runtime.cores.membership_messages import Stall
+from isthmus.runtime.ids import Member, Replica, gang_number
+from isthmus.runtime.supervision import incidents, lives, watch
+from isthmus.runtime.supervision.fleet import Fleet, Machine, demand
+from isthmus.runtime.supervision.home_events import (
+    Cast,
+    EndAsked,
+    HomeBeat,
+    HomeBegan,
+    HomeCommand,
+    HomeEvent,
+    HomeTimerFired,
+    MachineJoined,
+    MachineTakenAway,
+    NotBegun,
+    NoteJournal,
+    Outcome,
+    Places,
+    ReportCame,
+    SendOrders,
+    SetHomeTimer,
+    StopAsked,
+    Taken,
+    TurnedAway,
+)
+from isthmus.runtime.supervision.home_state import Life, RunState
+from isthmus.runtime.supervision.liveness import PATIENCE, Roll
+from isthmus.runtime.supervision.messages import Report, Row, Stamp
+from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted
+from isthmus.runtime.tape.state import Kind
+
+STATE: Final = Kind(("supervision", "cores", "ids"), given=(MembershipOptions,))
+
+
+class Home:
+    """The core of one run. `patience` is the longest wait for a silent host."""
+
+    def __init__(self, cast: Cast, places: Places, *, patience: Duration = PATIENCE) -> None:
+        fleet = Fleet(cast, places)
+        roll = Roll(
+            fleet.slots_max,
+            patience,
+            lambda member: watch.excuse(self._run, member),
+            lambda member: watch.described(self._run, member),
+        )
+        self._run = RunState(fleet, roll, Instant(0), Stamp(places.term, 1))
+        self._timer_at: Instant | None = None
+        self._has_begun = False
+        self._early: list[HomeEvent] = []
+
+    def handle(self, event: HomeEvent, now: Instant) -> list[HomeCommand]:
+        """Commands that follow from `event` at time `now`, in order of execution."""
+        run = self._run
+        if not self._has_begun and not isinstance(event, HomeBegan | NotBegun):
+            # It knows of no life yet, and would have all of them killed. Stations repeat their reports.
+            if not isinstance(event, ReportCame | HomeBeat):
+                self._early.append(event)
+            return []
+        self._has_begun = True
+        run.now = Instant(max(now, run.now))
+        run.commands = []
+        self._take(event)
+        watch.form(run)
+        watch.finish_if_alone(run)
+        if run.has_changed:  # Before anything else, so that the next daemon knows every decision carried out.
+            run.commands.insert(0, NoteJournal(lives.journal_of(run)))
+            run.has_changed = False
+        if run.has_news:
+            self._order()
+        self._arm()
+        return run.commands
+
+    def _take(self, event: HomeEvent) -> None:
+        run = self._run
+        match event:
+            case HomeBegan():
+                lives.begin(run, event)
+                for early in self._early:
+                    self._take(early)
+                self._early.clear()
+            case ReportCame():
+                self._hear(event.machine, event.report)
+            case HomeBeat():
+                self._beat()
+            case HomeTimerFired():
+                self._fire()
+            case StopAsked():
+                watch.stop(run)
+            case EndAsked() | NotBegun():
+                watch.end_run(run, "failed", event.failure)
+            case MachineJoined():
+                self._join(event.machine, event.islands)
+            case MachineTakenAway():
+                self._take_away(event.machine, event.how)
+            case TurnedAway():
+                lives.give_way(run, event.by, event.term)
+            case LivesNoted():
+                lives.noted(run, event.members)
+            case LivesNotNoted():
+                lives.not_noted(run, event.members, event.error)
+            case _:
+                assert_never(event)
+
+    def saved(self) -> bytes:
+        """The whole state of the core."""
+        return STATE.frozen(self)
+
+    def restore(self, state: bytes) -> None:
+        """Load a state, saved with the same cast and places, into this new core; ValueError for other bytes."""
+        STATE.thaw(self, state)
+
+    # -- queries -------------------------------------------------------------------------------------------------------
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the run, or 'running'."""
+        return self._run.outcome
+
+    @property
+    def failure(self) -> incidents.Failure | None:
+        """Why the run failed, if it did."""
+        return self._run.failure
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the hosts were asked to bring the run to its end."""
+        return self._run.is_stopping
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the outcome is settled."""
+        return self._run.is_ending
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every process has ended, or is no longer awaited."""
+        return self._run.is_finished
+
+    @property
+    def term(self) -> int:
+        """The term of the run in which this is its home."""
+        return self._run.stamp.term
+
+    @property
+    def fleet(self) -> Fleet:
+        """The machines, and the places of the replicas."""
+        return self._run.fleet
+
+    @property
+    def lives(self) -> dict[Replica, Life]:
+        """The lives that stations have seen."""
+        return self._run.lives
+
+    @property
+    def used(self) -> dict[str, float]:
+        """The resources that ended lives have used, as in the journal."""
+        return self._run.used
+
+    def state(self, replica: Replica) -> str:
+        """The membership state of a replica, or 'starting', 'cut off', 'stuck', 'gone', or how it was retired."""
+        known = self.fleet.retired.get(replica) or self._run.roll.state(replica)
+        life = self.lives.get(replica)
+        if known in ("alive", "slow") and life is not None and self._run.reach.is_cut_off(life.member):
+            return "cut off"
+        if known is not None:
+            return known
+        why = self.reason(replica)
+        if not isinstance(why, incidents.Condemned | incidents.Ended):
+            return "starting"
+        return "stuck" if isinstance(why.verdict, Stall) else "gone"
+
+    def reason(self, replica: Replica) -> incidents.Incident | None:
+        """The incident that explains a replica's state, if one does."""
+        return self._run.reasons.get(replica)
+
+    def incarnation(self, replica: Replica) -> int:
+        """The number of a replica's newest life; 0 if it has had none."""
+        return self._run.newest.get(replica, 0)
+
+    # -- machines ------------------------------------------------------------------------------------------------------
+
+    def _hear(self, name: str, report: Report) -> None:
+        """Handle the report of a station."""
+        run = self._run
+        machine = run.fleet.machines.get(name)
+        if machine is None:  # It takes part, and the record of that is lost; or it no longer takes part.
+            machine = run.fleet.machines[name] = Machine(name, is_away=not run.is_unsure)
+            run.has_news = True
+        if machine.is_away:
+            return
+        machine.heard()
+        if report.obeyed.term == run.stamp.term and report.obeyed > run.stamp:  # An earlier daemon's journal was lost.
+            run.stamp = Stamp(run.stamp.term, report.obeyed.epoch + 1)
+            run.has_changed = run.has_news = True
+        if run.is_unsure:
+            lives.learn(run, machine, report)
+        for seen in report.lives:
+            if machine.has(seen.member):
+                watch.see(run, machine, seen)
+        for gone in report.ended:
+            if machine.has(gone.member):
+                lives.bury(run, machine, gone)
+
+    def _join(self, name: str, islands: int) -> None:
+        """Admit a machine, with learners in the next free slots."""
+        run = self._run
+        if run.is_stopping or run.is_ending:
+            return
+        slots = run.fleet.join(name, islands)
+        run.has_changed = run.has_news = True
+        for replica in slots:
+            run.write(Member(replica, 1), incidents.Joined(name))
+        lives.start(run, slots)
+
+    def _take_away(self, name: str, how: Taken) -> None:
+        """Remove a machine: its hosts end, and its learners' slots with them."""
+        run = self._run
+        machine = run.fleet.machines.get(name)
+        if machine is None or machine.is_away:
+            return
+        run.fleet.take_away(name, how)
+        for replica in run.fleet.retired:
+            run.due.pop(replica, None)
+        run.has_changed = run.has_news = True
+        lives.lose(run, machine, incidents.MachineTaken(name, how))
+        lives.start(run, [replica for replica in run.fleet.replicas if run.fleet.name(replica) == name])
+        if not run.fleet.has_learners and not run.is_ending:
+            watch.stop(run)  # With no learner left, the model is the last merged one.
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Judge silent machines and hosts, and send complete orders again."""
+        for machine in self._run.fleet.beat():
+            lives.lose(self._run, machine, incidents.MachineLost(machine.name, machine.silent_beats * watch.BEAT))
+        watch.beat(self._run)
+        self._run.has_news = True
+
+    def _fire(self) -> None:
+        """Carry out everything that is due."""
+        run, self._timer_at = self._run, None
+        if run.adopt_until is not None and run.now >= run.adopt_until:
+            lives.adopted_all(run)
+        if run.roll.timer_at is not None and run.now >= run.roll.timer_at:
+            watch.find(run, run.roll.fire(run.now))
+        lives.start(run, [replica for replica, at in sorted(run.due.items()) if run.now >= at])
+        if run.exit_at is not None and run.now >= run.exit_at:
+            watch.kill_all(run)
+        if run.abandon_at is not None and run.now >= run.abandon_at:
+            run.abandon_at = None
+            for name in run.fleet.others:
+                lives.lose(run, run.fleet.machines[name], incidents.MachineLost(name, 0))
+
+    def _arm(self) -> None:
+        """Make the timer fire when the next thing is due."""
+        run = self._run
+        times = [run.adopt_until, run.roll.timer_at, run.exit_at, run.abandon_at, *run.due.values()]
+        at = min((time for time in times if time is not None), default=None)
+        if at is not None and not run.is_finished and (self._timer_at is None or at < self._timer_at):
+            self._timer_at = at
+            run.commands.append(SetHomeTimer(at))
+
+    # -- orders --------------------------------------------------------------------------------------------------------
+
+    def _roster(self) -> tuple[Row, ...]:
+        rows = []
+        for member in self._run.roll.members():
+            if gang_number(member.replica):  # A follower has connections with its leader only.
+                continue
+            life = self.lives.get(member.replica)
+            endpoints = () if life is None else life.seen.said.endpoints
+            rows.append((str(member.replica), member.incarnation, endpoints, self.fleet.name(member.replica)))
+        return tuple(rows)
+
+    def _order(self) -> None:
+        """Send complete orders to every machine; none while the lives of the run are unknown."""
+        run, fleet = self._run, self.fleet
+        run.has_news = False
+        if run.is_unsure:
+            return
+        roster = None if run.adopting else self._roster()
+        machines = (fleet.home, *fleet.others)
+        run.stamp = Stamp(run.stamp.term, run.stamp.epoch, run.stamp.number + 1)
+        flags = run.is_stopping, run.is_ending
+        told = SendOrders(fleet.wanted(), roster, machines, *flags, run.stamp, fleet.away, fleet.home, run.forms)
+        run.commands.append(told)
+
+    # -- invariants ----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise InvariantError unless every replica has at most one life, of its newest number, on its machine."""
+        self.fleet.check()
+        for machine in self.fleet.machines.values():
+            for member in machine.members():
+                newest = self._run.newest.get(member.replica)
+                demand(member.incarnation == newest, f"{member} is tracked, and {newest} is its newest number")
+        for replica, life in self.lives.items():
+            demand(life.member.replica == replica, f"{life.member} is kept as {replica}")
+            demand(self.fleet.machines[life.machine].has(life.member), f"{life.member} is known, and not tracked")
+        if self._run.adopt_until is None and not self.is_ending:
+            self._check_gangs()
+        for replica in self._run.due:
+            demand(not self.fleet.is_tracked(replica), f"{replica} lives, and its next life is due")
+        for island in self._run.islands:
+            island.check()
+        self._run.roll.check()
+
+    def _check_gangs(self) -> None:
+        """Raise InvariantError unless the lives of an island's processes are one life, or are condemned."""
+        fleet = self.fleet
+        for gang in fleet.gangs:
+            there = [each for each in gang if fleet.is_tracked(each)]
+            condemned = all(each in fleet.of(each).condemned for each in there)
+            numbers = {self._run.newest[each] for each in there}
+            is_one = len(numbers) <= 1 and len(there) in (0, len(gang))
+            demand(is_one or condemned, f"of {gang[0]} there are {', '.join(map(str, there))}, with lives {numbers}")

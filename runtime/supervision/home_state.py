@@ -1,0 +1,117 @@
+"""The state of a home, and the commands that it is about to return; the parts of the core decide, this only stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.ids import LEARNER, Member, Replica
+from isthmus.runtime.supervision import incidents
+from isthmus.runtime.supervision.elastic import ElasticIsland
+from isthmus.runtime.supervision.fleet import Fleet
+from isthmus.runtime.supervision.home_events import HomeCommand, Outcome, WriteIncident
+from isthmus.runtime.supervision.liveness import Reach, Repeats, Restarts, Roll, Service
+from isthmus.runtime.supervision.messages import Form, Seen, Stamp
+
+
+@dataclass(slots=True)
+class Life:
+    """A tracked life that a station has seen, on `machine`; `is_starved`: that incident is written once."""
+
+    member: Member
+    machine: str
+    seen: Seen
+    served_at: Instant | None = None
+    unspoken_beats: int = 0
+    is_starved: bool = False
+    verdict: incidents.Verdict | None = None
+    refusals: dict[tuple[Replica, str], int] = field(default_factory=dict)
+    """Counts of its refused items, by refusing replica and edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fallen:
+    """The end of an island of several processes: how the first of these ended, and since when the leader had served."""
+
+    ended: incidents.Ended
+    served_at: Instant | None
+
+
+@dataclass(slots=True)
+class RunState:
+    """The state of one run.
+
+    Numbers of lives: the `newest` of each replica, those being recorded (`noting`), and the `floor` above which they
+    are taken. `is_unsure`: the ledger was lost, and the running lives are not known yet; `is_taking`: the ledger was
+    that of another home, which was lost. A daemon that took over waits until `adopt_until` for the replicas that it is
+    `adopting`. `due` is when the next life of a replica begins. `fallen`: the islands, by their leaders, whose last
+    processes are about to end. `islands` are the elastic ones. `has_given_way`: another machine is the home, and this
+    one knows. `has_news`: orders must be sent; `has_changed`: the journal must be written.
+    """
+
+    fleet: Fleet
+    roll: Roll
+    now: Instant
+    stamp: Stamp
+    lives: dict[Replica, Life] = field(default_factory=dict)
+    restarts: Restarts = field(default_factory=Restarts)
+    repeats: Repeats = field(default_factory=Repeats)
+    reach: Reach = field(default_factory=Reach)
+    service: Service = field(default_factory=Service)
+    newest: dict[Replica, int] = field(default_factory=dict)
+    noting: set[Replica] = field(default_factory=set)
+    floor: int = 0
+    is_unsure: bool = False
+    is_taking: bool = False
+    adopting: set[Replica] = field(default_factory=set)
+    adopt_until: Instant | None = None
+    due: dict[Replica, Instant] = field(default_factory=dict)
+    fallen: dict[Replica, Fallen] = field(default_factory=dict)
+    reasons: dict[Replica, incidents.Incident] = field(default_factory=dict)
+    used: dict[str, float] = field(default_factory=dict)
+    outcome: Outcome = "running"
+    failure: incidents.Failure | None = None
+    is_stopping: bool = False
+    is_ending: bool = False
+    is_finished: bool = False
+    has_given_way: bool = False
+    exit_at: Instant | None = None
+    abandon_at: Instant | None = None
+    islands: list[ElasticIsland] = field(default_factory=list)
+    commands: list[HomeCommand] = field(default_factory=list)
+    has_news: bool = False
+    has_changed: bool = False
+
+    def write(self, member: Member, incident: incidents.Incident) -> None:
+        """Record an incident; it explains the state of its host from now on."""
+        self.reasons[member.replica] = incident
+        self.commands.append(WriteIncident(member, incident))
+
+    def after(self, duration: Duration) -> Instant:
+        """The instant `duration` from now."""
+        return Instant(self.now + duration)
+
+    def __post_init__(self) -> None:
+        self.recall_forms(())
+
+    def recall_forms(self, forms: tuple[Form, ...]) -> None:
+        """Restore the elastic islands of a former daemon."""
+        known = {form.leader: form for form in forms}
+        elastic = self.fleet.elastic.items()
+        self.islands = [ElasticIsland(self.fleet.gang(each), sizes, known.get(each)) for each, sizes in elastic]
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The newest form of each elastic island."""
+        return tuple(island.form for island in self.islands if island.form is not None)
+
+    @property
+    def learners(self) -> list[Life]:
+        """The lives of learners that stations have seen."""
+        return [life for life in self.lives.values() if life.member.replica.role == LEARNER]
+
+    @property
+    def is_coming_to_its_end(self) -> bool:
+        """Whether the last rounds are on: a stop was requested, or most learners or another host are `final`."""
+        final = [life.member.replica.role for life in self.lives.values() if life.seen.said.phase == "final"]
+        return self.is_stopping or len(set(final) - {LEARNER}) > 0 or 2 * final.count(LEARNER) > len(self.learners)

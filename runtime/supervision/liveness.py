@@ -1,0 +1,363 @@
+"""Liveness of a run's hosts: the membership core, and the cause of each state.
+
+It decides which silence is excused (`excuse` returns the present cause), and which members are condemned. The core of
+the home decides what that means for a life.
+
+Hosts that are cut off: no other host hears them, though their heartbeats reach their daemon.
+
+Heartbeats pass between daemons, items between hosts, on ports of their own: a network may block one and not the other.
+This core decides which member is *cut off*, when that is reported, and when it is condemned for it. `liveness` judges
+members that are silent towards their daemon.
+
+Theory of operation. A heartbeat contains the number of a host's peers, and to how many of these it has no data
+connection; both ends give up a silent connection within five seconds. A member that has none at all is cut off, as long
+as most of the members with peers are not: where half of them are, the network between them is at fault, and no host. It
+is awaited for as long as a lost machine, because its work is lost with its life; while the run comes to its end, rounds
+wait for it, and a learner is awaited as briefly as a silent one. Its next life is on the same machine, and gets twice
+the time, and so on. Beats are those of the home, so that a suspended home condemns no member.
+
+When the next life of a replica begins: at once the first time, after a back-off where its lives end again and again.
+
+A life that served for HEALTHY resets the count of failures. After FAILURES_MAX failed lives in a row, the program is at
+fault, and another life is pointless. Where every learner ends by the same error, that is known sooner (`Repeats`).
+
+Whether the replicas that a run requires serve it, and for how long they have not.
+
+Lives that end in a row are counted elsewhere (`restarts`), and so is one that is cut off (`reach`): each is followed by
+another. But a machine may have no room for the next process, its disk may accept no number, or its interface may have
+lost its address for good, while its daemon still sends reports. Then lives follow each other, or none comes, without an
+end. This core counts how long such a replica has not served at all, and decides when the run fails for it.
+
+A replica serves if its daemon hears it and it has a data connection with some host. A recorder must have one with each
+other required replica, and with a learner, where any of them is heard: without these it never learns of the end.
+Learners are awaited for as long as their machines are, and so are replicas on a machine that is not heard. Beats are
+those of the home, so that a suspended home blames no replica.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, assert_never
+
+from isthmus.runtime.clock import Duration, Instant, seconds
+from isthmus.runtime.cores.membership_core import MembershipCore, MembershipOptions
+from isthmus.runtime.cores.membership_messages import (
+    SILENT,
+    AdmitMember,
+    ClearSlow,
+    ClearSuspicion,
+    Excuse,
+    ExcuseEnded,
+    ExcuseMember,
+    MembershipEvent,
+    MembershipTimerFired,
+    NoteSlow,
+    RefuseMember,
+    RemoveMember,
+    SetMembershipTimer,
+    SilenceExcused,
+    SuspectMember,
+)
+from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
+from isthmus.runtime.supervision import incidents
+from isthmus.runtime.supervision.incidents import Raised
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Said
+
+PATIENCE: Final = seconds(20)
+"""A silent host is replaced after this, whatever was learned."""
+DEVIATION_MIN: Final = seconds(1)
+"""A host with regular heartbeats is suspect after 3.3 s of silence, and replaced after 7.3 s: on a machine with six
+times as many busy processes as cores a healthy one was silent for 1.9 s, and a body that holds the interpreter for some
+seconds must not cost a life."""
+HURRY: Final = seconds(5)
+"""Once a run comes to its end, no silent learner is awaited for longer than this."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """Results of an event: incidents to record, members to kill and why, and whether the live members changed."""
+
+    written: list[tuple[Member, incidents.Incident]] = field(default_factory=list)
+    condemned: list[tuple[Member, incidents.Verdict | None]] = field(default_factory=list)
+    has_changed: bool = False
+
+
+class Roll:
+    """The membership of one run. `timer_at` is when `fire` has to be called next."""
+
+    def __init__(
+        self,
+        slots_max: Mapping[str, int],
+        patience: Duration,
+        excuse: Callable[[Member], Excuse | None],
+        described: Callable[[Member], tuple[int, str]],
+    ) -> None:
+        """`described` returns the pid of a member, and its machine ('' where that is home)."""
+        self.timer_at: Instant | None = None
+        self._excuse, self._described = excuse, described
+        self._core = MembershipCore(
+            MembershipOptions(
+                slots_max=slots_max,
+                interval_first=seconds(HEARTBEAT_SECONDS),
+                deviation_min=DEVIATION_MIN,
+                silence_max=patience,
+            )
+        )
+        self._hurried: dict[Member, Instant] = {}
+
+    def state(self, replica: Replica) -> str | None:
+        """The state of the member of a replica; None if it has none."""
+        return self._core.state(replica)
+
+    def members(self) -> list[Member]:
+        """All members that have not been removed, suspects among them, sorted."""
+        return [member for member, _, _ in self._core.roster()]
+
+    def has(self, member: Member) -> bool:
+        return member in self.members()
+
+    def has_ended(self, member: Member) -> bool:
+        """Whether this life is over for good, even if a report still lists it."""
+        return self._core.has_ended(member)
+
+    def is_heard(self, member: Member) -> bool:
+        """Whether this life is a member whose heartbeats arrive."""
+        return self.has(member) and self._core.state(member.replica) not in SILENT
+
+    def take(self, event: MembershipEvent, now: Instant, found: Findings | None = None) -> Findings:
+        found = Findings() if found is None else found
+        for command in self._core.handle(event, now):
+            match command:
+                case AdmitMember():
+                    found.has_changed = True
+                case RemoveMember():
+                    found.has_changed = True
+                    found.condemned.append((command.member, command.finding))
+                case SuspectMember():
+                    found.written.append((command.member, incidents.Suspected(command.finding)))
+                case ExcuseMember():
+                    told = incidents.Excused(command.excuse, command.silence, *self._described(command.member))
+                    found.written.append((command.member, told))
+                case ClearSuspicion():
+                    found.written.append((command.member, incidents.HeardAgain(command.silence)))
+                case NoteSlow():
+                    found.written.append((command.member, incidents.Slow(command.pace)))
+                case ClearSlow():
+                    found.written.append((command.member, incidents.KeepsUp(command.pace)))
+                case RefuseMember():
+                    found.written.append((command.member, incidents.Refused(command.refusal)))
+                case SetMembershipTimer():
+                    self.timer_at = command.at
+                case _:
+                    assert_never(command)
+        return found
+
+    def fire(self, now: Instant) -> Findings:
+        """Judge all silences when the timer fires."""
+        found = Findings()
+        # The same instant for both: no member may become late between the question and the judgement.
+        for member in self._core.late(now):
+            self._ask(member, "alive", now, found)
+        self.timer_at = None
+        return self.take(MembershipTimerFired(), now, found)
+
+    def review(self, now: Instant, *, is_hurried: bool) -> Findings:
+        """Check whether the excuse of each silence still holds.
+
+        `is_hurried`: the run comes to its end, and no silent learner is awaited for long, because the last rounds would
+        wait for it.
+        """
+        found = Findings()
+        silent = [(member, state) for member, _, state in self._core.roster() if state in SILENT]
+        self._hurried = {
+            member: self._hurried.get(member, now)
+            for member, _ in silent
+            if is_hurried and leader(member.replica).role == LEARNER
+        }
+        for member, state in silent:
+            if now - self._hurried.get(member, now) >= HURRY:
+                found.condemned.append((member, incidents.Hurried()))
+            elif state != "suspect":
+                self._ask(member, state, now, found)
+        return found
+
+    def check(self) -> None:
+        """Raise InvariantError unless the invariants of the membership core hold."""
+        self._core.check()
+
+    def _ask(self, member: Member, state: str, now: Instant, found: Findings) -> None:
+        """Start or end the excuse for the silence of a member that is in `state`."""
+        excuse = self._excuse(member)
+        if excuse is not None:
+            self.take(SilenceExcused(member, excuse), now, found)
+        elif state in ("stopped", "unheard"):
+            self.take(ExcuseEnded(member), now, found)
+
+
+TOLD_BEATS: Final = 10
+"""Five seconds, beside the five in which its connections are given up: on busy cores a new host needs some for its
+first ones."""
+CUT_OFF_BEATS: Final = 40
+"""Twenty seconds, as for a lost machine."""
+HURRY_BEATS: Final = 10
+"""Five seconds, as for a learner that is silent while the run comes to its end."""
+DOUBLINGS_MAX: Final = 5
+"""Ten minutes, as for a silence that is excused."""
+BEAT: Final = seconds(0.5)
+
+
+class Reach:
+    """The reach of the hosts of one run."""
+
+    def __init__(self) -> None:
+        self._beats: dict[Member, int] = {}
+        self._condemned: Counter[Replica] = Counter()
+
+    def is_cut_off(self, member: Member) -> bool:
+        """Whether this member was reported as cut off."""
+        return self._beats.get(member, 0) >= TOLD_BEATS
+
+    def beat(self, said: Mapping[Member, Said], *, is_hurried: bool) -> Findings:
+        """Count a beat.
+
+        `said` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
+        """
+        found = Findings()
+        cut_off = [member for member, each in said.items() if each.peers and each.unreached >= each.peers]
+        is_of_network = 2 * len(cut_off) >= sum(bool(each.peers) for each in said.values())
+        before, self._beats = self._beats, {}
+        for member in () if is_of_network else cut_off:
+            beats = self._beats[member] = before.get(member, 0) + 1
+            if beats == TOLD_BEATS:
+                found.written.append((member, incidents.CutOff(said[member].peers)))
+            is_brief = is_hurried and member.replica.role == LEARNER
+            if beats >= (HURRY_BEATS if is_brief else CUT_OFF_BEATS << self._times(member)):
+                lasted, times = Duration(beats * BEAT), 1 << self._times(member)
+                found.condemned.append((member, incidents.Unreached(lasted, said[member].peers, times)))
+        for member, beats in before.items():
+            if beats >= TOLD_BEATS and member in said and member not in self._beats:
+                found.written.append((member, incidents.Reached(Duration(beats * BEAT))))
+        return found
+
+    def ended(self, replica: Replica) -> None:
+        """A life of a replica ended because it was cut off: its next one gets twice the time."""
+        self._condemned[replica] += 1
+
+    def _times(self, member: Member) -> int:
+        """The number of times that its patience was doubled."""
+        return min(self._condemned[member.replica], DOUBLINGS_MAX)
+
+
+BACKOFF_SECONDS: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Delay after the n-th failed life in a row; the first restart is at once."""
+FAILURES_MAX: Final = 5
+HEALTHY: Final = seconds(10)
+REPEATS_MIN: Final = 2
+"""Lives in a row of one learner that ended by the same error, for the error to be the program's: the first may have
+been an accident that hit all at once, such as a full disk."""
+LONG: Final = seconds(600)
+"""After this long a service an error starts a new row: an equal one before it was another event."""
+
+
+class Restarts:
+    """Counts the failed lives in a row of each replica."""
+
+    def __init__(self) -> None:
+        self._failures: dict[Replica, int] = {}
+
+    def delay(self, replica: Replica, served_at: Instant | None, now: Instant) -> Duration | None:
+        """The delay before the next life of a replica; None if it should have none.
+
+        The life that has just ended began to serve at `served_at`, if it did.
+        """
+        is_healthy = served_at is not None and now - served_at >= HEALTHY
+        failures = self._failures[replica] = 1 if is_healthy else self._failures.get(replica, 0) + 1
+        if failures > FAILURES_MAX:
+            return None
+        return seconds(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS)) - 1])
+
+    def failures(self, replica: Replica) -> int:
+        """Failed lives in a row of a replica."""
+        return self._failures.get(replica, 0)
+
+
+class Repeated(NamedTuple):
+    """An error that every learner met, one of them in `lives` lives in a row."""
+
+    error: Raised
+    lives: int
+
+
+class Repeats:
+    """Separates the program's own errors, which every learner meets again, from those of one learner alone."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Replica, Repeated] = {}
+
+    def ended(self, replica: Replica, error: Raised | None, served_at: Instant | None, now: Instant) -> None:
+        """A life of a learner ended, by this error or by none."""
+        before = self._rows.pop(replica, None)
+        if error is None:
+            return
+        is_first = served_at is not None and now - served_at >= LONG
+        lives = before.lives if before is not None and before.error.mistake == error.mistake and not is_first else 0
+        self._rows[replica] = Repeated(error, lives + 1)
+
+    def common(self, learners: Iterable[Replica]) -> Repeated | None:
+        """The error by which the last life of each of these learners ended, if it is the same and was repeated."""
+        rows = [self._rows.get(learner) for learner in learners]
+        known = [row for row in rows if row is not None]
+        if not known or len(known) < len(rows) or any(row.error.mistake != known[0].error.mistake for row in known):
+            return None
+        lives = max(row.lives for row in known)
+        return Repeated(known[0].error, lives) if lives >= REPEATS_MIN else None
+
+
+UNSERVED_BEATS: Final = 1200
+"""Ten minutes, as for a silence that is excused: learners train meanwhile, and keep what they have."""
+LAST_BEATS: Final = 120
+"""A minute, once the run comes to its end: no learner trains any more, and a new life takes some ten seconds."""
+
+
+class Unserved(NamedTuple):
+    """A replica that has not served for `lasted`."""
+
+    replica: Replica
+    lasted: Duration
+
+
+class Service:
+    """The required service of one run."""
+
+    def __init__(self) -> None:
+        self._beats: dict[Replica, int] = {}
+        self._last_beats: dict[Replica, int] = {}
+
+    def beat(self, needed: Collection[Replica], said: Mapping[Member, Said], *, is_hurried: bool) -> Unserved | None:
+        """Count a beat; returns a `needed` replica that has not served for too long, or None.
+
+        `said` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
+        """
+        heard = {member.replica: each for member, each in said.items()}
+        idle = [replica for replica in needed if not _serves(replica, heard, needed)]
+        self._beats = {replica: self._beats.get(replica, 0) + 1 for replica in idle}
+        self._last_beats = {replica: self._last_beats.get(replica, 0) + is_hurried for replica in idle}
+        for replica, beats in self._beats.items():
+            if beats >= UNSERVED_BEATS or self._last_beats[replica] >= LAST_BEATS:
+                return Unserved(replica, Duration(beats * BEAT))
+        return None
+
+
+def _serves(replica: Replica, heard: Mapping[Replica, Said], needed: Collection[Replica]) -> bool:
+    said = heard.get(replica)
+    if said is None:
+        return False
+    if said.peers and said.unreached >= said.peers:
+        return False
+    if replica.role != RECORDER:
+        return True
+    missing = {each.member.replica for each in said.missing}
+    learners = {each for each in heard if each.role == LEARNER}
+    return missing.isdisjoint(each for each in needed if each in heard) and not (learners and learners <= missing)

@@ -1,0 +1,323 @@
+"""The start of a replica's next life: its number is taken and recorded; then it is tracked, if it has a machine.
+
+Consequences of the end of a life: the next one, at once or after a back-off, a replica given up, or a failed run.
+
+A life ends because its station reports so, because its machine is lost or taken away, or because another one has a
+higher number. The cause decides how soon the next one begins.
+
+The start of a daemon: from the records of a former one, from the lives that stations report, or from nothing.
+
+A daemon that takes over tracks the newest life of each replica, and learns from the stations which of them are running;
+it begins none of these, because whether and where each was begun is unknown. It sends no roster until all hosts that
+may be running have been heard (ADOPT), because a host that is missing in a roster counts as gone. Where the ledger was
+lost, stations and hosts report the lives that there were, and numbers continue far beyond them.
+
+Another machine that becomes the home of a run begins the next term in the same way: its copy of the ledger may be old,
+so it is trusted for everything but lives. Each term has numbers of its own, so that a former home which lives on unseen
+never gives a number that this home gives. A home that learns of a later term gives way: the run is no longer its own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isthmus.runtime.clock import seconds
+from isthmus.runtime.cores.membership_messages import HostAnnounced, HostEnded
+from isthmus.runtime.ids import LEARNER, Member, Replica
+from isthmus.runtime.supervision import incidents, watch
+from isthmus.runtime.supervision.fleet import Machine
+from isthmus.runtime.supervision.home_events import DAEMON, HomeBegan, Journal
+from isthmus.runtime.supervision.home_state import Fallen, RunState
+from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS
+from isthmus.runtime.supervision.messages import Gone, Report, Seen, Stamp
+from isthmus.runtime.supervision.station_events import NoteFound, NoteLives
+
+
+def start(run: RunState, replicas: list[Replica]) -> None:
+    """Begin the next life of each replica that has none and should have one: take its number first.
+
+    No number is taken while the numbers in use are unknown.
+    """
+    for replica in replicas:
+        run.due.pop(replica, None)
+    if run.is_unsure or run.is_ending:
+        return
+    gangs = dict.fromkeys(tuple(run.fleet.together(each)) for each in replicas if not run.fleet.is_retired(each))
+    fresh = [gang for gang in gangs if not any(each in run.noting or run.fleet.is_tracked(each) for each in gang)]
+    if fresh:
+        numbers: dict[Replica, int] = {}
+        for gang in fresh:
+            numbers |= dict.fromkeys(gang, 1 + max(run.floor, *(run.newest.get(each, 0) for each in gang)))
+        run.noting.update(numbers)
+        run.commands.append(NoteLives(tuple(Member(*each) for each in numbers.items())))
+
+
+def mend(run: RunState) -> None:
+    """Have the rest of an island killed whose processes do not all have the same life.
+
+    After a ledger was lost, the fate of the other processes is unknown.
+    """
+    for gang in run.fleet.gangs:
+        numbers = {each: run.newest.get(each) for each in gang if run.fleet.is_tracked(each)}
+        missing = next((each for each in gang if each not in numbers), None)
+        if numbers and (missing is not None or len(set(numbers.values())) > 1):
+            for each, number in numbers.items():
+                watch.condemn(run, Member(each, number or 0), incidents.Bereft(str(missing or gang[0])))
+
+
+def start_later(run: RunState, replica: Replica) -> None:
+    """Begin the next life of a replica after the longest back-off, when there may be room for it."""
+    run.due[replica] = run.after(seconds(BACKOFF_SECONDS[-1]))
+
+
+def noted(run: RunState, members: tuple[Member, ...]) -> None:
+    """The numbers are recorded: their lives may run, where there is a machine for them.
+
+    No replica is moved before this, because the next daemon looks for the life of the newest number on the machine that
+    the journal names.
+    """
+    for member in members:
+        replica, is_next = member.replica, member.replica in run.noting
+        run.noting.discard(replica)
+        run.newest[replica] = max(member.incarnation, run.newest.get(replica, 0))
+        if is_next and not run.is_ending and not run.fleet.is_retired(replica) and _has_place(run, replica):
+            run.fleet.of(replica).track(member, is_new=True)
+    run.has_news = True
+
+
+def not_noted(run: RunState, members: tuple[Member, ...], error: str) -> None:
+    """The disk did not record these numbers; retry later."""
+    for member in members:
+        run.noting.discard(member.replica)
+        if not run.fleet.is_tracked(member.replica):
+            run.reasons[member.replica] = incidents.Delayed(error)
+            start_later(run, member.replica)
+
+
+def _has_place(run: RunState, replica: Replica) -> bool:
+    """Whether there is a machine for the next life of a replica; without one the run fails."""
+    before = run.fleet.name(replica)
+    has_place = run.fleet.relocate(replica)
+    run.has_changed |= run.fleet.name(replica) != before
+    if not has_place:
+        why = run.reasons.get(replica)
+        last = why if isinstance(why, incidents.Ended) else incidents.Ended(incidents.Unseen())
+        watch.end_run(run, "failed", incidents.Homeless(str(replica), last))
+    return has_place
+
+
+def bury(run: RunState, machine: Machine, gone: Gone) -> None:
+    """Record the end of a life; the next one takes its place, unless the run is ending."""
+    member, replica = gone.member, gone.member.replica
+    machine.forget(member)
+    life = run.lives.pop(replica, None)
+    for name, value in (("cpu_seconds", gone.cpu_seconds), ("bytes_sent", float(gone.bytes_sent))):
+        key = f"{replica.role}.{name}"
+        run.used[key] = run.used.get(key, 0.0) + value
+    run.adopting.discard(replica)
+    run.has_changed = run.has_news = True
+    ended = incidents.Ended(gone.end, None if life is None else life.verdict, gone.error)
+    run.reasons[replica] = ended
+    if not run.is_ending:
+        run.write(member, ended)
+    watch.find(run, run.roll.take(HostEnded(member), run.now))
+    fallen = _fallen(run, member, Fallen(ended, None if life is None else life.served_at))
+    if fallen is None:
+        return
+    first = Member(run.fleet.lead(replica), member.incarnation)
+    if first.replica.role == LEARNER:
+        run.repeats.ended(first.replica, fallen.ended.error, fallen.served_at, run.now)
+    if not run.is_ending and (repeated := run.repeats.common(run.fleet.learners)) is not None:
+        watch.end_run(run, "failed", incidents.ProgramFailed(repeated.error, repeated.lives))
+    if not run.is_ending and not (run.is_stopping and first.replica.role == LEARNER and _has_learner(run)):
+        _follow(run, first, fallen)
+
+
+def _fallen(run: RunState, member: Member, fallen: Fallen) -> Fallen | None:
+    """The first end among the processes of an island, once all have ended; else None, and the others are condemned.
+
+    For a replica that is alone, its own end.
+    """
+    gang = run.fleet.together(member.replica)
+    if len(gang) == 1:
+        return fallen
+    lead = run.lives.get(gang[0])
+    if lead is not None:  # A follower serves from when its leader does.
+        fallen = Fallen(fallen.ended, lead.served_at)
+    fallen = run.fallen.setdefault(gang[0], fallen)
+    others = [each for each in gang if run.fleet.is_tracked(each)]
+    for each in () if run.is_ending else others:
+        watch.condemn(run, Member(each, run.newest[each]), incidents.Bereft(str(member.replica)))
+    return None if others else run.fallen.pop(gang[0])
+
+
+def lose(run: RunState, machine: Machine, end: incidents.End) -> None:
+    """Count every life on a machine as ended, even if it still runs there."""
+    for member in machine.members():
+        life = run.lives.get(member.replica)
+        seen = life.seen if life is not None and life.member == member else Seen(member, 0)
+        bury(run, machine, Gone(member, end, seen.error, seen.said.cpu_seconds, seen.said.bytes_sent))
+
+
+def _has_learner(run: RunState) -> bool:
+    """Whether a learner can still give the last answers, so that a restart would only delay the end."""
+    return any(life.seen.said.phase in watch.SERVING for life in run.learners)
+
+
+def _follow(run: RunState, former: Member, fallen: Fallen) -> None:
+    """Schedule the next life of a replica, unless its lives end again and again."""
+    replica, ended, served_at = former.replica, fallen.ended, fallen.served_at
+    if replica in run.fleet.retired:
+        return
+    is_unreached = isinstance(ended.verdict, incidents.Unreached)
+    if is_unreached:
+        run.reach.ended(replica)
+    if is_unreached or isinstance(ended.end, incidents.MachineLost | incidents.MachineTaken):
+        start(run, [replica])  # The program is not at fault.
+        return
+    if isinstance(ended.end, incidents.NotStarted):  # Nor here: there may be room later.
+        start_later(run, replica)
+        return
+    if isinstance(ended.verdict, incidents.Misbehaved):  # It counts as a failure, however long it served.
+        served_at = None
+    delay = run.restarts.delay(replica, served_at, run.now)
+    if delay is None:
+        _give_up(run, former, ended)
+    elif delay:
+        run.due[replica] = run.after(delay)
+    else:
+        start(run, [replica])
+
+
+def _give_up(run: RunState, former: Member, ended: incidents.Ended) -> None:
+    """Give a replica no further life: the others go on, if the run can do without it."""
+    replica, lives = former.replica, run.restarts.failures(former.replica)
+    if not run.fleet.is_spare(replica):
+        watch.end_run(run, "failed", incidents.Hopeless(str(replica), lives, ended))
+        return
+    run.fleet.retired[replica] = "given up"
+    run.write(former, incidents.GivenUp(lives, ended))
+    run.has_changed = True
+
+
+ADOPT: Final = seconds(11)
+"""The time for which a new daemon waits for running hosts to find it, which they do within a few seconds; a second more
+than a station whose ledger was lost."""
+NUMBERS_SKIPPED: Final = 1000
+"""Numbers skipped above the highest known one, after a ledger was lost: a replica whose lives end again and again is
+given up long before."""
+NUMBERS_OF_TERM: Final = 100_000
+"""Numbers of each term: enough for a hundred lost ledgers."""
+
+
+def begin(run: RunState, event: HomeBegan) -> None:
+    """Take over the records of a former daemon, and start the rest."""
+    fleet = run.fleet
+    run.newest = {member.replica: member.incarnation for member in event.newest}
+    if event.journal is not None:
+        recall(run, event.journal)
+    run.is_taking = event.is_lost and bool(fleet.former) and (event.journal is None or event.journal.term < fleet.term)
+    if run.is_taking:
+        run.write(DAEMON, incidents.HomeTaken(fleet.home, fleet.term, fleet.former))
+    fleet.know(run.newest)
+    run.has_changed = True
+    run.is_unsure = event.is_lost
+    expected = [replica for replica in fleet.replicas if fleet.is_expected(replica)]
+    known = [] if run.is_unsure else [replica for replica in expected if replica in run.newest]
+    for replica in known:
+        fleet.of(replica).track(Member(replica, run.newest[replica]))
+    run.adopting = set(expected) if run.is_unsure else set(known)
+    if run.adopting or run.is_unsure:
+        run.adopt_until = run.after(ADOPT)
+    if run.outcome != "running":
+        watch.end_run(run, run.outcome, run.failure)
+    start(run, [replica for replica in fleet.replicas if replica not in known])
+    run.has_news = True
+
+
+def recall(run: RunState, journal: Journal) -> None:
+    """Load the journal of a former daemon."""
+    run.is_stopping, run.outcome, run.failure = journal.is_stopping, journal.outcome, journal.failure
+    run.has_given_way = isinstance(journal.failure, incidents.Moved)
+    run.used.update(journal.used)
+    run.floor = journal.number_least
+    if journal.term == run.stamp.term:
+        run.stamp = Stamp(run.stamp.term, journal.epoch + 1)
+    run.fleet.recall(journal.machines, journal.away, journal.retired)
+    run.recall_forms(journal.forms)
+
+
+def give_way(run: RunState, by: str, term: int) -> None:
+    """Another machine is the home of the run: the run goes on there, and every host of this home ends."""
+    if by == run.fleet.home or term < run.stamp.term or run.has_given_way:
+        return
+    run.has_given_way = True  # Once: every machine answers all later orders in the same way.
+    found = by, term, run.stamp.term
+    run.write(DAEMON, incidents.Superseded(*found))
+    watch.end_run(run, "failed", incidents.Moved(*found))
+
+
+def journal_of(run: RunState) -> Journal:
+    """The journal for the next daemon."""
+    fleet = run.fleet
+    return Journal(
+        is_stopping=run.is_stopping,
+        outcome=run.outcome,
+        failure=run.failure,
+        machines=fleet.placed(),
+        away=fleet.away,
+        retired=tuple((str(replica), how) for replica, how in sorted(fleet.retired.items())),
+        used=dict(run.used),
+        number_least=run.floor,
+        epoch=run.stamp.epoch,
+        term=run.stamp.term,
+        forms=run.forms,
+    )
+
+
+def learn(run: RunState, machine: Machine, report: Report) -> None:
+    """Accept the lives that a station reports, while the home's own records are lost.
+
+    A late or repeated report does not bring a life back.
+    """
+    for known in (*report.newest, *(seen.member for seen in report.lives)):
+        replica = known.replica
+        if known.incarnation > run.newest.get(replica, 0):
+            run.newest[replica] = known.incarnation
+            for former in [each for each in run.fleet.machines.values() if replica in each.tracked]:
+                bury(run, former, Gone(Member(replica, former.tracked[replica]), incidents.Unseen()))
+    for seen in report.lives:
+        replica = seen.member.replica
+        is_newest = seen.member.incarnation == run.newest[replica] and not run.roll.has_ended(seen.member)
+        if is_newest and not run.fleet.is_tracked(replica):
+            run.fleet.know([replica])
+            if machine.name != run.fleet.name(replica):
+                run.fleet.place(replica, machine.name)
+                run.has_changed = True
+            machine.track(seen.member)
+            run.commands.append(NoteLives((seen.member,)))
+
+
+def adopted_all(run: RunState) -> None:
+    """End the wait for hosts to be adopted: those not heard become members until they are found to be gone.
+
+    A roster without them would declare them gone to all others, for good.
+    """
+    adopting = sorted(run.adopting)
+    run.adopting.clear()
+    for replica in adopting:
+        if run.fleet.is_tracked(replica):
+            member = Member(replica, run.newest[replica])
+            watch.find(run, run.roll.take(HostAnnounced(member, "starting"), run.now))
+    run.adopt_until = None
+    if run.is_unsure:
+        run.is_unsure = False
+        least = NUMBERS_SKIPPED + max(run.newest.values(), default=0)
+        run.floor = max(least, (run.stamp.term - 1) * NUMBERS_OF_TERM)
+        run.has_changed = True
+        if not run.is_taking:
+            run.write(DAEMON, incidents.NumbersLost(run.floor + 1))
+        run.commands.append(NoteFound())
+        mend(run)
+        start(run, run.fleet.replicas)
+    run.has_news = True

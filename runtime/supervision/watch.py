@@ -1,0 +1,246 @@
+"""Reports about the lives of a run: which are seen, which are heard, whose items are refused, and which are condemned.
+
+A life is *seen* by a report of its station, and *heard* with its first heartbeat, when it is admitted. One that is
+silent, stuck or cut off, whose items others refuse, or that never sends a heartbeat, is condemned: its station kills
+it.
+
+The end of a run: hosts are ordered to exit, after EXIT killed, and after ABANDON more, no machine is awaited.
+
+A run that was asked to stop comes to its end by itself. One whose outcome is *settled* is over, even if this daemon
+dies; it is finished when no life is left.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isthmus.runtime.clock import seconds
+from isthmus.runtime.cores.membership_messages import Excuse, HeartbeatArrived, HostAnnounced, Phase
+from isthmus.runtime.ids import Member, gang_number
+from isthmus.runtime.supervision import incidents
+from isthmus.runtime.supervision.elastic import MEET, Changed, ElasticIsland, TooFew
+from isthmus.runtime.supervision.fleet import Machine
+from isthmus.runtime.supervision.home_events import FinishRun, Outcome
+from isthmus.runtime.supervision.home_state import Life, RunState
+from isthmus.runtime.supervision.incidents import Failure
+from isthmus.runtime.supervision.liveness import Findings
+from isthmus.runtime.supervision.messages import Formed, Refusal, Seen
+
+EXIT: Final = seconds(10)
+"""The time that hosts have to exit on request; then they are killed."""
+ABANDON: Final = seconds(5)
+"""The time that other machines have to report the end of their hosts, once all are to be killed."""
+
+
+def stop(run: RunState) -> None:
+    """Ask the hosts to bring the run to its end."""
+    if not run.is_stopping:
+        run.is_stopping = run.has_changed = True
+    run.has_news = True
+
+
+def settle(run: RunState, outcome: Outcome, failure: Failure | None) -> None:
+    """Fix the outcome of the run for good; hosts may exit by themselves."""
+    if not run.is_ending:
+        run.is_ending = True
+        run.due.clear()
+        if run.outcome == "running":
+            run.outcome, run.failure = outcome, failure
+            run.has_changed = True
+        run.exit_at = run.after(EXIT)
+    run.has_news = True
+
+
+def end_run(run: RunState, outcome: Outcome, failure: Failure | None) -> None:
+    """Fix the outcome of the run, and kill every process."""
+    settle(run, outcome, failure)
+    kill_all(run)
+
+
+def kill_all(run: RunState) -> None:
+    """Have every process killed; where the lives of the run are unknown, once they are known."""
+    run.exit_at = run.adopt_until if run.is_unsure else None
+    if run.is_unsure:
+        return
+    for machine in run.fleet.machines.values():
+        machine.condemned.update(machine.tracked)
+    if run.abandon_at is None:
+        run.abandon_at = run.after(ABANDON)
+    run.has_news = True
+
+
+def finish_if_alone(run: RunState) -> None:
+    """Finish the run once the outcome is settled and no life is left."""
+    is_alone = run.fleet.is_idle and not run.noting and not run.is_unsure
+    if run.is_ending and is_alone and not run.is_finished:
+        run.is_finished = True
+        run.commands.append(FinishRun())
+
+
+SERVING: Final[frozenset[Phase]] = frozenset({"stepping", "serving", "final"})
+"""The phases of a host that does its work."""
+BEAT: Final = seconds(0.5)
+HELLO_BEATS: Final = 120
+"""A minute for the first heartbeat of a process, which takes two seconds of imports on an idle machine."""
+REFUSALS_MAX: Final = 3
+"""Items of one life that another host refuses on one edge: after so many the life is at fault, and not a flipped bit.
+"""
+
+
+def see(run: RunState, machine: Machine, seen: Seen) -> None:
+    """Handle a reported life."""
+    member, replica = seen.member, seen.member.replica
+    life = run.lives.get(replica)
+    machine.fresh.discard(replica)  # It was begun: a station that does not know it must not begin it again.
+    if life is None or life.member != member:
+        life = run.lives[replica] = Life(member, machine.name, Seen(member, seen.pid))
+        if replica in run.adopting or run.roll.has(member):
+            run.write(member, incidents.Adopted())
+        elif member.incarnation > 1:
+            run.write(member, incidents.Restarted())
+    if not seen.beats and life.seen.beats:  # Its station is new, and has not heard it yet.
+        known = life.seen
+        seen = Seen(member, seen.pid, 0, seen.is_stopped, known.error, known.said, known.over)
+    before, life.seen = life.seen, seen
+    if seen.error and not before.error and not run.is_ending:
+        run.write(member, incidents.BodyFailed(seen.error))
+    if seen.said.starved is not None and not life.is_starved and not run.is_ending:
+        life.is_starved = True
+        run.write(member, seen.said.starved)
+    if seen.said.phase in SERVING and life.served_at is None:
+        life.served_at = run.now
+    if seen.beats and seen.beats != before.beats and replica not in machine.condemned:
+        _hear(run, seen)
+    for refusal in seen.said.refusals:
+        _judge(run, member, refusal)
+    if seen.over is not None and not run.is_ending:
+        failure = None if seen.over.error is None else incidents.RecorderFailed(seen.over.error)
+        is_stopped = run.is_stopping or seen.over.is_stopped
+        settle(run, "failed" if failure else "stopped" if is_stopped else "done", failure)
+
+
+def beat(run: RunState) -> None:
+    """Judge hosts that send no heartbeats, or that no other host hears."""
+    for life in list(run.lives.values()):
+        is_heard = not run.fleet.machines[life.machine].is_silent or life.machine == run.fleet.home
+        if not life.seen.beats and not life.seen.is_stopped and is_heard:
+            life.unspoken_beats += 1
+            if life.unspoken_beats == HELLO_BEATS:
+                condemn(run, life.member, incidents.Unspoken(HELLO_BEATS * BEAT))
+    is_hurried = run.is_coming_to_its_end and not run.is_ending
+    find(run, run.roll.review(run.now, is_hurried=is_hurried))
+    if not run.is_ending:
+        lives = [life for life in run.lives.values() if not gang_number(life.member.replica)]
+        heard = {life.member: life.seen.said for life in lives if run.roll.is_heard(life.member)}
+        find(run, run.reach.beat(heard, is_hurried=is_hurried))
+        if unserved := run.service.beat(run.fleet.needed(), heard, is_hurried=is_hurried):
+            replica, lasted = unserved
+            end_run(run, "failed", incidents.Unserved(str(replica), lasted, run.reasons.get(replica)))
+
+
+def form(run: RunState) -> None:
+    """Update which processes of elastic islands train together."""
+    if run.is_unsure or run.is_ending or run.adopting:
+        return
+    for island in run.islands:
+        _form(run, island)
+
+
+def _form(run: RunState, island: ElasticIsland) -> None:
+    fleet, gang = run.fleet, island.gang
+    lives = {each: Member(each, run.newest.get(each, 0)) for each in gang if fleet.is_tracked(each)}
+    if fleet.is_retired(island.leader):
+        for member in lives.values():
+            condemn(run, member, incidents.Bereft(str(island.leader)))
+        return
+    wanted = {each: member for each, member in lives.items() if each not in fleet.of(each).condemned}
+    present = [member for member in wanted.values() if run.roll.is_heard(member)]
+    there = {member.replica for member in present}
+    coming = [each for each in gang if each not in there and not fleet.is_retired(each)]
+    life = run.lives.get(island.leader)
+    formed = Formed() if life is None else life.seen.said.formed
+    lead = lives.get(island.leader)
+    found = island.look(present, coming, formed, run.floor, run.now)
+    match found:
+        case Changed() if lead is not None:
+            run.has_changed = run.has_news = True
+            count = len(found.form.members)
+            for replica in found.missing:
+                run.write(lead, incidents.ProcessMissing(str(replica), MEET, count, len(gang)))
+            for member in [each for each in found.lost if each.replica != island.leader]:
+                run.write(lead, incidents.ProcessLost(str(member.replica), count, len(gang)))
+            for member in [each for each in found.back if each.replica != island.leader]:
+                run.write(lead, incidents.ProcessBack(str(member.replica), count, len(gang)))
+        case TooFew():
+            for member in present:
+                condemn(run, member, incidents.Undermanned(found.found, found.least))
+    if lead is not None and island.has_formed(formed) and formed.stall_ns:
+        run.write(lead, incidents.Reformed(formed.processes, len(gang), formed.stall_ns, formed.again))
+
+
+def find(run: RunState, found: Findings) -> None:
+    """Carry out the findings of the roll."""
+    run.has_news |= found.has_changed
+    for member, incident in found.written:
+        run.write(member, incident)
+    for member, verdict in found.condemned:
+        if not run.is_ending:  # A host that ends with the run is silent while it writes its files.
+            condemn(run, member, verdict)
+
+
+def condemn(run: RunState, member: Member, verdict: incidents.Verdict | None) -> None:
+    """Have a life killed, so that the next can take its place."""
+    life, machine = run.lives.get(member.replica), run.fleet.of(member.replica)
+    if not machine.has(member) or member.replica in machine.condemned:
+        return
+    machine.condemned.add(member.replica)
+    run.has_news = True
+    if life is not None and verdict is not None:
+        life.verdict = verdict
+        run.write(member, incidents.Condemned(verdict))
+
+
+def excuse(run: RunState, member: Member) -> Excuse | None:
+    """The excuse for a member's silence; none when the run comes to its end."""
+    life, machine = run.lives.get(member.replica), run.fleet.of(member.replica)
+    if run.is_coming_to_its_end:
+        return None
+    if machine.name != run.fleet.home and machine.is_silent:
+        return "unheard"
+    return "stopped" if life is not None and life.seen.is_stopped else None
+
+
+def described(run: RunState, member: Member) -> tuple[int, str]:
+    """The pid of a member, 0 if none was seen, and its machine, '' at home."""
+    life, name = run.lives.get(member.replica), run.fleet.name(member.replica)
+    return 0 if life is None else life.seen.pid, "" if name == run.fleet.home else name
+
+
+def _hear(run: RunState, seen: Seen) -> None:
+    """Handle a new heartbeat: the first one admits the host, which all others learn."""
+    member, said = seen.member, seen.said
+    run.adopting.discard(member.replica)
+    if run.roll.has(member):
+        spoken = HeartbeatArrived(member, said.phase, said.steps, said.busy, said.firing, said.node)
+        find(run, run.roll.take(spoken, run.now))
+    elif not run.is_ending:
+        run.reasons.pop(member.replica, None)
+        find(run, run.roll.take(HostAnnounced(member, said.phase), run.now))
+
+
+def _judge(run: RunState, by: Member, refusal: Refusal) -> None:
+    """Handle items that a host has refused: their sender is named, and, if it persists, condemned."""
+    accused, place = refusal.member, (by.replica, refusal.edge)
+    life = run.lives.get(accused.replica)
+    if run.is_ending or life is None or life.member != accused:
+        return
+    known = life.refusals.get(place, 0)
+    if refusal.count <= known:
+        return
+    life.refusals[place] = refusal.count
+    what = refusal.field, refusal.expected, refusal.found
+    told = incidents.Misbehaved(str(by.replica), refusal.edge, *what, refusal.count)
+    if not known:
+        run.write(accused, incidents.ItemRefused(told))
+    if refusal.count >= (1 if refusal.is_vote else REFUSALS_MAX):  # A refused vote would keep its round waiting.
+        condemn(run, accused, told)

@@ -1,0 +1,208 @@
+"""A command's end of control messages: one question, one answer, or an error that a person understands.
+
+A host's end of control messages: it dials the daemon, and another one on request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import zmq
+
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.shared_loop import Handle, Loop
+from isthmus.runtime.wire import security_curve
+from isthmus.runtime.wire.control_messages import (
+    MESSAGE_BYTES_MAX,
+    Message,
+    decode,
+    encode,
+    is_of_this_version,
+    version_of,
+)
+from isthmus.runtime.wire.security_curve import Handshakes
+from isthmus.runtime.wire.security_keys import Keyring, check_server
+
+CUTS_MAX: Final = 5
+"""Attempts of a command whose handshake was cut without a reason, as libzmq does for a wrong key, and sometimes for a
+missing one; a tenth of a second each."""
+
+
+def ask(
+    endpoint: str,
+    message: Message,
+    seconds_max: float = 5.0,
+    *,
+    keys: Keyring | None = None,
+    server_key: str = "",
+) -> Message | None:
+    """Send one message from a command, and wait for one answer; None if none comes in time.
+
+    ConfigError if the answer is not from a daemon, or from one of another version, and where keys are missing or wrong.
+    """
+    doing = f"Talking to the daemon at {endpoint}"
+    check_server(endpoint, keys, server_key, doing)
+    context = zmq.Context()
+    try:
+        with context.socket(zmq.DEALER) as socket:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+            security_curve.secure_client(socket, keys, server_key)
+            monitor = security_curve.watched(socket, context, security_curve.FAILURES)
+            try:
+                socket.connect(endpoint)
+                # A handshake may have failed already, so that sending is impossible; the monitor reports the reason.
+                with suppress(zmq.Again):
+                    socket.send(encode(message), zmq.NOBLOCK)
+                data = _first(socket, monitor, seconds_max, doing, keys)
+            finally:
+                socket.disable_monitor()
+                monitor.close()
+    finally:
+        context.term()
+    if data is None:
+        return None
+    try:
+        answer = decode(data)
+    except ValueError as error:
+        do = "Look at the address: something else listens there."
+        raise ConfigError(doing, "an answer of a daemon of isthmus", str(error), do) from None
+    if not is_of_this_version(answer):
+        do = "Use one version: end that daemon, and start it again with the isthmus that you call it with."
+        raise ConfigError(doing, f"{version_of()}, as here", version_of(answer), do)
+    return answer
+
+
+def _first(
+    socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], seconds_max: float, doing: str, keys: Keyring | None
+) -> bytes | None:
+    """The first message that comes in time, None if none does; ConfigError if keys prevent it.
+
+    A single cut attempt proves nothing: the daemon may have ended, and another started.
+    """
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(monitor, zmq.POLLIN)
+    until = time.monotonic() + seconds_max
+    cuts = 0
+    while True:
+        ready = dict(poller.poll(max(0, round(1000 * (until - time.monotonic())))))
+        if socket in ready:
+            return socket.recv()
+        if not ready:
+            return None
+        reason = security_curve.failure(monitor.recv_multipart())
+        cuts += reason == security_curve.CUT
+        if reason is not None and (reason != security_curve.CUT or cuts == CUTS_MAX):
+            raise ConfigError(doing, *_in_the_way(reason, keys))
+
+
+def _in_the_way(reason: str, keys: Keyring | None) -> tuple[str, str, str]:
+    """(expected, found, what to do) of an error about keys."""
+    if keys is None:
+        do = "Name a key of yours that it admits: [keys] secret in the cluster file, and its own as public_key."
+        return "a daemon without keys", "one that has keys", do
+    if reason == security_curve.UNADMITTED:
+        do = f"Type on that machine: isthmus admit NAME {keys.pair.public}"
+        return "to be admitted", "that this key is not", do
+    if reason == security_curve.KEYLESS:
+        return "a daemon with keys", "one without", "Start it with a machine.toml that has [keys] secret."
+    do = "Compare the public_key in the cluster file with the NAME.pub there, and see that its daemon has keys."
+    return "the machine whose public key was given", "one that has another key, or none", do
+
+
+RETRY_SECONDS: Final = 1.0
+"""Delay between two attempts of a client that is not admitted yet; each costs the server half a millisecond."""
+
+
+class ControlClient:
+    """A host's end: a DEALER that dials the daemon, and another one on request.
+
+    With `keys` it accepts only the machine that has `server_key`; `on_refused(reason)` is called with the reason of
+    each failed attempt, one of `handshakes.WORDS`. It goes on trying.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        endpoint: str,
+        handle: Callable[[Message], None],
+        *,
+        keys: Keyring | None = None,
+        server_key: str = "",
+        on_refused: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """Dial; ConfigError if the endpoint is off loopback, and there are no keys or no `server_key`."""
+        self._loop = loop
+        self._handle, self._on_refused = handle, on_refused
+        self._keys, self._server_key = keys, server_key
+        check_server(endpoint, keys, server_key, f"Dialling the daemon at {endpoint}")
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._handshakes: Handshakes | None = None
+        self._retry: Handle | None = None
+        self.endpoint = ""
+        self.dial(endpoint)
+
+    def dial(self, endpoint: str) -> None:
+        """Disconnect from the present daemon, if any, and dial this one."""
+        check_server(endpoint, self._keys, self._server_key, f"Dialling the daemon at {endpoint}")
+        self._hang_up()
+        self.endpoint = endpoint
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        self._socket.setsockopt(zmq.SNDHWM, 64)
+        if self._keys is not None:
+            security_curve.secure_client(self._socket, self._keys, self._server_key)
+            self._handshakes = Handshakes(self._loop, self._context, self._socket, self._failed)
+        self._socket.connect(endpoint)
+        self._file = self._socket.fileno()
+        self._loop.add_reader(self._file, self._drain)
+        self._loop.call_soon(self._drain)
+
+    def send(self, message: Message) -> None:
+        """Send a message; one that the daemon does not accept is dropped, because the next heartbeat repeats it."""
+        if self._socket is None:
+            return
+        with suppress(zmq.Again):
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        self._loop.call_soon(self._drain)  # A send clears the descriptor's signal, whether it fails or not.
+
+    def close(self) -> None:
+        """Disconnect for good; pending messages are still sent, for half a second."""
+        self._hang_up()
+        self._context.term()
+
+    def _failed(self, reason: str) -> None:
+        """Dial again after a delay: libzmq itself gives up where it is not admitted."""
+        if self._retry is None:
+            self._retry = self._loop.call_later(RETRY_SECONDS, lambda: self.dial(self.endpoint))
+        self._on_refused(reason)
+
+    def _hang_up(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if self._handshakes is not None:
+            self._handshakes.close()
+            self._handshakes = None
+        if self._socket is not None:
+            self._loop.remove_reader(self._file)
+            self._socket.close()
+            self._socket = None
+
+    def _drain(self) -> None:
+        socket = self._socket
+        if socket is None or socket.closed:
+            return
+        while socket is self._socket and int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            try:
+                message = decode(socket.recv(zmq.NOBLOCK))
+            except ValueError:
+                continue
+            if is_of_this_version(message):
+                self._handle(message)

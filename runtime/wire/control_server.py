@@ -1,0 +1,121 @@
+"""The daemon's end of control messages. The daemon binds; all others dial it.
+
+Without keys it stays on loopback; with keys only admitted machines get in, and each message has a `caller`, the machine
+whose key it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import zmq
+
+from isthmus.runtime.system.shared_loop import Loop
+from isthmus.runtime.wire import security_curve
+from isthmus.runtime.wire.control_messages import MESSAGE_BYTES_MAX, Message, decode, encode, is_of_this_version
+from isthmus.runtime.wire.security_curve import Handshakes, Zap
+from isthmus.runtime.wire.security_keys import Keyring, check_open
+
+
+class ControlServer:
+    """The daemon's end: a ROUTER. `handle(peer, message)` is called on the loop; `send` answers at any time.
+
+    `on_stranger` is called with each message of another version. With `keys` only messages of admitted machines are
+    handled, and `caller` is the one whose message is being handled: `handle` decides what it may do. `on_unknown(key,
+    address)` is called with keys that are not admitted.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        endpoint: str,
+        handle: Callable[[bytes, Message], None],
+        on_stranger: Callable[[Message], None] = lambda message: None,
+        *,
+        keys: Keyring | None = None,
+        on_unknown: Callable[[str, str], None] = lambda key, address: None,
+    ) -> None:
+        """Bind; zmq.ZMQError if the endpoint is taken, ConfigError if it is off loopback and there are no keys."""
+        check_open(endpoint, keys, f"Listening at {endpoint}")
+        self._loop = loop
+        self._handle = handle
+        self._on_stranger = on_stranger
+        self._keys = keys
+        self.caller: str | None = None
+        """The machine whose message is being handled; None without keys."""
+        self.refused: Counter[str] = Counter()
+        self._context = zmq.Context()
+        self._zap = None if keys is None else Zap(loop, self._context, keys, on_unknown)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        security_curve.secure_server(self._socket, keys, "daemon")
+        self._handshakes: Handshakes | None = None
+        if keys is not None:
+            self._handshakes = Handshakes(loop, self._context, self._socket, self._count)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError:
+            self._end()
+            raise
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._file = self._socket.fileno()
+        loop.add_reader(self._file, self._drain)
+        loop.call_soon(self._drain)
+
+    def send(self, peer: bytes, message: Message) -> None:
+        """Send a message; one to a peer that is gone, or does not read, is dropped."""
+        try:
+            self._socket.send_multipart([peer, encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self.refused["not sent"] += 1
+        # A send may clear the edge-triggered signal that messages can be read.
+        self._loop.call_soon(self._drain)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._file)
+        self._end()
+
+    def _end(self) -> None:
+        if self._handshakes is not None:
+            self._handshakes.close()
+        if self._zap is not None:
+            self._zap.close()
+        self._socket.close()
+        self._context.term()
+
+    def _drain(self) -> None:
+        while self._has_message():
+            peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            self._hear(peer.bytes, frames)
+
+    def _count(self, reason: str) -> None:
+        self.refused[reason] += 1
+
+    def _has_message(self) -> bool:
+        return not self._socket.closed and bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _hear(self, peer: bytes, frames: list[zmq.Frame]) -> None:
+        """Handle a message, or count the reason for refusing it."""
+        caller = None if self._keys is None else self._keys.name_of(security_curve.user_id(frames[0]))
+        if self._keys is not None and caller is None:
+            self.refused["expelled"] += 1
+            return
+        try:
+            if len(frames) != 1:
+                raise ValueError(f"not a control message: {len(frames)} frames")
+            message = decode(frames[0].bytes)
+        except ValueError as error:
+            self.refused[str(error).partition(":")[0]] += 1
+            return
+        if not is_of_this_version(message):
+            self.refused["another version"] += 1
+            self.send(peer, {"type": "another version"})
+            self._on_stranger(message)
+        else:
+            self.caller = caller
+            try:
+                self._handle(peer, message)
+            finally:
+                self.caller = None

@@ -1,0 +1,396 @@
+"""One connection between two hosts, without any I/O: messages in, events out, and what to send next.
+
+Decides which message is legal when, what each one means, and what this side has to send. Does not open sockets, measure
+time, choose peers to dial, or decide when a silent peer is lost.
+
+Theory of operation. The side that dials sends HELLO on its control socket and ATTACH on its data socket, the other side
+WELCOME; the dialler answers with its first STATE, and only then does the other side send data, so that no item arrives
+before the WELCOME that explains it. Then both send STATEs (how much was heard, taken, acknowledged and granted, as
+totals) and batches. A STATE goes at once where the other side may wait for it; small items are acknowledged with the
+next one, at the latest the heartbeat, because an acknowledgement costs as much to receive as an item to send. The STATE
+then reports how long ago they came. A table lists which kind is legal in which phase. A connection that was used up is
+never revived: the next one has a higher number, and starts from the deliveries reported in HELLO and WELCOME. Anything
+illegal raises `RefusalError`, and the session is over.
+
+Control messages are bounded like data: at most AHEAD_MAX that the other side has not heard, beside one per heartbeat,
+which is never held back. Waiting loses nothing, since later totals include earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.ids import Member
+from isthmus.runtime.items.layout import CHUNK_BYTES, Bytes, RefusalError
+from isthmus.runtime.wire import protocol_messages
+from isthmus.runtime.wire.protocol_credit import LARGE_BYTES, WINDOW_BYTES_MAX, Grants, Intake, Window, charge
+from isthmus.runtime.wire.protocol_messages import AGE_LAST, AGES_MAX, Hello, State
+from isthmus.runtime.wire.protocol_transfers import (
+    CreditHeard,
+    Event,
+    FramesHeard,
+    Inbound,
+    Incoming,
+    Outbound,
+    PeerUp,
+    Refused,
+    RelayHeard,
+    ShipmentsEnded,
+    UnreachableHeard,
+    frames_of,
+)
+
+AHEAD_MAX: Final = 256
+"""Control messages that the other side has not heard."""
+FORWARDS_BYTES_MAX: Final = 64 << 20
+"""Bytes of relayed messages that wait for one peer."""
+FORWARDS_MAX: Final = 1024
+"""Relayed control messages that wait for one peer."""
+
+Phase: TypeAlias = Literal["dialled", "greeted", "attached", "confirmed", "live", "over"]
+
+TRANSITIONS: Final[dict[tuple[Phase, int], Phase]] = {
+    ("dialled", protocol_messages.WELCOME): "live",
+    ("greeted", protocol_messages.ATTACH): "attached",
+    ("greeted", protocol_messages.STATE): "confirmed",
+    ("attached", protocol_messages.STATE): "live",
+    ("attached", protocol_messages.BATCH): "live",
+    ("attached", protocol_messages.RELAYED): "live",
+    ("confirmed", protocol_messages.STATE): "confirmed",
+    ("confirmed", protocol_messages.RELAY): "confirmed",
+    ("confirmed", protocol_messages.UNREACHABLE): "confirmed",
+    ("confirmed", protocol_messages.ATTACH): "live",
+    ("live", protocol_messages.STATE): "live",
+    ("live", protocol_messages.RELAY): "live",
+    ("live", protocol_messages.UNREACHABLE): "live",
+    ("live", protocol_messages.BATCH): "live",
+    ("live", protocol_messages.RELAYED): "live",
+}
+"""(phase, kind of message) -> phase after it. A REFUSAL ends the connection in every phase; all else is illegal."""
+DATA_KINDS: Final = frozenset({protocol_messages.ATTACH, protocol_messages.BATCH, protocol_messages.RELAYED})
+
+
+class Identity(NamedTuple):
+    """The identity of this host; peers of another run or fingerprint are refused."""
+
+    member: Member
+    run: str
+    fingerprint: str
+
+
+class Pair:
+    """The state of two members that outlives a connection between them."""
+
+    def __init__(self) -> None:
+        self.outbound = Outbound()
+        self.inbound = Inbound()
+        self.grants = Grants()
+
+
+# -- the session -------------------------------------------------------------------------------------------------------
+
+
+def read_hello(frame: Bytes, own: Identity) -> tuple[int, Hello]:
+    """(connection number, HELLO) of the first message on a control socket; RefusalError if it is not for this host."""
+    connection, kind, body = protocol_messages.unseal(frame, protocol_messages.CONTROL_BYTES_MAX)
+    if kind != protocol_messages.HELLO:
+        raise RefusalError("state", f"a connection begins with HELLO, not with a message of kind {kind}")
+    hello = protocol_messages.hello_of(body)
+    check_hello(hello, own)
+    return connection, hello
+
+
+def check_hello(hello: Hello, own: Identity) -> None:
+    """RefusalError for a peer of another run or fingerprint, or one that looks for another member."""
+    if hello.run != own.run:
+        raise RefusalError("run", f"{hello.source} is of run {hello.run!r}, this host of {own.run!r}")
+    if hello.fingerprint != own.fingerprint:
+        found = f"{hello.source} has {hello.fingerprint!r}, this host {own.fingerprint!r}"
+        raise RefusalError("fingerprint", f"{found}: both need the same program, settings and sources")
+    if hello.target != own.member or hello.source == own.member:
+        raise RefusalError("stranger", f"{hello.source} looks for {hello.target}; this is {own.member}")
+
+
+class Session:
+    """One connection, from one side. Made by `dial` or `accept`."""
+
+    def __init__(
+        self, own: Identity, peer: Member, pair: Pair, *, phase: Phase, connection: int, token: bytes, intake: Intake
+    ) -> None:
+        self.peer = peer
+        self.phase: Phase = phase
+        self.connection = connection
+        self.token = token
+        self._own = own
+        self._pair = pair
+        self._intake = intake
+        self._window = Window(0)
+        self._owes_hello = True
+        self._owes_attach = phase == "dialled"
+        self._owes_state = False
+        self._given: list[Instant] = []
+        self._acknowledged = 0
+        self._told = self._told_heard = self._heard = self._heard_told = 0
+        self._incoming = Incoming(pair.inbound, intake)
+        self._relays: deque[bytes] = deque()
+        self._forwards: deque[list[Any]] = deque()
+        self._forwards_bytes = 0
+        self._is_forward_next = False
+        self._handlers: dict[int, Callable[[Bytes], list[Event]]] = {
+            protocol_messages.WELCOME: self._welcomed,
+            protocol_messages.STATE: self._state,
+            protocol_messages.RELAY: lambda body: [RelayHeard(*protocol_messages.relay_of(body))],
+            protocol_messages.UNREACHABLE: lambda body: [UnreachableHeard(*protocol_messages.relay_of(body)[:2])],
+        }
+        self._data_handlers: dict[int, Callable[[Bytes, Sequence[Bytes]], list[Event]]] = {
+            protocol_messages.ATTACH: self._attached,
+            protocol_messages.BATCH: self._incoming.read,
+            protocol_messages.RELAYED: self._relayed,
+        }
+
+    @classmethod
+    def dial(cls, own: Identity, peer: Member, pair: Pair, connection: int, token: bytes, intake: Intake) -> Session:
+        return cls(own, peer, pair, phase="dialled", connection=connection, token=token, intake=intake)
+
+    @classmethod
+    def accept(
+        cls, own: Identity, hello: Hello, connection: int, pair: Pair, intake: Intake
+    ) -> tuple[Session, list[Event]]:
+        """The side that was dialled, with the events that follow from the HELLO."""
+        peer, token = hello.source, hello.token
+        session = cls(own, peer, pair, phase="greeted", connection=connection, token=token, intake=intake)
+        return session, session._open(hello)
+
+    # -- in ------------------------------------------------------------------------------------------------------------
+
+    def receive_control(self, frames: Sequence[Bytes]) -> list[Event]:
+        """Events of a message on the control socket; an illegal one raises RefusalError, and the session is over."""
+        try:
+            if len(frames) != 1:
+                raise RefusalError("message", f"a control message of {len(frames)} frames")
+            kind, body = self._unsealed(frames[0], protocol_messages.CONTROL_BYTES_MAX)
+            if kind == protocol_messages.REFUSAL:
+                self.close()
+                return [Refused(*protocol_messages.refusal_of(body))]
+            was = self._advance(kind, is_data=False)
+            if kind != protocol_messages.WELCOME:
+                self._heard += 1
+                self._owes_state |= self._heard - self._heard_told >= AHEAD_MAX // 4
+            events = self._handlers[kind](body)
+            return events if self.phase == was else self._entered(events)
+        except RefusalError:
+            self.close()
+            raise
+
+    def receive_data(self, frames: Sequence[Bytes]) -> list[Event]:
+        """Events of a message on the data socket; an illegal one raises RefusalError, and the session is over."""
+        try:
+            if not 1 <= len(frames) <= protocol_messages.FRAMES_MAX + 2:
+                reason = "oversized" if frames else "truncated"
+                raise RefusalError(reason, f"a data message of {len(frames)} frames")
+            kind, body = self._unsealed(frames[0], protocol_messages.HEADER_BYTES_MAX)
+            was = self._advance(kind, is_data=True)
+            events = self._data_handlers[kind](body, frames)
+            return events if self.phase == was else self._entered(events)
+        except RefusalError:
+            self.close()
+            raise
+
+    def take(self, cost: int) -> None:
+        """Count a message of this cost as taken, of this connection or an earlier one."""
+        if self._intake.take(cost):
+            self._owes_state = True
+
+    def acknowledge(self, now: Instant, size_bytes: int) -> None:
+        """Count the next item, of `size_bytes`, as given to the receiver."""
+        self._acknowledged += 1
+        told = len(self._given)
+        if told < AGES_MAX:
+            self._given.append(now)
+        if size_bytes >= LARGE_BYTES or told + 1 >= AGES_MAX:
+            self._owes_state = True
+
+    def close(self) -> None:
+        """End the session: it sends and accepts nothing more."""
+        if self.phase != "over":
+            self.phase = "over"
+            if self._pair.outbound.window is self._window:
+                self._pair.outbound.window = None
+            self._relays.clear()
+            self._forwards.clear()
+            self._forwards_bytes = 0
+
+    # -- out -----------------------------------------------------------------------------------------------------------
+
+    def has_more(self) -> bool:
+        """Whether there may be something to send before the next heartbeat."""
+        pair = self._pair
+        is_owing = self._owes_state or self._owes_hello or self._owes_attach or bool(pair.grants.news)
+        return is_owing or bool(self._relays or self._forwards) or pair.outbound.has_more()
+
+    def next_control(self, now: Instant, *, is_beat: bool = False) -> bytes | None:
+        """The next message for the control socket, None if there is nothing to send; a heartbeat always has a STATE."""
+        if self.phase == "over":
+            return None
+        if self._owes_hello:
+            self._owes_hello = False
+            return protocol_messages.seal(self.connection, self._hello())
+        if self.phase == "dialled":
+            return None
+        if not is_beat:
+            if self._told - self._told_heard >= AHEAD_MAX:
+                return None
+            if not self._owes_state and not self._pair.grants.news:
+                if not self._relays:
+                    return None
+                self._told += 1
+                return protocol_messages.seal(self.connection, self._relays.popleft())
+        self._told += 1
+        self._heard_told = self._heard
+        self._owes_state = False
+        given, self._given = self._given, []
+        ages = [min((now - at) // 1000, AGE_LAST) for at in given]
+        granted, pace = self._pair.grants.tell(), self._pair.outbound.pace
+        state = State(self._heard, self._intake.announce(), self._acknowledged, ages, granted, pace)
+        return protocol_messages.seal(self.connection, protocol_messages.pack_state(state))
+
+    def next_data(self, now: Instant) -> list[Any] | None:
+        """The frames of the next message for the data socket, at most a chunk and a header; None if there is none."""
+        if self._owes_attach and self.phase != "over":
+            self._owes_attach = False
+            return [protocol_messages.seal(self.connection, protocol_messages.pack_attach(self.token))]
+        if self.phase != "live":
+            return None
+        if not self._forwards:
+            return self._next_batch(now)
+        self._is_forward_next = not self._is_forward_next
+        if self._is_forward_next:
+            return self._next_forward() or self._next_batch(now)
+        return self._next_batch(now) or self._next_forward()
+
+    def refusal(self, reason: str, story: str) -> bytes:
+        """The message that refuses the other side, with the reason."""
+        return protocol_messages.seal(self.connection, protocol_messages.pack_refusal(reason, story))
+
+    def relay(self, kind: int, source: Member, target: Member, inner: bytes = b"") -> bool:
+        """Queue a relayed control message, or the notice that it failed, for the peer; False if too many wait."""
+        if self.phase == "over" or len(self._relays) >= FORWARDS_MAX:
+            return False
+        self._relays.append(protocol_messages.pack_relay(kind, source, target, inner))
+        return True
+
+    def forward(self, source: Member, target: Member, frames: Sequence[Any]) -> bool:
+        """Queue a relayed data message for the peer; False if too many bytes wait."""
+        outer = protocol_messages.seal(
+            self.connection, protocol_messages.pack_relay(protocol_messages.RELAYED, source, target)
+        )
+        size_bytes = len(outer) + sum(map(len, frames))
+        if self.phase == "over" or self._forwards_bytes + size_bytes > FORWARDS_BYTES_MAX:
+            return False
+        self._forwards.append([outer, *frames])
+        self._forwards_bytes += size_bytes
+        return True
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _unsealed(self, frame: Bytes, size_bytes_max: int) -> tuple[int, Bytes]:
+        connection, kind, body = protocol_messages.unseal(frame, size_bytes_max)
+        if connection != self.connection:
+            raise RefusalError("connection", f"a message of connection {connection} on connection {self.connection}")
+        return kind, body
+
+    def _advance(self, kind: int, *, is_data: bool) -> Phase:
+        """Take the transition; returns the phase before. RefusalError if there is none."""
+        was = self.phase
+        after = TRANSITIONS.get((was, kind))
+        if after is None or (kind in DATA_KINDS) != is_data:
+            raise RefusalError("state", f"a message of kind {kind} on a connection that is {was}")
+        self.phase = after
+        return was
+
+    def _hello(self) -> bytes:
+        kind = protocol_messages.HELLO if self.phase == "dialled" else protocol_messages.WELCOME
+        delivered, granted = dict(self._pair.inbound.delivered), dict(self._pair.grants.given)
+        bytes_now = self._intake.size_bytes, self._intake.held
+        own = self._own
+        said = Hello(own.run, own.fingerprint, own.member, self.peer, self.token, *bytes_now, delivered, granted)
+        return protocol_messages.pack_hello(kind, said)
+
+    def _open(self, hello: Hello) -> list[Event]:
+        """Start from what the other side reports as delivered."""
+        self._window = Window(min(hello.window, WINDOW_BYTES_MAX), hello.held)
+        credits = self._pair.grants.hear(hello.granted)
+        done, superseded = self._pair.outbound.open(self._window, hello.delivered)
+        unknown = [Duration(0)] * len(done)
+        ended = ShipmentsEnded(done, unknown), ShipmentsEnded(superseded, [], is_superseded=True)
+        return [*ended, *(CreditHeard(edge, count) for edge, count in credits)]
+
+    def _entered(self, events: list[Event]) -> list[Event]:
+        """The events, after a PeerUp if the connection has just become live."""
+        if self.phase != "live":
+            return events
+        self._owes_state = True
+        return [PeerUp(), *events]
+
+    def _welcomed(self, body: Bytes) -> list[Event]:
+        hello = protocol_messages.hello_of(body)
+        check_hello(hello, self._own)
+        if hello.source != self.peer or hello.token != self.token:
+            raise RefusalError("stranger", f"{hello.source} answered instead of {self.peer}")
+        return self._open(hello)
+
+    def _state(self, body: Bytes) -> list[Event]:
+        state = protocol_messages.state_of(body)
+        if not self._told_heard <= state.heard <= self._told:
+            found = f"{state.heard} control messages heard, {self._told_heard} before, {self._told} were sent"
+            raise RefusalError("credit", found)
+        ages = state.ages
+        more = max(0, state.acknowledged - self._pair.outbound.acknowledged)
+        if len(ages) != min(more, AGES_MAX):
+            raise RefusalError("message", f"{len(ages)} ages of {more} items")
+        self._window.take(state.taken)
+        done = self._pair.outbound.acknowledge(state.acknowledged)
+        credits = self._pair.grants.hear(state.granted)
+        self._told_heard = state.heard
+        self._intake.pace = state.pace
+        events: list[Event] = [CreditHeard(edge, count) for edge, count in credits]
+        if done:
+            ages += ages[-1:] * (len(done) - len(ages))
+            events.append(ShipmentsEnded(done, [Duration(1000 * age) for age in ages]))
+        return events
+
+    def _attached(self, body: Bytes, frames: Sequence[Bytes]) -> list[Event]:
+        if protocol_messages.token_of(body) != self.token or len(frames) != 1:
+            raise RefusalError("stranger", f"a data socket with another token than that of {self.peer}")
+        return []
+
+    def _relayed(self, body: Bytes, frames: Sequence[Bytes]) -> list[Event]:
+        source, target, _ = protocol_messages.relay_of(body)
+        if len(frames) < 2:
+            raise RefusalError("message", "a relayed message without frames")
+        cost = charge(sum(map(len, frames)), 0)
+        self._intake.receive(cost)
+        self.take(cost)
+        return [FramesHeard(source, target, frames[1:])]
+
+    def _next_forward(self) -> list[Any] | None:
+        if not self._forwards:
+            return None
+        size_bytes = sum(map(len, self._forwards[0]))
+        cost = charge(size_bytes, 0)
+        if not self._window.may_go(cost, self._pair.outbound.pace):
+            return None
+        self._window.spend(cost)
+        self._forwards_bytes -= size_bytes
+        return self._forwards.popleft()
+
+    def _next_batch(self, now: Instant) -> list[Any] | None:
+        load = self._pair.outbound.load(CHUNK_BYTES, protocol_messages.FRAMES_MAX, protocol_messages.RECORDS_MAX)
+        if load is None:
+            return None
+        frames, cost = frames_of(load, self.connection, now)
+        self._window.spend(cost)
+        return frames
