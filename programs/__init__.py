@@ -9,8 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from isthmus.ops.data.loader_stream import LoaderStream
-    from isthmus.ops.data.streams import Stream
+    from isthmus.ops.data.batches import LoaderStream, Stream
     from isthmus.programs.request.program import Program, decoupled_diloco
     from isthmus.programs.task import At, Task
     from isthmus.programs.trained import load
@@ -20,10 +19,10 @@ __all__ = ["At", "LoaderStream", "Program", "Result", "Stream", "Task", "decoupl
 
 _MODULES: Final = {
     "At": "programs.task",
-    "LoaderStream": "ops.data.loader_stream",
+    "LoaderStream": "ops.data.batches",
     "Program": "programs.request.program",
     "Result": "programs.training",
-    "Stream": "ops.data.streams",
+    "Stream": "ops.data.batches",
     "Task": "programs.task",
     "decoupled_diloco": "programs.request.program",
     "load": "programs.trained",

@@ -8,7 +8,7 @@ each role:   receive --update--> whoever takes updates, and --pull--> inner-step
 from __future__ import annotations
 
 from isthmus.ops.learner.receive import Receive
-from isthmus.ops.syncer.key_frames import KeyFrames
+from isthmus.ops.syncer.outer_step import KeyFrames
 from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Node, Port, Role
 from isthmus.runtime.ids import LEARNER
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Final
 
 from isthmus.ops.data.batches_node import Batches
-from isthmus.ops.exchange.kept_state import SECONDS
+from isthmus.ops.exchange.messages import SECONDS
 from isthmus.ops.exchange.ring import START, Ring
-from isthmus.ops.island.evaluate_model import EvaluateModel
+from isthmus.ops.island.evaluate import EvaluateModel
 from isthmus.ops.learner.gradient_step import NO_MEAN, GradientStep
 from isthmus.programs.outer_settings import check_gradients
 from isthmus.runtime.graph.template import Graph, Job, Latest, Queue, Route

@@ -15,8 +15,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
-from isthmus.ops.adaptive.wanted import AUTO, first_interval
 from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.exchange.adaptive import AUTO, first_interval
 from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, partition, units_max
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
@@ -62,7 +62,7 @@ def build(
     - `shards`: S, syncers. `merge`: 'rda' or 'average'. `alpha`: 0, because the accounts have no work that survives.
     - `bounded`: one learner's answer counts only as far as its length is in proportion to others'.
     - `push`, `update`: the wire formats of outer gradients and of published versions: 'float32', 'bf16', 'int8' or
-      'int4'; these, `interval` and `overlap` may be 'auto': they follow the links (`ops.adaptive`).
+      'int4'; these, `interval` and `overlap` may be 'auto': they follow the links (`ops.exchange`).
     - `outer_lr`, `outer_momentum`: eta and mu; by the number of sweeps of the run if absent.
     """
     if interval is None:

@@ -15,9 +15,9 @@ from typing import Final
 
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import partition
-from isthmus.ops.exchange.kept_state import SECONDS
-from isthmus.ops.island.evaluate_model import EvaluateModel
-from isthmus.ops.learner.elastic_step import ElasticStep
+from isthmus.ops.exchange.messages import SECONDS
+from isthmus.ops.island.evaluate import EvaluateModel
+from isthmus.ops.learner.gradient_step import ElasticStep
 from isthmus.ops.syncer.elastic_rounds import Average, Caller
 from isthmus.programs.outer_settings import LEARNERS_MAX, check_gradients
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum

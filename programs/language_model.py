@@ -14,8 +14,7 @@ from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from isthmus.ops.data.batches import Windows
-from isthmus.ops.data.corpus import Corpus, load
-from isthmus.ops.data.files import DataError, Source, find
+from isthmus.ops.data.corpus import Corpus, DataError, Source, find, load
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, Fault
@@ -75,9 +74,9 @@ def task(
     except DataError as error:
         raise ConfigError(error.doing, error.expected, error.found, error.do) from error
 
+    from isthmus.ops import transformer
     from isthmus.ops.island.optimizer import adamw, muon
-    from isthmus.ops.language_model import transformer
-    from isthmus.ops.language_model.experts import Routing
+    from isthmus.ops.transformer import Routing
 
     routing = Routing(experts, experts_chosen, experts_slack, experts_balance) if experts else None
     config = transformer.ModelConfig(

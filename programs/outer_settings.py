@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
-from isthmus.ops.adaptive.wanted import first_interval
+from isthmus.ops.exchange.adaptive import first_interval
 from isthmus.ops.syncer.conductor import Conductor
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer

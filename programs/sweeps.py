@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from isthmus.ops.adaptive.wanted import INTERVAL
+from isthmus.ops.exchange.adaptive import INTERVAL
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import Job
 

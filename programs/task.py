@@ -13,18 +13,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
-from isthmus.ops.data.batches import At, Split, of_slot
-from isthmus.ops.data.streams import Stream
+from isthmus.ops.data.batches import At, Split, Stream, of_slot
 from isthmus.ops.exchange.fragments import RULES
-from isthmus.ops.mesh.sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED
+from isthmus.ops.gang.mesh_sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED
 from isthmus.runtime.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     import optax
 
-    from isthmus.ops.exchange.path_patterns import Rules
+    from isthmus.ops.exchange.parameter_trees import Rules
+    from isthmus.ops.gang.mesh_sharding import Axes, Shard
     from isthmus.ops.island.recipe import Kind, Recipe
-    from isthmus.ops.mesh.sharding import Axes, Shard
 
 __all__ = ["EVALUATION_BATCHES", "At", "Split", "Task"]
 

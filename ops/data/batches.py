@@ -7,18 +7,38 @@ again, and a test can request any of them.
 Every slot draws its windows uniformly from the whole training split: with shards of the text each learner would fit
 another distribution, and merging would have to undo that. Evaluation windows are the same in every run: evenly spaced
 over the held-out text.
+
+The position at which a life of a learner begins in its slot's batches, and its progress.
+
+Decides when a new life knows its beginning: once every shard has sent it a Place. Does not decide the contents of a
+Place (`syncer.placing`), nor make batches. Positions count the batches of a slot from 0, over all its lives.
+
+Batches from an object with a state: its interface, and how its state travels.
+
+A Stream gives the batches of one slot, one after the other, without end. A new one for the same slot, slots and seed
+gives the same batches again: a learner's next life, for which no state may be known, is wound forward from there.
+Decides which states travel: those that msgpack writes and restores unchanged, of at most STATE_SIZE_BYTES_MAX. Network
+input is never unpickled.
+
+A Stream from a torch DataLoader, or anything like it; torch itself is not imported.
+
+Decides what an epoch is: one pass over the loader, after which the next begins. Where a sampler has `set_epoch`, or the
+loader a `generator`, its order follows from the seed and the number of the epoch, so that an epoch can be read again. A
+loader that has a state of its own (`state_dict`, as torchdata's StatefulDataLoader) keeps it; of any other the state is
+the epoch and the number of its batches, and to go back there those batches are read and discarded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, final, runtime_checkable
 
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
+import numpy.typing as npt
 
-from isthmus.ops.data.corpus import BYTE_VOCABULARY, Corpus, check_ids
-from isthmus.ops.data.files import READING, DataError
+from isthmus.ops.data.corpus import BYTE_VOCABULARY, READING, Corpus, DataError, check_ids
 
 Split: TypeAlias = Literal["train", "evaluation"]
 Batch: TypeAlias = dict[str, np.ndarray[Any, np.dtype[Any]]]
@@ -132,3 +152,228 @@ class Windows:
         count = self.evaluation_batches * sequences
         index = np.arange(position * sequences, (position + 1) * sequences, dtype=np.int64)
         return index * last // (count - 1)
+
+
+State: TypeAlias = npt.NDArray[np.uint8]
+"""The state of a stream, as it travels (`streams`)."""
+
+STATE_SIZE_BYTES_MAX: Final = 4096
+"""Size of a stream's state that travels with every answer: a hundredth of a small fragment, and Grain's have some 100
+bytes. A stream with a larger state is wound forward instead."""
+
+
+class Place(TypedDict):
+    """pacer -> data: this shard merges no more work of former lives of `slot`; their merged batches are below
+    `position`.
+
+    `state` is of the slot's stream before batch `state_position`, None if unknown.
+    """
+
+    slot: int
+    incarnation: int
+    shard: int
+    shards: int
+    position: int
+    state_position: int
+    state: State | None
+
+
+_COUNT: Final = ("integer", 0)
+PLACE: Final = {
+    "slot": _COUNT,
+    "incarnation": ("integer", 1),
+    "shard": _COUNT,
+    "shards": ("integer", 1),
+    "position": _COUNT,
+    "state_position": _COUNT,
+    "state": ("optional", ("array", "uint8", (None,))),
+}
+"""The schema of a Place."""
+
+
+class Cursor(TypedDict):
+    """data -> inner-step: where this life begins, and, for a stream, its state before batch `position`."""
+
+    begin: int
+    position: int
+    state: State | None
+
+
+class Step(NamedTuple):
+    """The position of a step's batch in its slot, and the newest known state of a stream, as [position, state], at or
+    before that."""
+
+    position: int
+    known: Sequence[Any] | None = None
+
+
+def by_slot(positions: Iterable[Sequence[int]]) -> dict[int, int]:
+    """[slot, position] rows, as they travel, by slot."""
+    return {row[0]: row[1] for row in positions}
+
+
+def position_of(positions: Iterable[Sequence[int]], slot: int) -> int:
+    """The position of a slot among such rows; 0 where there is none."""
+    return by_slot(positions).get(slot, 0)
+
+
+class Beginning(NamedTuple):
+    """The position at which a life begins, and the newest known state of its stream at or before that."""
+
+    position: int
+    state_position: int
+    state: Any
+
+
+def beginning(places: Iterable[Place], slot: int, incarnation: int) -> Beginning | None:
+    """The beginning of a life: after all that any shard has merged of its slot; None until all have sent a Place.
+
+    Of the places that one shard has sent in two lives of its own the higher counts.
+    """
+    told: dict[int, Place] = {}
+    for place in places:
+        if (place["slot"], place["incarnation"]) == (slot, incarnation):
+            known = told.get(place["shard"])
+            if known is None or place["position"] > known["position"]:
+                told[place["shard"]] = place
+    if not told or len(told) < max(place["shards"] for place in told.values()):
+        return None
+    position = max(place["position"] for place in told.values())
+    usable = [place for place in told.values() if place["state"] is not None and place["state_position"] <= position]
+    if not usable:
+        return Beginning(position, 0, None)
+    newest = max(usable, key=lambda place: (place["state_position"], -place["shard"]))
+    return Beginning(position, newest["state_position"], newest["state"])
+
+
+OPENING: Final = "Opening task.stream(slot, slots, seed)"
+METHODS: Final = ("__next__", "get_state", "set_state")
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """Batches of one slot; Grain's DatasetIterator is one as it is."""
+
+    def __next__(self) -> Any:
+        """The next batch, always of one structure, shape and dtype."""
+
+    def get_state(self) -> Any:
+        """Its position, for `set_state`."""
+
+    def set_state(self, state: Any) -> None:
+        """Continue from there."""
+
+
+def opened(task: Any, slot: int, slots: int, seed: int) -> Stream:
+    """The stream of a slot at its first batch. DataError for an object that lacks a method."""
+    stream = task.stream(slot, slots, seed)
+    missing = [name for name in METHODS if not callable(getattr(stream, name, None))]
+    if missing:
+        found = f"a {type(stream).__name__} without {', '.join(missing)}"
+        do = "Return an iterator with a state, as Grain's are; of a torch DataLoader, LoaderStream(loader)."
+        raise DataError(OPENING, "an object with __next__, get_state and set_state", found, do)
+    return stream  # type: ignore[no-any-return]
+
+
+def taken(stream: Stream, position: int) -> Any:
+    """The next batch, which is that of `position`. DataError at the end of a stream."""
+    try:
+        return next(stream)
+    except StopIteration:
+        do = "Let it begin anew at its end, for example with .repeat() of Grain; the token budget ends the run."
+        raise DataError("Reading task.stream", "batches without end", f"the end after {position}", do) from None
+
+
+def first_batch(task: Any, seed: int, slot: int = 0) -> Any:
+    """A batch like those that learners in this slot train on."""
+    if getattr(task, "stream", None) is None:
+        return task.batch(At(seed, slot, 0))
+    return taken(opened(task, slot, slot + 1, seed), 0)
+
+
+def packed(state: Any) -> State | None:
+    """A state as it travels; None where msgpack does not restore it, or it is too large."""
+    try:
+        found = msgpack.packb(state)
+        if len(found) > STATE_SIZE_BYTES_MAX or msgpack.unpackb(found, strict_map_key=False) != state:
+            return None
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return np.frombuffer(found, np.uint8)
+
+
+def unpacked(state: State) -> Any:
+    """The state that was packed."""
+    return msgpack.unpackb(state.tobytes(), strict_map_key=False)
+
+
+_DOING: Final = "Making a LoaderStream"
+
+
+@final
+class LoaderStream:
+    """The batches of a loader, epoch after epoch, as numpy arrays.
+
+    `loader` can be iterated over and over, and is of one slot: `DataLoader(dataset, batch_size=8, drop_last=True,
+    sampler=DistributedSampler(dataset, slots, slot))`, for example. DataError for one that shuffles without a
+    generator, whose order cannot be repeated, and for one without batches.
+    """
+
+    def __init__(self, loader: Any, *, seed: int = 0) -> None:
+        if not hasattr(loader, "__iter__") or hasattr(loader, "__next__"):
+            found, do = f"a {type(loader).__name__}", "Pass the DataLoader itself, not iter(loader)."
+            raise DataError(_DOING, "a loader that can be iterated again and again", found, do)
+        shuffles = type(getattr(loader, "sampler", None)).__name__ == "RandomSampler"
+        if shuffles and getattr(loader, "generator", None) is None:
+            do = "Pass generator=torch.Generator() to the DataLoader, or a sampler with set_epoch."
+            raise DataError(_DOING, "an order that can be repeated", "shuffle=True without a generator", do)
+        self._loader, self._seed = loader, seed
+        self._epoch = self._count = 0
+        self._batches: Iterator[Any] | None = None
+
+    def __next__(self) -> Any:
+        """The next batch, of this epoch or the next."""
+        if self._batches is None:
+            self._batches = self._begun()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            if not self._count:
+                do = "Use fewer slots, a smaller batch, or more data."
+                raise DataError("Reading a LoaderStream", "batches in an epoch", "none", do) from None
+            self._epoch, self._count, self._batches = self._epoch + 1, 0, None
+            return next(self)
+        self._count += 1
+        return as_numpy(batch)
+
+    def get_state(self) -> dict[str, Any]:
+        """The epoch, and the position in it."""
+        own = self._loader.state_dict() if hasattr(self._loader, "state_dict") else None
+        return {"epoch": self._epoch, "count": self._count, "loader": own}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go to that position."""
+        self._epoch, self._count, self._batches = state["epoch"], 0, None
+        if state["loader"] is not None:
+            self._loader.load_state_dict(state["loader"])
+            self._count = state["count"]
+            return
+        for _ in range(state["count"]):
+            next(self)
+
+    def _begun(self) -> Iterator[Any]:
+        sampler, generator = getattr(self._loader, "sampler", None), getattr(self._loader, "generator", None)
+        if sampler is not None and hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(self._epoch)
+        if generator is not None:
+            generator.manual_seed(self._seed + self._epoch)
+        return iter(self._loader)
+
+
+def as_numpy(batch: Any) -> Any:
+    """A batch with each tensor as a numpy array; dicts stay dicts, lists and tuples become lists."""
+    if isinstance(batch, Mapping):
+        return {name: as_numpy(value) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [as_numpy(value) for value in batch]
+    return batch.numpy() if hasattr(batch, "numpy") else np.asarray(batch)

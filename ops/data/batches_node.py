@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, final
 
-from isthmus.ops.data.batches import At
-from isthmus.ops.data.files import DataError
-from isthmus.ops.data.places import PLACE, Beginning, Cursor, Place, State, beginning
-from isthmus.ops.data.streams import Stream, opened, packed, taken, unpacked
+from isthmus.ops.data.batches import (
+    PLACE,
+    At,
+    Beginning,
+    Cursor,
+    Place,
+    State,
+    Stream,
+    beginning,
+    opened,
+    packed,
+    taken,
+    unpacked,
+)
+from isthmus.ops.data.corpus import DataError
 
 MAKING_NS: Final = 1_000_000
 """The longest firing: its first batch leaves with its last, and the consumer may be waiting for the first."""

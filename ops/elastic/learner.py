@@ -1,4 +1,6 @@
-"""The learner of an elastic island, for the leader's inner-step: a call takes until the island has formed again.
+"""The host of a follower process of an elastic island: it runs a worker in every form that includes it.
+
+The learner of an elastic island, for the leader's inner-step: a call takes until the island has formed again.
 
 Then it returns what it would have returned. Decides what is repeated. The state is in a process of its own (`worker`),
 which copies it to this host's memory now and then. Requests since the newest copy are remembered here: where a process
@@ -17,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, final
 
-from isthmus.ops.data.places import Step
-from isthmus.ops.elastic.told import Told
+from isthmus.ops.data.batches import Step
+from isthmus.ops.elastic.copies import Told
 from isthmus.ops.exchange.messages import Vector
-from isthmus.ops.mesh.island import ElasticGang, Form
+from isthmus.ops.gang.mesh_island import ElasticGang, Form
 
 LOOK_SECONDS: Final = 0.02
 """Interval of checks for a new form while an answer is awaited."""
@@ -241,3 +243,63 @@ class ElasticLearner:
         self._since.clear()
         self._copied_at = self._now()
         self._copy_took = self._copied_at - begun
+
+
+AGAIN_SECONDS: Final = 0.1
+"""Delay between two attempts of a worker to join the same form."""
+
+
+@final
+class Attendance:
+    """The worker of one host.
+
+    It is ended when a member of its form is missing in the newest form. Where the newest form only has more members,
+    the leader ends the present form, in its own time, and thereby this worker.
+    """
+
+    def __init__(self, gang: ElasticGang) -> None:
+        assert gang.workers is not None
+        self._gang, self._workers = gang, gang.workers
+        self._worker: Any = None
+        self._form: Form | None = None
+
+    def look(self, seconds: float) -> None:
+        """Follow the newest form; takes at most `seconds`. ElasticError for an exception of the task."""
+        newest = self._gang.form()
+        if self._worker is not None and self._form is not newest and not self._is_kept(newest):
+            self._end()
+        if self._worker is None and newest is not None:
+            self._begin(newest)
+        if self._worker is None:
+            self._gang.wait(seconds)
+        elif self._worker.poll(seconds):
+            self._hear()
+
+    def _is_kept(self, newest: Form | None) -> bool:
+        assert self._form is not None
+        return newest is not None and set(self._form.members) <= set(newest.members)
+
+    def _begin(self, form: Form) -> None:
+        """Start a worker for a form, if this process is in it and its leader's address is known."""
+        lead = form.members[0][1]
+        there, mine = self._gang.find(lead), (self._gang.number, self._gang.incarnation)
+        if mine in form.members and there is not None:
+            names = tuple(self._gang.names[number] for number, _ in form.members)
+            told = Told(list(form.members).index(mine), form.number, names, lead, there)
+            self._form, self._worker = form, self._workers.start(told._asdict())
+
+    def _hear(self) -> None:
+        """Handle a message of the worker."""
+        try:
+            said, *told = self._worker.recv()
+        except (EOFError, OSError):
+            said, told = "broken", []
+        if said == "raised":
+            raise ElasticError(f"Computing in a process of {self._gang.names[0]}'s island:\n{told[0]}")
+        if said == "broken":  # If its form is not given up, its leader has not joined it yet.
+            self._end()
+            self._gang.wait(AGAIN_SECONDS)
+
+    def _end(self) -> None:
+        self._workers.end()
+        self._worker = None

@@ -20,17 +20,14 @@ from typing import Any, Final, NoReturn, final
 
 import numpy as np
 
+from isthmus.ops.data.batches import Step, first_batch
 from isthmus.ops.data.batches_node import InOrder
-from isthmus.ops.data.places import Step
-from isthmus.ops.data.streams import first_batch
 from isthmus.ops.elastic import copies
-from isthmus.ops.elastic.told import FormedGang, Place, Told
+from isthmus.ops.elastic.copies import FormedGang, Place, Told
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.gang.leader import Leader, follow
 from isthmus.ops.gang.meeting import GangError, join, lead
-from isthmus.ops.gang.orders import Following, Orders
-from isthmus.ops.island.core_turns import give_way
-from isthmus.ops.island.life import Life
+from isthmus.ops.gang.orders import Following, Leader, Orders, follow
+from isthmus.ops.island.life import Life, give_way
 
 ORDER_SECONDS: Final = 60.0
 STATUSES: Final = frozenset({"ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE", "UNKNOWN"})

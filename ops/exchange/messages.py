@@ -1,15 +1,156 @@
-"""The items that flow between the operators of Decoupled DiLoCo and its family: plain dicts, which survive any wire.
+"""Copies of published updates, sent by hosts that only hold them, and their withdrawal.
+
+Snapshots of programs whose learners all hold the same state: parameters, moments, and progress.
+
+Decides when a learner emits one. The recorder keeps the newest, on disk, too, and sends it to learners that come back
+(`programs.snapshots.kept_state`): so one of these programs survives the deaths of all its hosts.
+
+Loans between learners through the recorder: local leaves, for one that begins without any of its own.
+
+The items that flow between the operators of Decoupled DiLoCo and its family: plain dicts, which survive any wire.
 
 Positions count the tokens that one incarnation of a slot has trained. A version is [epoch, count]. Times are integer
 nanoseconds of the clock of the host that wrote them; only differences of one host's times mean something.
+
+The order of turns in lock-step: one fragment after the other, after the same number of steps in each round of all.
+
+Decides which fragment is next, and after how many steps. So the merge positions of all fragments determine which turn
+was the last, and which versions exist some turns later.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+
+from isthmus.ops.exchange.schemas import COUNT, LEAVES, LIFE, OWN
+
+SECONDS: Final = 15.0
+"""Interval of snapshots, as for those of fragments."""
+
+
+class WholeState(TypedDict):
+    """A state that every learner had.
+
+    `leaves` of parameters and moments in an order that learners know, none at the beginning. `tokens` counts those of
+    all learners, of which `totals` are those of known lives, [slot, incarnation, tokens]. `steps` are those of each
+    learner, where all take part in each; where not, `positions` are [slot, position], below which batch of each slot's
+    work is in it, and `streams` [slot, position, state] of those that have a state.
+    """
+
+    tokens: int
+    steps: int
+    totals: list[list[int]]
+    positions: list[list[int]]
+    streams: list[list[Any]]
+    leaves: list[Any]
+    standings: NotRequired[list[list[Any]]]
+
+
+BEGINNING: Final = WholeState(tokens=0, steps=0, totals=[], positions=[], streams=[], leaves=[])
+
+
+def newest(states: Mapping[Any, WholeState] | None) -> WholeState | None:
+    """The state that is furthest; None without any."""
+    return max((states or {}).values(), key=lambda state: state["tokens"], default=None)
+
+
+class Due:
+    """Whether a snapshot is due, by the clock of a host."""
+
+    def __init__(self, seconds: float) -> None:
+        self._every = round(seconds * 1e9)
+        self._taken_at: int | None = None
+
+    def __call__(self, now: int) -> bool:
+        """True once every `seconds`, and not at the first step."""
+        if self._taken_at is None:
+            self._taken_at = now
+        if now - self._taken_at < self._every:
+            return False
+        self._taken_at = now
+        return True
+
+
+class Wanted(TypedDict):
+    """hold -> outer-step, inner-step: the cut to make after the turn about `fragment` (`turns`).
+
+    It covers the model, whose versions then have these `counts`, by fragment, and each learner's own state.
+    """
+
+    fragment: int
+    counts: list[int]
+
+
+Taken: TypeAlias = Literal["local", "lent", "own", "whole"]
+"""Which leaves of another life a learner goes on with: all that are local; those of them that others are lent; the
+local ones after the numbers of the random keys that come next, as in a cut; or these, and the merged ones."""
+
+
+class Own(TypedDict):
+    """inner-step -> hold, and back to a later life: the state that only this learner has.
+
+    It is captured with its answer to the last turn before a cut, before its next step. `standings` are its position by
+    fragment, [epoch, count, due, former]: the version that it had adopted, or, where that was made from its answers,
+    will have after `due` more steps; None for one that it had. Work since then that is in no version is `former`:
+    [incarnation, begin, end, steps] by life. `leaves` are [type, shape, bytes], the first of which names the life whose
+    random keys come next; then local ones, and merged ones where anything of them lasts. `totals` are the progress of
+    the run, as this learner knew it.
+    """
+
+    slot: int
+    incarnation: int
+    standings: list[list[Any]]
+    totals: list[list[int]]
+    leaves: list[list[Any]]
+
+
+class Restored(TypedDict):
+    """hold -> inner-step: the state that a life continues with; None where nothing is kept of its slot."""
+
+    slot: int
+    incarnation: int
+    own: Own | None
+
+
+class Moments(TypedDict):
+    """inner-step -> lend: `lacks` and `lends` tell whether this life would borrow, and whether it can lend.
+
+    `to` is the life [slot, incarnation] that asked through the recorder, None where none does, and `leaves` are for it,
+    after so many (`step`) of this life's steps, as [type, shape, bytes]; none where it has no good ones.
+    """
+
+    slot: int
+    incarnation: int
+    lacks: bool
+    lends: bool
+    to: list[int] | None
+    step: int
+    leaves: list[list[Any]]
+
+
+class Loan(TypedDict):
+    """lend -> inner-step, of the life [slot, incarnation]: the life `to` which it is to lend, or a loan `by` another.
+
+    A loan holds the `leaves` after so many (`step`) of that life's steps, as in `Moments`. With neither, the request
+    before is void.
+    """
+
+    slot: int
+    incarnation: int
+    to: list[int] | None
+    by: list[int] | None
+    step: int
+    leaves: list[list[Any]]
+
+
+_MEMBER = ("optional", ("row", COUNT, LIFE))
+MOMENTS = {**OWN, "lacks": "flag", "lends": "flag", "to": _MEMBER, "step": COUNT, "leaves": LEAVES}
+LOAN = {"slot": COUNT, "incarnation": LIFE, "to": _MEMBER, "by": _MEMBER, "step": COUNT, "leaves": LEAVES}
+
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 """A fragment's values, one flat float32 vector: the values of its units, each raveled in C order, one after another."""
@@ -241,7 +382,7 @@ class Update(TypedDict):
     refused: list[list[int]]
 
 
-class State(Update):
+class ShardState(Update):
     """outer-step -> the hold node of the run's home: an update, and the rest of a shard's state.
 
     `tensors` are float32 vectors by name: the `momentum`, where the program has any, and `theta`, from which outer
@@ -272,7 +413,7 @@ class Need(TypedDict):
     lacks: bool
 
 
-class Final(TypedDict):
+class FinalFragment(TypedDict):
     """outer-step -> recorder, once per fragment: the trained model, by names of units ('head', 'embedding[0:64]')."""
 
     fragment: int
@@ -330,7 +471,7 @@ class Report(Progress):
 
 
 class Held(TypedDict):
-    """hold -> pacers and recorder, and pacer -> recorder, which knows it from merges (`ops.recovery.memory`).
+    """hold -> pacers and recorder, and pacer -> recorder, which knows it from merges (`ops.recovery.hold`).
 
     `fragments` are those of which a host has a version, `merged` those of which it has a merged one; `holder` is its
     role. `saved` are the versions on its disk, as [fragment, epoch, count]; `totals` the progress of the run by the
@@ -430,3 +571,60 @@ class Vote(TypedDict):
     state: list[Any] | None
     positions: list[list[int]]
     stream: list[Any] | None
+
+
+def copied(held: Update) -> Update:
+    """A copy of a published update, for hosts that hold an older version or none; of a State only the update."""
+    is_final = held["kind"] == "final"
+    return Update(
+        fragment=held["fragment"],
+        version=held["version"],
+        kind="final" if is_final else "copy",
+        values=held["values"],
+        clock=held["clock"],
+        positions=held["positions"],
+        totals=held["totals"],
+        refused=held["refused"] if is_final else [],
+    )
+
+
+def withdrawn(fragment: int) -> Update:
+    """The withdrawal of a copy: version [0, 0] stands for none."""
+    return Update(
+        fragment=fragment,
+        version=[0, 0],
+        kind="copy",
+        values=np.empty(0, np.float32),
+        clock=[],
+        positions=[],
+        totals=[],
+        refused=[],
+    )
+
+
+def is_withdrawn(update: Update) -> bool:
+    """Whether an update is a withdrawal."""
+    return update["version"][0] == 0
+
+
+def boundary(index: int, interval: int, fragments: int) -> int:
+    """The number of steps after which the fragment of turn `index`, counted from 0, is captured; 0 before the first."""
+    return (index + 1) * interval // fragments
+
+
+def last_merged(positions: Mapping[int, Sequence[Sequence[int]]], fragments: int) -> int:
+    """The fragment that was merged last, by the merged batches of each slot in each, [slot, position].
+
+    Where nothing is merged, it is the last of all, so that the first is next.
+    """
+    reached = {p: sum(position for _, position in positions.get(p, ())) for p in range(fragments)}
+    return max(reached, key=lambda p: (reached[p], p))
+
+
+def after(counts: Sequence[int], last: int, turns: int) -> tuple[int, list[int]]:
+    """The fragment that is merged last, and the counts of all versions, `turns` turns after `last`."""
+    counted = list(counts)
+    for _ in range(turns):
+        last = (last + 1) % len(counted)
+        counted[last] += 1
+    return last, counted

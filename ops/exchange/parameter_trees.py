@@ -1,9 +1,22 @@
-"""Parameter trees: the names of their leaves, and their mean."""
+"""Parameter trees: the names of their leaves, and their mean.
+
+Path patterns: the language in which a task selects leaves of its state.
+
+A leaf has a path: keys, indices and attributes joined by '/', as `parameter_trees` names it. A pattern is a path in
+which `*` stands for any run of letters within one segment ("Dense_*/kernel"), and the segment `**` for any number of
+segments, none included ("params/**" is the leaf or folder `params` and everything below it). Case matters. Rules are
+pairs of a pattern and a value, in order; for a leaf the first rule whose pattern matches its path holds.
+
+A rule that holds for no leaf is a mistake: a misspelt name, or a rule after one that takes all its leaves. Only a last
+`**` may be left over: "and everything else" is also written where nothing else is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -47,3 +60,52 @@ def _mean(trees: tuple[Any, ...], weights: list[float]) -> Any:
 
     leaves, treedef = zip(*(jax.tree.flatten(tree) for tree in trees), strict=True)
     return jax.tree.unflatten(treedef[0], [_mean(parts, weights) for parts in zip(*leaves, strict=True)])
+
+
+Value = TypeVar("Value")
+Rules: TypeAlias = tuple[tuple[str, Value], ...]
+
+EVERYTHING: Final = "**"
+
+
+class IdleRule(NamedTuple):
+    """A rule that holds for no leaf; `before` is the pattern that takes its matches, None if it has none."""
+
+    pattern: str
+    before: str | None
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a pattern matches a path."""
+    return _expression(pattern).fullmatch(f"/{path}") is not None
+
+
+def first_match(rules: Rules[Value], path: str) -> Value | None:
+    """The value of the first rule whose pattern matches a path; None if none does."""
+    return next((value for pattern, value in rules if matches(pattern, path)), None)
+
+
+def uncovered(rules: Rules[Value], paths: Iterable[str]) -> list[str]:
+    """The paths that no rule matches."""
+    return [path for path in paths if not any(matches(pattern, path) for pattern, _ in rules)]
+
+
+def idle_rules(rules: Rules[Value], paths: Sequence[str]) -> list[IdleRule]:
+    """The rules that hold for no path."""
+    found = []
+    for place, (pattern, _) in enumerate(rules):
+        matched = [path for path in paths if matches(pattern, path)]
+        before = [next((p for p, _ in rules[:place] if matches(p, path)), None) for path in matched]
+        if None not in before and not (pattern == EVERYTHING and place == len(rules) - 1):
+            found.append(IdleRule(pattern, before[0] if before else None))
+    return found
+
+
+@lru_cache(maxsize=256)
+def _expression(pattern: str) -> re.Pattern[str]:
+    """The regular expression of a pattern: every segment with the slash before it, the first one's, too."""
+    parts = [
+        r"(?:/[^/]+)*" if segment == EVERYTHING else "/" + "[^/]*".join(map(re.escape, segment.split("*")))
+        for segment in pattern.split("/")
+    ]
+    return re.compile("".join(parts))

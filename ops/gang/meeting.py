@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import jax
 
+from isthmus.ops.gang.mesh_island import Gang
 from isthmus.ops.gang.orders import Following, Orders
-from isthmus.ops.mesh.island import Gang
 
 MEETING_SECONDS: Final = 60.0
 """As long as a process may take for its first heartbeat: it imports and traces before."""

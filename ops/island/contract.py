@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from isthmus.ops.data.places import Step
+from isthmus.ops.data.batches import Step
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.gang.mesh_island import Island
 from isthmus.ops.island.life import Life, Tensors
-from isthmus.ops.mesh.island import Island
 
 if TYPE_CHECKING:
-    from isthmus.ops.gang.leader import Led
-    from isthmus.ops.gang.orders import Following
+    from isthmus.ops.gang.orders import Following, Led
 
 
 class Learning(Protocol):
@@ -166,7 +165,7 @@ def sole_learner_of(
     if hasattr(task, "learner"):
         own: SoleLearning = task.learner(fragments, life=life, alpha=alpha)
         return own
-    from isthmus.ops.island.core_turns import give_way
+    from isthmus.ops.island.life import give_way
 
     give_way()  # Before jax makes its threads, which inherit it.
     from isthmus.ops.island.jax_learner import Learner
@@ -188,9 +187,9 @@ def led_learner_of(
     `where` returns the position of a step's batch in its slot; the other processes make their part of the batch from
     it. Raises GangError if they do not connect.
     """
-    from isthmus.ops.gang.leader import Leader
     from isthmus.ops.gang.meeting import lead
-    from isthmus.ops.island.core_turns import give_way
+    from isthmus.ops.gang.orders import Leader
+    from isthmus.ops.island.life import give_way
 
     give_way()
     from isthmus.ops.island.jax_learner import Learner
@@ -208,7 +207,7 @@ def follower_of(
     Raises GangError if the leader is not found.
     """
     from isthmus.ops.gang.meeting import join
-    from isthmus.ops.island.core_turns import give_way
+    from isthmus.ops.island.life import give_way
 
     give_way()
     from isthmus.ops.island.jax_learner import Learner
@@ -223,7 +222,7 @@ def gradient_learner_of(task: Any, seed: int, batch: Any, island: Island | None)
     if hasattr(task, "gradient_learner"):
         own: GradientLearning = task.gradient_learner(seed)
         return own
-    from isthmus.ops.island.core_turns import give_way
+    from isthmus.ops.island.life import give_way
 
     give_way()  # Before jax makes its threads, which inherit it.
     from isthmus.ops.island.jax_gradients import GradientLearner

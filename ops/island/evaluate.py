@@ -1,4 +1,7 @@
-"""The evaluation nodes: the loss of the global model on held-out data during training, at most `times` times."""
+"""The evaluation nodes: the loss of the global model on held-out data during training, at most `times` times.
+
+The evaluation node of programs whose learners all hold the same model: it evaluates the one that a learner sends.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Control, Update, Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves, tree_mean
 from isthmus.ops.exchange.schemas import UPDATE
-from isthmus.ops.exchange.token_totals import Totals
+from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.ops.island.contract import evaluation_of, first_tensors_of
 
 EvaluationKind: TypeAlias = Literal["initial", "during", "final"]
@@ -175,3 +178,40 @@ class EvaluateMean:
         """Whether the wait for learners that are not final by now is over."""
         step_ns = max((report.get("step_time", 0) for report in self._reports.values()), default=0)
         return self._told_at is not None and self._now() - self._told_at >= max(LATE_NS, LATE_STEPS * step_ns)
+
+
+class EvaluateModel:
+    """Models in, Evaluated out; at the end the model is emitted on `final`.
+
+    A model is {"tree", "tokens", "is_final"}: the parameters after so many tokens in all. `tokens` is the budget.
+    """
+
+    outputs = ("evaluation", "final")
+
+    def __init__(self, task: Any, *, tokens: int, times: int = TIMES_DEFAULT) -> None:
+        self._task = task
+        self._schedule = Schedule(tokens, times)
+        self.is_finished = False
+
+    def prepare(self) -> None:
+        """Trace the loss."""
+        from isthmus.ops.island.jax_evaluation import trace_evaluation
+
+        trace_evaluation(self._task)
+
+    def open(self, context: Any) -> None:
+        """Make the evaluation batches."""
+        self._evaluation = evaluation_of(self._task, context.seed)
+
+    def __call__(self, model: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any] | None:
+        """Evaluate the newest model, if that is due."""
+        newest = max(model.values(), key=lambda item: (item["is_final"], item["tokens"]))
+        kind = self._schedule.due(newest["tokens"], is_final=newest["is_final"])
+        if kind is None:
+            return None
+        tensors = dict(named_leaves(newest["tree"]))
+        told = evaluated(kind, self._evaluation.metrics(tensors), newest["tokens"])
+        if kind != "final":
+            return {"evaluation": told}
+        self.is_finished = True
+        return {"evaluation": told, "final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}

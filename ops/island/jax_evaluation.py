@@ -12,9 +12,8 @@ import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.messages import Vector
-from isthmus.ops.island.core_turns import CORES
 from isthmus.ops.island.functions import Functions, compute_in_the_calling_thread, functions_of
-from isthmus.ops.island.life import Tensors
+from isthmus.ops.island.life import CORES, Tensors
 from isthmus.ops.island.recipe import abstract_key
 
 

@@ -21,12 +21,11 @@ import numpy as np
 import optax
 
 from isthmus.ops.exchange.messages import Vector
-from isthmus.ops.island.core_turns import CORES
-from isthmus.ops.island.device_call import DeviceCall
+from isthmus.ops.gang.mesh_devices import devices_of, unless_usual
+from isthmus.ops.gang.mesh_island import Island
+from isthmus.ops.gang.mesh_layout import lying
 from isthmus.ops.island.functions import compute_in_the_calling_thread, functions_of
-from isthmus.ops.mesh.island import Island
-from isthmus.ops.mesh.island_devices import devices_of, unless_usual
-from isthmus.ops.mesh.state_layout import lying
+from isthmus.ops.island.life import CORES, DeviceCall
 
 _COMPILING = threading.Lock()
 """Learners of one process would each compile the same function if they called it at the same time."""

@@ -4,12 +4,19 @@ Buffers. The state is donated to every step, so nothing outside may hold one of 
 its own jitted `extract`, dispatched before the next step by the thread that owns the state; its result is a new array.
 An update enters through `adopt`, which donates the leaves it replaces; the update's own buffer is never written again,
 because JAX may alias it for ever.
+
+Gives memory that malloc keeps, and nobody uses, back to the kernel.
+
+XLA's CPU backend has its arrays from malloc, which keeps what is freed below 32 MB for those that come later: after
+compiling, and after a state was made anew, that is as much as some states, and nothing comes that would take it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import jax
@@ -17,16 +24,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.kept_state import Taken
-from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.exchange.messages import Taken, Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves
-from isthmus.ops.island.core_turns import CORES
+from isthmus.ops.gang.mesh_devices import DeviceCodes, devices_of, levels_of, unless_usual
+from isthmus.ops.gang.mesh_island import Island
 from isthmus.ops.island.functions import compute_in_the_calling_thread, functions_of, words_of
-from isthmus.ops.island.life import Life
-from isthmus.ops.mesh.device_codes import DeviceCodes, levels_of
-from isthmus.ops.mesh.island import Island
-from isthmus.ops.mesh.island_devices import devices_of, unless_usual
-from isthmus.ops.mesh.unused_memory import give_back
+from isthmus.ops.island.life import CORES, Life
+
+
+@lru_cache(maxsize=1)
+def _trim() -> Any:
+    return getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)  # Other C libraries than glibc have none.
+
+
+def give_back() -> None:
+    """Have malloc keep nothing that is free."""
+    _trim()(0)
+
 
 _COMPILING = threading.Lock()
 """Learners of one process would each compile the same function if they called it at the same time."""

@@ -21,9 +21,8 @@ import jax.numpy as jnp
 import optax
 
 from isthmus.ops.exchange.fragments import Rule
-from isthmus.ops.exchange.parameter_trees import named_leaves
-from isthmus.ops.exchange.path_patterns import Rules, first_match, matches
-from isthmus.ops.mesh.sharding import AXES_DEFAULT, Axes, Shard
+from isthmus.ops.exchange.parameter_trees import Rules, first_match, matches, named_leaves
+from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, Axes, Shard
 
 Kind: TypeAlias = Rule | Literal["local"]
 LOCAL: Final = "local"

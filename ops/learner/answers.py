@@ -2,19 +2,81 @@
 
 Decides whether a pull is answered: now, later, or not at all. The fragment is captured on the device; the node that
 sends it waits for the capture.
+
+The progress of one life of a learner in its slot's batches, as its answers report it.
+
+Does not decide which batches are trained: it counts the batches that were taken, from the position at which the data
+node starts this life, and keeps the states of a stream until their positions are reached.
+
+The scalars of a learner's steps: kept as they come from the device, read for reports, and checked for finiteness.
+
+Reading a scalar that the device has not finished would wait for it, so the newest are left. Decides which step is the
+first whose loss is not finite; the consequences for the learner are inner-step's.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, final
+from typing import Any, Final, final
 
+import numpy as np
+
+from isthmus.ops.data.batches import Cursor, State
 from isthmus.ops.exchange.messages import Capture, Round, Vector
 from isthmus.ops.exchange.token_accounts import FragmentLedger, Odometer
 from isthmus.ops.island.contract import Coding, Learning
-from isthmus.ops.learner.feed import Feed
+
+STATES_MAX: Final = 16
+"""States ahead of the batches taken: the data node makes at most eight batches a firing, with a state in each firing;
+two may wait. The oldest of any more are dropped: an older state only costs batches that are read again and discarded.
+"""
+
+
+class Feed:
+    """`reached` is the position after the last batch trained on; `is_placed` tells whether the start is known."""
+
+    def __init__(self) -> None:
+        self.reached = self._position = 0
+        self.is_placed = True
+        self._ahead: deque[tuple[int, State]] = deque(maxlen=STATES_MAX)
+        self._state: tuple[int, State] | None = None
+
+    def open(self, context: Any) -> None:
+        """Start at 0 in a first life, and in every life of a graph without a `cursor` edge."""
+        self.is_placed = context.member.incarnation == 1 or "cursor" not in context.connected
+
+    @property
+    def latest(self) -> int:
+        """The position of the batch that was taken last."""
+        return self._position - 1
+
+    def hear(self, cursor: Cursor) -> None:
+        """Store the position at which this life begins, and the state of a later batch."""
+        if not self.is_placed:
+            self.reached = self._position = cursor["begin"]
+            self.is_placed = True
+        if cursor["state"] is not None:
+            self._ahead.append((cursor["position"], cursor["state"]))
+            self._settle()
+
+    def take(self, *, is_trained: bool = True) -> None:
+        """Count a batch that was taken; at the end of a run it is not trained on."""
+        self._position += 1
+        if is_trained:
+            self.reached = self._position
+            self._settle()
+
+    def told(self) -> list[Any] | None:
+        """The newest state whose position is reached, as [position, state]."""
+        return None if self._state is None else list(self._state)
+
+    def _settle(self) -> None:
+        while self._ahead and self._ahead[0][0] <= self.reached:
+            self._state = self._ahead.popleft()
 
 
 @dataclass(slots=True)
@@ -161,3 +223,51 @@ class Answers:
         capture.pop("former", None)
         capture["positions"], capture["state"] = held.positions, None
         return [("fragment", capture)]
+
+
+WAITING_MAX: Final = 64
+"""Steps whose scalars may wait to be read: a learner is found sick within so many steps, or at the next full report."""
+
+
+class StepMetrics:
+    """The scalars since the last report, as sums by name."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Mapping[str, Any]] = []
+        self._sums: dict[str, float] = {}
+        self._count = 0
+
+    def add(self, metrics: Mapping[str, Any]) -> bool:
+        """Keep the scalars of one step, 'loss' among them; returns whether to read now, because too many wait."""
+        self._waiting.append(metrics)
+        return len(self._waiting) > WAITING_MAX
+
+    def read(self, *, left: int) -> int | None:
+        """Read the scalars of all steps but the last `left`.
+
+        Returns how many steps ago the first step was whose loss is not finite, None if there is none.
+        """
+        count = max(0, len(self._waiting) - left)
+        if not count:
+            return None
+        read, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._count += count
+        losses: list[float] = []
+        for name in read[0]:
+            values = [float(np.asarray(metrics[name])) for metrics in read]  # A sixth of what jax's own float() takes.
+            self._sums[name] = self._sums.get(name, 0.0) + sum(values)
+            losses = values if name == "loss" else losses
+        if math.isfinite(sum(losses)):
+            return None
+        first = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), count - 1)
+        return len(self._waiting) + count - 1 - first
+
+    def forget(self) -> None:
+        """Drop the scalars that wait."""
+        self._waiting.clear()
+
+    def means(self) -> dict[str, float]:
+        """The means of the scalars read since the previous call, by name; empty if none was."""
+        means = {name: total / self._count for name, total in self._sums.items()}
+        self._sums, self._count = {}, 0
+        return means

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from isthmus.ops.data.batches import first_batch
 from isthmus.ops.data.batches_node import InOrder, source_of
-from isthmus.ops.data.streams import first_batch
-from isthmus.ops.elastic.attend import Attendance
+from isthmus.ops.elastic.learner import Attendance
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.contract import follower_of
 from isthmus.ops.island.life import Life
@@ -54,7 +54,7 @@ class Follow:
         if context.island.elastic is not None:
             self._attendance = Attendance(context.island.elastic)
             return
-        from isthmus.ops.gang.leader import follow
+        from isthmus.ops.gang.orders import follow
 
         self._follow = follow
         slot, seed = context.member.replica.slot, context.seed

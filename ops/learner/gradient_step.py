@@ -1,4 +1,20 @@
-"""The inner-step node of data-parallel: a step for every mean of gradients, the same in every learner.
+"""The inner-step node of elastic data-parallel: one step for every mean of the gradients of the present learners.
+
+Each firing takes a call and a batch: it steps along the mean of the round before, and votes in the next round with the
+gradient of the batch. All learners that have taken every mean since the first hold the same bytes. The *donor*, named
+by the call, sends its state along with its vote; a new learner takes the state, then the mean of that round, and is at
+the same step as all others.
+
+Phases. *ready*: it holds no valid model, and waits for the beginning, or for a state that is addressed to it.
+*stepping*. *final*. A learner's tokens count when its vote is in the mean. A beginning that brings a state comes from a
+syncer in its next life: all learners go back to that state.
+
+The reports of a data-parallel learner and their times: the Report of every other learner, without fragments.
+
+Decides when a report is due: the first, at every change of phase, and every 100 ms. Counts steps and tokens; knows
+nothing of gradients.
+
+The inner-step node of data-parallel: a step for every mean of gradients, the same in every learner.
 
 Each firing takes the mean of the step before and a batch: it steps along the mean, and sends the gradient of the batch,
 in parts, into the ring. All learners begin with the same parameters and take the same steps, so they hold the same
@@ -13,18 +29,216 @@ Where all come back, because the operator ended them all, they go on from the la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from isthmus.ops.data.batches import of_slot
-from isthmus.ops.data.places import Place
-from isthmus.ops.data.streams import first_batch
-from isthmus.ops.exchange.kept_state import SECONDS, Due, State, newest
-from isthmus.ops.exchange.messages import Control
+from isthmus.ops.data.batches import Cursor, Place, first_batch, of_slot
+from isthmus.ops.exchange.messages import SECONDS, Call, Control, Due, Report, Vector, Vote, WholeState, newest
 from isthmus.ops.exchange.ring import START, Mean, parts
 from isthmus.ops.island.contract import gradient_learner_of
-from isthmus.ops.island.device_call import DeviceCall
-from isthmus.ops.learner.gradient_report import Reporter
+from isthmus.ops.island.life import DeviceCall
+from isthmus.ops.learner.answers import Feed
+from isthmus.ops.learner.inner_step import REPORT_NS, STEP_TIME_DECAY
+
+Phase = Literal["ready", "stepping", "final"]
+
+
+class Reporter:
+    """The counts of one life of a learner. `totals` are [slot, incarnation, tokens] of the lives that it knows."""
+
+    def __init__(self, context: Any, device_kind: str) -> None:
+        self._context, self._device_kind = context, device_kind
+        self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
+        self.step = self.tokens = 0
+        self._step_time = self._began_at = self._first_at = self._stepping = self._reported_at = 0
+        self._phase: Phase | None = None
+        self._scalars: list[Mapping[str, float]] = []
+
+    def begins(self) -> None:
+        """Record the start of a step."""
+        now = self._context.now()
+        if self.step == 0:
+            self._first_at = now
+        else:
+            took = now - self._began_at
+            average = self._step_time or took
+            self._step_time = round(STEP_TIME_DECAY * average + (1 - STEP_TIME_DECAY) * took)
+        self._began_at = now
+
+    def trained(self, tokens: int, scalars: Mapping[str, float]) -> None:
+        """Record the end of a step; `scalars` are those of its batch."""
+        self.step += 1
+        self.tokens += tokens
+        self._scalars.append(scalars)
+
+    def report(self, phase: Phase) -> list[tuple[str, Report]]:
+        """The report that is due now on port `progress`, if any."""
+        now = self._context.now()
+        if phase == self._phase and now - self._reported_at < REPORT_NS:
+            return []
+        self._phase, self._reported_at = phase, now
+        if self.step and phase == "stepping":
+            self._stepping = now - self._first_at
+        means = self._means()
+        self._context.publish({"phase": phase, "step": self.step, "sick": False})
+        traffic = self._context.traffic
+        report = Report(
+            slot=self._slot,
+            incarnation=self._incarnation,
+            phase=phase,
+            step=self.step,
+            tokens=self.tokens,
+            stepping=self._stepping,
+            step_time=self._step_time,
+            loss=means.pop("loss", math.nan),
+            metrics=[[name, mean] for name, mean in means.items()],
+            delay_steps=0,
+            staleness=0,
+            sick=False,
+            sick_step=0,
+            epochs=[],
+            accounts=[],
+            versions=[],
+            totals=[[self._slot, self._incarnation, self.tokens]],
+            bytes_sent=traffic.bytes_sent,
+            bytes_received=traffic.bytes_received,
+            waited=traffic.waited.get(self._context.node, 0),
+            device_kind=self._device_kind,
+            began=None,
+        )
+        return [("progress", report)]
+
+    def _means(self) -> dict[str, float]:
+        """The means of the scalars since the previous call; empty if no step was made."""
+        names = self._scalars[0] if self._scalars else ()
+        means = {name: sum(each[name] for each in self._scalars) / len(self._scalars) for name in names}
+        self._scalars.clear()
+        return means
+
+
+class ElasticStep:
+    """Batches and calls in, votes out; from the lowest slot also the model and the state.
+
+    The model leaves every `emit_every` steps, the state every `snapshot_seconds`. `tokens` is the budget of the run,
+    which the learning rate follows.
+    """
+
+    outputs = ("vote", "model", "state", "progress")
+
+    def __init__(self, task: Any, *, tokens: int, emit_every: int, snapshot_seconds: float = SECONDS) -> None:
+        self._task, self._budget, self._emit_every = task, tokens, emit_every
+        self._phase: Literal["ready", "stepping", "final"] = "ready"
+        self._round = 0
+        self._is_due = Due(snapshot_seconds)
+        self._scalars: Mapping[str, float] = {}
+        self._feed = Feed()
+        self.is_idle = True
+        self.is_finished = False
+
+    def prepare(self) -> None:
+        """Trace every function, which needs no device."""
+        from isthmus.ops.island.jax_gradients import trace
+
+        trace(self._task, first_batch(self._task, 0))
+
+    def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
+        """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""
+        from isthmus.ops.island.jax_gradients import calls
+
+        return calls(self._task, first_batch(self._task, seed, slot), devices)
+
+    def open(self, context: Any) -> None:
+        """Compile every function, and create the initial parameters."""
+        self._context = context
+        self._feed.open(context)
+        self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
+        batch = first_batch(self._task, context.seed, self._slot)
+        self._learner = gradient_learner_of(self._task, context.seed, batch, context.island)
+        self._reporter = Reporter(context, self._learner.device_kind)
+
+    def __call__(
+        self, batch: Any, call: Mapping[Any, Call] | None, cursor: Cursor | None = None
+    ) -> list[tuple[str, Any]]:
+        """Perform one step; `batch` and `call` are None in the first firing, which only announces this learner."""
+        if cursor is not None:
+            self._feed.hear(cursor)
+        if batch is not None:
+            self._feed.take()
+        emitted = [each for item in (call or {}).values() for each in self._follow(batch, item)]
+        emitted += self._reporter.report(self._phase)
+        self.is_idle = False
+        self.is_finished = self._phase == "final"
+        return emitted
+
+    def _follow(self, batch: Any, call: Call) -> list[tuple[str, Any]]:
+        """Step along the mean, and vote; a learner that has missed a mean waits for a state."""
+        me = [self._slot, self._incarnation]
+        if call["mean"] is None:
+            if call["state"]:
+                self._learner.restore(call["state"])
+            self._phase = "stepping" if me in call["members"] else "ready"
+        elif self._phase == "stepping" and call["round"] == self._round + 1:
+            self._step(call["mean"], call)
+        elif me in call["served"] and call["state"] is not None:
+            self._learner.restore(call["state"])
+            self._phase = "stepping"
+            self._step(call["mean"], call)
+        else:
+            self._phase = "ready"
+        if self._phase == "ready":
+            return []
+        self._round = call["round"]
+        return [*self._model(call), *self._state(call), *self._vote(batch, call)]
+
+    def _step(self, mean: Vector, call: Call) -> None:
+        self._learner.apply(mean, min(1.0, call["trained_before"] / self._budget))
+        if [self._slot, self._incarnation] in call["voters"]:
+            self._reporter.trained(self._task.tokens_per_batch, self._scalars)
+        if call["is_last"]:
+            self._phase = "final"
+
+    def _model(self, call: Call) -> list[tuple[str, Any]]:
+        """The model for evaluation: at intervals from one learner, at the end from all, since any may have departed."""
+        is_final = self._phase == "final"
+        is_first = call["members"][:1] == [[self._slot, self._incarnation]]
+        if not is_final and not (is_first and (call["round"] - 1) % self._emit_every == 0):
+            return []
+        return [("model", {"tree": self._learner.tree(), "tokens": call["trained"], "is_final": is_final})]
+
+    def _state(self, call: Call) -> list[tuple[str, Any]]:
+        """A snapshot, when it is due."""
+        is_first = call["members"][:1] == [[self._slot, self._incarnation]]
+        if not is_first or self._phase == "final" or not self._is_due(self._context.now()):
+            return []
+        state = WholeState(
+            tokens=call["trained"],
+            steps=0,
+            totals=call["totals"],
+            positions=call["positions"],
+            streams=call["streams"],
+            leaves=list(self._learner.state()),
+        )
+        return [("state", state)]
+
+    def _vote(self, batch: Any, call: Call) -> list[tuple[str, Any]]:
+        if self._phase == "final":
+            return []
+        state: Sequence[Any] | None = self._learner.state() if call["donor"] == self._slot else None
+        self._reporter.begins()
+        self._scalars, gradient = self._learner.gradient(batch)
+        vote = Vote(
+            round=call["round"],
+            slot=self._slot,
+            incarnation=self._incarnation,
+            tokens=self._task.tokens_per_batch,
+            values=gradient,
+            state=None if state is None else list(state),
+            positions=[[self._slot, self._feed.reached]],
+            stream=self._feed.told(),
+        )
+        return [("vote", vote)]
+
 
 NO_MEAN: Final[dict[str, Any]] = START
 """The input of the first step in place of a mean."""
@@ -82,7 +296,7 @@ class GradientStep:
         batch: Any,
         mean: Mean | dict[str, Any] | None,
         hello: Mapping[Any, Mapping[str, Any]] | None = None,
-        kept: Mapping[Any, State] | None = None,
+        kept: Mapping[Any, WholeState] | None = None,
         control: Mapping[Any, Control] | None = None,
     ) -> list[tuple[str, Any]]:
         """Perform one step; `batch` and `mean` are None as long as the ring is not complete.
@@ -99,7 +313,7 @@ class GradientStep:
         self.is_finished = self._phase == "final"
         return emitted
 
-    def _take(self, state: State | None) -> None:
+    def _take(self, state: WholeState | None) -> None:
         """Go back to a state; ignored in a first life, and while stepping."""
         if state is None or self._incarnation == 1 or self._phase != "ready":
             return
@@ -183,5 +397,8 @@ class GradientStep:
             for slot, incarnation in self._said["lives"]
         ]
         return [
-            ("state", State(tokens=self._trained, steps=steps, totals=totals, positions=[], streams=[], leaves=leaves))
+            (
+                "state",
+                WholeState(tokens=self._trained, steps=steps, totals=totals, positions=[], streams=[], leaves=leaves),
+            )
         ]

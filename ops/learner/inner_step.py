@@ -19,28 +19,29 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, ClassVar, Final, Literal
 
-from isthmus.ops.adaptive.wanted import coarser
-from isthmus.ops.data.batches import of_slot
-from isthmus.ops.data.places import Cursor, Step
-from isthmus.ops.data.streams import first_batch
+from isthmus.ops.data.batches import Cursor, Step, first_batch, of_slot
 from isthmus.ops.elastic.learner import ElasticLearner
 from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.copies import is_withdrawn
+from isthmus.ops.exchange.adaptive import coarser
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.kept_state import Own, Restored
-from isthmus.ops.exchange.lending import LOAN, Loan
-from isthmus.ops.exchange.messages import Control, Progress, Report, Round, Update
-from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, clock_of
-from isthmus.ops.exchange.token_totals import Totals
+from isthmus.ops.exchange.messages import (
+    LOAN,
+    Control,
+    Loan,
+    Own,
+    Progress,
+    Report,
+    Restored,
+    Round,
+    Update,
+    is_withdrawn,
+)
+from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
 from isthmus.ops.island.contract import LastingLearning, SoleLearning, led_learner_of, sole_learner_of
-from isthmus.ops.island.device_call import DeviceCall
-from isthmus.ops.island.life import Life
-from isthmus.ops.learner.answers import Answers, Held
-from isthmus.ops.learner.feed import Feed
+from isthmus.ops.island.life import DeviceCall, Life
+from isthmus.ops.learner.answers import Answers, Feed, Held, StepMetrics
 from isthmus.ops.learner.follow import Follow
-from isthmus.ops.learner.inheritance import Inheritance
-from isthmus.ops.learner.lending import Lending
-from isthmus.ops.learner.step_metrics import StepMetrics
+from isthmus.ops.learner.recovery import Inheritance, Lending
 
 REPORT_NS: Final = 100_000_000
 WATCH_NS: Final = 250_000_000

@@ -27,13 +27,11 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, Literal
 
-from isthmus.ops.data.places import Cursor
-from isthmus.ops.exchange.copies import is_withdrawn
+from isthmus.ops.data.batches import Cursor
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.kept_state import Restored, Wanted
-from isthmus.ops.exchange.messages import Permit, Progress, Round, Turn, Update
+from isthmus.ops.exchange.messages import Permit, Progress, Restored, Round, Turn, Update, Wanted, is_withdrawn
 from isthmus.ops.exchange.schemas import RESTORED, TURN, UPDATE, WANTED
-from isthmus.ops.island.device_call import DeviceCall
+from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.inner_step import InnerStep
 

@@ -14,9 +14,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.copies import is_withdrawn
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Need, Round, Update
+from isthmus.ops.exchange.messages import Need, Round, Update, is_withdrawn
 
 if TYPE_CHECKING:
     from types import ModuleType

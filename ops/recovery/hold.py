@@ -1,4 +1,20 @@
-"""The hold node: keeps published updates, for shards that come back when no learner has them any more.
+"""Which version a shard that comes back continues from, among those that learners claim to hold.
+
+Decides which claims to believe. The versions of learners are all that a shard can continue from, and one learner may be
+wrong. Hosts that only hold the model (`hold`) have it from the shard itself, so a version that they know is believed
+from any learner with the same bytes, and from no other. A version that they do not know, because it was the last one
+published, is believed where half of those that answer, or more, claim to hold it or a newer one: so of three no single
+one is believed, and of two one is, because either may be wrong. Where they have different bytes for it, the largest
+agreeing group is believed.
+
+The believed numbers of tokens that lives of learners have trained, by their sources.
+
+Decides which source counts. A life that reports is the only source about itself. About a life that was never heard,
+which a shard that comes back finds where learners have died, the recorder is a source; and so are learners, which know
+it from the shard before. One of them may be wrong, so learners' numbers about others count as far as more than half of
+the live ones report at least as much. A learner that is alone is believed: it is the whole run.
+
+The hold node: keeps published updates, for shards that come back when no learner has them any more.
 
 Decides when learners get a copy: when the shard that published a fragment is gone and its next life is there. A learner
 that holds that version, or a newer one, ignores the copy; one that holds none adopts it, and the shard then asks it
@@ -6,17 +22,122 @@ like any learner that held it all along. So a merged model is never begun anew a
 Once the shard has published under its new epoch, the copies are withdrawn, because learners that join later would get
 them, too. Shards learn which fragments are held, so that they wait for the copies, with digests of them, to check
 claims; so does the recorder, which reports a model as lost once no host holds it.
+
+Leaves of a state as bytes, and back: of any numeric type, including those that tensor files do not know.
+
+Whether fragments were ever merged: a shard that comes back finds this out before it lets any learner begin them.
+
+Decides which fragments may begin: all, in the first life of a shard; later all as long as neither the recorder nor any
+holder of the model knows of any fragment that was merged, once each of those that is live has checked since it knows of
+this life, and reported: an earlier report may be older than what reached it from the life before. A fragment whose
+first version a holder has does not begin anew either: this life goes on from it. No fragment is merged before one
+holder has reported all first versions (`is_kept`), so that there is one to go on from. Once a merge is known,
+fragments without a version come from their holders, also where that is the first one: beside merged fragments one that
+is begun anew would make a model of two. Where the hosts that knew of a merge have died since, this life is the last
+that knows; it reports that to the recorder, which reports a model as lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final, cast
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, cast
 
-from isthmus.ops.exchange.copies import copied, withdrawn
-from isthmus.ops.exchange.messages import Held, Update
+import ml_dtypes
+import msgspec
+import numpy as np
+import xxhash
+
+from isthmus.ops.exchange.messages import Control, Held, Progress, Update, copied, withdrawn
 from isthmus.ops.exchange.schemas import UPDATE
-from isthmus.ops.recovery.belief import digest_of
+from isthmus.ops.exchange.token_accounts import Totals
+
+
+class Claim(NamedTuple):
+    """A learner's claim to hold a version, [epoch, count], with the digest of its contents."""
+
+    version: tuple[int, int]
+    digest: str
+    slot: int
+
+
+def digest_of(values: Any, clock: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> str:
+    """The digest of a version: of its values, float32, and of the clock and positions of the work in them."""
+    told = msgspec.msgpack.encode([[list(row) for row in clock], [list(row) for row in positions]])
+    return xxhash.xxh3_128_hexdigest(xxhash.xxh3_128_digest(memoryview(values).cast("B")) + told)
+
+
+def is_denied(claim: Claim, known: Mapping[tuple[int, int], str]) -> bool:
+    """Whether holders of the model know the claimed version, with another digest."""
+    return known.get(claim.version, claim.digest) != claim.digest
+
+
+def believed(claims: Sequence[Claim], known: Mapping[tuple[int, int], str]) -> Claim | None:
+    """The claim to continue from; None if all are denied. `known` are digests by version."""
+    sound = [claim for claim in claims if not is_denied(claim, known)]
+    if not sound:
+        return None
+    versions = sorted((claim.version for claim in sound), reverse=True)
+    credible = max(versions[(len(versions) - 1) // 2], max(known, default=(0, 0)))
+    agreeing = Counter((claim.version, claim.digest) for claim in sound)
+    return max(
+        (claim for claim in sound if claim.version <= credible),
+        key=lambda claim: (claim.version, agreeing[claim.version, claim.digest], -claim.slot),
+    )
+
+
+LIVES_MAX: Final = 4096
+"""Lives known only from others: a learner can make up any number."""
+
+
+def is_majority(count: int, of: int) -> bool:
+    """Whether `count` is more than half of all."""
+    return 2 * count > of
+
+
+class Hearsay:
+    """Believed tokens by (slot, incarnation) (`totals`)."""
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+        self._own: set[tuple[int, int]] = set()
+        self._claims: dict[tuple[int, int], dict[int, int]] = {}
+        """Tokens of lives that have not reported, by the slot of the claiming learner."""
+
+    def hear_learner(self, report: Progress, live: Callable[[], Collection[int]], learners: int) -> None:
+        """Add the report of one of `learners` live learners, about itself and others.
+
+        `live()` returns the slots of those that have reported; it is called only for claims about others.
+        """
+        life = report["slot"], report["incarnation"]
+        self._own.add(life)
+        self._claims.pop(life, None)
+        self.totals.hear([[*life, report["tokens"]]])
+        for slot, incarnation, tokens in report["totals"]:
+            if (slot, incarnation) not in self._own and tokens > self.totals.of(slot, incarnation):
+                self._hear_claim((slot, incarnation), report["slot"], tokens, live, learners)
+
+    def hear_recorder(self, told: Iterable[Sequence[int]]) -> None:
+        """Add the recorder's numbers of lives that have not reported themselves."""
+        self.totals.hear(each for each in told if (each[0], each[1]) not in self._own)
+
+    def slots(self) -> set[int]:
+        """All slots that any source has mentioned, believed or not."""
+        return {slot for slot, *_ in self.totals.told()} | {slot for slot, _ in self._claims}
+
+    def _hear_claim(
+        self, life: tuple[int, int], by: int, tokens: int, live: Callable[[], Collection[int]], learners: int
+    ) -> None:
+        if life not in self._claims and len(self._claims) >= LIVES_MAX:
+            return
+        claims = self._claims.setdefault(life, {})
+        claims[by] = max(tokens, claims.get(by, 0))
+        slots = live()
+        said = sorted((each for slot, each in claims.items() if slot in slots), reverse=True)
+        needed = max(learners, len(slots)) // 2
+        if len(said) > needed:
+            self.totals.hear([[*life, said[needed]]])
+
 
 HOLDERS: Final = ("evaluator", "recorder")
 """The roles that hold a model beside shards and learners."""
@@ -86,3 +207,156 @@ class Hold:
 
 def _digest(held: Update) -> str:
     return digest_of(held["values"], held["clock"], held["positions"])
+
+
+Form: TypeAlias = tuple[str, list[int]]
+"""The type of a leaf, by name, and its shape."""
+_PLAIN: Final = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_SMALL: Final = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+def form_of(leaf: np.ndarray[Any, Any]) -> Form:
+    """The form of a leaf."""
+    return leaf.dtype.name, list(leaf.shape)
+
+
+def flat(leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of a leaf."""
+    return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+
+
+def type_of(name: str) -> np.dtype[Any]:
+    """The type of that name; ValueError for one that is not numeric."""
+    if name not in _PLAIN + _SMALL:
+        raise ValueError(f"expected a type of numbers, found {name[:40]!r}")
+    return np.dtype(getattr(ml_dtypes, name) if name in _SMALL else name)
+
+
+def formed(data: np.ndarray[Any, np.dtype[np.uint8]], name: str, shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    """The leaf of a form with these bytes; ValueError if they do not fit."""
+    return data.view(type_of(name)).reshape(shape)
+
+
+def packed(leaf: np.ndarray[Any, Any]) -> list[Any]:
+    """A leaf as it travels: its form, and its bytes."""
+    return [*form_of(leaf), flat(leaf)]
+
+
+def unpacked(told: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """The packed leaf; ValueError if it is invalid."""
+    name, shape, data = told
+    return formed(np.asarray(data), name, shape)
+
+
+KEPT_WAIT: Final = 1_000_000_000
+"""Nanoseconds for which the first merge waits for a holder: holders check every 0.2 s, unless they are cut off."""
+
+
+class ShardContext(Protocol):
+    """The fields used of the context with which a host opens a body."""
+
+    @property
+    def member(self) -> Any:
+        """This shard."""
+
+    def now(self) -> int:
+        """The clock of the host, nanoseconds."""
+
+    def members(self) -> frozenset[Any]:
+        """The live members of every role."""
+
+
+class Memory:
+    """A shard life's knowledge of earlier ones."""
+
+    def __init__(self) -> None:
+        self._merged: set[int] = set()
+        self._heard: dict[Any, Held] = {}
+        self._recorded: set[int] = set()
+        self._has_recorder = False
+        self._told: set[int] = set()
+        self._kept_by: int | None = None
+        self._is_kept = False
+
+    def hear_recorder(self, control: Control) -> None:
+        """Add the recorder's knowledge."""
+        self._has_recorder = True
+        self._recorded.update(fragment for fragment, _, _ in control["published"])
+        self._merged |= self._recorded
+
+    def hear_holders(self, held: Mapping[Any, Held] | None) -> None:
+        """Add the versions that others hold, by (replica, key)."""
+        for (replica, _), item in (held or {}).items():
+            self._heard[replica] = item
+            self._merged.update(item["merged"])
+
+    def fresh(self, unborn: Iterable[int], context: ShardContext) -> list[int]:
+        """Those of the fragments without a version that may begin now."""
+        has_heard = self._has_recorder and self.has_heard_holders(context)
+        if context.member.incarnation > 1 and (self._merged or not has_heard):
+            return []
+        kept = {fragment for item in self._living(context) for fragment in item["fragments"]}
+        return [fragment for fragment in unborn if fragment not in self._merged | kept]
+
+    def is_kept(self, fragments: Iterable[int], context: ShardContext) -> bool:
+        """Whether these fragments may be merged: a live holder has reported all of them, now or before; or no holder is
+        live, or KEPT_WAIT has passed since the first call."""
+        if not self._is_kept:
+            now, wanted = context.now(), set(fragments)
+            self._kept_by = now + KEPT_WAIT if self._kept_by is None else self._kept_by
+            is_held = any(wanted <= set(item["fragments"]) for item in self._living(context))
+            self._is_kept = is_held or not _holders(context) or now >= self._kept_by
+        return self._is_kept
+
+    def news(self, context: ShardContext) -> list[tuple[str, Held]]:
+        """A later life's reports to the recorder (port `held`): merged fragments that the recorder does not know.
+
+        No report as long as the recorder is silent, and each only once.
+        """
+        unknown = self._merged - self._recorded
+        if context.member.incarnation == 1 or not self._has_recorder or unknown <= self._told:
+            return []
+        self._told |= unknown
+        return [("held", heard(context.member.replica.role, sorted(self._told)))]
+
+    def has_heard_holders(self, context: ShardContext) -> bool:
+        """Whether all live holders of the model have checked their versions for this life of the shard."""
+        own = [context.member.replica.slot, context.member.incarnation]
+        looked = {replica for replica, item in self._heard.items() if own in item["lives"]}
+        return _holders(context) <= looked
+
+    def _living(self, context: ShardContext) -> list[Held]:
+        """The reports of live holders."""
+        return [self._heard[holder] for holder in sorted(_holders(context)) if holder in self._heard]
+
+    def totals(self) -> list[list[int]]:
+        """The progress of the run in the versions held for this life of the shard, [slot, incarnation, tokens]."""
+        return [row for _, item in sorted(self._heard.items()) for row in item["totals"]]
+
+    def known(self, fragment: int) -> list[list[Any]]:
+        """The held versions of a fragment, as [epoch, count, digest of the values, lengths]."""
+        rows = [row[1:] for _, item in sorted(self._heard.items()) for row in item["given"] if row[0] == fragment]
+        return [row for index, row in enumerate(rows) if row not in rows[:index]]
+
+
+def heard(role: str, merged: list[int]) -> Held:
+    """The Held of a shard of that role that holds nothing, and knows these fragments as merged."""
+    return Held(
+        holder=role,
+        fragments=[],
+        merged=merged,
+        saved=[],
+        totals=[],
+        faults=[],
+        error=None,
+        store=None,
+        lives=[],
+        given=[],
+    )
+
+
+def _holders(context: ShardContext) -> set[Any]:
+    return {member.replica for member in context.members() if member.replica.role in HOLDERS}

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, final
 
-from isthmus.ops.exchange.lending import MOMENTS, Loan, Moments
+from isthmus.ops.exchange.messages import MOMENTS, Loan, Moments
 
 Life: TypeAlias = tuple[int, int]
 """(slot, incarnation)."""

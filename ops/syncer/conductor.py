@@ -30,15 +30,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, final
 
 from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.messages import Control, Held, Kind, Merging, Progress, Reached, Turn
-from isthmus.ops.exchange.token_totals import Totals
-from isthmus.ops.exchange.turns import boundary, last_merged
-from isthmus.ops.recovery.hearsay import Hearsay
-from isthmus.ops.recovery.memory import Memory
-from isthmus.ops.syncer.learners import Roster, learners_live
-from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE
-from isthmus.ops.syncer.placing import Placing
-from isthmus.ops.syncer.start import START_WAIT, Start
+from isthmus.ops.exchange.messages import Control, Held, Kind, Merging, Progress, Reached, Turn, boundary, last_merged
+from isthmus.ops.exchange.token_accounts import Totals
+from isthmus.ops.recovery.hold import Hearsay, Memory
+from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE, START_WAIT, Start
+from isthmus.ops.syncer.schedule import Placing, Roster, learners_live
 from isthmus.ops.syncer.terms import Conditions, everybody, last
 
 TICK_NS: Final = 200_000_000

@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import numpy as np
 
-from isthmus.ops.data.places import position_of
+from isthmus.ops.data.batches import position_of
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.kept_state import State, newest
-from isthmus.ops.exchange.messages import Call, Control, Opening, Progress, Reached, Vector, Vote
-from isthmus.ops.exchange.token_totals import Totals
-from isthmus.ops.syncer.learners import Roster
-from isthmus.ops.syncer.placing import Placing
-from isthmus.ops.syncer.start import START_WAIT
+from isthmus.ops.exchange.messages import Call, Control, Opening, Progress, Reached, Vector, Vote, WholeState, newest
+from isthmus.ops.exchange.token_accounts import Totals
+from isthmus.ops.syncer.pacer import START_WAIT
+from isthmus.ops.syncer.schedule import Placing, Roster
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -66,7 +64,7 @@ class Caller:
         self._roster, self._placing = Roster(), Placing()
         self._begins_by: int | None = None
         self._round = self._trained = self._rounds_before = 0
-        self._kept: State | None = None
+        self._kept: WholeState | None = None
         self._newcomers: list[list[int]] = []
         self._reached = Reached(fragment=0, clock=[], positions=[], states=[])
         self._totals = Totals()
@@ -82,7 +80,7 @@ class Caller:
         self,
         progress: Mapping[Any, Progress] | None = None,
         averaged: Averaged | None = None,
-        kept: Mapping[Any, State] | None = None,
+        kept: Mapping[Any, WholeState] | None = None,
         control: Mapping[Any, Control] | None = None,
     ) -> list[tuple[str, Any]]:
         """Process the inputs; returns the next round, if it is its turn, and the lives that can be placed."""

@@ -1,4 +1,9 @@
-"""The outer-step node: Nesterov on the merged outer gradient, and the publication of the result.
+"""The key-frames node: sends whole values to receivers that lack a code between their version and the incoming ones.
+
+Decides the receivers: one that reports missing codes (`Need`) is sent the newest version, once; one that lacks none, or
+holds a version newer than any here, is sent nothing. A need that arrives before there is a version is kept until then.
+
+The outer-step node: Nesterov on the merged outer gradient, and the publication of the result.
 
 Holds Theta and the momentum of this shard's fragments in float32. It publishes Theta bit for bit, in a new buffer each
 time; where updates are coded it publishes B (`publication`), which is the fragment for all other nodes: the codes go to
@@ -12,25 +17,118 @@ coded, Theta, and sends them to a shard that comes back (port `kept`). The momen
 the shard began with, or of an older one of the same epoch: it is linear in its past, so a momentum that is n outer
 steps late, or old, is added as mu^n of itself. Theta counts if it is of that version and arrives before a step;
 otherwise it begins at B.
+
+A shard's published values where updates may be coded: B beside Theta, and the codes from one B to the next.
+
+Decides B, once a version, for all receivers: q = Q(Theta_v - B_(v-1)), B_v = B_(v-1) + D(q). The coding error stays in
+Theta - B, and is in the next difference: no other feedback is needed. A version that results from no step (the first,
+and the one from which a shard that came back continues) is sent whole, and Theta is B then; so is a version that is to
+be published as float32, where the format follows the links.
+
+Mailboxes keep the newest item of a key, so each version of a fragment has a key for itself (`place`) until CHAIN
+versions later: a slow receiver gets the last CHAIN codes, each once, and no receiver gets a code twice. Whole versions
+of a fragment, where there may be many, share a key: a slow receiver needs only the newest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
+from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.kept_state import Wanted
-from isthmus.ops.exchange.messages import Final as FinalItem
-from isthmus.ops.exchange.messages import Format, Gradient, Kept, Merging, State, Update, Vector, Version
+from isthmus.ops.exchange.messages import FinalFragment as FinalItem
+from isthmus.ops.exchange.messages import (
+    Format,
+    Gradient,
+    Kept,
+    Merging,
+    Need,
+    ShardState,
+    Update,
+    Vector,
+    Version,
+    Wanted,
+    copied,
+)
 from isthmus.ops.exchange.schemas import KEPT, WANTED
-from isthmus.ops.syncer.bounds import KEPT_MAX
-from isthmus.ops.syncer.publication import CHAIN, Publication
+from isthmus.ops.syncer.merge import KEPT_MAX
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from isthmus.ops.kernels.coding import Coded
+
+
+class KeyFrames:
+    """States of fragments and needs in; whole values out, on the port of the receiver's role, for its `slot`.
+
+    `frame` is the key of a fragment's mailbox.
+    """
+
+    outputs = ("learner", "evaluator")
+    schemas: ClassVar = {"need": schemas.NEED}
+
+    def __init__(self) -> None:
+        self._newest: dict[int, Update] = {}
+        self._needs: dict[tuple[Any, int], Need] = {}
+
+    def __call__(
+        self, state: Mapping[Any, ShardState] | None = None, need: Mapping[Any, Need] | None = None
+    ) -> list[tuple[str, Any]] | None:
+        """The whole values to send now."""
+        for item in (state or {}).values():
+            self._newest[item["fragment"]] = copied(item)
+        for (replica, fragment), asked in (need or {}).items():
+            self._needs.pop((replica, fragment), None)
+            if asked["lacks"] and replica.role in self.outputs:
+                self._needs[replica, fragment] = asked
+        given: list[tuple[str, Any]] = []
+        for (replica, fragment), asked in list(self._needs.items()):
+            newest = self._newest.get(fragment)
+            if newest is not None and newest["version"] > asked["version"]:
+                del self._needs[replica, fragment]
+                # A text, because numbers are the keys of codes from the same shard.
+                given.append((replica.role, {**newest, "slot": replica.slot, "frame": str(fragment)}))
+        return given or None
+
+
+CHAIN: Final = 4
+"""Versions that a receiver may be behind before it needs a whole one: their codes are half as large as that."""
+
+
+class Publication:
+    """The published values of one fragment, and the codes of its newest version."""
+
+    def __init__(self, fragment: Fragment, version: Version, values: Vector, *, whole_place: int | None = None) -> None:
+        """Begin with a version; `whole_place` is the key of whole ones, if they have one of their own."""
+        self.values = values
+        self._fragment, self._whole_place = fragment, whole_place
+        self._version, self._base = version, version
+        self._coded: Coded | None = None
+
+    def step(self, theta: Vector, version: Version, code_format: Format) -> None:
+        """Publish the result of a step, in a format."""
+        from isthmus.ops.kernels import coding
+
+        if code_format == "float32":
+            self._coded, self.values = None, theta
+        else:
+            self._coded, self.values = coding.advance(theta, self.values, self._fragment, code_format)
+        self._base, self._version = self._version, version
+
+    def item(self, whole: Update) -> Update:
+        """The message to receivers of the version in `whole`: the codes, where there are some."""
+        from isthmus.ops.kernels import coding
+
+        told: Any = {**whole, "place": whole["fragment"] * CHAIN + whole["version"][1] % CHAIN}
+        if self._coded is not None:
+            told |= {**coding.told("values", self._coded), "base": self._base}
+        elif self._whole_place is not None:
+            told["place"] = self._whole_place
+        return told  # type: ignore[no-any-return]
 
 
 class OuterStep:
@@ -101,7 +199,7 @@ class OuterStep:
             update = self._update(gradient, [life for life in gradient["lives"] if life[0] in slots])
             published = self._publications.get(p)
             emitted["update"] = update if published is None else published.item(update)
-            emitted["state"] = State(**update, tensors=self._tensors(p), lengths=gradient["lengths"])
+            emitted["state"] = ShardState(**update, tensors=self._tensors(p), lengths=gradient["lengths"])
             if self._wanted[p : p + 1] == [update["version"][1]]:
                 emitted["cut"] = emitted["state"]
             if gradient["kind"] == "final":

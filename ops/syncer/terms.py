@@ -1,4 +1,18 @@
-"""The terms on which a round opens: its number of votes, its grace, its required learners; and the present H and tau.
+"""The wait of a round for more votes than it needs: typical delays, slack, grace, and fairness to slow learners.
+
+Decides the length of the grace window, and which learner a round must wait for, and how long. Does not decide when a
+round opens (`schedule`), nor does it wait: the quorum of the merge node does.
+
+Theory of operation (arXiv 2604.21428, adaptive grace window). An update that is adopted tau steps after its round
+opened costs nothing, so a round may wait for the rest of tau steps of the slowest learner, shortened for safety:
+
+    slack = tau xi_step - (xi_quorum + xi_sync)        grace = max(0, gamma slack)
+
+xi_quorum (opening to quorum) includes the transfer of the pull, the wait for a boundary and the transfer of the answer.
+xi_sync is the time after the close: merge, outer step, and the transfer of the update to the learners. A shard cannot
+measure the last part; it is derived from the learners' own delay between answer and adoption (`Delays.transfer`).
+
+The terms on which a round opens: its number of votes, its grace, its required learners; and the present H and tau.
 
 Decides them from the durations of earlier rounds. Does not decide when a round opens or with whom (`pacer`). At the
 start of a run a round waits for all its members, until each learner has reported a step time; from then on `grace` has
@@ -7,13 +21,212 @@ the rules, and the durations of rounds change H and tau (`schedule.Adaptation`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Final, NamedTuple
 
 from isthmus.ops.exchange.messages import Merging
-from isthmus.ops.syncer.grace import Delays, Fairness, grace, slack, slowest_step
-from isthmus.ops.syncer.learners import Learner
-from isthmus.ops.syncer.schedule import Adaptation
+from isthmus.ops.syncer.schedule import Adaptation, Learner
+
+OBSERVATIONS: Final = 15
+"""The number of observations of which a typical delay is the median: about two sweeps of 8 fragments."""
+WEIGHT: Final = 1 / 8
+"""The weight of the newest observation in a moving average: that of TCP's round-trip estimate (RFC 6298), as are the
+next two."""
+DEVIATION_WEIGHT: Final = 1 / 4
+DEVIATIONS: Final = 4
+"""A deadline is the mean and this many deviations."""
+OUTLIER: Final = 2
+"""A learner slower than this many median step times does not set the pace for all: fairness takes care of it."""
+ROUNDS_LEFT_OUT: Final = 4
+"""A live learner left out of this many rounds in a row of a fragment is waited for in the next."""
+MISSES_MAX: Final = 6
+"""Missed deadlines after which the rounds between two of them (4 << 6 = 256 of a fragment) grow no more."""
+DEADLINE_SLACKS: Final = 4
+"""A deadline without observations: this many times tau steps of the slowest learner."""
+
+
+class Typical:
+    """The median of the last OBSERVATIONS; 0 before the first.
+
+    Not a moving average: one round of the start, when everything is cold, or one in which a process did not get a core,
+    takes 50 times as long as the others, and would distort H and tau for dozens of rounds.
+    """
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._last: deque[float] = deque(maxlen=OBSERVATIONS)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is an observation."""
+        return bool(self._last)
+
+    def observe(self, value: float) -> None:
+        """Add one observation."""
+        self._last.append(value)
+        self.value = median(self._last)
+
+
+@dataclass(slots=True)
+class Spread:
+    """Moving averages of a time and of its absolute deviation, as in RFC 6298."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, first: float) -> Spread:
+        """The estimate after one observation."""
+        return cls(first, first / 2)
+
+    def observe(self, value: float) -> None:
+        """Add one observation."""
+        self.deviation += (abs(value - self.mean) - self.deviation) * DEVIATION_WEIGHT
+        self.mean += (value - self.mean) * WEIGHT
+
+    def deadline(self) -> float:
+        """The latest time at which the next observation is expected."""
+        return self.mean + DEVIATIONS * self.deviation
+
+
+def slowest_step(step_times: Iterable[int]) -> int:
+    """xi_step: the largest of the known (> 0) step times that is within twice their median; 0 if none is known."""
+    known = [time for time in step_times if time > 0]
+    return max((time for time in known if time <= OUTLIER * median(known)), default=0)
+
+
+def slack(overlap: int, step: float, quorum: float, sync: float) -> float:
+    """The rest of tau steps of the slowest learner: tau xi_step - (xi_quorum + xi_sync), all in nanoseconds."""
+    return overlap * step - (quorum + sync)
+
+
+def grace(gamma: float, slack: float) -> int:
+    """The grace window in nanoseconds: gamma slack, never negative, rounded down."""
+    return max(0, int(gamma * slack))
+
+
+class Delays:
+    """The typical durations of a round's parts, in nanoseconds.
+
+    quorum: opening to quorum, except where the quorum was all members because the run had just begun.
+    waited: quorum to close, that is the grace.
+    publishing: close to publication.
+    answered: a learner's answer to its adoption of the resulting update, the median over learners.
+    """
+
+    def __init__(self) -> None:
+        self.quorum = Typical()
+        self.waited = Typical()
+        self.publishing = Typical()
+        self.answered = Typical()
+
+    def observe(self, opened_at: int, quorum_at: int, closed_at: int, published_at: int, *, is_usual: bool) -> None:
+        """Add the times of one round. One that is not usual waited for all members: its quorum does not count."""
+        if is_usual:
+            self.quorum.observe(quorum_at - opened_at)
+        self.waited.observe(closed_at - quorum_at)
+        self.publishing.observe(max(0, published_at - closed_at))
+
+    def observe_answered(self, learners: Iterable[tuple[int, int]]) -> None:
+        """Add the (delay in steps, step time in ns) of the learners, where both are known (> 0).
+
+        An update that came at any moment of a step is adopted at its end: half a step of each delay is that rounding.
+        """
+        known = [(steps - 0.5) * time for steps, time in learners if steps > 0 and time > 0]
+        if known:
+            self.answered.observe(median(known))
+
+    @property
+    def transfer(self) -> float:
+        """The transfer times of an answer to the shard and of an update back, together.
+
+        It is the delay from answer to adoption, less publication and the wait for the close. The votes arrive between
+        quorum and close, so the median learner's waits for half of that. With a quorum of several the first of them
+        wait for the last, which counts as transfer here: the grace is then on the short side.
+        """
+        if not self.answered.is_known:
+            return 0.0
+        return max(0.0, self.answered.value - self.publishing.value - self.waited.value / 2)
+
+    @property
+    def sync(self) -> float:
+        """xi_sync: close to publication, and the transfer of the update.
+
+        Both transfers carry the same fragment, so the update's is half of them; the answer's is in xi_quorum already.
+        """
+        return self.publishing.value + self.transfer / 2
+
+    @property
+    def round_trip(self) -> float:
+        """The duration of a round without deliberate waits; the grace is not in it, because tau bounds that.
+
+        From opening to adoption or, where that is longer, the learners' delay from answer to adoption.
+        """
+        return max(self.quorum.value + self.sync, self.answered.value - self.waited.value / 2)
+
+
+@dataclass(slots=True)
+class Fairness:
+    """The slots that a round must wait for, and the deadline.
+
+    A required learner that misses its deadline is required again after twice as many rounds, until it answers, so that
+    one that is live but stuck soon costs nothing; and the miss is booked as an answer after twice the wait, so that the
+    next deadline of one that is only slow is long enough.
+    """
+
+    _left_out: dict[tuple[int, int], int] = field(default_factory=dict)  # (Fragment, slot) -> rounds in a row.
+    _misses: dict[int, int] = field(default_factory=dict)  # Slot -> deadlines missed since its last answer.
+    _answers: dict[int, Spread] = field(default_factory=dict)  # Slot -> opening to close of rounds that it voted in.
+
+    def observe(
+        self, fragment: int, answered: Sequence[int], left_out: Sequence[int], required: Sequence[int], took: int
+    ) -> None:
+        """Add the slots that answered a round and those left out; it `took` so many ns from opening to close."""
+        for slot in answered:
+            self._left_out.pop((fragment, slot), None)
+            self._misses.pop(slot, None)
+            self._learn(slot, took)
+        for slot in left_out:
+            if slot in required:
+                self._left_out.pop((fragment, slot), None)
+                self._misses[slot] = min(self._misses.get(slot, 0) + 1, MISSES_MAX)
+                self._learn(slot, 2 * took)
+            else:
+                self._left_out[fragment, slot] = self._left_out.get((fragment, slot), 0) + 1
+
+    def _learn(self, slot: int, took: int) -> None:
+        if slot in self._answers:
+            self._answers[slot].observe(took)
+        else:
+            self._answers[slot] = Spread.of(took)
+
+    def forget(self, slot: int) -> None:
+        """Drop the observations of a slot's earlier life."""
+        self._answers.pop(slot, None)
+        self._misses.pop(slot, None)
+        self._left_out = {key: count for key, count in self._left_out.items() if key[1] != slot}
+
+    def required(self, fragment: int, slots: Iterable[int]) -> list[int]:
+        """Those of `slots` that the next round of a fragment waits for."""
+        return [slot for slot in slots if self._left_out.get((fragment, slot), 0) >= self._patience(slot)]
+
+    def _patience(self, slot: int) -> int:
+        return ROUNDS_LEFT_OUT << self._misses.get(slot, 0)
+
+    def deadline(self, slots: Sequence[int], step: int, overlap: int, interval: int) -> int | None:
+        """The time for which a round waits, from its opening, for the required `slots`, in ns; None if there are none.
+
+        The latest of their own: learned, or else 4 tau xi_step; never more than an interval of xi_step = `step` ns, at
+        which the next round of the fragment is due.
+        """
+        if not slots:
+            return None
+        unknown = DEADLINE_SLACKS * max(1, overlap) * step
+        own = [self._answers[slot].deadline() if slot in self._answers else unknown for slot in slots]
+        return min(int(max(own)), interval * step)
 
 
 class Conditions(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from isthmus.ops.island.device_call import DeviceCall
+from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.island.recipe import is_key
 from isthmus.programs.ahead.collectives import read_collectives
 from isthmus.programs.ahead.figures import Compiled, Counted, Memory, Refused

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from isthmus.ops.island.device_call import DeviceCall
+from isthmus.ops.island.life import DeviceCall
 from isthmus.programs.ahead.figures import Counted, Fit
 from isthmus.programs.ahead.largest_batch import largest
 from isthmus.runtime.errors import ConfigError

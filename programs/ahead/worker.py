@@ -24,9 +24,9 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from isthmus.ops.data.batches import of_slot
-from isthmus.ops.island.device_call import DeviceCall
-from isthmus.ops.mesh.sharding import ShardingError
-from isthmus.ops.mesh.state_layout import lying
+from isthmus.ops.gang.mesh_layout import lying
+from isthmus.ops.gang.mesh_sharding import ShardingError
+from isthmus.ops.island.life import DeviceCall
 from isthmus.programs.ahead.counting import counted
 from isthmus.programs.ahead.figures import Answer, Counted
 from isthmus.programs.ahead.fitting import fitted, resized
@@ -126,7 +126,7 @@ def calls(told: Spec, slot: int, devices: tuple[Any, ...]) -> Iterator[DeviceCal
     bodies = [node for node in plan.nodes if hasattr(node.body, "calls_on")]
     if not bodies:
         expected = "a node of role 'learner' whose body says what it calls: calls_on(devices, seed, slot)"
-        do = "Use a body of isthmus.ops.learner, or write this method (isthmus.ops.island.device_call)."
+        do = "Use a body of isthmus.ops.learner, or write this method (isthmus.ops.island.life)."
         raise ConfigError(f"Compiling {told.job.program!r}", expected, "none", do)
     for node in bodies:
         given = {name: _resolved(value) for name, value in node.keywords.items()}

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import jax
 
-from isthmus.ops.exchange.parameter_trees import named_leaves
-from isthmus.ops.exchange.path_patterns import idle_rules
+from isthmus.ops.exchange.parameter_trees import idle_rules, named_leaves
 from isthmus.ops.island.recipe import LOCAL, Leaf, abstract_key
 from isthmus.programs.checks.calls import call
 from isthmus.programs.task import Task

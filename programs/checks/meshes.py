@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from isthmus.ops.data.streams import first_batch
+from isthmus.ops.data.batches import first_batch
 from isthmus.ops.exchange.parameter_trees import named_leaves
-from isthmus.ops.mesh.sharding import MeshShape, ShardingError
+from isthmus.ops.gang.mesh_sharding import MeshShape, ShardingError
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import Fault
 

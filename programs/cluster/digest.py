@@ -11,7 +11,7 @@ from typing import Final
 
 import xxhash
 
-from isthmus.ops.data.files import DataError, find
+from isthmus.ops.data.corpus import DataError, find
 from isthmus.programs.request import reference
 from isthmus.programs.request.request import SHIPPED_TASK
 from isthmus.runtime.errors import ConfigError

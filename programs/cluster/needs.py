@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, final
 
-from isthmus.ops.adaptive.wanted import Wanted
+from isthmus.ops.exchange.adaptive import Wanted
 from isthmus.ops.exchange.schemas import BITS
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from isthmus.ops.adaptive.wanted import AUTO, first_interval
 from isthmus.ops.data.batches import of_slot
+from isthmus.ops.exchange.adaptive import AUTO, first_interval
 from isthmus.ops.exchange.schemas import BITS
 from isthmus.programs.cluster.needs import (
     Compiled,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from isthmus.ops.syncer.bounds import NOT_FINITE
+from isthmus.ops.syncer.merge import NOT_FINITE
 from isthmus.programs.request.program import DEFAULT
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import LEARNER, Member, Replica

@@ -13,7 +13,7 @@ import numpy as np
 
 from isthmus.ops.exchange.schemas import CODE_BLOCK
 from isthmus.ops.recovery.hold import HOLDERS
-from isthmus.ops.syncer.key_frames import KeyFrames
+from isthmus.ops.syncer.outer_step import KeyFrames
 from isthmus.programs.recorder.roles import PERIOD
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.host.own_process import Row
@@ -67,7 +67,7 @@ class BytesChecker(Checker):
 
     This holds for published updates and, where these are coded, for the decoded values that learners, holders of the
     model and shards send whole. Where at least half of the learners that gave a version to a shard that came back forge
-    answers, the shard may believe them (`ops.recovery.belief`).
+    answers, the shard may believe them (`ops.recovery.hold`).
     """
 
     def __init__(self) -> None:

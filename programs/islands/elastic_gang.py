@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, final
 import msgspec
 
 from isthmus.ops.elastic import copies
-from isthmus.ops.elastic.told import Place
+from isthmus.ops.elastic.copies import Place
 from isthmus.programs.islands.gang import TOKEN_BYTES
 from isthmus.programs.islands.nursery import Nursery, Work
 from isthmus.runtime.ids import Member, follower, gang_number, leader

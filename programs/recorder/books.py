@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final, cast
 
 from isthmus.ops.exchange.messages import Merging, Report
-from isthmus.ops.exchange.token_totals import Totals
+from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.ops.island.evaluate import Evaluated
 from isthmus.programs.adapted.known import FIELDS as CHANGE_FIELDS
 from isthmus.programs.adapted.known import Changes

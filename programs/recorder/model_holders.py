@@ -3,7 +3,7 @@
 A fragment is held by the hosts that report so (`ops.recovery.hold`), by the learners whose last report has a version of
 it, and by the life of its shard that published it last; each only while that life is live. A model is lost if a
 fragment of it was merged, by the books, by its holders, or by a shard that heard of them, and some fragment has no
-holder any more: no shard begins it anew (`ops.recovery.memory`). In a program in which no host reports what it holds
+holder any more: no shard begins it anew (`ops.recovery.hold`). In a program in which no host reports what it holds
 nothing is lost. Nor is a fragment whose shard is not live: a recorder that comes back before its home has found the
 other hosts again is alone in its roster, and knows nothing of them.
 """

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.ops.exchange.messages import Control, Merging, Report
-from isthmus.ops.exchange.messages import Final as FinalItem
+from isthmus.ops.exchange.messages import FinalFragment as FinalItem
 from isthmus.programs.adapted.known import FIELDS as CHANGE_FIELDS
 from isthmus.programs.adapted.known import in_order
 from isthmus.programs.recorder import memory as recorder_memory

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isthmus.ops.data.streams import first_batch
+from isthmus.ops.data.batches import first_batch
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.recipe import LOCAL, Now, abstract_key, with_scalars
 from isthmus.programs.task import Task

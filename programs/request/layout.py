@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isthmus.ops.data.batches import At
-from isthmus.ops.data.files import DataError
-from isthmus.ops.data.streams import first_batch, opened, taken
+from isthmus.ops.data.batches import At, first_batch, opened, taken
+from isthmus.ops.data.corpus import DataError
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.programs.checks.calls import call
 from isthmus.programs.checks.functions import check_load, check_loss, check_step

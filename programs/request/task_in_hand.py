@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from isthmus.ops.data.batches import At
-from isthmus.ops.data.streams import first_batch
+from isthmus.ops.data.batches import At, first_batch
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.recipe import Now, abstract_key
 from isthmus.programs.request import reference

@@ -13,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, final
 
-from isthmus.ops.exchange.kept_state import Own, Wanted
-from isthmus.ops.exchange.messages import State
-from isthmus.ops.exchange.turns import after
+from isthmus.ops.exchange.messages import Own, ShardState, Wanted, after
 
 AHEAD: Final = 2
 AHEAD_MAX: Final = 64
@@ -35,7 +33,7 @@ class Cuts:
         self._ahead = AHEAD
         self._wanted: Wanted | None = None
         self._passed_at: int | None = None
-        self._states: dict[int, State] = {}
+        self._states: dict[int, ShardState] = {}
         self._own: dict[Life, Own] = {}
 
     @property
@@ -51,7 +49,7 @@ class Cuts:
         self._own.clear()
         return self._wanted
 
-    def hear(self, states: Collection[State], own: Collection[Own]) -> None:
+    def hear(self, states: Collection[ShardState], own: Collection[Own]) -> None:
         """Take parts of a cut."""
         if self._wanted is None:
             return
@@ -64,7 +62,7 @@ class Cuts:
             if [count for _, count, _, _ in item["standings"]] == counts:
                 self._own[item["slot"], item["incarnation"]] = item
 
-    def whole(self, living: Collection[Life]) -> tuple[Mapping[int, State], Mapping[int, Own]] | None:
+    def whole(self, living: Collection[Life]) -> tuple[Mapping[int, ShardState], Mapping[int, Own]] | None:
         """The cut, by fragment and by slot, once it has all of these lives; then it is over."""
         if self._wanted is None or not living or len(self._states) < len(self._wanted["counts"]):
             return None

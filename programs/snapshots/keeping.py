@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from isthmus.ops.exchange.kept_state import State as WholeState
-from isthmus.ops.exchange.messages import State
+from isthmus.ops.exchange.messages import ShardState, WholeState
 from isthmus.programs.snapshots.snapshots import FOLDER, Found, Snapshots
 from isthmus.programs.snapshots.store import words
 from isthmus.programs.snapshots.storing import Storing
@@ -58,7 +57,7 @@ class Keeping:
         """Whether a snapshot is due."""
         return self._has_recalled and (self._taken_at is None or now - self._taken_at >= self._every)
 
-    def take(self, held: Mapping[int, State], states: Mapping[int, WholeState], now: int) -> None:
+    def take(self, held: Mapping[int, ShardState], states: Mapping[int, WholeState], now: int) -> None:
         """Take a snapshot of these items, if the last one has been read."""
         if not self._has_recalled:
             return

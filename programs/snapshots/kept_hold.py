@@ -2,9 +2,8 @@
 
 Decides the contents of a snapshot (`keeping` its time): a version of every fragment. A hold that opens begins with the
 contents of the last snapshot: for shards and learners it is a holder like any other, whose versions may be older than
-those of live hosts. It receives whole states of shards (`State`), and sends a shard in a new life the part of them that
-no learner has.
-"""
+those of live hosts. It receives whole states of shards (`ShardState`), and sends a shard in a new life the part of them
+that no learner has."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from isthmus.ops.exchange.messages import Kept, State, Update
+from isthmus.ops.exchange.messages import Kept, ShardState, Update
 from isthmus.ops.exchange.schemas import STATE
-from isthmus.ops.exchange.token_totals import Totals
+from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.ops.recovery.hold import Hold
 from isthmus.programs.snapshots.keeping import Keeping
 from isthmus.programs.snapshots.snapshots import Found
@@ -76,11 +75,11 @@ class KeptHold(Hold):
     def _take(self, now: int) -> None:
         """Take a snapshot, if there is a version of every fragment."""
         if len(self._held) == len(self._sizes):
-            self._keeping.take(cast(dict[int, State], self._held), {}, now)
+            self._keeping.take(cast(dict[int, ShardState], self._held), {}, now)
 
     def _gifts(self, held: Update) -> list[tuple[str, Any]]:
         """A copy for learners; for the shard also its own tensors."""
-        state = cast(State, held)
+        state = cast(ShardState, held)
         self._recalled.hear(state["totals"])
         kept = Kept(fragment=state["fragment"], version=state["version"], tensors=state["tensors"])
         return [*super()._gifts(held), *([("kept", kept)] if kept["tensors"] else [])]

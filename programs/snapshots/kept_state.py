@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from isthmus.ops.exchange.kept_state import BEGINNING, State, newest
-from isthmus.ops.exchange.messages import Held
+from isthmus.ops.exchange.messages import BEGINNING, Held, WholeState, newest
 from isthmus.programs.snapshots.keeping import Keeping
 from isthmus.programs.snapshots.urls import Place
 
@@ -24,8 +23,8 @@ class KeptState:
 
     def __init__(self, folder: Path, seconds: float, place: Place | None) -> None:
         self._where = folder, seconds, place
-        self._newest: State | None = None
-        self._given: State | None = None
+        self._newest: WholeState | None = None
+        self._given: WholeState | None = None
         self._told: Held | None = None
         self._recalled: list[list[int]] = []
         """The progress of the run by the snapshot that it began with."""
@@ -36,7 +35,7 @@ class KeptState:
         self._keeping = Keeping(*self._where, (), context)
         self._recall()
 
-    def __call__(self, state: Mapping[Any, State] | None = None) -> list[tuple[str, Any]] | None:
+    def __call__(self, state: Mapping[Any, WholeState] | None = None) -> list[tuple[str, Any]] | None:
         """Emit the newest state if it is new."""
         self._recall()
         now = self._context.now()

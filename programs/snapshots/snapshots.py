@@ -27,8 +27,7 @@ import xxhash
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from isthmus.ops.exchange.kept_state import State as WholeState
-from isthmus.ops.exchange.messages import Kind, State, Vector
+from isthmus.ops.exchange.messages import Kind, ShardState, Vector, WholeState
 from isthmus.programs.snapshots import whole_states
 from isthmus.programs.snapshots.whole_states import StateEntry
 from isthmus.runtime.system.disk import Disk
@@ -43,7 +42,7 @@ _NONE: Final[Mapping[int, WholeState]] = {}
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One fragment of a snapshot: the fields of its `State`, and the `file` that has its `values` and `tensors` by
+    """One fragment of a snapshot: the fields of its `ShardState`, and the `file` that has its `values` and `tensors` by
     name, float32: how many `bytes` it has, and their `digest` (xxh3-128, hexadecimal)."""
 
     fragment: int
@@ -87,7 +86,7 @@ class Found(NamedTuple):
     """
 
     manifest: Manifest | None
-    held: dict[int, State]
+    held: dict[int, ShardState]
     faults: list[str]
     states: dict[int, WholeState]
 
@@ -158,7 +157,7 @@ class Snapshots:
         kept = [manifest for manifest in (self._newest, self._before, self._pinned) if manifest is not None]
         return sorted([entry.fragment, *entry.version] for manifest in kept for entry in manifest.fragments)
 
-    def write(self, held: Mapping[int, State], states: Mapping[int, WholeState] = _NONE) -> Manifest:
+    def write(self, held: Mapping[int, ShardState], states: Mapping[int, WholeState] = _NONE) -> Manifest:
         """Take a snapshot of these items, one of each fragment, and of whole states; returns the newest if none is new.
 
         OSError also for a life that was replaced without knowing it: its items are older.
@@ -190,7 +189,7 @@ class Snapshots:
             return False
         return found.writer > self._life
 
-    def _write_values(self, item: State) -> Entry:
+    def _write_values(self, item: ShardState) -> Entry:
         p, (epoch, count) = item["fragment"], item["version"]
         name, data = f"fragment-{p}-{epoch}-{count}.safetensors", encoded({**item["tensors"], VALUES: item["values"]})
         write_bytes(self._folder / name, data, self._disk)
@@ -229,7 +228,7 @@ class Snapshots:
                 self._old.discard(name)
         self._old |= kept
 
-    def _read(self, name: str) -> tuple[Manifest, dict[int, State], dict[int, WholeState]]:
+    def _read(self, name: str) -> tuple[Manifest, dict[int, ShardState], dict[int, WholeState]]:
         manifest = self._manifest(name)
         return manifest, dict(self._items(manifest)), dict(self._states(manifest))
 
@@ -244,7 +243,7 @@ class Snapshots:
             raise ValueError(f"expected {count} fragments, found {len(manifest.fragments)}")
         return manifest
 
-    def _items(self, manifest: Manifest) -> Iterator[tuple[int, State]]:
+    def _items(self, manifest: Manifest) -> Iterator[tuple[int, ShardState]]:
         for entry in manifest.fragments:
             size = None if self._sizes is None else self._sizes[entry.fragment]
             yield entry.fragment, _item(entry, self._data(entry), size)
@@ -264,7 +263,7 @@ class Snapshots:
         return data
 
 
-def _item(entry: Entry, data: bytes, size: int | None) -> State:
+def _item(entry: Entry, data: bytes, size: int | None) -> ShardState:
     try:
         tensors: dict[str, Vector] = dict(sorted(load(data).items()))  # safetensors gives them in any order.
     except SafetensorError as error:
@@ -276,7 +275,7 @@ def _item(entry: Entry, data: bytes, size: int | None) -> State:
         if found.dtype != np.float32 or found.shape != (size,):
             expected = f"{size} values of float32"
             raise ValueError(f"{entry.file}, {name}: expected {expected}, found {found.dtype}{found.shape}")
-    return State(
+    return ShardState(
         fragment=entry.fragment,
         version=list(entry.version),
         kind=entry.kind,

@@ -11,12 +11,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, cast
 
-from isthmus.ops.exchange.kept_state import Own, Restored
-from isthmus.ops.exchange.kept_state import State as WholeState
-from isthmus.ops.exchange.messages import State, Update
+from isthmus.ops.exchange.messages import Own, Restored, ShardState, Update, WholeState, last_merged
 from isthmus.ops.exchange.schemas import KEPT_OWN, STATE
-from isthmus.ops.exchange.turns import last_merged
-from isthmus.ops.recovery.leaves import packed, unpacked
+from isthmus.ops.recovery.hold import packed, unpacked
 from isthmus.programs.snapshots.cuts import Cuts, Life
 from isthmus.programs.snapshots.kept_hold import KeptHold
 from isthmus.programs.snapshots.snapshots import Found
@@ -40,11 +37,11 @@ class WholeHold(KeptHold):
     def __call__(
         self,
         update: Mapping[Any, Update] | None = None,
-        cut: Mapping[Any, State] | None = None,
+        cut: Mapping[Any, ShardState] | None = None,
         own: Mapping[Any, Own] | None = None,
     ) -> list[tuple[str, Any]] | None:
         """Act as a `KeptHold`; also request the next cut, and send learners that begin their kept parts."""
-        self._cuts.hear([*(cut or {}).values(), *(cast(State, item) for item in (update or {}).values())], ())
+        self._cuts.hear([*(cut or {}).values(), *(cast(ShardState, item) for item in (update or {}).values())], ())
         self._cuts.hear((), (own or {}).values())
         emitted = super().__call__(update) or []
         return [*emitted, *self._wishes(), *self._gifts_to_learners()] or None
@@ -80,7 +77,7 @@ class WholeHold(KeptHold):
         self._has_wished = True
         positions = {p: held["positions"] for p, held in self._held.items()}
         wanted = self._cuts.want(self._counts, last_merged(positions, len(self._sizes)))
-        self._cuts.hear([cast(State, held) for held in self._held.values()], ())
+        self._cuts.hear([cast(ShardState, held) for held in self._held.values()], ())
         return [("wanted", wanted)]
 
     @property

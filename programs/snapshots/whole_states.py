@@ -12,12 +12,12 @@ import xxhash
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from isthmus.ops.exchange.kept_state import State
-from isthmus.ops.recovery.leaves import flat, form_of, formed
+from isthmus.ops.exchange.messages import WholeState
+from isthmus.ops.recovery.hold import flat, form_of, formed
 
 
 class StateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One state: the fields of its `State`, with the tensors in `file`.
+    """One state: the fields of its `WholeState`, with the tensors in `file`.
 
     `leaves` has (type, shape) of each, `streams` (slot, position) of those whose states are in the file; `bytes` and
     `digest` (xxh3-128, hexadecimal) are the file's; `standings` are of a learner that gives a part of a cut.
@@ -36,12 +36,12 @@ class StateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     standings: list[tuple[int, int, int | None, list[list[int]]]] = []
 
 
-def is_of(entry: StateEntry, state: State) -> bool:
+def is_of(entry: StateEntry, state: WholeState) -> bool:
     """Whether an entry of this life is of a state that it was given: one has more tokens than the one before."""
     return (entry.tokens, entry.steps) == (state["tokens"], state["steps"])
 
 
-def encoded(index: int, state: State, life: int) -> tuple[StateEntry, bytes]:
+def encoded(index: int, state: WholeState, life: int) -> tuple[StateEntry, bytes]:
     """The entry of a state, and its file; `life` is the recorder's."""
     leaves = [np.asarray(leaf) for leaf in state["leaves"]]
     tensors = {f"leaf-{i}": flat(leaf) for i, leaf in enumerate(leaves)}
@@ -63,7 +63,7 @@ def encoded(index: int, state: State, life: int) -> tuple[StateEntry, bytes]:
     return entry, data
 
 
-def decoded(entry: StateEntry, data: bytes) -> State:
+def decoded(entry: StateEntry, data: bytes) -> WholeState:
     """The state of an entry, from its file; ValueError if the file is not valid."""
     try:
         tensors = load(data)
@@ -71,7 +71,7 @@ def decoded(entry: StateEntry, data: bytes) -> State:
         streams = [[slot, position, tensors[f"stream-{slot}"]] for slot, position in entry.streams]
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{entry.file} is no file of a state: {error}") from None
-    return State(
+    return WholeState(
         tokens=entry.tokens,
         steps=entry.steps,
         totals=[list(row) for row in entry.totals],

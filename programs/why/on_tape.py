@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from isthmus.ops.syncer.grace import OBSERVATIONS
+from isthmus.ops.syncer.terms import OBSERVATIONS
 from isthmus.runtime.cores.scheduler_events import (
     DropItem,
     FiringEnded,

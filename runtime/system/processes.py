@@ -71,7 +71,7 @@ def end_after(work: Callable[[], int]) -> NoReturn:
 
 
 NICENESS: Final = 5
-"""As that of threads that compute (`ops.island.core_turns`): a third of the weight."""
+"""As that of threads that compute (`ops.island.life`): a third of the weight."""
 _GROUP: Final = Path("/proc/self/autogroup")
 
 

@@ -29,7 +29,7 @@ from isthmus.ops.exchange.schemas import CODE_BLOCK
 from isthmus.ops.kernels import averaging, coding
 from isthmus.ops.kernels.stripes import kernel, stripes
 from isthmus.ops.kernels.sweeps import FLOAT32, decoded
-from isthmus.ops.learner.outer_gradient import norms
+from isthmus.ops.learner.fragment_send import norms
 from tests.bench.bench_merge import measure
 from tests.bench.reading import read
 

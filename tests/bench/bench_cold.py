@@ -32,7 +32,7 @@ def operations() -> dict[str, Callable[[], Any]]:
     import xxhash
 
     from isthmus.ops.exchange.fragments import Fragment, Unit
-    from isthmus.ops.learner.outer_gradient import norms, outer_gradient
+    from isthmus.ops.learner.fragment_send import norms, outer_gradient
     from isthmus.runtime.channels.contract import Parcel
     from isthmus.runtime.clock import Instant
     from isthmus.runtime.items.encoding import encode

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.ops.learner.inheritance import Inheritance
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.learner.recovery import Inheritance
 from isthmus.ops.recovery.lend import Lend
 from isthmus.programs import language_model
 from isthmus.programs.simulation.pytest_plugin import Worlds

@@ -63,8 +63,8 @@ from gap import (
     partition,
 )
 
+from isthmus.ops import transformer
 from isthmus.ops.exchange.parameter_trees import named_leaves
-from isthmus.ops.language_model import transformer
 from isthmus.runtime.errors import ConfigError
 
 PUBLISHED: Final = {"M=1": -0.1, "M=2": 0.7, "M=4": 2.0}
@@ -403,8 +403,7 @@ def read(folder: Path | None, size: Size) -> tuple[Any, Any, Any]:
     """
     try:
         from isthmus.ops.data.batches import At, Windows
-        from isthmus.ops.data.corpus import load
-        from isthmus.ops.data.files import READING, DataError, find
+        from isthmus.ops.data.corpus import READING, DataError, find, load
     except ModuleNotFoundError as error:
         do = f"Run: pip install {error.name}"
         raise ConfigError("Reading the training data", f"the package {error.name}", "none", do) from error

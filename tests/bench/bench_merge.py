@@ -27,7 +27,7 @@ from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels import averaging, nesterov
 from isthmus.ops.kernels.buffers import Float32, empty
 from isthmus.ops.kernels.stripes import stripes
-from isthmus.ops.learner.outer_gradient import norms
+from isthmus.ops.learner.fragment_send import norms
 from tests.bench.reading import read
 
 BAR = 0.4

@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isthmus.ops.language_model import transformer
+from isthmus.ops import transformer
 
 EVALUATION_BATCH, EVALUATIONS = 8, 32
 EMBEDDING_LIKE = ("embedding", "head")

@@ -370,8 +370,7 @@ def _answered(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text_fault(data: str | None) -> tuple[str, str, str, str] | None:
     """What is wrong with the text, as doing, expected, found, do."""
-    from isthmus.ops.data.corpus import load
-    from isthmus.ops.data.files import READING, DataError, find
+    from isthmus.ops.data.corpus import READING, DataError, find, load
 
     try:
         sources = find(() if data is None else (data,))

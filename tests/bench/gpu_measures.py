@@ -88,7 +88,7 @@ def exchange(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from isthmus.ops.island.jax_learner import Learner
     from isthmus.ops.island.life import Life
     from isthmus.ops.kernels import coding
-    from isthmus.ops.learner.outer_gradient import outer_gradient
+    from isthmus.ops.learner.fragment_send import outer_gradient
     from isthmus.programs.language_model import task
     from isthmus.programs.request.environment import prepare_environment
     from isthmus.programs.request.layout import layout

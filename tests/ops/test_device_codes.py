@@ -13,16 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.ops.adaptive.wanted import coarser
 from isthmus.ops.data.batches import At
+from isthmus.ops.exchange.adaptive import coarser
 from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.gang.mesh_devices import LEVELS, DeviceCodes, coded, levels_of
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
 from isthmus.ops.kernels import coding
-from isthmus.ops.learner.fragment_send import FragmentSend
+from isthmus.ops.learner.fragment_send import FragmentSend, norms, outer_gradient
 from isthmus.ops.learner.inner_step import InnerStep
-from isthmus.ops.learner.outer_gradient import norms, outer_gradient
-from isthmus.ops.mesh.device_codes import LEVELS, DeviceCodes, coded, levels_of
 from tests.effort import examples
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
 from tests.ops.learner.test_inner_step import drive

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.ops.gang.mesh_devices import IslandError, devices_of
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
-from isthmus.ops.mesh.island_devices import IslandError, devices_of
 from isthmus.runtime.host.contract import Island
 from tests.ops.bodies import SmallTask
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.ops.mesh.sharding import AXES_DEFAULT, MeshShape, ShardingError, alike
+from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, MeshShape, ShardingError, alike
 
 EIGHT = MeshShape.of(AXES_DEFAULT, 8)
 TWO_BY_FOUR = MeshShape.of((("data", -1), ("model", 4)), 8)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.recovery.memory import Memory
+from isthmus.ops.recovery.hold import Memory
 from isthmus.programs import Program
 from isthmus.programs.simulation.pytest_plugin import Result, Worlds
 from isthmus.runtime import sim

@@ -8,10 +8,26 @@ from typing import Any
 
 import pytest
 
-from isthmus.ops.adaptive.choice import INTERVAL_GROWTH_MAX, KEEP, SHARE, Link, Needs, Rate, best, within_reach
-from isthmus.ops.adaptive.chooser import CROWDED, PATIENCE, RELAPSES_MAX, Chooser, Move
-from isthmus.ops.adaptive.following import Following
-from isthmus.ops.adaptive.wanted import FORMATS, INTERVAL, OVERLAP, Wanted
+from isthmus.ops.exchange.adaptive import (
+    CROWDED,
+    FORMATS,
+    INTERVAL,
+    INTERVAL_GROWTH_MAX,
+    KEEP,
+    OVERLAP,
+    PATIENCE,
+    RELAPSES_MAX,
+    SHARE,
+    Chooser,
+    Following,
+    Link,
+    Move,
+    Needs,
+    Rate,
+    Wanted,
+    best,
+    within_reach,
+)
 from isthmus.runtime.ids import Member, Replica
 from tests.effort import examples
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.data.batches import At, Split, Windows
-from isthmus.ops.data.corpus import Corpus, Tokens
-from isthmus.ops.data.files import DataError
+from isthmus.ops.data.corpus import Corpus, DataError, Tokens
 
 
 def corpus(train: int = 10_000, evaluation: int = 1_000, vocabulary: int = 20_000) -> Corpus:

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.data.batches import At
+from isthmus.ops.data.batches import At, packed
 from isthmus.ops.data.batches_node import Batches, InOrder, _Streamed
-from isthmus.ops.data.streams import packed
 from tests.ops.bodies import Context
 
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.data import corpus as corpus_module
-from isthmus.ops.data.corpus import Tokens, load
-from isthmus.ops.data.files import DataError, find
+from isthmus.ops.data.corpus import DataError, Tokens, find, load
 
 
 def write(path: Path, content: bytes) -> Path:

@@ -16,7 +16,7 @@ PROGRAM = """
 import sys
 from isthmus.ops.data.batches import At, Windows
 from isthmus.ops.data.corpus import load
-from isthmus.ops.data.files import find
+from isthmus.ops.data.corpus import find
 
 def resident(name):
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(name))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.data.files import DataError
-from isthmus.ops.data.loader_stream import LoaderStream
+from isthmus.ops.data.batches import LoaderStream
+from isthmus.ops.data.corpus import DataError
 
 
 class Tensor:

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isthmus.ops.data.batches import STATE_SIZE_BYTES_MAX, first_batch, opened, packed, taken, unpacked
 from isthmus.ops.data.batches_node import Batches
-from isthmus.ops.data.files import DataError
-from isthmus.ops.data.places import STATE_SIZE_BYTES_MAX
-from isthmus.ops.data.streams import first_batch, opened, packed, taken, unpacked
-from isthmus.ops.learner.feed import STATES_MAX, Feed
+from isthmus.ops.data.corpus import DataError
+from isthmus.ops.learner.answers import STATES_MAX, Feed
 from tests.ops.bodies import Context
 
 

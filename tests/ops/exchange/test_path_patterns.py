@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.ops.exchange.path_patterns import IdleRule, first_match, idle_rules, matches, uncovered
+from isthmus.ops.exchange.parameter_trees import IdleRule, first_match, idle_rules, matches, uncovered
 
 PATHS = ("params/Dense_0/kernel", "params/Dense_0/bias", "params/embedding", "batch_stats/mean", "key")
 

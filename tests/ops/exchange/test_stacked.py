@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from isthmus.ops.exchange.fragments import partition, units, units_max
-from isthmus.ops.learner.outer_gradient import norms
+from isthmus.ops.learner.fragment_send import norms
 from tests.ops.bodies import Spec
 
 LAYOUT = [Spec("layers/w", (3, 4, 2), is_stacked=True), Spec("norm", (4,))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.exchange.token_totals import TOLD_MAX, Totals
+from isthmus.ops.exchange.token_accounts import TOLD_MAX, Totals
 
 lives = st.tuples(st.integers(0, 2), st.integers(1, 2))
 entries = st.tuples(lives, st.integers(0, 50))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.ops.exchange.turns import after, boundary, last_merged
+from isthmus.ops.exchange.messages import after, boundary, last_merged
 
 
 def test_turns_go_round_and_say_which_versions_there_will_be() -> None:

@@ -15,15 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from isthmus.ops.data.batches import At
-from isthmus.ops.data.places import Step
-from isthmus.ops.exchange.path_patterns import Rules
-from isthmus.ops.gang.leader import Leader, follow
+from isthmus.ops.data.batches import At, Step
+from isthmus.ops.exchange.parameter_trees import Rules
 from isthmus.ops.gang.meeting import join, lead
+from isthmus.ops.gang.mesh_sharding import Shard
+from isthmus.ops.gang.orders import Leader, follow
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
 from isthmus.ops.island.recipe import Recipe
-from isthmus.ops.mesh.sharding import Shard
 from isthmus.programs.islands.gang import GangOfProcesses
 from isthmus.runtime.host.contract import Island
 from isthmus.runtime.ids import Member, Replica

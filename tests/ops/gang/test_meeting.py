@@ -7,13 +7,11 @@ import struct
 
 import pytest
 
+from isthmus.ops.data.batches import Step, packed
 from isthmus.ops.data.batches_node import InOrder, _Streamed
-from isthmus.ops.data.places import Step
-from isthmus.ops.data.streams import packed
 from isthmus.ops.gang import meeting
-from isthmus.ops.gang.leader import Leader, follow
 from isthmus.ops.gang.meeting import GangError, join, lead
-from isthmus.ops.gang.orders import ORDER_BYTES_MAX, Following, Orders
+from isthmus.ops.gang.orders import ORDER_BYTES_MAX, Following, Leader, Orders, follow
 from isthmus.programs.islands.gang import GangOfProcesses
 from isthmus.runtime.ids import Member, Replica
 

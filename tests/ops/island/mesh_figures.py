@@ -15,14 +15,14 @@ import numpy as np
 
 from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.fragments import Fragment, partition
+from isthmus.ops.gang.mesh_devices import LEVELS
 from isthmus.ops.island.jax_gradients import GradientLearner
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
 from isthmus.ops.island.optimizer import adamw, muon
 from isthmus.ops.island.recipe import Recipe, of_loss
 from isthmus.ops.kernels import coding
-from isthmus.ops.learner.outer_gradient import norms
-from isthmus.ops.mesh.device_codes import LEVELS
+from isthmus.ops.learner.fragment_send import norms
 from isthmus.runtime.host.contract import Island
 from tests.ops.bodies import Spec
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from isthmus.ops.island.core_turns import Turnstile
+from isthmus.ops.island.life import Turnstile
 from tests.patience import PATIENCE
 
 

@@ -16,7 +16,7 @@ from isthmus.ops.kernels import averaging, sweeps
 from isthmus.ops.kernels.averaging import CANCELLED_SHARE, merge
 from isthmus.ops.kernels.coding import is_finite
 from isthmus.ops.kernels.stripes import STRIPE_SIZE
-from isthmus.ops.learner.outer_gradient import norms
+from isthmus.ops.learner.fragment_send import norms
 from tests.effort import examples
 
 

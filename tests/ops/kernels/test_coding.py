@@ -15,7 +15,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.kernels import averaging, coding, sweeps
 from isthmus.ops.kernels.coding import SCALE_MAX, Coded, CodeFormat, add, advance, encode, is_finite, is_whole
 from isthmus.ops.kernels.stripes import STRIPE_SIZE
-from isthmus.ops.learner.outer_gradient import norms
+from isthmus.ops.learner.fragment_send import norms
 from tests.effort import examples
 from tests.ops.kernels.test_averaging import fragment_of, naive, random_gradients
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.kernels.opposition import MERGES_MIN, SAMPLE_SIZE, Opposition, least_of, opposed
+from isthmus.ops.kernels.bounds import MERGES_MIN, SAMPLE_SIZE, Opposition, least_of, opposed
 
 SIZE = 4000
 LIVES = [(slot, 1) for slot in range(4)]

@@ -12,10 +12,10 @@ COMPILED = """
 from typing import get_args
 import numpy as np
 from isthmus.ops.exchange.fragments import Fragment, Unit
-from isthmus.ops.kernels import averaging, coding, nesterov, opposition, sweeps
+from isthmus.ops.kernels import averaging, bounds, coding, nesterov, sweeps
 
 def compiled():
-    rooms = averaging, coding, nesterov, opposition, sweeps
+    rooms = averaging, bounds, coding, nesterov, sweeps
     kernels = {kernel for room in rooms for kernel in vars(room).values() if hasattr(kernel, "signatures")}
     return {(kernel.__name__, signature) for kernel in kernels for signature in kernel.signatures}
 

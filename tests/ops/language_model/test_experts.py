@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isthmus.ops.language_model import experts, transformer
-from isthmus.ops.language_model.experts import Routing
-from isthmus.ops.language_model.transformer import ModelConfig
+from isthmus.ops import transformer
+from isthmus.ops.transformer import ModelConfig, Routing
 
 GROUPS, LENGTH, WIDTH, HIDDEN = 2, 12, 6, 10
-feedforward = jax.jit(experts.feedforward, static_argnums=0)
-route = jax.jit(experts.route, static_argnums=0)
+feedforward = jax.jit(transformer.feedforward, static_argnums=0)
+route = jax.jit(transformer.route, static_argnums=0)
 
 
 def made(count: int, seed: int = 0) -> tuple[dict[str, Any], Any]:
@@ -87,7 +86,7 @@ def test_training_along_the_balance_spreads_the_tokens() -> None:
     params, x = made(4)
     x = x + 1.0
     router = params["router"] * 0.1 + np.float32([0.5, 0.0, 0.0, 0.0])
-    gradient = jax.jit(jax.value_and_grad(lambda router: experts.route(routing, router, x)[2]))
+    gradient = jax.jit(jax.value_and_grad(lambda router: transformer.route(routing, router, x)[2]))
     first, _ = gradient(router)
     for _ in range(200):
         _, slope = gradient(router)

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isthmus.ops.language_model import transformer
-from isthmus.ops.language_model.experts import Routing
-from isthmus.ops.language_model.transformer import ModelConfig, init, rotate, tensors
+from isthmus.ops import transformer
+from isthmus.ops.transformer import ModelConfig, Routing, init, rotate, tensors
 
 # One compilation is faster than the separate operations.
 logits = jax.jit(transformer.logits, static_argnums=0)

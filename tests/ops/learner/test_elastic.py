@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from isthmus.ops.data.batches import At
-from isthmus.ops.learner.elastic_step import ElasticStep
+from isthmus.ops.learner.gradient_step import ElasticStep
 from isthmus.ops.syncer.elastic_rounds import Average, Caller
-from isthmus.ops.syncer.start import START_WAIT
+from isthmus.ops.syncer.pacer import START_WAIT
 from tests.ops.bodies import Context, SmallTask, fragments_of
 
 TASK = SmallTask()

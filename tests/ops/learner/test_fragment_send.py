@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
-from isthmus.ops.learner.fragment_send import FragmentSend
-from isthmus.ops.learner.outer_gradient import norms, outer_gradient
+from isthmus.ops.learner.fragment_send import FragmentSend, norms, outer_gradient
 from tests.ops.kernels.test_averaging import fragment_of, random_gradients, vector
 
 

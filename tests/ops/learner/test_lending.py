@@ -14,8 +14,8 @@ from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
 from isthmus.ops.island.recipe import LOCAL, Recipe, of_loss
-from isthmus.ops.learner.lending import BORROW_STEPS
-from isthmus.ops.recovery.leaves import packed, unpacked
+from isthmus.ops.learner.recovery import BORROW_STEPS
+from isthmus.ops.recovery.hold import packed, unpacked
 from tests.ops.bodies import Context, SmallTask, Spec, fragments_of, update
 from tests.ops.island.test_jax_learner import StepTask, begun, drawn
 from tests.ops.island.test_jax_learner import local as leaves_of

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.copies import withdrawn
+from isthmus.ops.exchange.messages import withdrawn
 from isthmus.ops.kernels.coding import CodeFormat
 from isthmus.ops.learner.receive import Receive
-from isthmus.ops.syncer.key_frames import KeyFrames
-from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.ops.syncer.publication import CHAIN
+from isthmus.ops.syncer.outer_step import CHAIN, KeyFrames, OuterStep
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.schemas import compiled
 from tests.effort import examples

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.recovery.belief import Claim, believed, digest_of, is_denied
+from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
 
 VERSIONS = st.tuples(st.integers(1, 2), st.integers(0, 3))
 CLAIMS = st.lists(st.builds(Claim, VERSIONS, st.sampled_from("ab"), st.integers(0, 9)), max_size=6)

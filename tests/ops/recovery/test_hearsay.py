@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.ops.recovery.hearsay import LIVES_MAX, Hearsay
+from isthmus.ops.recovery.hold import LIVES_MAX, Hearsay
 
 DEAD = (5, 1)
 

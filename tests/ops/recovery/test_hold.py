@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.exchange.copies import copied, is_withdrawn, withdrawn
+from isthmus.ops.exchange.messages import copied, is_withdrawn, withdrawn
 from isthmus.ops.learner.lock_step import Gate
-from isthmus.ops.recovery.belief import digest_of
-from isthmus.ops.recovery.hold import Hold
+from isthmus.ops.recovery.hold import Hold, digest_of
 from isthmus.runtime.ids import Member, Replica
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
 from tests.ops.learner.test_inner_step import KEY, batch, drive, opened, stepping

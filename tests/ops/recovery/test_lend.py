@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.ops.recovery.leaves import packed
+from isthmus.ops.recovery.hold import packed
 from isthmus.ops.recovery.lend import Lend
 from isthmus.runtime.ids import Member, Replica
 from tests.ops.bodies import Context

@@ -14,8 +14,8 @@ import pytest
 from isthmus.ops.data.batches import At
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
-from isthmus.ops.recovery import local_copies
-from isthmus.ops.recovery.local_copies import EVERY_NS, FIRST_NS, SHARE, LocalCopies
+from isthmus.ops.learner import recovery
+from isthmus.ops.learner.recovery import EVERY_NS, FIRST_NS, SHARE, LocalCopies
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import SmallTask, fragments_of
 
@@ -137,7 +137,7 @@ def test_a_learner_goes_on_with_the_moments_of_another() -> None:
 
 def test_of_a_large_state_some_leaves_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are as they are after later steps, and what is found is all of them, in their order."""
-    monkeypatch.setattr(local_copies, "HELD_BYTES_MAX", 1)
+    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 1)
     disk, clock, state, read = SimulatedDisk("seed"), Clock(), [np.full(5, 0.0), np.full(3, 0.0)], list[int]()
 
     def leaves() -> Iterator[Any]:
@@ -165,7 +165,7 @@ def test_of_a_large_state_some_leaves_are_in_memory_at_a_time(monkeypatch: pytes
 def test_a_part_that_a_full_disk_does_not_take_leaves_the_copy_before(monkeypatch: pytest.MonkeyPatch) -> None:
     disk, clock = SimulatedDisk("seed"), Clock()
     kept(disk, step=40, leaves=LEAVES[:1])
-    monkeypatch.setattr(local_copies, "HELD_BYTES_MAX", 1)
+    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 1)
     for room, step in ((0, 40), (3, 40), (100, 80)):
         made = copies(disk, 1, clock)
         for part in range(len(LEAVES) + 1):

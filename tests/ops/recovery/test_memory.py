@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.exchange.schemas import HELD
-from isthmus.ops.recovery.memory import Memory
+from isthmus.ops.recovery.hold import Memory
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.schemas import compiled
 from tests.ops.syncer.pacer_shard import ALL, SECOND, Shard, control, holding, lost, numbers, ready, stepping, told

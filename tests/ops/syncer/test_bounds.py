@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.learner.outer_gradient import norms
-from isthmus.ops.recovery.belief import digest_of
-from isthmus.ops.syncer.bounds import BOUND, PAST_MIN, REFUSED, Voices, are_own, length
-from isthmus.ops.syncer.merge import Merge
+from isthmus.ops.learner.fragment_send import norms
+from isthmus.ops.recovery.hold import digest_of
+from isthmus.ops.syncer.merge import BOUND, PAST_MIN, REFUSED, Merge, Voices, are_own, length
 from isthmus.runtime.ids import Replica
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from isthmus.ops.syncer.conductor import Conductor, open_rounds_max
-from isthmus.ops.syncer.pacer import OVERDUE
-from isthmus.ops.syncer.start import START_WAIT
+from isthmus.ops.syncer.pacer import OVERDUE, START_WAIT
 from isthmus.ops.syncer.terms import FINAL_MIN, FINAL_ROUND_TRIPS, FINAL_STEPS, last
 from isthmus.runtime.ids import Member, Replica
 from tests.ops.bodies import Context

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.ops.syncer.learners import Learner
 from isthmus.ops.syncer.pacer import OVERDUE
+from isthmus.ops.syncer.schedule import Learner
 from isthmus.ops.syncer.terms import FINAL_MIN, FINAL_ROUND_TRIPS, FINAL_STEPS, Terms
 from tests.ops.syncer.pacer_shard import ALL, MS, SECOND, Shard, control, lost, numbers, ready, stepping, told
 from tests.ops.syncer.pacer_world import STEP, World

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.syncer.grace import OBSERVATIONS, Delays, Fairness, Spread, Typical, grace, slack, slowest_step
+from isthmus.ops.syncer.terms import OBSERVATIONS, Delays, Fairness, Spread, Typical, grace, slack, slowest_step
 
 # -- delays, slack and grace -----------------------------------------------------------------------------------------
 

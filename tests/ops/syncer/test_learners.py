@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.ops.syncer.learners import MISSES_MAX, Roster
+from isthmus.ops.syncer.schedule import MISSES_MAX, Roster
 from tests.effort import examples
 
 PHASES = ("ready", "stepping", "final")

@@ -9,11 +9,9 @@ import pytest
 
 from isthmus.ops.exchange import schemas
 from isthmus.ops.kernels import coding
-from isthmus.ops.learner.fragment_send import FragmentSend
-from isthmus.ops.learner.outer_gradient import norms
-from isthmus.ops.recovery.belief import digest_of
-from isthmus.ops.syncer.bounds import NOT_FINITE
-from isthmus.ops.syncer.merge import Merge
+from isthmus.ops.learner.fragment_send import FragmentSend, norms
+from isthmus.ops.recovery.hold import digest_of
+from isthmus.ops.syncer.merge import NOT_FINITE, Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.schemas import compiled

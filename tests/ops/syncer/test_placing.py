@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.ops.syncer.placing import Placing
+from isthmus.ops.syncer.schedule import Placing
 
 
 def reached(fragment: int, *positions: list[int], states: Any = ()) -> Any:

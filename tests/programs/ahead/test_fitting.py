@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from isthmus.ops.island.device_call import DeviceCall
+from isthmus.ops.island.life import DeviceCall
 from isthmus.programs.ahead.figures import Counted
 from isthmus.programs.ahead.fitting import fitted, resized
 from isthmus.runtime.errors import ConfigError

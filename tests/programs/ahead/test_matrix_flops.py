@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isthmus.ops.language_model import transformer
+from isthmus.ops import transformer
 from isthmus.programs.ahead.matrix_flops import Flops, matrix_flops
 
 

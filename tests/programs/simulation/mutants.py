@@ -19,8 +19,8 @@ import pytest
 from isthmus.ops.data import batches_node
 from isthmus.ops.exchange import token_accounts
 from isthmus.ops.learner import inner_step
-from isthmus.ops.recovery import memory
-from isthmus.ops.syncer import learners, merge, pacer, placing
+from isthmus.ops.recovery import hold
+from isthmus.ops.syncer import merge, pacer, schedule
 from isthmus.programs.simulation.seeds import run, shape_of
 from isthmus.runtime.cores import quorum_core as quorum
 from isthmus.runtime.host import own_process as meetings
@@ -216,7 +216,7 @@ def ledger_believed(patch: pytest.MonkeyPatch) -> None:
 
 def model_begun_anew(patch: pytest.MonkeyPatch) -> None:
     """A shard that comes back lets learners begin fragments that were merged, where none of them holds them."""
-    patch.setattr(memory.Memory, "fresh", lambda self, unborn, context: unborn)
+    patch.setattr(hold.Memory, "fresh", lambda self, unborn, context: unborn)
 
 
 def equal_weights(patch: pytest.MonkeyPatch) -> None:
@@ -242,8 +242,8 @@ def recovered_from_the_first(patch: pytest.MonkeyPatch) -> None:
 
 def recovered_from_one(patch: pytest.MonkeyPatch) -> None:
     """A shard that comes back asks one learner only."""
-    holding = learners.Roster.holding
-    patch.setattr(learners.Roster, "holding", lambda self, fragment: holding(self, fragment)[:1])
+    holding = schedule.Roster.holding
+    patch.setattr(schedule.Roster, "holding", lambda self, fragment: holding(self, fragment)[:1])
 
 
 def work_since_dropped(patch: pytest.MonkeyPatch) -> None:
@@ -318,9 +318,9 @@ def joiner_not_in_the_final_round(patch: pytest.MonkeyPatch) -> None:
 
 def newcomer_not_in_the_final_round(patch: pytest.MonkeyPatch) -> None:
     """A final round is of those learners only that are in their first life."""
-    finishing = learners.Roster.finishing
+    finishing = schedule.Roster.finishing
     patch.setattr(
-        learners.Roster, "finishing", lambda self: [each for each in finishing(self) if each.incarnation == 1]
+        schedule.Roster, "finishing", lambda self: [each for each in finishing(self) if each.incarnation == 1]
     )
 
 
@@ -337,13 +337,13 @@ def begun_from_zero(patch: pytest.MonkeyPatch) -> None:
 
 def begun_after_one_fragment(patch: pytest.MonkeyPatch) -> None:
     """A shard tells a new life how far one of its fragments is, and not the furthest."""
-    place = placing.Placing._place
+    place = schedule.Placing._place
 
     def broken(self: Any, *more: Any) -> Any:
         self._positions = dict(list(self._positions.items())[:1])
         return place(self, *more)
 
-    patch.setattr(placing.Placing, "_place", broken)
+    patch.setattr(schedule.Placing, "_place", broken)
 
 
 def begun_after_one_shard(patch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.ops.kernels.opposition import MERGES_MIN
-from isthmus.ops.syncer.bounds import Voices
+from isthmus.ops.kernels.bounds import MERGES_MIN
+from isthmus.ops.syncer.merge import Voices
 from isthmus.programs import Program
 from isthmus.programs.simulation.toy_task import TOKENS_PER_BATCH
 from isthmus.programs.simulation.universe import Outcome, Shape, outcome_of

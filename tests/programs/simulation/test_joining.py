@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.ops.learner.lending import BORROW_STEPS
-from isthmus.ops.recovery.leaves import unpacked
+from isthmus.ops.learner.recovery import BORROW_STEPS
+from isthmus.ops.recovery.hold import unpacked
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member, Replica

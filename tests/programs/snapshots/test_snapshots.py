@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.exchange.messages import State
+from isthmus.ops.exchange.messages import ShardState
 from isthmus.programs.snapshots.kept_hold import KeptHold
 from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
 from isthmus.runtime.ids import Member, Replica
@@ -22,9 +22,9 @@ RUN = Path("/run")
 EVERY = 15_000_000_000
 
 
-def item(fragment: int, count: int, epoch: int = 1) -> State:
+def item(fragment: int, count: int, epoch: int = 1) -> ShardState:
     values = np.full(SIZES[fragment], 100 * epoch + count, np.float32)
-    return State(
+    return ShardState(
         fragment=fragment,
         version=[epoch, count],
         kind="merge",
@@ -38,11 +38,11 @@ def item(fragment: int, count: int, epoch: int = 1) -> State:
     )
 
 
-def model(*counts: int) -> dict[int, State]:
+def model(*counts: int) -> dict[int, ShardState]:
     return {fragment: item(fragment, count) for fragment, count in enumerate(counts)}
 
 
-def same(found: dict[int, State], held: dict[int, State]) -> bool:
+def same(found: dict[int, ShardState], held: dict[int, ShardState]) -> bool:
     return found.keys() == held.keys() and all(
         np.array_equal(found[p]["values"], held[p]["values"])
         and np.array_equal(found[p]["tensors"]["momentum"], held[p]["tensors"]["momentum"])
@@ -216,7 +216,7 @@ class Home:
         self.context.disk = Mount(disk)
         self.hold.open(self.context)
 
-    def fire(self, *items: State, after: int = 0) -> dict[str, Any]:
+    def fire(self, *items: ShardState, after: int = 0) -> dict[str, Any]:
         self.context.at += after
         emitted = self.hold(update={(Replica("syncer", 0), each["fragment"]): each for each in items})
         told = [sent for port, sent in emitted or [] if port == "held"]

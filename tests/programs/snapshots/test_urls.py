@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isthmus.ops.exchange.messages import State
+from isthmus.ops.exchange.messages import ShardState
 from isthmus.programs.snapshots import urls
 from isthmus.programs.snapshots.fetched import fetch
 from isthmus.programs.snapshots.snapshots import FOLDER, Snapshots
@@ -38,10 +38,10 @@ def way(port: int) -> Iterator[Way]:
     way.close()
 
 
-def model(count: int, size: int = SIZE) -> dict[int, State]:
+def model(count: int, size: int = SIZE) -> dict[int, ShardState]:
     rng = np.random.default_rng(count)
     return {
-        fragment: State(
+        fragment: ShardState(
             fragment=fragment,
             version=[1, count],
             kind="merge",
@@ -72,13 +72,13 @@ class Home:
         return {"spec.json": bytes(HEAD_BYTES)}
 
 
-def found(url: str, folder: Path, size: int = SIZE) -> dict[int, State]:
+def found(url: str, folder: Path, size: int = SIZE) -> dict[int, ShardState]:
     folder.mkdir()
     fetch(Place(url), folder, DISK, "Resuming")
     return Snapshots(folder / FOLDER, (size, size), DISK).read().held
 
 
-def same(held: dict[int, State], other: dict[int, State]) -> bool:
+def same(held: dict[int, ShardState], other: dict[int, ShardState]) -> bool:
     return all(np.array_equal(held[p]["values"], other[p]["values"]) for p in other) and held.keys() == other.keys()
 
 

@@ -11,9 +11,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.parameter_trees import named_leaves
-from isthmus.ops.exchange.path_patterns import Rules
-from isthmus.ops.mesh.sharding import Axes, MeshShape, Shard, Spec, alike, said_of
+from isthmus.ops.exchange.parameter_trees import Rules, named_leaves
+from isthmus.ops.gang.mesh_sharding import Axes, MeshShape, Shard, Spec, alike, said_of
 
 PROCESS: Final = "(process)"
 LOCAL: Final = "(local)"

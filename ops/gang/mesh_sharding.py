@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from isthmus.ops.exchange.path_patterns import Rules, first_match
+from isthmus.ops.exchange.parameter_trees import Rules, first_match
 
 Spec: TypeAlias = tuple[str | None, ...]
 Axes: TypeAlias = tuple[tuple[str, int], ...]

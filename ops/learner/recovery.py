@@ -1,0 +1,422 @@
+"""The state that one life of a learner takes over from the lives before it, and leaves for those after it.
+
+Decides the source of that state: the cut in a snapshot (`Own`), if this life begins with exactly its versions, and then
+it continues as the life that made the cut would have; else the copy on the disk of its machine (`local_copies`); else
+its local leaves begin anew, and another learner's replace them, if they arrive soon (`lending`). The choice is reported
+(`began`).
+
+Theory of operation. A cut is made when an answer was captured. By then a learner had adopted a version of each
+fragment, and had worked since: that work is in its parameters, and in no version. Its next life continues with both,
+and includes that work in its answer (`FragmentLedger.former`). Or it had already answered, and the resulting version,
+which is in the snapshot, was to be adopted some steps later: the next life adopts it after as many.
+
+The loans of one life of a learner: local leaves that it borrows from another, and lends to others.
+
+The lend node is `ops.recovery.lend`. This module decides how long a loan is worth it. A life that begins with no local
+leaves of its own steps at once, and takes those of another that arrive within `BORROW_STEPS` steps; later its own are
+as good. It lends once it has found or borrowed some, or has made twice as many steps: where all begin together, none
+has any to lend. It lends the leaves after its last step, unless its loss is not finite. Leaves that have the right form
+but bad values lead to a loss that is not finite, and that creates them anew.
+
+Copies of a learner's own state, moments above all, on the disk of its machine, for its next life.
+
+Decides when one is made, and whether one that is found is used. A copy is made in the background, one at a time, and so
+seldom that the learner itself spends at most a 400th of its time on it, until it has the leaves in memory: after a
+second, then after twice as long each time, up to 15 s, or up to 400 times the duration of the last one. Only some
+leaves of a large state are in memory at a time: the next ones are read after a later step, when those are written.
+Moments of different steps serve as well as those of one step, beside a model that is newer than both.
+
+A copy that is found is from a life of the same slot before this one, on this machine: some seconds old, beside a model
+that is newer. Moments are means over many steps, so an old copy is nearer to what was lost than none. It is not synced:
+the death of a process does not touch it, and after a power failure its digest tells whether it is whole. If anything is
+wrong with it, or with the disk, the learner just begins with none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, final
+
+import msgspec
+import numpy as np
+import xxhash
+
+from isthmus.ops.exchange.messages import Loan, Moments, Own, Restored
+from isthmus.ops.exchange.token_accounts import Odometer, Totals
+from isthmus.ops.island.contract import LastingLearning
+from isthmus.ops.learner.answers import Held
+from isthmus.ops.recovery.hold import Form, flat, form_of, formed, packed, type_of, unpacked
+
+BORROW_STEPS: Final = 64
+"""After so many steps a running mean with a decay of 0.95 has forgotten its initial value by 96 %."""
+
+
+@final
+class Lending:
+    """The loans of the life that a host opens with `context`.
+
+    `learner` is None where it neither borrows nor lends: an elastic island has copies of its own.
+    """
+
+    def __init__(self, context: Any, learner: LastingLearning | None, odometer: Odometer) -> None:
+        self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
+        self._learner = learner if "moments" in context.connected else None
+        self._odometer = odometer
+        self._lacks: bool | None = None
+        """None before the first step."""
+        self._has_taken = False
+        self._to: list[int] | None = None
+        self._told: tuple[Any, ...] = ()
+
+    def begin(self, *, is_anew: bool) -> None:
+        """Record the first step, with local leaves that were created anew, or are those of a life before."""
+        self._lacks, self._has_taken = is_anew, not is_anew
+
+    def hear(self, loans: Mapping[Any, Loan]) -> list[Any] | None:
+        """Take lent leaves, and requests to lend; returns ["peer", slot, step] of the life whose leaves were taken."""
+        began = None
+        for loan in loans.values():
+            if (loan["slot"], loan["incarnation"]) != (self._slot, self._incarnation):
+                continue
+            self._to = loan["to"]
+            if loan["by"] is not None and self._lacks and self._take(loan):
+                began = ["peer", loan["by"][0], loan["step"]]
+        return began
+
+    def _take(self, loan: Loan) -> bool:
+        self._lacks = False  # Leaves of another form are not requested again.
+        with suppress(ValueError):
+            self._has_taken = self._learner is not None and self._learner.borrow(
+                [unpacked(each) for each in loan["leaves"]]
+            )
+        return self._has_taken
+
+    def news(self, *, is_sick: bool) -> list[tuple[str, Moments]]:
+        """The announcement of this life's loans, where it has changed."""
+        if self._learner is None or self._lacks is None:
+            return []
+        self._lacks = self._lacks and self._odometer.steps < BORROW_STEPS
+        lends = self._has_taken or self._odometer.steps >= 2 * BORROW_STEPS
+        if self._told == (self._lacks, lends, self._to):
+            return []
+        self._told = self._lacks, lends, self._to
+        leaves = self._learner.lend() if self._to is not None and lends and not is_sick else []
+        told = Moments(
+            slot=self._slot,
+            incarnation=self._incarnation,
+            lacks=self._lacks,
+            lends=lends,
+            to=self._to,
+            step=self._odometer.steps,
+            leaves=[packed(leaf) for leaf in leaves],
+        )
+        return [("moments", told)]
+
+
+FIRST_NS: Final = 1_000_000_000
+EVERY_NS: Final = 15_000_000_000
+"""As between two snapshots."""
+SHARE: Final = 400
+FOLDER: Final = "local"
+_MAGIC: Final = b"isthmus local 2\n"
+_DIGEST: Final = 16
+_PART_BYTES: Final = 1 << 24
+HELD_BYTES_MAX: Final = 64 << 20
+"""Bytes of leaves that wait to be written, unless a single leaf is larger."""
+_LENGTH: Final = 4
+
+
+class Disk(Protocol):
+    """The operations used of a host's disk."""
+
+    def create(self, path: Path) -> Any: ...
+
+    def rename(self, path: Path, target: Path) -> None: ...
+
+    def read(self, path: Path) -> bytes: ...
+
+
+class Copy(NamedTuple):
+    """A copy that was found: its life, the number of that life's steps, and the leaves."""
+
+    incarnation: int
+    step: int
+    leaves: list[Any]
+
+
+@final
+class _Making:
+    """A copy in progress: the leaves not read yet, the forms of those that were, and the file so far."""
+
+    def __init__(self, step: int, begun: int, leaves: Callable[[], Iterable[np.ndarray[Any, Any]]]) -> None:
+        self.step, self.begun, self.took = step, begun, 0
+        self.forms: list[Form] = []
+        self.file: Any = None
+        self.digest = xxhash.xxh3_128()
+        self.is_whole = self.is_lost = False
+        self._leaves = iter(leaves())
+
+    def take(self) -> list[np.ndarray[Any, Any]]:
+        """The next leaves; after the last `is_whole`."""
+        taken: list[np.ndarray[Any, Any]] = []
+        held = 0
+        while not taken or held < HELD_BYTES_MAX:
+            leaf = next(self._leaves, None)
+            if leaf is None:
+                self.is_whole = True
+                break
+            taken.append(leaf)
+            self.forms.append(form_of(leaf))
+            held += leaf.nbytes
+        return taken
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write bytes in bounded parts; nothing more once the disk has taken less than a part."""
+        for begin in range(0, len(data), _PART_BYTES):
+            part = bytes(data[begin : begin + _PART_BYTES])
+            if self.is_lost:
+                return
+            self.digest.update(part)
+            self.is_lost = self.file.write(part) < len(part)
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    slot: int
+    incarnation: int
+    step: int
+    forms: list[Form]
+
+
+@final
+class LocalCopies:
+    """The copies of one life of a slot, in the run's `folder` on this machine; `now` is in nanoseconds."""
+
+    def __init__(self, folder: Path, disk: Disk, slot: int, incarnation: int, now: Callable[[], int]) -> None:
+        self._path, self._disk = folder / FOLDER / f"learner-{slot}", disk
+        self._slot, self._incarnation, self._now = slot, incarnation, now
+        self._pause, self._next_at = FIRST_NS, 0
+        self._thread: threading.Thread | None = None
+        self._making: _Making | None = None
+
+    def found(self) -> Copy | None:
+        """The copy of a former life; None if there is none that can be read."""
+        try:
+            data = memoryview(self._disk.read(self._path))
+        except OSError:
+            return None
+        try:
+            return self._read(data)
+        except (ValueError, msgspec.DecodeError, IndexError):
+            return None
+
+    def is_due(self) -> bool:
+        """Whether it is time for the next copy, or for more leaves of the one in progress."""
+        now = self._now()
+        if not self._next_at:
+            self._next_at = now + self._pause
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        return self._making is not None or now >= self._next_at
+
+    def keep(self, step: int, leaves: Callable[[], Iterable[np.ndarray[Any, Any]]]) -> None:
+        """Copy the `leaves` after `step` steps, or more of them if a copy is in progress; those that are read now must
+        not change afterwards."""
+        now = self._now()
+        making = self._making = self._making or _Making(step, now, leaves)
+        taken = making.take()
+        making.took += self._now() - now
+        if making.is_whole:
+            self._making = None
+            self._pause = min(2 * self._pause, EVERY_NS)
+            self._next_at = making.begun + max(self._pause, SHARE * making.took)
+        self._thread = threading.Thread(target=self._write, args=(making, taken), name="local copy", daemon=True)
+        self._thread.start()
+
+    def settle(self) -> None:
+        """Wait for the end of the copy that is being made."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _write(self, making: _Making, leaves: list[np.ndarray[Any, Any]]) -> None:
+        """Append leaves to the file; after the last, rename it. If the disk refuses anything, the copy before stays."""
+        beside = self._path.with_name(f".{self._path.name}.{self._incarnation}")
+        try:
+            if making.file is None and not making.is_lost:
+                making.file = self._disk.create(beside)
+                making.write(_MAGIC)
+            while leaves:
+                making.write(flat(leaves.pop(0)).data)
+            if making.is_whole:
+                header = _Header(self._slot, self._incarnation, making.step, making.forms)
+                told = msgspec.msgpack.encode(header)
+                making.write(told + len(told).to_bytes(_LENGTH, "big"))
+                making.write(making.digest.digest())
+                if making.file is not None:
+                    making.file.close()
+                if not making.is_lost:
+                    self._disk.rename(beside, self._path)
+        except OSError:
+            making.is_lost = True
+
+    def _read(self, data: memoryview) -> Copy | None:
+        told, body = data[-_DIGEST:], data[:-_DIGEST]
+        if bytes(data[: len(_MAGIC)]) != _MAGIC or xxhash.xxh3_128_digest(body) != told:
+            return None
+        end = len(body) - _LENGTH
+        begin = end - int.from_bytes(body[end:], "big")
+        header = msgspec.msgpack.decode(body[begin:end], type=_Header)
+        if header.slot != self._slot or header.incarnation >= self._incarnation:
+            return None
+        leaves, at = [], len(_MAGIC)
+        for name, shape in header.forms:
+            count = int(np.prod(shape, dtype=np.int64)) * type_of(name).itemsize
+            leaves.append(formed(np.frombuffer(body[at : at + count], np.uint8), name, shape))
+            at += count
+        return Copy(header.incarnation, header.step, leaves)
+
+
+@final
+class Inheritance:
+    """The inheritance of the life that a host opens with `context`.
+
+    `held` and `odometer` belong to the `learner`, and change here, too. `has_kept` returns whether the learner's local
+    leaves, once created, are those of a former life already.
+    """
+
+    def __init__(
+        self,
+        context: Any,
+        *,
+        learner: LastingLearning,
+        held: Sequence[Held | None],
+        odometer: Odometer,
+        alpha: float,
+        has_kept: Callable[[], bool],
+    ) -> None:
+        self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
+        self._learner, self._held, self._odometer, self._has_alpha = learner, held, odometer, alpha > 0
+        self._has_copies, self._has_kept = context.folder is not None and self._incarnation > 1, has_kept
+        self._copies: LocalCopies | None = None
+        if context.folder is not None:
+            self._copies = LocalCopies(context.folder, context.disk, self._slot, self._incarnation, now=context.now)
+        self._own: Own | None = None
+        self._due: dict[int, int] = {}
+        """Fragment -> the number of steps of this life after which its version is adopted once more."""
+        self.is_awaited = self._incarnation > 1 and "restored" in context.connected
+        """Whether the saved state of this slot has not arrived yet: the first step waits for it."""
+        self.began: list[Any] | None = None
+
+    # -- from earlier lives --------------------------------------------------------------------------------------------
+
+    def give(self, restored: Restored) -> bool:
+        """Store the saved state of this slot; returns whether it is for this life."""
+        if (restored["slot"], restored["incarnation"]) != (self._slot, self._incarnation):
+            return False
+        self.is_awaited, self._own = False, restored["own"]
+        return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this life continued from a cut."""
+        return self.began is not None and self.began[0] == "snapshot"
+
+    @property
+    def has_found(self) -> bool:
+        """Whether this life took over any state of those before it."""
+        return self.began is not None and self.began[0] in ("snapshot", "copy")
+
+    def borrowed(self, began: list[Any] | None) -> None:
+        """Record that local leaves of another learner were taken, if any were."""
+        self.began = began or self.began
+
+    def take(self) -> Totals | None:
+        """Take over the state that was found, once all fragments are held and the local leaves are created anew.
+
+        Where this life continues from a cut, returns the progress of the run as known at the cut.
+        """
+        own = self._own
+        if self._has_kept():
+            return None
+        if own is not None and self._take_own(own):
+            totals = Totals()  # The totals that this life has received since may exceed those at the cut.
+            totals.hear(own["totals"])
+            self.began = ["snapshot", own["incarnation"], sum(count for _, count, _, _ in own["standings"])]
+            return totals
+        if self._has_copies:
+            self._take_copy()
+        return None
+
+    def _take_copy(self) -> None:
+        copy = None if self._copies is None else self._copies.found()
+        if copy is not None and self._learner.take_local(copy.leaves):
+            self.began = ["copy", copy.incarnation, copy.step]
+        else:
+            self.began = ["anew", 0, 0]
+
+    def _take_own(self, own: Own) -> bool:
+        """Continue as the life that made the cut would have, if this one begins with its versions."""
+        versions = [(epoch, count) for epoch, count, _, _ in own["standings"]]
+        if versions != [held and held.ledger.base for held in self._held]:
+            return False
+        if not self._learner.take_own([unpacked(leaf) for leaf in own["leaves"]]):
+            return False
+        for p, (_, _, due, former) in enumerate(own["standings"]):
+            ledger = self._of(p).ledger
+            if due is None:
+                ledger.former = [list(row) for row in former]
+            else:
+                ledger.answered(self._odometer.tokens)  # By the life before: what follows is overwritten.
+                self._due[p] = self._odometer.steps + due
+        self.adopt_due()
+        return True
+
+    def adopt_due(self) -> None:
+        """Adopt the versions that are due before the next step."""
+        for p in [p for p, step in self._due.items() if step <= self._odometer.steps]:
+            held = self._of(p)
+            self._learner.adopt(p, held.anchor)
+            held.ledger.adopted(held.ledger.base, None)
+            del self._due[p]
+
+    def overtaken(self, p: int) -> None:
+        """Record that another version of a fragment was adopted."""
+        self._due.pop(p, None)
+
+    # -- for later lives -----------------------------------------------------------------------------------------------
+
+    def leave_copy(self) -> None:
+        """Store a copy of the local leaves on this machine, when it is due."""
+        if self._copies is not None and self._copies.is_due():
+            self._copies.keep(self._odometer.steps, self._learner.local)
+
+    def own(self, overlap: int, totals: Totals) -> Own | None:
+        """The state that only this learner has, at a boundary at which it has answered.
+
+        Answers are adopted `overlap` steps later. None if a later life could not continue with any of it.
+        """
+        if None in self._held:
+            return None
+        standings = [self._standing(p, overlap) for p in range(len(self._held))]
+        is_whole = self._has_alpha or any(due is None for _, _, due, _ in standings)
+        leaves = [packed(leaf) for leaf in self._learner.own(whole=is_whole)]
+        return Own(
+            slot=self._slot, incarnation=self._incarnation, standings=standings, totals=totals.told(), leaves=leaves
+        )
+
+    def _standing(self, p: int, overlap: int) -> list[Any]:
+        held = self._of(p)
+        (epoch, count), steps = held.ledger.base, self._odometer.steps
+        if held.answered is not None:
+            of_round, at = held.answered
+            return [(of_round >> 32) + 1, count + 1, max(0, at + overlap - steps), []]
+        if p in self._due:
+            return [epoch, count, self._due[p] - steps, []]
+        return [epoch, count, None, held.ledger.work()]
+
+    def _of(self, p: int) -> Held:
+        held = self._held[p]
+        assert held is not None
+        return held
